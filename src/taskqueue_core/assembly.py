@@ -1,4 +1,4 @@
-"""Build the configured backend: its plugins, a migration, and shards if they are switched on."""
+"""Opening the configured backend, with its plugins, and with migration and sharding if they are configured."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from taskqueue_core.shard_guard import ShardGuard
 from taskqueue_core.sharding.backend import ShardedBackend
 
 _SERVER = "server"
-"""the name of the backend that is a client of a server, which migrates and shards by itself"""
+"""name of the backend that connects to a server; the server itself takes care of migration and sharding"""
 
 
 def open_backend(name: str | None = None, settings: Settings | None = None) -> InstrumentedBackend:
-    """Make the configured backend, or the one with this name, with the installed plugins.
+    """Create the configured backend, or the backend called ``name``, with the installed plugins.
 
-    With ``TASKQUEUE_MIGRATE_FROM`` it moves the tasks of that backend to this one: see docs/migration.md. With
-    ``TASKQUEUE_SHARDING`` its queues may have shards: see docs/shards.md. It does no input or output. Raises
+    If ``TASKQUEUE_MIGRATE_FROM`` is set, tasks move from that backend to the new one (docs/migration.md). If
+    ``TASKQUEUE_SHARDING`` is set, queues may have shards (docs/shards.md). Does no input or output. Raises
     `ConfigurationError`.
     """
     settings = settings or load_settings(Settings)

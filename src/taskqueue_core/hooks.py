@@ -1,15 +1,14 @@
-"""Hooks: what a plugin may observe. Hooks never settle; the failure of one is logged and ignored.
+"""Hooks, through which plugins observe tasks and workers. Hooks never settle; errors in a hook are logged and ignored.
 
-A plugin is any object or module with functions marked by `hookimpl`; an implementation names only
-the arguments that it wants. Hooks are called in the event loop and must return quickly. Batches
-come as one call.
+A plugin is any object or module with functions marked by `hookimpl`. A function names only the arguments that it needs.
+Hooks are called in the event loop and must return quickly. A batch causes one call.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from math import inf
 from typing import Any
@@ -22,7 +21,7 @@ from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Confirmation, Delivery, Expired, Settled, Task
 
 HOOK_API = 1
-"""raised when a hook changes incompatibly; a plugin declares the one it was written for as ``TASKQUEUE_HOOK_API``"""
+"""version of the hooks, raised by incompatible changes; plugins declare theirs as ``TASKQUEUE_HOOK_API``"""
 
 _PROJECT = "taskqueue"
 hookspec = pluggy.HookspecMarker(_PROJECT)
@@ -31,7 +30,7 @@ _log = logging.getLogger("taskqueue.hooks")
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker's socket."""
+    """A worker's socket connection."""
 
     connection_id: str
     worker_id: str
@@ -39,31 +38,31 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The client that a token belongs to, and its permissions: every verb with every key that a pattern names.
+    """The client that a token belongs to, and its permissions: each of its verbs, for each key that matches a pattern.
 
-    A pattern is a key, or the beginning of keys with a ``*`` after it; ``*`` alone is all keys. Raises `TypeError` for
-    what is none: text in the place of several texts would let in more than was meant.
+    A pattern is a key, or a prefix followed by ``*``; ``*`` alone matches all keys. Raises `TypeError` for invalid
+    values: a single text in place of a tuple of texts would grant more than intended.
     """
 
     name: str
     verbs: frozenset[str] = frozenset({"publish", "consume", "admin"})
     keys: tuple[str, ...] = ("*",)
     rate: float | None = None
-    """requests and published tasks a second, of all that have this name at one server process; no limit without"""
+    """maximum requests and published tasks per second, for all clients with this name at one server process"""
     burst: float | None = None
-    """how many may come at once after a pause; without, as many as in a second"""
+    """maximum number of requests and tasks at once after a pause; ``None``: as many as in one second"""
     connections: int | None = None
-    """sockets at a time, counted likewise"""
+    """maximum number of open sockets, for all clients with this name at one server process"""
 
     def __post_init__(self) -> None:
-        """Refuse what only looks like an identity, as a plugin may have made it."""
+        """Validate all fields, because plugins create identities."""
         names: tuple[object, ...] = (self.name, *self.verbs, *self.keys)
         several: tuple[object, object] = self.verbs, self.keys
         if not all(isinstance(name, str) for name in names) or any(
             isinstance(item, str) for item in several
         ):
             raise TypeError("Identity needs a name, a set of verbs and a tuple of keys")
-        # A list cannot be hashed, and its owner may change it.
+        # A plugin may have passed lists, which cannot be hashed and may change later.
         msgspec.structs.force_setattr(self, "verbs", frozenset(self.verbs))
         msgspec.structs.force_setattr(self, "keys", tuple(self.keys))
         limits: tuple[object, ...] = (self.rate, self.burst, self.connections)
@@ -72,7 +71,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
                 raise TypeError("the limits of an Identity must be numbers greater than 0")
 
     def is_allowed(self, verb: str, key: str | None = None) -> bool:
-        """Whether ``verb`` is allowed with ``key``; without one, with all keys there are."""
+        """Whether ``verb`` is allowed for ``key``; without a key, whether it is allowed for all keys."""
         if verb not in self.verbs:
             return False
         if key is None:
@@ -84,11 +83,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Specs:
-    """The hooks."""
+    """The signatures of all hooks, against which pluggy checks plugins."""
 
     @hookspec
     def published(self, tasks: Sequence[Task], confirmations: Sequence[Confirmation]) -> None:
-        """Observe published tasks and the store's confirmations, in the same order."""
+        """Observe published tasks and their confirmations, in the same order."""
 
     @hookspec
     def delivered(self, deliveries: Sequence[Delivery], consumer: str) -> None:
@@ -109,7 +108,7 @@ class _Specs:
         confirmation: Confirmation,
         settles: Delivery | None,
     ) -> None:
-        """Observe a scheduled retry; it ended ``settles``, if it was the retry of a delivery."""
+        """Observe a scheduled retry. If it was the retry of a delivery, it has ended that delivery, ``settles``."""
 
     @hookspec
     def dead_lettered(self, delivery: Delivery, verdict: Bury) -> None:
@@ -121,37 +120,36 @@ class _Specs:
 
     @hookspec
     def unclaimed(self, keys: Sequence[str]) -> None:
-        """Observe queues with waiting tasks and no subscription. Called by each pass of maintenance that finds some."""
+        """Observe queues with waiting tasks and no subscription. Called after each maintenance pass that finds any."""
 
     @hookspec
     def maintained(self, done: Maintained | None) -> None:
-        """Observe the end of a pass of maintenance; ``None`` if it failed."""
+        """Observe the end of a maintenance pass; ``done`` is ``None`` if the pass failed."""
 
     @hookspec
     def worker_connected(self, connection: Connection) -> None:
-        """Observe a worker's accepted socket."""
+        """Observe a socket connection of a worker that was accepted."""
 
     @hookspec
     def worker_disconnected(self, connection: Connection, reason: str) -> None:
-        """Observe the end of a worker's socket."""
+        """Observe the end of a worker's socket connection."""
 
     @hookspec
     def authenticate(self, token: str | None, peer: str) -> Identity | None:
-        """Return the identity of a token, or ``None`` if this plugin does not know it. The first answer counts."""
+        """Return the identity of a token, or ``None`` for an unknown token. The first identity returned counts."""
 
 
 class Hooks:
-    """The plugins of one process, called so that none can harm the caller or another plugin."""
+    """The plugins of one process. An error in a plugin affects neither the caller nor other plugins."""
 
     def __init__(self) -> None:
-        """Start without plugins."""
         self._manager = pluggy.PluginManager(_PROJECT)
         self._manager.add_hookspecs(_Specs)
         self.listening = False
-        """whether there may be a plugin; lets hot paths skip `fire`"""
+        """whether any plugin is registered; lets hot paths skip `fire`"""
 
     def register(self, plugin: object, name: str | None = None) -> None:
-        """Add a plugin. Raises `ValueError` where its hooks do not fit the specification; adds nothing then."""
+        """Add a plugin. Raises `ValueError`, and adds nothing, if its hooks do not match the specification."""
         try:
             self._manager.register(plugin, name=name)
             self._manager.check_pending()
@@ -173,21 +171,17 @@ class Hooks:
         return tuple(name for name, plugin in self._manager.list_name_plugin() if plugin)
 
     def wants(self, hook: str) -> bool:
-        """Whether any plugin implements ``hook``; lets hot paths skip the rest."""
+        """Whether any plugin implements ``hook``; lets hot paths skip the preparation of a call."""
         return bool(getattr(self._manager.hook, hook).get_hookimpls())
 
     def fire(self, hook: str, **arguments: Any) -> None:
-        """Call every implementation of ``hook``; log those that fail."""
-        for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
-            self._call(hook, implementation, arguments)
+        """Call every implementation of ``hook``; log errors that they raise."""
+        for _ in self._results(hook, arguments):
+            pass
 
     def first(self, hook: str, **arguments: Any) -> Any:
-        """Return the first answer that is not ``None``. A failing plugin gives no answer."""
-        for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
-            answer = self._call(hook, implementation, arguments)
-            if answer is not None:
-                return answer
-        return None
+        """Return the first result that is not ``None``. A plugin that raises an error is skipped."""
+        return next((item for item in self._results(hook, arguments) if item is not None), None)
 
     def _check_plain(self, plugin: object) -> None:
         for hook in self._manager.get_hookcallers(plugin) or ():
@@ -200,13 +194,13 @@ class Hooks:
                         plugin, f"{hook.name} must be a plain function, neither async nor a wrapper"
                     )
 
-    # pluggy's own call stops at the first failing implementation; calling them one by one isolates each.
-    def _call(self, hook: str, implementation: pluggy.HookImpl, arguments: dict[str, Any]) -> Any:
-        try:
-            return implementation.function(*(arguments[name] for name in implementation.argnames))
-        except Exception:  # noqa: BLE001 - a plugin may raise anything; it is logged with its trace
-            _log.exception("plugin %s failed in hook %s", implementation.plugin_name, hook)
-            return None
+    def _results(self, hook: str, arguments: dict[str, Any]) -> Iterator[Any]:
+        # pluggy's own call stops at the first implementation that fails, so implementations are called one by one.
+        for plugin in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
+            try:
+                yield plugin.function(*(arguments[name] for name in plugin.argnames))
+            except Exception:  # noqa: BLE001 - a plugin may raise anything; it is logged with its trace
+                _log.exception("plugin %s failed in hook %s", plugin.plugin_name, hook)
 
 
 PLUGIN_GROUP = "taskqueue.plugins"
@@ -220,11 +214,11 @@ def load_plugins(
     deny: Collection[str] = (),
     matches: Collection[EntryPoint] | None = None,
 ) -> tuple[str, ...]:
-    """Register the installed plugins; return the names of those that were.
+    """Register the installed plugins; return the names of those that were registered.
 
-    ``allow`` (``None``: all) and ``deny`` hold entry-point names; ``deny`` wins, and what is not
-    allowed is not even imported. A plugin that fails to import, does not declare
-    ``TASKQUEUE_HOOK_API``, or declares another than `HOOK_API` is logged and passed over.
+    ``allow`` (``None``: all) and ``deny`` contain names of entry points. ``deny`` has priority, and a plugin that is
+    not allowed is not imported. A plugin is logged and skipped if it cannot be imported, or if its
+    ``TASKQUEUE_HOOK_API`` is missing or not equal to `HOOK_API`.
     """
     loaded = []
     for point in sorted(matches if matches is not None else entry_points(group=PLUGIN_GROUP)):

@@ -1,11 +1,11 @@
-"""The wrapper around any backend that calls hooks, records spans and metrics, and refuses what is not declared.
+"""The wrapper around any backend that calls hooks, records spans and metrics, and refuses unsupported ordering keys.
 
-A batch is one hook call and one span. Without plugins and OpenTelemetry providers it only passes calls on.
+A batch causes one hook call and one span. Without plugins and OpenTelemetry providers, calls are only passed on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import cast
 
 from taskqueue_core import telemetry
@@ -33,85 +33,72 @@ from taskqueue_core.tasks import (
     Confirmation,
     Delivery,
     Health,
-    Ledger,
-    QueueStats,
     Received,
-    Refusal,
     Settled,
     Task,
-    TaskStatus,
-    WorkerInfo,
 )
 
 _LOST_TOO_OFTEN = Bury("max_losses_exceeded", None)
 _STALE = (Settled.LEASE_LOST,)
-"""the outcome of a single stale receipt, as it would be in a batch"""
+"""the outcome reported to hooks for a single stale receipt, for which the wrapped backend raises `LeaseLost`"""
 
 
 class InstrumentedBackend:
-    """A backend with hooks. Capabilities pass through; an ordering key is refused if the backend has no ``order``."""
+    """A backend with hooks and telemetry. Ordering keys are refused unless the wrapped backend has ``order``."""
 
     def __init__(self, inner: Backend, hooks: Hooks, guard: ShardGuard | None = None) -> None:
-        """Wrap ``inner``, and close it with the wrapper. A process without shards has a ``guard``."""
+        """Wrap ``inner``, which is closed together with the wrapper. A process without sharding passes a ``guard``."""
         self.inner = inner
-        """the wrapped backend; what it offers outside the capabilities is reached through it"""
+        """the wrapped backend, for methods that are not part of the contract or a capability"""
         self.hooks = hooks
         self.publisher: Publisher = InstrumentedPublisher(inner, hooks, guard)
         self._guard = guard
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the wrapped backend."""
         return self.inner.capabilities
 
     @property
     def control(self) -> Control:
-        """The control of the wrapped backend, with hooks for maintenance."""
+        """The ``control`` of the wrapped backend, with hooks for maintenance."""
         return InstrumentedControl(cast("HasControl", self.inner).control, self.hooks, self._guard)
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The dead letters of the wrapped backend."""
         return cast("HasDeadLetters", self.inner).dead_letters
 
     @property
     def slots(self) -> SlotPool:
-        """The slot pool of the wrapped backend."""
         return cast("HasSlots", self.inner).slots
 
     @property
     def fault(self) -> str | None:
-        """Why this process must be restarted with other settings; None if it need not."""
+        """Why this process must be restarted with other settings; ``None`` if it need not be restarted."""
         return None if self._guard is None or self._guard.fault is None else str(self._guard.fault)
 
     async def check_store(self) -> None:
-        """Raise `ConfigurationError` if the store has what this process is not configured for."""
+        """Raise `ConfigurationError` if the store has sharded queues and this process does not support them."""
         if self._guard is not None:
             await self._guard.check()
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> Subscription:
-        """Open a subscription with hooks."""
         inner = self.inner.subscribe(keys, consumer)
         return InstrumentedSubscription(inner, consumer, self.hooks, self._guard)
 
     def now(self) -> float:
-        """Return the store's time."""
         return self.inner.now()
 
     async def health(self) -> Health:
-        """Return the health of the wrapped backend."""
         return await self.inner.health()
 
     async def aclose(self) -> None:
-        """Close the wrapped backend."""
         await self.inner.aclose()
 
 
 class InstrumentedPublisher:
-    """A publisher with hooks and spans. It has `room_signal` if the wrapped one does."""
+    """A publisher with hooks and telemetry. It has `room_signal` if the wrapped publisher has it."""
 
     def __init__(self, backend: Backend, hooks: Hooks, guard: ShardGuard | None) -> None:
-        """Publish to ``backend``."""
         inner = backend.publisher
         self._inner = inner
         self._hooks = hooks
@@ -121,25 +108,17 @@ class InstrumentedPublisher:
             self.room_signal = cast("RoomSignals", inner).room_signal
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """See `taskqueue_core.backend.Publisher.publish`."""
         if not self._orders:
             reject_ordering_keys(tasks)
         guard = self._guard
         if guard is not None and not guard.checked:
             await guard.check()
-        if telemetry.active():
-            with telemetry.publishing(tasks) as carrying:
-                confirmations = await self._inner.publish(*carrying)
-            tasks = carrying
-        else:
-            confirmations = await self._inner.publish(*tasks)
+        with telemetry.publishing(tasks) as carrying:
+            confirmations = await self._inner.publish(*carrying)
         if self._hooks.listening:
-            self._hooks.fire("published", tasks=tasks, confirmations=confirmations)
+            self._hooks.fire("published", tasks=carrying, confirmations=confirmations)
         if guard is not None:
-            for confirmation in confirmations:
-                if confirmation.code is Refusal.MOVED:
-                    await guard.check_refused(confirmations)
-                    break
+            await guard.check_refused(confirmations)
         return confirmations
 
     async def schedule_retry(
@@ -151,13 +130,7 @@ class InstrumentedPublisher:
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        """See `taskqueue_core.backend.Publisher.schedule_retry`."""
-        if telemetry.active():
-            with telemetry.operation("retry", (task,)):
-                confirmation = await self._inner.schedule_retry(
-                    task, at, error=error, token=token, settles=settles
-                )
-        else:
+        with telemetry.operation("retry", (task,)):
             confirmation = await self._inner.schedule_retry(
                 task, at, error=error, token=token, settles=settles
             )
@@ -174,12 +147,11 @@ class InstrumentedPublisher:
 
 
 class InstrumentedSubscription(SubscriptionBase):
-    """A subscription with hooks and spans. It has `adopt` and `revoked` if the wrapped one does."""
+    """A subscription with hooks and telemetry. It has `adopt` and `revoked` if the wrapped one has them."""
 
     def __init__(
         self, inner: Subscription, consumer: str, hooks: Hooks, guard: ShardGuard | None
     ) -> None:
-        """Receive from ``inner``."""
         self._inner = inner
         self._consumer = consumer
         self._hooks = hooks
@@ -190,16 +162,12 @@ class InstrumentedSubscription(SubscriptionBase):
             self.revoked = cast("Revocation", inner).revoked
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        """See `taskqueue_core.backend.Subscription.receive`."""
         if self._guard is not None and not self._guard.checked:
             await self._guard.check()
-        if telemetry.active():
-            with telemetry.operation("receive") as operation:
-                received = await self._inner.receive(limit, timeout)
-                if operation is not None:
-                    operation.tasks = _tasks(received.deliveries)
-        else:
+        with telemetry.operation("receive") as operation:
             received = await self._inner.receive(limit, timeout)
+            if operation is not None:
+                operation.tasks = _tasks(received.deliveries)
         if self._hooks.listening:
             if received.deliveries:
                 self._hooks.fire(
@@ -212,47 +180,40 @@ class InstrumentedSubscription(SubscriptionBase):
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.ack`."""
-        try:
-            if telemetry.active():
-                with telemetry.operation("ack", _tasks(deliveries)):
-                    outcomes = await self._inner.ack(*deliveries, results=results)
-            else:
-                outcomes = await self._inner.ack(*deliveries, results=results)
-        except LeaseLost:
-            self._hooks.fire("settled", deliveries=deliveries, verb="ack", outcomes=_STALE)
-            raise
-        if self._hooks.listening:
-            self._hooks.fire("settled", deliveries=deliveries, verb="ack", outcomes=outcomes)
-        return outcomes
+        return await self._settle("ack", deliveries, self._inner.ack(*deliveries, results=results))
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.redeliver`."""
         verb = "lost" if lost else "redeliver"
+        outcomes = await self._settle(
+            verb, deliveries, self._inner.redeliver(*deliveries, lost=lost)
+        )
+        for delivery, outcome in zip(deliveries, outcomes, strict=True):
+            if outcome is Settled.DEAD:
+                self._hooks.fire("dead_lettered", delivery=delivery, verdict=_LOST_TOO_OFTEN)
+        return outcomes
+
+    async def _settle(
+        self, verb: str, deliveries: Sequence[Delivery], call: Awaitable[tuple[Settled, ...]]
+    ) -> tuple[Settled, ...]:
         try:
             with telemetry.operation(verb, _tasks(deliveries)):
-                outcomes = await self._inner.redeliver(*deliveries, lost=lost)
+                outcomes = await call
         except LeaseLost:
             self._hooks.fire("settled", deliveries=deliveries, verb=verb, outcomes=_STALE)
             raise
-        self._hooks.fire("settled", deliveries=deliveries, verb=verb, outcomes=outcomes)
-        if Settled.DEAD in outcomes:
-            for delivery, outcome in zip(deliveries, outcomes, strict=True):
-                if outcome is Settled.DEAD:
-                    self._hooks.fire("dead_lettered", delivery=delivery, verdict=_LOST_TOO_OFTEN)
+        if self._hooks.listening:
+            self._hooks.fire("settled", deliveries=deliveries, verb=verb, outcomes=outcomes)
         return outcomes
 
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        """See `taskqueue_core.capabilities.DeadLettering.dead_letter`."""
         with telemetry.operation("dead_letter", (delivery.task,)):
             outcome = await cast("DeadLettering", self._inner).dead_letter(delivery, reason, error)
         self._hooks.fire("dead_lettered", delivery=delivery, verdict=Bury(reason, error))
         return outcome
 
     async def close(self) -> None:
-        """See `taskqueue_core.backend.Subscription.close`."""
         await self._inner.close()
 
 
@@ -261,62 +222,29 @@ def _tasks(deliveries: Sequence[Delivery]) -> list[Task]:
 
 
 class InstrumentedControl:
-    """A control whose maintenance calls hooks. In a process without shards it refuses them."""
+    """A ``control`` whose maintenance calls hooks. A process without sharding cannot configure shards."""
 
     def __init__(self, inner: Control, hooks: Hooks, guard: ShardGuard | None) -> None:
-        """Pass calls on to ``inner``."""
         self._inner = inner
         self._hooks = hooks
         self._guard = guard
-
-    async def queues(self) -> tuple[str, ...]:
-        """See `taskqueue_core.capabilities.Control.queues`."""
-        return await self._inner.queues()
-
-    async def settings(self, key: str) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.settings`."""
-        return await self._inner.settings(key)
-
-    async def ledger(self, key: str) -> Ledger:
-        """See `taskqueue_core.capabilities.Control.ledger`."""
-        return await self._inner.ledger(key)
-
-    async def stats(self, key: str) -> QueueStats:
-        """See `taskqueue_core.capabilities.Control.stats`."""
-        return await self._inner.stats(key)
-
-    async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
-        """See `taskqueue_core.capabilities.Control.statuses`."""
-        return await self._inner.statuses(key, *task_ids)
-
-    async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
-        """See `taskqueue_core.capabilities.Control.results`."""
-        return await self._inner.results(key, *task_ids)
-
-    async def progress(self, delivery: Delivery, value: float | str) -> bool:
-        """See `taskqueue_core.capabilities.Control.progress`."""
-        return await self._inner.progress(delivery, value)
-
-    async def cancel(self, key: str, task_id: str) -> bool:
-        """See `taskqueue_core.capabilities.Control.cancel`."""
-        return await self._inner.cancel(key, task_id)
-
-    async def purge(self, key: str) -> int:
-        """See `taskqueue_core.capabilities.Control.purge`."""
-        return await self._inner.purge(key)
-
-    async def workers(self) -> tuple[WorkerInfo, ...]:
-        """See `taskqueue_core.capabilities.Control.workers`."""
-        return await self._inner.workers()
+        self.queues = inner.queues
+        self.settings = inner.settings
+        self.ledger = inner.ledger
+        self.stats = inner.stats
+        self.statuses = inner.statuses
+        self.results = inner.results
+        self.progress = inner.progress
+        self.cancel = inner.cancel
+        self.purge = inner.purge
+        self.workers = inner.workers
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.configure`."""
         if self._guard is not None:
             reject_shards(key, settings)
         return await self._inner.configure(key, settings)
 
     async def maintain(self) -> Maintained:
-        """See `taskqueue_core.capabilities.Control.maintain`."""
         try:
             done = await self._inner.maintain()
         except Exception:

@@ -1,8 +1,8 @@
-"""Load the backend that the configuration names.
+"""Loading of the backend that the configuration names.
 
-The value is the name of an entry point in the group ``taskqueue.backends``, a module path, or
-``module:attr``. A module must have ``create_backend``; that, or the attribute named, is called
-without arguments, reads its own settings and returns the backend without input or output.
+The configured value is the name of an entry point in the group ``taskqueue.backends``, a module path, or
+``module:attr``. A module must have a function ``create_backend``. That function, or the named attribute, is called
+without arguments, reads its own settings, and returns the backend. It does no input or output.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def installed_backends() -> tuple[str, ...]:
 
 
 def load_backend(name: str) -> Backend:
-    """Make the backend with this name.
+    """Create the backend with this name.
 
-    Raises `BackendNotFound` or `InvalidBackend` with what is installed, what the module lacks, or
-    how to install; errors of the backend's own configuration (`ConfigurationError`) pass through.
+    Raises `BackendNotFound` or `InvalidBackend`; the message lists the installed backends, what the module lacks, or
+    how to install it. A `ConfigurationError` of the backend itself is passed on.
     """
     factory = _factory(name)
     try:
@@ -50,7 +50,7 @@ def load_backend(name: str) -> Backend:
 
 
 def check_backend(backend: object, token: str) -> None:
-    """Raise `InvalidBackend` that lists what ``backend`` lacks of the contract and of what it declares."""
+    """Raise `InvalidBackend` if ``backend`` lacks part of the contract or of a capability that it declares."""
     missing = [name for name in _MEMBERS if not _has(backend, name)]
     if not missing:
         declared: object = cast("Backend", backend).capabilities
@@ -72,15 +72,30 @@ def check_backend(backend: object, token: str) -> None:
 
 
 def _factory(name: str) -> Callable[[], Any]:
-    for point in entry_points(group=BACKEND_GROUP):
-        if point.name == name:
-            return _callable(name, lambda: point.load())  # noqa: B023, PLW0108 - called before the next iteration
+    point = next(iter(entry_points(group=BACKEND_GROUP, name=name)), None)
     path, _, attribute = name.partition(":")
-    if not all(
-        part.isidentifier() for part in [*path.split("."), *filter(None, attribute.split("."))]
-    ):
+    parts = [*path.split("."), *filter(None, attribute.split("."))]
+    if point is None and not all(part.isidentifier() for part in parts):
         raise BackendNotFound(_not_found(name, "it is neither a name nor a module path"))
-    return _callable(name, lambda: _attribute(name, path, attribute or FACTORY))
+    try:
+        result: object = point.load() if point else _attribute(name, path, attribute or FACTORY)
+    except ConfigurationError:
+        raise
+    except ModuleNotFoundError as error:
+        raise InvalidBackend(
+            f"backend {name!r}: importing it needs the module {error.name!r}, which is not installed; "
+            f"{_how_to_install(name)}"
+        ) from error
+    except Exception as error:
+        raise InvalidBackend(
+            f"backend {name!r}: importing it failed: {_describe(error)}"
+        ) from error
+    if not callable(result):
+        raise InvalidBackend(
+            f"backend {name!r}: got {type(result).__name__}; "
+            "allowed: a callable without arguments that returns a backend"
+        )
+    return result
 
 
 def _attribute(token: str, path: str, attribute: str) -> object:
@@ -100,28 +115,6 @@ def _attribute(token: str, path: str, attribute: str) -> object:
             )
         module = getattr(module, name)
     return module
-
-
-def _callable(name: str, load: Callable[[], object]) -> Callable[[], Any]:
-    try:
-        result = load()
-    except ConfigurationError:
-        raise
-    except ModuleNotFoundError as error:
-        raise InvalidBackend(
-            f"backend {name!r}: importing it needs the module {error.name!r}, which is not installed; "
-            f"{_how_to_install(name)}"
-        ) from error
-    except Exception as error:
-        raise InvalidBackend(
-            f"backend {name!r}: importing it failed: {_describe(error)}"
-        ) from error
-    if not callable(result):
-        raise InvalidBackend(
-            f"backend {name!r}: got {type(result).__name__}; "
-            "allowed: a callable without arguments that returns a backend"
-        )
-    return result
 
 
 def _how_to_install(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from typing import Any, cast
 
 import msgspec
@@ -38,31 +38,32 @@ __all__ = ["Queue", "connect", "instant", "stored"]
 _RESENDS = 3
 _PAUSE = RetryPolicy(base=0.05, cap=1.0)
 _MIN_RETRY_SECONDS = 0.02
-"""between two attempts to publish to a full queue, whatever its backend suggests"""
+"""minimum number of seconds between two attempts to publish to a full queue"""
 _SIGNAL_SECONDS = 15.0
 """seconds after which a waiting publisher retries without a notification, in case the notification was lost"""
 _SIGNALLED = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
-"""refusals whose end is notified through a `RoomSignal`"""
+"""refusals that a `RoomSignal` reports the end of"""
 
 
 @asynccontextmanager
 async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
-    """Open a queue on a backend: a given one (left open at the end), a named one, or the configured one."""
+    """Open a `Queue` on a backend.
+
+    ``backend`` is the name of a backend, an open backend, which stays open at the end, or ``None`` for the configured
+    one.
+    """
     if isinstance(backend, str | None):
-        opened = open_backend(backend)
-        try:
+        async with aclosing(open_backend(backend)) as opened:
             yield Queue(opened)
-        finally:
-            await opened.aclose()
     else:
         yield Queue(backend)
 
 
 class Queue:
-    """The API of one backend for applications. Safe for concurrent use."""
+    """The API for applications: publish tasks and read results on one backend. Safe for concurrent use."""
 
     def __init__(self, backend: Backend) -> None:
-        """Use ``backend``, which the caller owns."""
+        """Use ``backend``, which the caller closes."""
         self.backend = backend
         self._knows_time = False
         self._orders = has(backend, Capability.ORDER)
@@ -86,12 +87,12 @@ class Queue:
     ) -> Confirmation:
         """Publish one task and return the store's confirmation (``accepted`` or ``duplicate``).
 
-        ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix
-        seconds. A lost answer is asked for again with the same id. For up to ``wait`` seconds it waits
-        for room in a queue that is full, or whose intake is paused; others may be let in first.
-        Raises `InvalidInput`, `QueueFull`, `IdConflict`, `BackendUnavailable` where nothing was stored,
-        and `PublishUnconfirmed` where the store stays silent: publish again with the id that the error
-        carries.
+        ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix seconds. If the
+        store's response is lost, the task is sent again with the same id. If the queue is full or its intake is paused,
+        publishing is retried for up to ``wait`` seconds; other publishers may come first.
+
+        Raises `InvalidInput`, `QueueFull`, `IdConflict`, `BackendUnavailable` if nothing was stored, and
+        `PublishUnconfirmed` if the store does not answer: publish again with the id that the error carries.
         """
         now = 0.0 if delay is None and expires_in is None else await self._time()
         task = Task.of(
@@ -112,10 +113,10 @@ class Queue:
     async def publish_many(
         self, tasks: Iterable[Task], *, wait: float = 0
     ) -> tuple[Confirmation, ...]:
-        """Publish tasks in batches; return a confirmation for each, in order. Refusals are answers, not errors.
+        """Publish tasks in batches; return a confirmation for each, in order. Refusals are confirmations, not errors.
 
-        Those that a full queue or a paused intake refuses wait for room, for up to ``wait`` seconds in all: until the
-        backend notifies of room, or for the delay that it suggests if it cannot.
+        If a queue is full or its intake is paused, its tasks are published again for up to ``wait`` seconds in all: as
+        soon as the backend reports room, or after the delay that the backend suggests.
         """
         check_duration("wait", wait)
         end = asyncio.get_running_loop().time() + wait
@@ -132,13 +133,14 @@ class Queue:
     async def _wait_for_room(
         self, tasks: list[Task], answers: Iterable[Confirmation], end: float
     ) -> list[Confirmation]:
-        """Publish again what was refused for want of room, until it is accepted or the time is up."""
+        """Publish refused tasks again until they are accepted or the time ``end`` is reached."""
         confirmations = list(answers)
         hints = _hints(confirmations)
         if not hints:
             return confirmations
         async with await self._signal({tasks[hint].key for hint in hints}) as signal:
-            first = signal is not None  # room that came before the signal was open was not reported
+            # Retry once without waiting: the queue may have got room before the signal was opened.
+            first = signal is not None
             while hints and (remaining := _remaining(end)) > 0:
                 if not first:
                     codes = {confirmations[hint].code for hint in hints}
@@ -156,7 +158,7 @@ class Queue:
         publisher, can = self.backend.publisher, self.backend.capabilities.names
         if Capability.FLOW not in can or not hasattr(publisher, "room_signal"):
             return nullcontext()
-        # a full one among those that get the copies
+        # With fan-out, a queue that receives the copies may be the full one.
         if can >= {Capability.FAN_OUT, Capability.CONTROL}:
             control = control_of(self.backend)
             for key in tuple(keys):
@@ -176,20 +178,20 @@ class Queue:
             raise
 
     def subscribe(self, *keys: str, consumer: str) -> Subscription:
-        """Open a subscription on the backend itself, without a server in between."""
+        """Open a subscription directly on the backend, without a server in between."""
         return self.backend.subscribe(keys, consumer)
 
     async def status(self, key: str, task_id: str) -> TaskStatus | None:
-        """Return the status of a task; ``None`` if it is unknown or forgotten."""
+        """Return the status of a task; ``None`` if the task is unknown or its record has expired."""
         return (await control_of(self.backend).statuses(key, task_id))[0]
 
     async def result(self, key: str, task_id: str) -> Any:
-        """Return a task's decoded result, ``None`` if there is none (yet, or any more)."""
+        """Return a task's decoded result; ``None`` if there is none yet, or if it has expired."""
         (text,) = await control_of(self.backend).results(key, task_id)
         return None if text is None else msgspec.json.decode(text)
 
     async def ledger(self, *keys: str) -> Ledger:
-        """Return the ledger of some queues, or of all."""
+        """Return the sum of the ledgers of the given queues, or of all queues."""
         control = control_of(self.backend)
         total = Ledger()
         for key in keys or await control.queues():
@@ -197,15 +199,14 @@ class Queue:
         return total
 
     async def _time(self) -> float:
-        if (
-            not self._knows_time
-        ):  # a remote backend learns the server's clock from its first response
+        # A remote backend learns the server's clock from its first response.
+        if not self._knows_time:
             self._knows_time = (await self.backend.health()).ok
         return self.backend.now()
 
 
 def stored(confirmation: Confirmation) -> Confirmation:
-    """Return the confirmation of a task that is in the store; raise `QueueFull` or `IdConflict` for another."""
+    """Return the confirmation if the task was stored. Raises `QueueFull` if it was refused, or `IdConflict`."""
     key, task_id = confirmation.key, confirmation.task_id
     if confirmation.status is Published.REFUSED:
         raise QueueFull(
@@ -224,9 +225,9 @@ def stored(confirmation: Confirmation) -> Confirmation:
 
 
 async def _pause(hint: float, remaining: float, signal: RoomSignal | None) -> None:
-    """Wait until another try may succeed, or until the time is up."""
+    """Wait until another attempt may succeed, for at most ``remaining`` seconds."""
     # Add jitter to the suggested delay, so that refused publishers do not all retry at the same moment.
-    late = random.uniform(1, 1.5)  # noqa: S311 - no secret
+    late = random.uniform(1, 1.5)  # noqa: S311 - this random number is no secret
     if signal is None:
         await asyncio.sleep(min(max(_MIN_RETRY_SECONDS, hint) * late, remaining))
         return
@@ -240,7 +241,7 @@ def _remaining(end: float) -> float:
 
 
 def _hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
-    """Return the suggested delays of the refused tasks for which a retry may help, by their index."""
+    """Return the suggested delays of the refused tasks that may be accepted later, by index."""
     return {
         index: confirmation.retry_after
         for index, confirmation in enumerate(confirmations)
@@ -251,7 +252,7 @@ def _hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
 def instant(
     now: float, name: str, seconds: float | None, other: str, at: float | None
 ) -> float | None:
-    """Return a point in time that was given either as such or as seconds from now. Raises `InvalidInput`."""
+    """Return the time ``at``, or the time ``seconds`` from ``now``. Raises `InvalidInput` if both are given."""
     if seconds is None:
         return at
     if at is not None:

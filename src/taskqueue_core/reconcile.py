@@ -1,4 +1,4 @@
-"""Bring a queue in line with the application's own database: what should be there and is not is published again."""
+"""Reconciliation of a queue with the application's database: tasks that the queue does not know are published again."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Published, Task
 
 _BYTES = 8 * 1024 * 1024
-"""of payloads that are held at a time"""
+"""maximum size, in bytes, of the payloads in one batch"""
 
 
 class Reconciled(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the tasks that were given. Two reports add up."""
+    """The result of a reconciliation: numbers of tasks. Two results can be added."""
 
     checked: int = 0
-    """how many were given"""
+    """number of tasks that were given"""
     missing: int = 0
-    """how many of them the queue did not know"""
+    """number of these tasks that the queue did not know"""
     republished: int = 0
-    """how many of the missing are in the queue now"""
+    """number of missing tasks that are in the queue now"""
     refused: int = 0
-    """how many of the missing have found no room; the next run tries again"""
+    """number of missing tasks that the queue refused; the next run tries them again"""
     conflicts: int = 0
-    """how many are known by their id, with another payload; the stored ones are untouched"""
+    """number of tasks whose id is stored with another payload; the stored tasks are unchanged"""
 
     def __add__(self, other: Self) -> Self:
-        """Sum up two reports, as of a run that went on where another one had ended."""
+        """Add two results, for example of a run that was continued after an error."""
         return type(self)(
             **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
         )
@@ -48,18 +48,21 @@ async def reconcile(
     compare: bool = False,
     passed: Callable[[Task, Reconciled], None] | None = None,
 ) -> Reconciled:
-    """Publish those of ``tasks`` that the queue does not know, in batches, and report. Idempotent.
+    """Publish the tasks that the queue does not know, in batches, and return the numbers of tasks. Idempotent.
 
-    ``tasks`` are what the application's database says is to be done: with the ids under which they are published, and
-    nothing that has ended long ago. Leave out tasks that may be in the middle of a publish, for example those of
-    the last minute: they would be counted as missing, without further harm.
+    ``tasks`` are the tasks that remain to be done according to the application's database, with the ids under which
+    they are published. Leave out tasks that ended long ago, because the queue may have forgotten them, and tasks that
+    may be in the middle of a publish, for example those of the last minute: they would be counted as missing, without
+    further harm.
 
-    Where the backend has ``control`` the queue is asked for the ids first, and the payloads of those that it knows are
-    not sent. ``compare`` sends them all, so that those with another payload are found. A batch waits for room for up
-    to ``wait`` seconds. After each ``passed`` is called with its last task and the report so far: a caller
-    that stores it can continue from there after an error; starting again does no harm either.
+    If the backend has ``control``, the ids are looked up first, and payloads of known tasks are not sent. ``compare``
+    sends all payloads, to find ids that are stored with another payload. Each batch waits up to ``wait`` seconds for
+    room in a full queue.
 
-    A lost answer is asked for again with the same ids. Raises what `Queue.publish_many` raises.
+    After each batch, ``passed`` is called with the last task and the result so far. A caller that stores them can
+    continue from there after an error; starting from the beginning does no harm either.
+
+    If a response is lost, the batch is sent again with the same ids. Raises the errors of `Queue.publish_many`.
     """
     if type(batch) is not int or not 0 < batch <= LIMITS.batch:
         raise InvalidInput("batch", kind_of(batch), f"1 to {LIMITS.batch}")
@@ -76,7 +79,7 @@ async def _reconcile_page(queue: Queue, tasks: list[Task], wait: float, *, ask: 
     unknown = await _unknown(queue, tasks) if ask else tasks
     answers = [confirmation.status for confirmation in await queue.publish_many(unknown, wait=wait)]
     stored, refused = answers.count(Published.ACCEPTED), answers.count(Published.REFUSED)
-    if ask:  # one that was stored meanwhile, or whose first answer was lost, was missing too
+    if ask:  # a duplicate was missing too: it was stored after the ids were looked up
         stored += answers.count(Published.DUPLICATE)
     return Reconciled(
         checked=len(tasks),

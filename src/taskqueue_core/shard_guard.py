@@ -1,4 +1,4 @@
-"""Keep a process that does not know shards from working on part of a sharded queue."""
+"""Checks that keep a process without the setting ``sharding`` from working on sharded queues."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from taskqueue_core.errors import (
 from taskqueue_core.tasks import Confirmation, Refusal
 
 MARKER = "_taskqueue.sharding"
-"""the queue whose settings have a version as soon as one queue of the store has had several shards"""
+"""name of a queue whose settings have a version above 0 once any queue of the store has had several shards"""
 GENERATION = re.compile(r"shards@(\d{1,9})x(\d{1,4})")
-"""the setting ``moved_to`` of a queue or shard that a later generation of shards has replaced"""
+"""format of the setting ``moved_to`` in a queue or shard that a later generation of shards has replaced"""
 _NEEDED = "needs TASKQUEUE_SHARDING=true in every server, worker and publisher"
 _OTHER_SECONDS = 1.0
 _log = logging.getLogger("taskqueue.sharding")
@@ -29,21 +29,21 @@ _log = logging.getLogger("taskqueue.sharding")
 async def write_marker(control: Control) -> None:
     """Record in the store that a queue has several shards. Idempotent."""
     if not (await control.settings(MARKER)).version:
-        with contextlib.suppress(SettingsConflict):  # another process has written it
+        with contextlib.suppress(SettingsConflict):  # another process has written the marker
             await control.configure(MARKER, QueueSettings())
 
 
 class ShardGuard:
-    """The checks of a process without the setting ``sharding``."""
+    """Checks for sharded queues, in a process without the setting ``sharding``."""
 
     def __init__(self, control: Control, *others: Control) -> None:
-        """Read the marker through ``control``, and through ``others``, which may be unavailable."""
+        """Read the marker through ``control``, and through ``others``, whose stores may be unavailable."""
         self._control = control
         self._others = others
         self.checked = False
-        """the store was asked once and had no sharded queue"""
+        """whether a check has found that the store has no sharded queue"""
         self.fault: ConfigurationError | None = None
-        """set when maintenance finds that a queue was sharded since"""
+        """the error to report after maintenance has found that a queue was sharded"""
 
     async def check(self) -> None:
         """Raise `ConfigurationError` if the store has a sharded queue."""

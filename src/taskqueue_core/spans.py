@@ -1,11 +1,11 @@
-"""Spans and metrics by OpenTelemetry's conventions for messaging. Reached through `taskqueue_core.telemetry`."""
+"""Spans and metrics by OpenTelemetry's conventions for messaging. Imported only by `taskqueue_core.telemetry`."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Protocol, Self
@@ -27,54 +27,53 @@ _propagator = TraceContextTextMapPropagator()
 _DESTINATION = "messaging.destination.name"
 _OF_ONE = {"messaging.message.id", "messaging.batch.message_count"}
 MOST_DESTINATIONS = 100
-"""queues that metrics name: the first that are met; those of others have none"""
+"""maximum number of queues that metrics name; measurements of further queues have no queue name"""
 _destinations: set[str] = set()
 _LINKS = 128
-"""links of one span; most receivers cut off more"""
+"""maximum number of links of one span; most telemetry backends drop further links"""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 _TYPES = {"send": "send", "receive": "receive", "process": "process"}
 
 
 @contextmanager
 def _harmless() -> Iterator[None]:
-    # Providers, their processors and samplers are others' code; what is observed has been done, or must be.
+    # An error in a provider, processor or sampler must not affect the call that is observed.
     try:
         yield
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - a provider may raise anything; it is logged with its trace
         _log.exception("telemetry failed")
 
 
 class Carrier(Protocol):
-    """What a task looks like, in the store's form and on the wire."""
+    """The fields that telemetry reads from a task, in the store's form or as sent over a socket."""
 
     @property
     def key(self) -> str:
-        """The name of its queue."""
+        """The name of the task's queue."""
         ...
 
     @property
     def id(self) -> str:
-        """Its name there."""
+        """The task's id."""
         ...
 
     @property
     def headers(self) -> dict[str, str]:
-        """What travels along."""
+        """The task's headers, which may contain its trace context."""
         ...
-
-
-def _is_set(provider: object) -> bool:
-    # What the API itself puts in the place of a provider does nothing.
-    return not type(provider).__module__.startswith(_SDKLESS)
 
 
 def listening() -> bool:
     """Whether the program has set a provider."""
-    return _is_set(trace.get_tracer_provider()) or _is_set(metrics.get_meter_provider())
+    # The API's own placeholder for a missing provider records nothing.
+    return not all(
+        type(provider).__module__.startswith(_SDKLESS)
+        for provider in (trace.get_tracer_provider(), metrics.get_meter_provider())
+    )
 
 
 class _Instruments:
-    """The metrics of one provider."""
+    """The metric instruments of one meter provider."""
 
     def __init__(self, provider: metrics.MeterProvider) -> None:
         meter = provider.get_meter(_NAME)
@@ -104,9 +103,7 @@ class _Instruments:
         )
 
 
-@lru_cache(maxsize=4)
-def _instruments(provider: metrics.MeterProvider) -> _Instruments:
-    return _Instruments(provider)
+_instruments = lru_cache(maxsize=4)(_Instruments)
 
 
 def _measures() -> _Instruments:
@@ -154,23 +151,25 @@ def _links(tasks: Iterable[Carrier]) -> list[Link]:
 
 
 class Operation:
-    """A span of one call to the broker, and its metrics. What it brings may be set as ``tasks`` until its end."""
+    """A context manager that records a span and metrics of one call to the backend.
+
+    ``tasks`` may be set until the end of the call.
+    """
 
     __slots__ = ("_began", "_name", "_start", "tasks")
 
     def __init__(self, name: str, tasks: Sequence[Carrier] = ()) -> None:
-        """``name``: send, receive, or the verb that settles."""
+        """Start the clock. ``name`` is ``send``, ``receive``, or the verb of a settlement."""
         self._name = name
         self.tasks = tasks
         self._began = time.time_ns()
         self._start = time.perf_counter()
 
     def __enter__(self) -> Self:
-        """Begin."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Record it, unless it was about nothing."""
+        """Record the span and metrics, unless the call concerned no task."""
         if not self.tasks:
             return
         seconds = time.perf_counter() - self._start
@@ -179,13 +178,8 @@ class Operation:
 
     def _record(self, seconds: float, error: str | None) -> None:
         attributes = _attributes(self._name, self.tasks)
-        destination = attributes.get(_DESTINATION)
-        span = trace.get_tracer(_NAME).start_span(
-            self._name if destination is None else f"{self._name} {destination}",
-            kind=SpanKind.CLIENT,
-            attributes=attributes,
-            links=_links(self.tasks),
-            start_time=self._began,
+        span = _start(
+            attributes, kind=SpanKind.CLIENT, links=_links(self.tasks), start_time=self._began
         )
         _end(span, error)
         measures = _measures()
@@ -195,6 +189,13 @@ class Operation:
             measures.consumed.add(len(self.tasks), labels)
 
 
+def _start(attributes: dict[str, Any], **options: Any) -> trace.Span:
+    names = [attributes["messaging.operation.name"], attributes.get(_DESTINATION)]
+    return trace.get_tracer(_NAME).start_span(
+        " ".join(name for name in names if name is not None), attributes=attributes, **options
+    )
+
+
 def _end(span: trace.Span, error: str | None) -> None:
     if error is not None:
         span.set_attribute("error.type", error)
@@ -202,8 +203,39 @@ def _end(span: trace.Span, error: str | None) -> None:
     span.end()
 
 
+@contextmanager
+def _observed(
+    kind: SpanKind,
+    attributes: dict[str, Any],
+    record: Callable[[float, dict[str, Any]], None],
+    *,
+    linked: Sequence[Carrier] = (),
+) -> Iterator[trace.Span]:
+    """Yield the span of a ``with`` block; then call ``record`` with its duration in seconds and the metric attributes.
+
+    The span has links to the publishers of the ``linked`` tasks. For a single task, it is a child of its publisher's.
+    """
+    span: trace.Span = trace.INVALID_SPAN
+    with _harmless():
+        headers = linked[0].headers if len(linked) == 1 else {}
+        context = _propagator.extract(headers) if _PARENT in headers else None
+        span = _start(attributes, kind=kind, context=context, links=_links(linked))
+    start, error = time.perf_counter(), None
+    try:
+        yield span
+    except BaseException as failure:
+        error = type(failure).__name__
+        raise
+    finally:
+        seconds = time.perf_counter() - start
+        with _harmless():
+            _end(span, error)
+        with _harmless():
+            record(seconds, _metric_attributes(attributes, error))
+
+
 def consumed(tasks: Sequence[Carrier]) -> None:
-    """See `taskqueue_core.telemetry.consumed`."""
+    """Count tasks that a server has pushed to this program."""
     with _harmless():
         for key, number in Counter(task.key for task in tasks).items():
             attributes = {
@@ -216,36 +248,20 @@ def consumed(tasks: Sequence[Carrier]) -> None:
 
 @contextmanager
 def publishing(tasks: tuple[Task, ...]) -> Iterator[tuple[Task, ...]]:
-    """See `taskqueue_core.telemetry.publishing`."""
+    """Record the span and metrics of a publish; see `taskqueue_core.telemetry.publishing`."""
     if all(_PARENT in task.headers for task in tasks):
         yield tasks
         return
-    attributes = _attributes("send", tasks)
-    destination = attributes.get(_DESTINATION)
-    span: trace.Span = trace.INVALID_SPAN
-    context: dict[str, str] = {}
-    with _harmless():
-        span = trace.get_tracer(_NAME).start_span(
-            "send" if destination is None else f"send {destination}",
-            kind=SpanKind.PRODUCER,
-            attributes=attributes,
-        )
-        _propagator.inject(context, trace.set_span_in_context(span))
-    start, error = time.perf_counter(), None
-    try:
+
+    def record(seconds: float, labels: dict[str, Any]) -> None:
+        _measures().operations.record(seconds, labels)
+        _measures().sent.add(len(tasks), labels)
+
+    with _observed(SpanKind.PRODUCER, _attributes("send", tasks), record) as span:
+        context: dict[str, str] = {}
+        with _harmless():
+            _propagator.inject(context, trace.set_span_in_context(span))
         yield tuple(_carrying(task, context) for task in tasks) if context else tasks
-    except BaseException as failure:
-        error = type(failure).__name__
-        raise
-    finally:
-        seconds = time.perf_counter() - start
-        with _harmless():
-            _end(span, error)
-        with _harmless():
-            labels = _metric_attributes(attributes, error)
-            measures = _measures()
-            measures.operations.record(seconds, labels)
-            measures.sent.add(len(tasks), labels)
 
 
 def _carrying(task: Task, context: dict[str, str]) -> Task:
@@ -256,7 +272,8 @@ def _carrying(task: Task, context: dict[str, str]) -> Task:
     if len(merged) > LIMITS.headers or _size(merged) > LIMITS.header_bytes:
         return task
     carrying: Task = task.__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
-    msgspec.structs.force_setattr(carrying, "headers", merged)  # the rest was checked before
+    # The fields were validated when the task was made.
+    msgspec.structs.force_setattr(carrying, "headers", merged)
     return carrying
 
 
@@ -264,37 +281,17 @@ def _size(headers: dict[str, str]) -> int:
     return sum(len(name.encode()) + len(text.encode()) for name, text in headers.items())
 
 
-class Processing:
-    """A span that is current in a block, and its duration."""
+@contextmanager
+def processing(tasks: Sequence[Carrier]) -> Iterator[None]:
+    """Record the span and duration of a handler; see `taskqueue_core.telemetry.processing`."""
 
-    __slots__ = ("_attributes", "_span", "_start", "_token")
+    def record(seconds: float, labels: dict[str, Any]) -> None:
+        _measures().process.record(seconds, labels)
 
-    def __init__(self, tasks: Sequence[Carrier]) -> None:
-        """Begin the span."""
-        self._attributes = attributes = _attributes("process", tasks)
-        headers = tasks[0].headers if len(tasks) == 1 else {}
-        destination = attributes.get(_DESTINATION)
-        self._span: trace.Span = trace.INVALID_SPAN
-        with _harmless():
-            self._span = trace.get_tracer(_NAME).start_span(
-                "process" if destination is None else f"process {destination}",
-                context=_propagator.extract(headers) if _PARENT in headers else None,
-                kind=SpanKind.CONSUMER,
-                attributes=attributes,
-                links=_links(tasks),
-            )
-
-    def __enter__(self) -> None:
-        """Make it current."""
-        self._token = attach(trace.set_span_in_context(self._span))
-        self._start = time.perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End it."""
-        seconds = time.perf_counter() - self._start
-        error = None if kind is None else kind.__name__
-        detach(self._token)
-        with _harmless():
-            _end(self._span, error)
-        with _harmless():
-            _measures().process.record(seconds, _metric_attributes(self._attributes, error))
+    attributes = _attributes("process", tasks)
+    with _observed(SpanKind.CONSUMER, attributes, record, linked=tasks) as span:
+        token = attach(trace.set_span_in_context(span))
+        try:
+            yield
+        finally:
+            detach(token)

@@ -1,6 +1,7 @@
-"""The synchronous twin of `connect`, for code without an event loop: scripts, Django, Flask.
+"""The synchronous counterpart of `connect`, for code without an event loop: scripts, Django, Flask.
 
-One background thread runs the loop; calls block until it answers. Safe for concurrent use from many threads.
+A background thread runs the event loop; calls block until they have a result. Safe for concurrent use from many
+threads.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ T = TypeVar("T")
 
 @contextmanager
 def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
-    """Open a queue like `taskqueue_core.queue.connect`.
+    """Open a `SyncQueue`. ``backend`` is as in `taskqueue_core.queue.connect`.
 
-    Raises `TaskQueueError` in a coroutine, whose loop it would block. At the end calls that are still under way
-    in other threads are cancelled, and the background thread ends.
+    Raises `TaskQueueError` inside a coroutine, whose event loop it would block. At the end, unfinished calls in other
+    threads are cancelled, and the background thread ends.
     """
     try:
         asyncio.get_running_loop()
@@ -45,20 +46,26 @@ def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
 
 
 class _Loop:
-    """An event loop in a thread of its own."""
+    """An event loop in a background thread."""
 
     def __init__(self) -> None:
         ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._closed = False
         self._lock = threading.Lock()
+
+        async def run() -> None:
+            stop = asyncio.Event()
+            ready.set_result((asyncio.get_running_loop(), stop))
+            await stop.wait()
+
         self._thread = threading.Thread(
-            target=asyncio.run, args=(_until_stopped(ready),), name="taskqueue", daemon=True
+            target=lambda: asyncio.run(run()), name="taskqueue", daemon=True
         )
         self._thread.start()
         self._loop, self._stop = ready.result()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        with self._lock:  # what comes after the stop would never be answered
+        with self._lock:  # a call submitted after the loop has stopped would never return
             if self._closed:
                 coroutine.close()
                 raise TaskQueueError("the queue is closed")
@@ -68,7 +75,7 @@ class _Loop:
         except CancelledError:
             raise TaskQueueError("the queue was closed before the call ended") from None
         finally:
-            future.cancel()  # an interrupted caller takes its call along; harmless after the answer
+            future.cancel()  # ends the call of an interrupted caller; no effect on a finished call
 
     def close(self) -> None:
         with self._lock:
@@ -77,16 +84,8 @@ class _Loop:
         self._thread.join()
 
 
-async def _until_stopped(
-    ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]],
-) -> None:
-    stop = asyncio.Event()
-    ready.set_result((asyncio.get_running_loop(), stop))
-    await stop.wait()
-
-
 class SyncQueue:
-    """The methods of `Queue`, blocking."""
+    """A `Queue` whose methods block until they have a result."""
 
     def __init__(self, queue: Queue, loop: _Loop) -> None:
         """Run the calls of ``queue`` on ``loop``."""
@@ -94,21 +93,21 @@ class SyncQueue:
         self._loop = loop
 
     def publish(self, key: str, payload: object = None, **options: Any) -> Confirmation:
-        """See `Queue.publish`."""
+        """Publish one task; see `Queue.publish`."""
         return self._loop.call(self._queue.publish(key, payload, **options))
 
     def publish_many(self, tasks: Iterable[Task], *, wait: float = 0) -> tuple[Confirmation, ...]:
-        """See `Queue.publish_many`."""
+        """Publish tasks in batches; see `Queue.publish_many`."""
         return self._loop.call(self._queue.publish_many(tasks, wait=wait))
 
     def status(self, key: str, task_id: str) -> TaskStatus | None:
-        """See `Queue.status`."""
+        """Return the status of a task; see `Queue.status`."""
         return self._loop.call(self._queue.status(key, task_id))
 
     def result(self, key: str, task_id: str) -> Any:
-        """See `Queue.result`."""
+        """Return a task's decoded result; see `Queue.result`."""
         return self._loop.call(self._queue.result(key, task_id))
 
     def ledger(self, *keys: str) -> Ledger:
-        """See `Queue.ledger`."""
+        """Return the sum of the ledgers of some queues; see `Queue.ledger`."""
         return self._loop.call(self._queue.ledger(*keys))

@@ -1,8 +1,8 @@
-"""OpenTelemetry, where the program has set a provider: spans and metrics by its conventions for messaging.
+"""Spans and metrics by OpenTelemetry's conventions for messaging, if the program has set a provider.
 
-Its package is optional. Without it, or without a provider, nothing is done, and nothing of it is imported. A task
-carries its publisher's context in the headers ``traceparent`` and ``tracestate``. No span or metric holds a payload, a
-token or an error's text.
+The package ``opentelemetry`` is optional. Without it, or without a provider, nothing is recorded and the package is not
+imported. A task carries its publisher's trace context in the headers ``traceparent`` and ``tracestate``. No span or
+metric contains a payload, a token or the text of an error.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _APIS = ("opentelemetry.trace", "opentelemetry.metrics")
 
 
 class _Provider:
-    """Whether there is one. It is set once, and for good."""
+    """Whether a provider has been set. The answer is cached for good once a provider was found."""
 
     def __init__(self) -> None:
         self.is_set = False
         self.next_refresh = 0.0
 
     def refresh(self, now: float) -> bool:
-        # The API takes some microseconds to say that there is none, which a batch of one task would feel.
+        # A check takes some microseconds, which is too long for each publish of a single task.
         self.next_refresh = now + _REFRESH_SECONDS
         if any(module in sys.modules for module in _APIS):
             self.is_set = _spans().listening()
@@ -59,9 +59,9 @@ def active() -> bool:
 
 
 def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ...]]:
-    """Observe a publish. Gives the tasks to publish: each that had no context yet has that of this span.
+    """Observe a publish. Returns the tasks to publish: those without a trace context get the context of this span.
 
-    Where all have one their publisher has done it already, and nothing is added.
+    If all tasks already have a context, their publisher has recorded a span, and no span is added.
     """
     if not tasks or not active():
         return nullcontext(tasks)
@@ -70,7 +70,7 @@ def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ..
 
 
 def operation(name: str, tasks: Sequence[Carrier] = ()) -> AbstractContextManager[Operation | None]:
-    """Observe a call that receives (give it what came, as its ``tasks``) or settles. ``name``: receive, or a verb."""
+    """Observe a receive or a settlement. After a receive, set ``tasks`` of the returned object to what came."""
     if not active():
         return _nothing
     observed: Operation = _spans().Operation(name, tasks)
@@ -78,17 +78,17 @@ def operation(name: str, tasks: Sequence[Carrier] = ()) -> AbstractContextManage
 
 
 def processing(tasks: Sequence[Carrier]) -> AbstractContextManager[None]:
-    """Observe a handler: a span that is current in it, with links to the spans of the publishers.
+    """Observe a handler: a span that is current while it runs, with links to the spans of the tasks' publishers.
 
-    That of a single task is also the child of its publisher's.
+    If there is only one task, the span is also a child of its publisher's span.
     """
     if not active():
         return _nothing
-    observed: AbstractContextManager[None] = _spans().Processing(tasks)
+    observed: AbstractContextManager[None] = _spans().processing(tasks)
     return observed
 
 
 def consumed(tasks: Sequence[Carrier]) -> None:
-    """Count tasks that were pushed to this program."""
+    """Count tasks that a server has pushed to this program."""
     if active():
         _spans().consumed(tasks)

@@ -1,1 +1,1 @@
-"""What applications and workers share."""
+"""The objects that a worker passes to an application's handlers."""

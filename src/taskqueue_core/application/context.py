@@ -1,4 +1,4 @@
-"""The context of a handler: its delivery, whether it was revoked, and its progress."""
+"""The context of a handler: its delivery, whether the delivery was revoked, and a way to report progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Context:
     def __init__(
         self, delivery: Delivery | WireDelivery, report: Callable[[str, float | str], None]
     ) -> None:
-        """Report progress by calling ``report``, which must neither block nor raise."""
+        """Pass progress to ``report``, a callback that must neither block nor raise."""
         self._delivery = delivery
         self._report = report
         self._revoked = False
@@ -48,7 +48,7 @@ class Context:
 
     @property
     def shard(self) -> int | None:
-        """The shard of the queue that the task is from; ``None`` if the queue has only one."""
+        """The shard of the queue that the task is from; ``None`` if the queue has only one shard."""
         return self._delivery.shard
 
     @property
@@ -63,7 +63,7 @@ class Context:
 
     @property
     def deadline(self) -> float | None:
-        """The task's deadline, Unix seconds."""
+        """The task's deadline in Unix seconds, or ``None``."""
         return self._delivery.task.deadline
 
     @property

@@ -1,1 +1,1 @@
-"""Several queues or backends seen as one: what sharding and migration share."""
+"""The code that sharding and migration share: it presents several queues or backends as one backend."""

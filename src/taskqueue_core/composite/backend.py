@@ -1,4 +1,4 @@
-"""What the parts of a composite backend share: its members, the parts of a queue, and inner and public names."""
+"""The base of composite backends, which present several backends, or several queues of one backend, as one backend."""
 
 from __future__ import annotations
 
@@ -7,34 +7,39 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+from msgspec import structs
 
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher
 from taskqueue_core.capabilities import (
     Control,
     DeadLetters,
-    RoomSignal,
+    SlotPool,
     control_of,
     dead_letters_of,
+    slots_of,
 )
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_core.tasks import Delivery, Task
+from taskqueue_core.tasks import DeadLetter, Delivery, Task, TaskStatus
 
-S = TypeVar("S", bound="CompositeSubscription")
 T = TypeVar("T")
 
+_PATIENCE = 2.0
+"""seconds after which a call to an optional member is given up"""
 _PAUSE = 1.0
-"""seconds for which an unavailable member is not called again by optional calls"""
+"""seconds after a failed call for which optional calls to the same member are skipped"""
 
 
 class Member:
-    """One backend of several."""
+    """One of the backends in a composite backend, with a record of whether it is available."""
 
     def __init__(self, name: str, backend: Backend, *, needed: bool = False) -> None:
-        """Raise `CapabilityMissing` if it has no ``control``: closing a queue is a change of its settings.
+        """Raise `CapabilityMissing` if ``backend`` has no ``control``: queues are closed through their settings.
 
-        One that is ``needed`` is asked whenever there is a question, however often it was out of reach.
+        A ``needed`` member is called every time, even if its last call failed.
         """
         self.name = name
         self.needed = needed
@@ -43,26 +48,21 @@ class Member:
         self._down_until = -math.inf
 
     @property
-    def dead_letters(self) -> DeadLetters:
-        """Its dead letters, or raise `CapabilityMissing`."""
-        return dead_letters_of(self.backend)
-
-    @property
     def down_for(self) -> float:
-        """Seconds for which optional calls should leave it alone; 0: it may be called."""
+        """Seconds for which optional calls to this member are still skipped; 0 if it may be called."""
         return max(0.0, self._down_until - asyncio.get_running_loop().time())
 
     def note_down(self) -> None:
-        """Note that it was out of reach, or did not answer in time."""
+        """Record that a call failed or timed out, so that optional calls are skipped for a while."""
         if not self.needed:
             self._down_until = asyncio.get_running_loop().time() + _PAUSE
 
     def note_up(self) -> None:
-        """Note that it has answered."""
+        """Record that a call succeeded."""
         self._down_until = -math.inf
 
     async def within(self, seconds: float, call: Callable[[], Awaitable[T]]) -> T:
-        """Return what a call answers in time. Raises `BackendUnavailable`, at once if it was down a moment ago."""
+        """Return the result of ``call``. Raises `BackendUnavailable` if it takes too long or a recent call failed."""
         if self.down_for:
             raise BackendUnavailable(f"the {self.name} backend is unavailable")
         try:
@@ -79,159 +79,229 @@ class Member:
 
 
 class QueuePart(NamedTuple):
-    """A queue of one of the members."""
+    """A queue of one member: the number of the member, and the key of the queue in that member's backend."""
 
     member: int
     key: str
 
 
 class ReceivePlan(NamedTuple):
-    """The parts that a subscription receives from."""
+    """The queues that a composite subscription receives from."""
 
     parts: tuple[QueuePart, ...]
     refresh_seconds: float | None = None
-    """seconds after which another plan may hold; ``None``: this one holds for ever"""
+    """seconds after which the plan must be computed again; ``None``: never"""
 
 
 class CompositeSubscription(Protocol):
-    """A subscription over several parts, as its backend knows it."""
+    """The methods of a subscription that its composite backend calls."""
 
     closed: bool
 
-    def refresh_now(self) -> None:
-        """Read the plan again at once."""
-        ...
-
-    async def close(self) -> None:
-        """See `taskqueue_core.backend.Subscription.close`."""
-        ...
+    def refresh_now(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class CompositeBackend(ABC):
-    """Several backends or queues as one: what subscriptions, publishers and controls call."""
+    """A backend that consists of several members. Base class of sharding and migration."""
 
     publisher: Publisher
     control: Control
+    in_turn = True
+    """whether subscriptions receive from all parts in rotation; if not, from the oldest part first"""
 
     def __init__(self, *members: Member) -> None:
-        """Own the backends of ``members``. A subclass sets `publisher` and `control`."""
+        """Take ownership of the members' backends. A subclass sets `publisher` and `control`."""
         self.members = members
+        every = [member.backend.capabilities for member in members]
+        self.capabilities = Capabilities(
+            names=frozenset(Capability).intersection(*(each.names for each in every)),
+            shared=all(each.shared for each in every),
+            durable=all(each.durable for each in every),
+            atomic_retry=all(each.atomic_retry for each in every),
+        )
         self._subscriptions: set[CompositeSubscription] = set()
 
-    def remember(self, subscription: S) -> S:
-        """Return a subscription that is to be closed with the backend."""
+    @property
+    def dead_letters(self) -> JointDeadLetters:
+        """The dead letters of all members. Raises `CapabilityMissing` unless all members have them."""
+        return JointDeadLetters(self)
+
+    @property
+    def slots(self) -> SlotPool:
+        """The slot pool of the last member. Raises `CapabilityMissing` unless all members have slots."""
+        return [slots_of(member.backend) for member in self.members][-1]
+
+    def remember(self, subscription: CompositeSubscription) -> None:
+        """Register a subscription, so that `aclose` closes it."""
         self._subscriptions = {item for item in self._subscriptions if not item.closed}
         self._subscriptions.add(subscription)
-        return subscription
+
+    def refresh_plans(self) -> None:
+        """Make every subscription compute its receive plan again, because this process has changed it."""
+        for subscription in self._subscriptions:
+            subscription.refresh_now()
 
     async def aclose(self) -> None:
         """Close every subscription and every member."""
         for subscription in tuple(self._subscriptions):
-            with contextlib.suppress(BackendUnavailable):  # its deliveries come back by themselves
+            # If the close fails, the deliveries return when their leases expire.
+            with contextlib.suppress(BackendUnavailable):
                 await subscription.close()
         for member in reversed(self.members):
             await member.backend.aclose()
 
-    @abstractmethod
     def now(self) -> float:
-        """Return the store's time."""
+        """Return the current time of the last member's store, in Unix seconds."""
+        return self.members[-1].backend.now()
 
     @abstractmethod
     async def parts(self, key: str) -> Sequence[QueuePart]:
-        """Return every part of a queue, the oldest first."""
+        """Return every part of the queue ``key``, oldest first."""
+
+    async def locate(
+        self, key: str, task_ids: Sequence[str]
+    ) -> list[tuple[QueuePart, TaskStatus] | None]:
+        """Return, for each task id, the part that has the task or had it last, with its status there; else ``None``."""
+        parts = await self.parts(key)
+        answers = await asyncio.gather(
+            *(
+                self.ask(
+                    member := self.members[part.member],
+                    partial(member.control.statuses, part.key, *task_ids),
+                )
+                for part in parts
+            ),
+            return_exceptions=True,
+        )
+        found: list[list[tuple[QueuePart, TaskStatus]]] = [[] for _ in task_ids]
+        errors: list[BaseException] = []
+        for part, answer in zip(parts, answers, strict=True):
+            if isinstance(answer, BaseException):
+                errors.append(answer)
+                continue
+            for candidates, status in zip(found, answer, strict=True):
+                if status is not None:
+                    candidates.append((part, structs.replace(status, key=key)))
+        # A part that failed may hold the tasks that were not found.
+        if errors and not (found and all(found)):
+            raise errors[0]
+        return [
+            max(candidates, key=lambda pair: (pair[1].state.live, pair[1].updated_at), default=None)
+            for candidates in found
+        ]
 
     @abstractmethod
     def public_key(self, part: QueuePart) -> str | None:
-        """Return the name of the queue that a part belongs to; ``None`` for a hidden one."""
+        """Return the public name of the queue that a part belongs to; ``None`` for a hidden queue."""
+
+    def public_name(self, member: int, key: str) -> str:
+        """Return the public name of a member's queue, or ``key`` itself for a hidden queue."""
+        return self.public_key(QueuePart(member, key)) or key
 
     @abstractmethod
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return what can be received from before any store was called."""
+        """Return the receive plan of a new subscription, without a call to a store."""
 
     @abstractmethod
     async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return what to receive from now."""
+        """Return the parts that a subscription to ``keys`` should receive from now."""
 
     @abstractmethod
     def from_member(self, member: int, delivery: Delivery) -> Delivery:
-        """Return a member's delivery as the consumer sees it: its receipt says where it came from."""
+        """Return a member's delivery as consumers see it, with a receipt that identifies its origin."""
 
     @abstractmethod
-    def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
-        """Return a consumer's delivery as its member knows it."""
+    def origins(self, receipt: str, key: str) -> Sequence[tuple[QueuePart, str]]:
+        """Return the parts of the queue ``key`` that may have issued a receipt, likeliest first.
 
-    @abstractmethod
-    def member_receipts(self, receipt: str) -> Sequence[tuple[QueuePart, str]]:
-        """Return where a receipt may come from, the likeliest first, each with its name there.
-
-        The key of such a part may be empty: any of the member's.
+        Each part comes with the receipt as it is known there. If ``key`` is empty, the queue is unknown, and a part
+        with an empty key stands for any queue of the member.
         """
 
-    @abstractmethod
+    def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
+        """Return the number of the member that issued a delivery, and the delivery as the member knows it."""
+        part, receipt = self.origins(delivery.receipt, delivery.task.key)[0]
+        if receipt == delivery.receipt:
+            return part.member, delivery
+        task = renamed(delivery.task, part.key)
+        return part.member, structs.replace(delivery, task=task, receipt=receipt)
+
     def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:
-        """Return a delivery that a member gave for this receipt: as `from_member`, with the receipt unchanged."""
+        """Return a delivery that a member's `adopt` returned, as consumers see it. Its receipt is still ``receipt``."""
+        return structs.replace(self.from_member(member, delivery), receipt=receipt)
 
-    @abstractmethod
-    def renamed(self, part: QueuePart, task: Task) -> Task:
-        """Return a member's task under its public name."""
+    def is_optional(self, member: Member) -> bool:  # noqa: ARG002 - overriding methods use it
+        """Whether the backend works without a member, so that calls to it have a timeout."""
+        return False
 
-    async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:  # noqa: ARG002 - overridden
-        """Return the answer of a member, or ``otherwise`` if it is unavailable and optional."""
-        return await call()
+    async def ask(self, member: Member, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of a call to a member. Raises `BackendUnavailable` if an optional member is too slow."""
+        return await (member.within(_PATIENCE, call) if self.is_optional(member) else call())
 
-    @abstractmethod
-    def in_turn(self) -> bool:
-        """Whether sources are asked in turn; if not, the oldest first."""
-
-
-def shared_capabilities(backends: Sequence[Backend]) -> Capabilities:
-    """Return what all backends can do."""
-    all_of = [backend.capabilities for backend in backends]
-    names = frozenset(Capability).intersection(*(capabilities.names for capabilities in all_of))
-    return Capabilities(
-        names=names,
-        shared=all(capabilities.shared for capabilities in all_of),
-        durable=all(capabilities.durable for capabilities in all_of),
-        atomic_retry=all(capabilities.atomic_retry for capabilities in all_of),
-    )
-
-
-class CombinedSignal:
-    """See `taskqueue_core.capabilities.RoomSignal`."""
-
-    def __init__(self, backends: Sequence[Backend], keys: Sequence[Sequence[str]]) -> None:
-        """Listen to some queues of each backend that has signals."""
-        publishers: list[Any] = [backend.publisher for backend in backends]
-        self._signals: list[RoomSignal] = [
-            publisher.room_signal(*key)
-            for publisher, key in zip(publishers, keys, strict=True)
-            if key and hasattr(publisher, "room_signal")
-        ]
-        self._open = AsyncExitStack()
-
-    async def wait(self, timeout: float) -> None:
-        """Wait until one is notified, up to ``timeout`` seconds."""
-        waits = [asyncio.ensure_future(signal.wait(timeout)) for signal in self._signals]
-        if not waits:
-            await asyncio.sleep(timeout)
-            return
+    async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:
+        """Return the result of a call to a member, or ``otherwise`` if it is optional and unavailable."""
         try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-        for waiter in done:
-            waiter.result()
+            return await self.ask(member, call)
+        except BackendUnavailable:
+            if not self.is_optional(member):
+                raise
+            return otherwise
 
-    async def __aenter__(self) -> Self:
-        """Open all."""
-        async with AsyncExitStack() as opened:
-            for signal in self._signals:
-                await opened.enter_async_context(signal)
-            self._open = opened.pop_all()
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        """Close all."""
-        await self._open.aclose()
+class JointDeadLetters:
+    """Implementation of `DeadLetters` for a composite backend. The dead letters of the oldest part are listed first."""
+
+    def __init__(self, composite: CompositeBackend) -> None:
+        """Raise `CapabilityMissing` unless all members have dead letters."""
+        self._composite = composite
+        self._of_member = [dead_letters_of(member.backend) for member in composite.members]
+
+    async def list(
+        self, key: str, *, limit: int = 100, after: str | None = None
+    ) -> tuple[DeadLetter, ...]:
+        parts = all_parts = await self._composite.parts(key)
+        if after is not None:
+            while parts and await self._of_member[parts[0].member].get(parts[0].key, after) is None:
+                parts = parts[1:]
+            if not parts:
+                parts, after = all_parts, None
+        matches: list[DeadLetter] = []
+        for part in parts:
+            results = await self._of_member[part.member].list(
+                part.key, limit=limit - len(matches), after=after
+            )
+            after = None
+            matches += [self._renamed(dead_letter, key) for dead_letter in results]
+            if len(matches) >= limit:
+                break
+        return tuple(matches)
+
+    async def get(self, key: str, task_id: str) -> DeadLetter | None:
+        for part in await self._composite.parts(key):
+            dead_letter = await self._of_member[part.member].get(part.key, task_id)
+            if dead_letter is not None:
+                return self._renamed(dead_letter, key)
+        return None
+
+    def _renamed(self, dead_letter: DeadLetter, key: str) -> DeadLetter:
+        return structs.replace(dead_letter, task=renamed(dead_letter.task, key))
+
+    async def redrive(self, key: str, *task_ids: str) -> int:
+        return await self._sum(key, lambda letters, name: letters.redrive(name, *task_ids))
+
+    async def discard(self, key: str, *task_ids: str) -> int:
+        return await self._sum(key, lambda letters, name: letters.discard(name, *task_ids))
+
+    async def _sum(self, key: str, call: Callable[[DeadLetters, str], Awaitable[int]]) -> int:
+        parts = await self._composite.parts(key)
+        return sum(await gather_all(call(self._of_member[part.member], part.key) for part in parts))
+
+
+def renamed(task: Task, key: str) -> Task:
+    """Return a copy of the task in another queue, without validating its fields again."""
+    if task.key == key:
+        return task
+    copy: Task = task.__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
+    structs.force_setattr(copy, "key", key)
+    return copy

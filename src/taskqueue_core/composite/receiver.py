@@ -1,11 +1,10 @@
-"""The receive of a joint subscription: over its sources, in turn or the oldest first."""
+"""Receiving for a composite subscription: from all of its sources, in rotation or oldest first."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from msgspec import structs
@@ -18,16 +17,15 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Received
 
 RECEIVE_BACKOFF = 0.05
-"""seconds that a look at one source may hold up the look at the next"""
+"""seconds to wait for one source before the next source is asked"""
 _UNSEEN = 1.0
-"""seconds after which unclaimed deliveries are released"""
+"""seconds after which deliveries that no receive has returned are released"""
 
 
 class MultiReceiver(SubscriptionBase):
-    """Opens and retires sources as the plan says, and receives from them."""
+    """Opens and retires sources as the receive plan requires, and receives from them."""
 
     def __init__(self, composite: CompositeBackend, keys: tuple[str, ...], consumer: str) -> None:
-        """Open the sources that are known already."""
         self.keys = keys
         self.consumer = consumer
         self.closed = False
@@ -43,10 +41,8 @@ class MultiReceiver(SubscriptionBase):
         self._closings: set[asyncio.Task[None]] = set()
         self._follow(composite.first_plan(keys))
 
-    # sources
-
     def _follow(self, plan: ReceivePlan) -> None:
-        """Have a source for each place of the plan, and retire those with a place that is not in it."""
+        """Open sources for the parts of the plan that have none; retire sources whose parts left the plan."""
         wanted = set(plan.parts)
         covered: set[QueuePart] = set()
         for source in self.sources:
@@ -71,7 +67,7 @@ class MultiReceiver(SubscriptionBase):
             closing.add_done_callback(self._closings.discard)
 
     def _gather_idle(self, number: int, keys: list[str]) -> None:
-        """Have the source that is about to be opened do the work of those that have nothing out: one asks for less."""
+        """Retire the member's idle sources and add their keys to ``keys``, so that one new source replaces them."""
         for source in self.sources:
             replaceable = source.idle and not (source.retired or source.aside)
             if source.number == number and replaceable:
@@ -79,19 +75,18 @@ class MultiReceiver(SubscriptionBase):
                 keys += source.keys
 
     def open(self, number: int, keys: tuple[str, ...]) -> Source:
-        """Open a source."""
-        member = self._composite.members[number]
-        subscription = member.backend.subscribe(keys, self.consumer)
-        source = Source(member, number, keys, subscription, self._composite.from_member)
+        """Open a source that receives from the queues ``keys`` of member ``number``."""
+        source = Source(self._composite, number, keys, self.consumer)
         self.sources.append(source)
         return source
 
     async def _let_go(self, source: Source) -> None:
-        with contextlib.suppress(TaskQueueError):  # it has nothing out
+        # A failed close does no harm: all deliveries of the source are settled.
+        with contextlib.suppress(TaskQueueError):
             await source.subscription.close()
 
     async def _refresh_plan(self) -> None:
-        """Follow the plan, if it is time to."""
+        """Compute and follow a new plan if the current plan has expired."""
         now = asyncio.get_running_loop().time()
         if self._plan is not None and (self._plan.refresh_seconds is None or now < self._look_at):
             return
@@ -106,10 +101,7 @@ class MultiReceiver(SubscriptionBase):
         if not self.closed:
             self._follow(plan)
 
-    # receive
-
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        """See `taskqueue_core.backend.Subscription.receive`."""
         checked_limit(limit)
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
@@ -117,7 +109,8 @@ class MultiReceiver(SubscriptionBase):
         taken: list[Delivery] = []
         self._receiving = True
         try:
-            await self._undone()
+            if self._undoing is not None:  # deliveries of an earlier receive are being released
+                await asyncio.wait({self._undoing}, timeout=_UNSEEN)
             while not self.closed:
                 await self._refresh_plan()
                 alone = self._alone()
@@ -142,14 +135,15 @@ class MultiReceiver(SubscriptionBase):
             self._watch_unseen()
 
     def _alone(self) -> Source | None:
-        """Return the one source there is, if it cannot be done without: it is received from as if it were all."""
+        """Return the only source, if there is exactly one and it is required; `_straight` then receives from it."""
         if len(self.sources) != 1:
             return None
         (source,) = self.sources
-        return source if source.member.needed and source.idle_here and not source.retired else None
+        alone = source.member.needed and source.is_askable and not source.kept
+        return source if alone else None
 
     async def _straight(self, source: Source, limit: int, remaining: float | None) -> None:
-        """Receive, and wait, until it is time to look at the plan."""
+        """Receive from a single source, and stop waiting when the plan expires."""
         loop = asyncio.get_running_loop()
         again = None if self._plan is None else self._plan.refresh_seconds
         until = None if again is None or remaining == 0 else max(0.0, self._look_at - loop.time())
@@ -170,23 +164,21 @@ class MultiReceiver(SubscriptionBase):
             for source in self.sources
             if not (source.retired or source.aside) or source.kept or source.question
         ]
-        if self._composite.in_turn() and len(live) > 1:
+        if self._composite.in_turn and len(live) > 1:
             self.sources.append(self.sources.pop(0))
-        first = self._first()
-        return (
-            live if first is None else [first, *(source for source in live if source is not first)]
-        )
+        preferred = self._preferred()
+        return preferred + [source for source in live if source not in preferred]
 
-    def _first(self) -> Source | None:
-        """Return the source that is to be asked before the others, if there is one."""
-        return None
+    def _preferred(self) -> list[Source]:
+        """Return the sources to ask before all others."""
+        return []
 
     async def _sweep(self, limit: int, taken: list[Delivery]) -> None:
         order = self._order()
         for source in order:
             if len(taken) >= limit or self.closed:
                 break
-            if source.question is not None and source.withdrawn:
+            if source.question is not None and source.question.cancelling():
                 await asyncio.wait({source.question}, timeout=RECEIVE_BACKOFF)
             source.absorb()
             taken += source.give(limit - len(taken))
@@ -207,7 +199,7 @@ class MultiReceiver(SubscriptionBase):
         self._require_any(order)
 
     async def _require_source(self, source: Source, limit: int) -> None:
-        """Look at a source that cannot be done without, however long it takes."""
+        """Receive from a required source, however long its answer takes."""
         try:
             source.take(await source.subscription.receive(limit, 0))
             source.error = None
@@ -220,7 +212,7 @@ class MultiReceiver(SubscriptionBase):
             raise errors[0]
 
     async def _wait(self, limit: int, remaining: float | None) -> None:
-        """Wait until a source has answered, or it is time to look at the plan or at a source that was down."""
+        """Wait until a source answers, the plan expires, or an unavailable member may be called again."""
         for source in self.sources:
             if source.is_askable and not source.aside:
                 source.ask(limit, remaining)
@@ -244,7 +236,7 @@ class MultiReceiver(SubscriptionBase):
             source.absorb()
 
     def refresh_now(self) -> None:
-        """Look at the plan at once: something has changed."""
+        """Compute the plan again at once, because it has changed."""
         self._look_at = -math.inf
         if self._scope is not None and self._scope.when() is not None:
             self._scope.reschedule(self._look_at)
@@ -258,9 +250,7 @@ class MultiReceiver(SubscriptionBase):
         live = [source for source in self.sources if not source.retired]
         dues = [source.due_at for source in live if source.due_at is not None]
         expired = tuple(
-            structs.replace(
-                item, key=self._composite.public_key(QueuePart(source.number, item.key)) or item.key
-            )
+            structs.replace(item, key=self._composite.public_name(source.number, item.key))
             for source in self.sources
             for item in source.expired
         )
@@ -273,21 +263,14 @@ class MultiReceiver(SubscriptionBase):
             expired=expired,
         )
 
-    # deliveries that were not returned
-
     def _put_back(self, taken: list[Delivery]) -> None:
-        """Release, in the background, what this receive took and does not return."""
+        """Release, in the background, the deliveries that a failed or cancelled receive does not return."""
         for source in self.sources:
             results = set(source.out.values())
             source.take_back([delivery for delivery in taken if delivery.receipt in results])
         taken.clear()
         if not self.closed and any(source.kept or source.question for source in self.sources):
             self._undoing = asyncio.create_task(self._undo())
-
-    async def _undone(self) -> None:
-        """Wait until what an earlier receive left was released, but not for a member that does not answer."""
-        if self._undoing is not None:
-            await asyncio.wait({self._undoing}, timeout=_UNSEEN)
 
     async def _undo(self) -> None:
         questions = {source.question for source in self.sources if source.question is not None}
@@ -298,21 +281,20 @@ class MultiReceiver(SubscriptionBase):
     async def _hand_back(self, source: Source) -> None:
         source.absorb()
         deliveries = source.give(len(source.kept))
-        if deliveries:
-            try:
-                await source.subscription.redeliver(
-                    *[self._composite.to_member(d)[1] for d in deliveries]
-                )
-            except BackendUnavailable:
-                source.take_back(deliveries)
-                return
-            except TaskQueueError:  # they have ended meanwhile
-                pass
-            for delivery in deliveries:
-                source.forget(self._composite.to_member(delivery)[1].receipt)
+        inner = [self._composite.to_member(delivery)[1] for delivery in deliveries]
+        try:
+            if inner:
+                await source.subscription.redeliver(*inner)
+        except BackendUnavailable:
+            source.take_back(deliveries)
+            return
+        except TaskQueueError:  # the deliveries have already ended
+            pass
+        for delivery in inner:
+            source.out.pop(delivery.receipt, None)
 
     def _watch_unseen(self) -> None:
-        """Limit the time for which deliveries that came after this receive, or exceeded its limit, are kept."""
+        """Start a timer that releases deliveries which no receive has returned."""
         unseen = any(source.kept or source.question for source in self.sources)
         if unseen and self._grace is None and not self.closed:
             loop = asyncio.get_running_loop()
@@ -324,15 +306,6 @@ class MultiReceiver(SubscriptionBase):
             if self._undoing is None or self._undoing.done():
                 self._undoing = asyncio.create_task(self._undo())
             self._watch_unseen()
-
-    async def stop(self, close: Callable[[Source], Awaitable[None]]) -> None:
-        """End a waiting receive, and close every source."""
-        self.closed = True
-        if self._grace is not None:
-            self._grace.cancel()
-        for source in self.sources:
-            source.give_up_waiting()
-        await asyncio.gather(*(close(source) for source in self.sources))
 
 
 def _remaining(end: float | None, now: float) -> float | None:

@@ -1,115 +1,95 @@
-"""One of several subscriptions that are received from as one; it blocks no other and loses nothing."""
+"""One source of a composite subscription: a member's subscription that never blocks the other sources."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 
-from taskqueue_core.backend import Subscription
-from taskqueue_core.composite.backend import Member
+from taskqueue_core.composite.backend import CompositeBackend
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed, TaskQueueError
 from taskqueue_core.tasks import Delivery, Expired, Received
 
 
 class Source:
-    """A subscription of one member, with one receive at a time and its deliveries that were not returned yet."""
+    """A member's subscription with at most one receive in progress, and the deliveries received but not returned."""
 
     def __init__(
-        self,
-        member: Member,
-        number: int,
-        keys: tuple[str, ...],
-        subscription: Subscription,
-        from_member: Callable[[int, Delivery], Delivery],
+        self, composite: CompositeBackend, number: int, keys: tuple[str, ...], consumer: str
     ) -> None:
-        """Ask ``subscription``, which is the side's of that ``number``, over ``keys``."""
-        self.member = member
+        """Subscribe to the queues ``keys`` of member ``number``."""
+        self.member = composite.members[number]
         self.number = number
         self.keys = keys
-        self.subscription = subscription
+        self.subscription = self.member.backend.subscribe(keys, consumer)
         self.retired = False
-        """no more is received from it; it stays open for what it has out"""
+        """whether receiving has ended; the subscription stays open until its deliveries are settled"""
         self.aside = False
-        """it covers nothing that no other source does: it is asked first where that is wanted, and else not at all"""
+        """whether other sources cover the same queues, so that this source is only used to prefer one shard"""
         self.question: asyncio.Task[Received] | None = None
         self.error: TaskQueueError | None = None
-        """why it could not answer last"""
+        """the error of the last receive, if it failed"""
         self.again = False
         self.due_at: float | None = None
         self.out: dict[str, str] = {}
-        """its unsettled receipts, with their public names"""
+        """receipts of unsettled deliveries: the member's receipt, mapped to the public one"""
         self.kept: deque[Delivery] = deque()
         self.expired: list[Expired] = []
-        self.withdrawn = False
-        """its question is being cancelled"""
         self._waits = False
-        self._outward = from_member
+        self._composite = composite
 
     @property
     def is_askable(self) -> bool:
-        """Whether a receive may bring something."""
+        """Whether a receive can be started now."""
         return self.question is None and not self.retired and not self.member.down_for
 
     @property
-    def idle_here(self) -> bool:
-        """Whether nothing of it is on its way to a receive."""
-        return not (self.kept or self.question)
-
-    @property
     def idle(self) -> bool:
-        """Whether nothing of it is out, here or on its way."""
+        """Whether no receive is in progress and all received deliveries have been settled."""
         return not (self.out or self.kept or self.question)
 
     def ask(self, limit: int, timeout: float | None) -> asyncio.Task[Received]:
-        """Start a receive; `absorb` takes its result."""
-        self._waits, self.withdrawn = timeout != 0, False
+        """Start a receive; `absorb` collects its result."""
+        self._waits = timeout != 0
         self.question = asyncio.create_task(self.subscription.receive(limit, timeout))
         return self.question
 
     def give_up_waiting(self) -> None:
-        """Cancel a receive that waits. One that does not wait ends by itself."""
-        if self.question is not None and self._waits and not self.withdrawn:
-            self.withdrawn = self.question.cancel()
+        """Cancel a receive that waits for tasks. A receive with timeout 0 ends by itself."""
+        if self.question is not None and self._waits and not self.question.cancelling():
+            self.question.cancel()
 
     def absorb(self) -> None:
-        """Take the result, if it is there."""
+        """Collect the result of a finished receive. Its error is raised unless the member is unavailable or closed."""
         question = self.question
         if question is None or not question.done():
             return
         self.question = None
         if question.cancelled():
             return
-        error = question.exception()
-        if error is None:
-            self.error = None
-            self.member.note_up()
+        try:
             self.take(question.result())
-        elif isinstance(error, BackendUnavailable):
+        except SubscriptionClosed as error:
+            self.error = error
+        except BackendUnavailable as error:
             self.error = error
             self.member.note_down()
-        elif isinstance(error, SubscriptionClosed):
-            self.error = error
         else:
-            raise error
+            self.error = None
+            self.member.note_up()
 
     def take(self, received: Received) -> None:
-        """Keep what it has received."""
+        """Store the deliveries and expired tasks of a receive until they are returned."""
         self.again, self.due_at = received.again, received.due_at
         self.expired += received.expired
         for delivery in received.deliveries:
-            result = self._outward(self.number, delivery)
+            result = self._composite.from_member(self.number, delivery)
             self.out[delivery.receipt] = result.receipt
             self.kept.append(result)
 
     def give(self, limit: int) -> list[Delivery]:
-        """Return up to this many of the deliveries that were not returned yet."""
+        """Remove and return up to ``limit`` deliveries that were received but not yet returned."""
         return [self.kept.popleft() for _ in range(min(limit, len(self.kept)))]
 
     def take_back(self, deliveries: list[Delivery]) -> None:
-        """Keep what was taken and not returned after all."""
+        """Put deliveries back, ahead of the others that were not returned yet."""
         self.kept.extendleft(reversed(deliveries))
-
-    def forget(self, receipt: str) -> None:
-        """Note that a receipt of the member has ended."""
-        self.out.pop(receipt, None)

@@ -1,4 +1,4 @@
-"""A consumer's view over places on several sides. Each delivery is settled where it came from."""
+"""A composite subscription: receives from several members, and settles each delivery at the member that issued it."""
 
 from __future__ import annotations
 
@@ -25,148 +25,113 @@ _PAUSE = 1.0
 
 
 class JointSubscription(MultiReceiver):
-    """See `taskqueue_core.backend.Subscription`, and the capabilities of subscriptions that all sides have."""
+    """Implementation of `Subscription`, and of its optional capabilities, for a composite backend."""
 
     def __init__(self, composite: CompositeBackend, keys: tuple[str, ...], consumer: str) -> None:
-        """Start open."""
-        super().__init__(composite, keys, consumer)
         self._revoked: list[str] = []
         self._news = asyncio.Event()
         self._watchers: dict[Source, asyncio.Task[None]] = {}
         self._watching = False
-
-    # settle
+        super().__init__(composite, keys, consumer)
+        composite.remember(self)
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.ack`."""
         checked = checked_results(deliveries, results)
-
-        async def call(
-            source: Source, deliveries: list[Delivery], at: list[int]
-        ) -> Sequence[Settled]:
-            return await source.subscription.ack(
-                *deliveries, results=[checked[index] for index in at]
-            )
-
-        return await self._settle(deliveries, call)
+        return await self._settle(
+            deliveries,
+            lambda subscription, batch, indexes: subscription.ack(
+                *batch, results=[checked[index] for index in indexes]
+            ),
+        )
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.redeliver`."""
-
-        async def call(
-            source: Source, deliveries: list[Delivery], _: list[int]
-        ) -> Sequence[Settled]:
-            return await source.subscription.redeliver(*deliveries, lost=lost)
-
-        return await self._settle(deliveries, call)
+        return await self._settle(
+            deliveries, lambda subscription, batch, _: subscription.redeliver(*batch, lost=lost)
+        )
 
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        """See `taskqueue_core.capabilities.DeadLettering`."""
-
-        async def call(
-            source: Source, deliveries: list[Delivery], _: list[int]
-        ) -> Sequence[Settled]:
-            subscription: Any = source.subscription
-            return [await subscription.dead_letter(deliveries[0], reason, error)]
+        async def call(subscription: Any, batch: list[Delivery], _: list[int]) -> list[Settled]:
+            return [await subscription.dead_letter(batch[0], reason, error)]
 
         return (await self._settle([delivery], call))[0]
 
     async def _settle(
         self,
         deliveries: Sequence[Delivery],
-        call: Callable[[Source, list[Delivery], list[int]], Awaitable[Sequence[Settled]]],
+        call: Callable[[Any, list[Delivery], list[int]], Awaitable[Sequence[Settled]]],
     ) -> tuple[Settled, ...]:
-        """Settle with one call per source. One that is out of reach does not keep the others from it."""
+        """Settle with one call per source. An unavailable source does not prevent the calls to the others."""
         groups: dict[Source, list[int]] = {}
         inner: list[Delivery] = []
         for index, delivery in enumerate(deliveries):
             number, result = self._composite.to_member(delivery)
             inner.append(result)
-            groups.setdefault(self._owner(number, result), []).append(index)
+            source = self._source_of(number, result.task.key, result.receipt)
+            groups.setdefault(source, []).append(index)
 
-        async def settled(source: Source, indexes: list[int]) -> Sequence[Settled]:
-            try:
-                outcomes = await call(source, [inner[index] for index in indexes], indexes)
-            except LeaseLost:
-                outcomes = [Settled.LEASE_LOST] * len(indexes)
-            for index in indexes:
-                source.forget(inner[index].receipt)
-            return outcomes
+        outcomes = [Settled.LEASE_LOST] * len(deliveries)
+
+        async def settle(source: Source, indexes: list[int]) -> None:
+            batch = [inner[index] for index in indexes]
+            with contextlib.suppress(LeaseLost):
+                settled = await call(source.subscription, batch, indexes)
+                for index, outcome in zip(indexes, settled, strict=True):
+                    outcomes[index] = outcome
+            for delivery in batch:
+                source.out.pop(delivery.receipt, None)
 
         if len(groups) == 1:
-            ((source, _),) = groups.items()
-            return answer(await settled(source, list(range(len(deliveries)))))
-        answers = await gather_all(settled(source, group) for source, group in groups.items())
-        matches = [Settled.LEASE_LOST] * len(deliveries)
-        for group, outcomes in zip(groups.values(), answers, strict=True):
-            for place, outcome in zip(group, outcomes, strict=True):
-                matches[place] = outcome
-        return answer(matches)
+            await settle(*groups.popitem())
+        else:
+            await gather_all(settle(source, indexes) for source, indexes in groups.items())
+        return answer(outcomes)
 
-    def _owner(self, number: int, delivery: Delivery) -> Source:
-        """Return the source that gave a delivery, or else one of the same side."""
-        of_side = [source for source in self.sources if source.number == number]
-        for source in of_side:
-            if delivery.receipt in source.out:
+    def _source_of(self, number: int, key: str, receipt: str) -> Source:
+        """Return a source of the member: the one that issued a receipt, else one that covers ``key``, else any.
+
+        If the member has no source, open one that is used to settle and adopt, but never to receive.
+        """
+        of_member = [source for source in self.sources if source.number == number]
+        for source in of_member:
+            if receipt in source.out:
                 return source
-        return of_side[0] if of_side else self._bystander(number, delivery.task.key)
-
-    def _bystander(self, number: int, key: str) -> Source:
-        """Open a source that nothing is received from."""
-        source = self.open(number, (key,))
+        if of_member:
+            return max(of_member, key=lambda source: key in source.keys)
+        source = self.open(number, (key or self.keys[0],))
         source.retired = True
         return source
 
-    # handover
-
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
-        """See `taskqueue_core.capabilities.Handover`."""
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
         answers: list[Delivery | None] = [None] * len(receipts)
-        requested = [list(self._composite.member_receipts(receipt)) for receipt in receipts]
+        requested = [list(self._composite.origins(receipt, "")) for receipt in receipts]
         while any(requested):
             groups: dict[Source, list[tuple[int, str]]] = {}
             for index, origins in enumerate(requested):
                 if origins:
-                    at, name = origins.pop(0)
-                    groups.setdefault(self._adopter(at.member, at.key), []).append((index, name))
+                    part, name = origins.pop(0)
+                    source = self._source_of(part.member, part.key, name)
+                    groups.setdefault(source, []).append((index, name))
             for source, group in groups.items():
-                for place, delivery in await self._adopt(source, receipts, group):
-                    answers[place], requested[place] = delivery, []
+                subscription: Any = source.subscription
+                nothing: tuple[Delivery | None, ...] = (None,) * len(group)
+                call = partial(subscription.adopt, *(name for _, name in group))
+                result = await self._composite.at_leisure(source.member, call, nothing)
+                for (index, name), delivery in zip(group, result, strict=True):
+                    if delivery is not None:
+                        source.out[name] = receipts[index]
+                        answers[index] = self._composite.adopted(
+                            source.number, receipts[index], delivery
+                        )
+                        requested[index] = []
         return tuple(answers)
 
-    async def _adopt(
-        self, source: Source, receipts: Sequence[str], batch: list[tuple[int, str]]
-    ) -> list[tuple[int, Delivery]]:
-        subscription: Any = source.subscription
-        nothing: tuple[Delivery | None, ...] = (None,) * len(batch)
-        result = await self._composite.at_leisure(
-            source.member, partial(subscription.adopt, *(name for _, name in batch)), nothing
-        )
-        adopted: list[tuple[int, Delivery]] = []
-        for (index, name), delivery in zip(batch, result, strict=True):
-            if delivery is not None:
-                source.out[name] = receipts[index]
-                value = self._composite.adopted(source.number, receipts[index], delivery)
-                adopted.append((index, value))
-        return adopted
-
-    def _adopter(self, number: int, key: str) -> Source:
-        of_side = [source for source in self.sources if source.number == number]
-        for source in of_side:
-            if key in source.keys:
-                return source
-        return of_side[0] if of_side else self._bystander(number, key or self.keys[0])
-
-    # revocation
-
     async def revoked(self) -> tuple[str, ...]:
-        """See `taskqueue_core.capabilities.Revocation`."""
         self._watching = True
         for source in self.sources:
             self._watch(source)
@@ -177,9 +142,9 @@ class JointSubscription(MultiReceiver):
         return receipts
 
     def open(self, number: int, keys: tuple[str, ...]) -> Source:
-        """Open a source, and hear of what it loses."""
+        """Open a source, and watch it for revoked receipts if `revoked` is in use."""
         source = super().open(number, keys)
-        if getattr(self, "_watching", False):
+        if self._watching:
             self._watch(source)
         return source
 
@@ -196,26 +161,23 @@ class JointSubscription(MultiReceiver):
                 except BackendUnavailable:
                     await asyncio.sleep(_PAUSE)
                     continue
-                if not receipts:  # it is closed
+                if not receipts:  # the subscription is closed
                     return
                 self._revoked += [source.out.pop(receipt, receipt) for receipt in receipts]
                 self._news.set()
 
-    # close
-
     async def close(self) -> None:
-        """See `taskqueue_core.backend.Subscription.close`."""
-        errors: list[TaskQueueError] = []
-
-        async def close(source: Source) -> None:
-            try:
-                await self._composite.at_leisure(source.member, source.subscription.close, None)
-            except TaskQueueError as error:
-                errors.append(error)
-
-        await self.stop(close)
-        self._news.set()
-        for watcher in self._watchers.values():
-            watcher.cancel()
-        if errors:
-            raise errors[0]
+        self.closed = True
+        if self._grace is not None:
+            self._grace.cancel()
+        for source in self.sources:
+            source.give_up_waiting()
+        try:
+            await gather_all(
+                self._composite.at_leisure(source.member, source.subscription.close, None)
+                for source in self.sources
+            )
+        finally:
+            self._news.set()
+            for watcher in self._watchers.values():
+                watcher.cancel()

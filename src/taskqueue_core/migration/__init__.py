@@ -1,7 +1,7 @@
-"""Blue/green migration between two backends while publishers and workers run: see docs/migration.md.
+"""Blue/green migration between two backends while publishers and workers run; docs/migration.md explains it.
 
-One of a queue's two sides accepts new tasks. The other is closed in its store (`QueueSettings.moved_to`), still detects
-duplicate ids, and is drained.
+Each queue exists on two sides, the old and the new backend. One side accepts new tasks. On the other, the queue is
+closed (`QueueSettings.moved_to`): it still detects duplicate ids, and is drained.
 """
 
 from taskqueue_core.migration.backend import MigratingBackend

@@ -1,34 +1,25 @@
-"""Two backends as one, while everything moves from the old one to the new."""
+"""The backend of a running migration: it presents the old and the new backend as one."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
 from taskqueue_core.authoring.helpers import checked_keys
-from taskqueue_core.backend import Backend, Capability
+from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import (
-    DeadLetters,
-    Maintained,
     QueueSettings,
-    SlotPool,
-    slots_of,
 )
 from taskqueue_core.composite.backend import (
     CompositeBackend,
     Member,
     QueuePart,
     ReceivePlan,
-    shared_capabilities,
 )
-from taskqueue_core.composite.control import JointControl, JointDeadLetters
+from taskqueue_core.composite.control import JointControl
 from taskqueue_core.composite.subscription import JointSubscription
-from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, SettingsConflict
 from taskqueue_core.limits import check_name
 from taskqueue_core.migration.publisher import MigratingPublisher
 from taskqueue_core.migration.routing import (
@@ -38,29 +29,27 @@ from taskqueue_core.migration.routing import (
     MigrationMode,
     MigrationPhase,
     MigrationRouter,
-    StrictOrderGate,
+    only_open_side,
     ours,
 )
-from taskqueue_core.tasks import Delivery, Health, Task
-
-T = TypeVar("T")
+from taskqueue_core.tasks import Delivery, Health
 
 _MARKS = ("<old>", "<new>")
 _LEISURE = 2.0
-"""seconds for maintenance and closing on a side that may be unavailable"""
-_CARED_FOR = 50
-"""queues whose settings one pass of maintenance compares"""
+"""seconds after which the health of the drained backend and the repair of settings are given up"""
+_REPAIRED = 50
+"""maximum number of queues whose settings one maintenance pass compares"""
 
 
 class MigratingBackend(CompositeBackend):
-    """See `taskqueue_core.backend.Backend`. docs/migration.md says what holds in each mode and phase.
+    """A `Backend` that migrates queues from one backend to another; docs/migration.md describes its modes and phases.
 
-    A receipt of the new side is passed on unchanged, one of the old side with a prefix, so that none is ever given to
-    the other side, and so that the new side knows its own receipts when the migration is over.
+    Receipts of the new backend are passed on unchanged, receipts of the old one with a prefix. So no receipt is sent to
+    the wrong backend, and the new backend knows its own receipts after the migration.
 
-    Slots are the new side's from the start, in every phase: endpoints are registered there again, and a lease of the
-    old side that is renewed here is made again, as after the loss of a pool. A process that still uses the old side's
-    pool does not see what is held here: its servers may report more often that they are busy.
+    Slots always come from the new backend: endpoints are registered there again, and a lease of the old backend is
+    granted again when it is renewed, as after the loss of a pool. A process that still uses the old backend's pool does
+    not see these leases, so its GPU servers may report more often that they are busy.
     """
 
     def __init__(
@@ -72,51 +61,30 @@ class MigratingBackend(CompositeBackend):
         names: tuple[str, str] = ("old", "new"),
         patience: float = 0.5,
     ) -> None:
-        """Own both; each needs ``control``. In mode ``available`` the side that is left has ``patience`` seconds."""
-        self._new = new
+        """Take ownership of the two backends, which must both support ``control``.
+
+        In mode ``available``, queries to the backend that is being drained time out after ``patience`` seconds.
+        """
         members = Member(names[OLD], old), Member(names[NEW], new)
         super().__init__(*members)
         self.router = MigrationRouter(members, mode, patience)
-        self.capabilities = shared_capabilities([old, new])
         self.mode = mode
-        self._gate = StrictOrderGate(self.router)
+        self.in_turn = mode is MigrationMode.AVAILABLE
         self._natives: dict[str, int] = {}
-        self.publisher = MigratingPublisher(self.router, self)
+        self.publisher = MigratingPublisher(self, self.router)
         self.control = MigratingControl(self)
 
-    @property
-    def dead_letters(self) -> DeadLetters:
-        """The dead letters of both."""
-        if Capability.DEAD_LETTERS not in self.capabilities.names:
-            raise CapabilityMissing("one backend of the migration has no dead letters")
-        return JointDeadLetters(self)
-
-    @property
-    def slots(self) -> SlotPool:
-        """The slots of the new side; `CapabilityMissing` unless both have them."""
-        if Capability.SLOTS not in self.capabilities.names:
-            raise CapabilityMissing("one backend of the migration has no slots")
-        return slots_of(self._new)
-
     def subscribe(self, keys: Iterable[str], consumer: str) -> JointSubscription:
-        """See `taskqueue_core.backend.Backend.subscribe`."""
         check_name("consumer", consumer)
-        return self.remember(JointSubscription(self, checked_keys(keys), consumer))
-
-    def now(self) -> float:
-        """Return the time of the new side."""
-        return self._new.now()
+        return JointSubscription(self, checked_keys(keys), consumer)
 
     async def health(self) -> Health:
-        """Return the health of both: ok if tasks can be published and received."""
+        """Return the health of both backends. In mode ``available``, only the one that accepts new tasks must be ok."""
         old, new = await asyncio.gather(self._health(OLD), self._health(NEW))
-        remaining = self.router.old_member
-        well = [old.ok or remaining == OLD, new.ok or remaining == NEW]
-        if self.mode is MigrationMode.STRICT:
-            well = [old.ok, new.ok]
+        ok = all(side.ok or self.router.is_optional(n) for n, side in enumerate((old, new)))
         details = {f"{name}_{k}": v for name, health in (("old", old), ("new", new))
                    for k, v in {"ok": health.ok, "backend": health.backend, **health.details}.items()}  # fmt: skip
-        return Health(ok=all(well), backend=new.backend, details=details)
+        return Health(ok=ok, backend=new.backend, details=details)
 
     async def _health(self, number: int) -> Health:
         member = self.members[number]
@@ -126,91 +94,66 @@ class MigratingBackend(CompositeBackend):
         except TimeoutError:
             return Health(ok=False, backend=member.name, details={"error": "no answer"})
 
-    # what the parts ask for
-
     async def parts(self, key: str) -> Sequence[QueuePart]:
-        """Return the queue on both sides."""
+        """Return the two parts of a queue, on the old and on the new backend."""
         return (QueuePart(OLD, key), QueuePart(NEW, key))
 
     def public_key(self, part: QueuePart) -> str | None:
-        """Return the name, which is the same on both sides."""
+        """Return the key, which is the same on both backends; ``None`` for the marker queue."""
         return None if part.key == MARKER else part.key
 
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Receive from both in mode ``available``; in ``strict`` the stores must be asked first."""
+        """Return the queues of both backends, or none in mode ``strict``, where the plan depends on the stores."""
         if self.mode is MigrationMode.STRICT:
             return ReceivePlan(())
         return ReceivePlan(tuple(QueuePart(number, key) for number in (OLD, NEW) for key in keys))
 
     async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """See `CompositeBackend.plan`."""
         if self.mode is MigrationMode.STRICT:
-            return await self._gate.plan(keys)
+            return await self.router.strict_plan(keys)
         return self.first_plan(keys)
 
-    def in_turn(self) -> bool:
-        """Sides take turns, unless the order counts."""
-        return self.mode is MigrationMode.AVAILABLE
-
     def from_member(self, member: int, delivery: Delivery) -> Delivery:
-        """Mark a receipt."""
+        """Prefix the receipt with its side if the old backend issued it, or if it looks like a prefixed receipt."""
         receipt = delivery.receipt
         if member == OLD or receipt.startswith(_MARKS):
             return structs.replace(delivery, receipt=_MARKS[member] + receipt)
         return delivery
 
-    def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
-        """Take the mark away."""
-        for member, mark in enumerate(_MARKS):
-            if delivery.receipt.startswith(mark):
-                return member, structs.replace(
-                    delivery, receipt=delivery.receipt.removeprefix(mark)
-                )
-        return self._natives.get(delivery.receipt, NEW), delivery
+    def origins(self, receipt: str, key: str) -> Sequence[tuple[QueuePart, str]]:
+        """Return the sides that may have issued a receipt.
 
-    def member_receipts(self, receipt: str) -> Sequence[tuple[QueuePart, str]]:
-        """Say where a receipt is from; one without a mark may be the old side's, of before the migration."""
+        A receipt without a prefix may be from the old side, issued before the migration.
+        """
         for member, mark in enumerate(_MARKS):
             if receipt.startswith(mark):
-                return [(QueuePart(member, ""), receipt.removeprefix(mark))]
-        return [(QueuePart(NEW, ""), receipt), (QueuePart(OLD, ""), receipt)]
+                return [(QueuePart(member, key), receipt.removeprefix(mark))]
+        first = self._natives.get(receipt, NEW)
+        return [(QueuePart(member, key), receipt) for member in (first, 1 - first)]
 
     def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:
-        """Return the delivery under the receipt that the worker knows."""
+        """Return an adopted delivery with the receipt that the worker has, and remember which side issued it."""
         if not receipt.startswith(_MARKS):
             self._natives[receipt] = member
-        return structs.replace(delivery, receipt=receipt)
+        return super().adopted(member, receipt, delivery)
 
-    def renamed(self, part: QueuePart, task: Task) -> Task:  # noqa: ARG002 - names are the same on both sides
-        """Return the task as it is."""
-        return task
-
-    async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:
-        """Do without the side that is left, in mode ``available``."""
-        if self.mode is MigrationMode.STRICT or member is not self.members[self.router.old_member]:
-            return await call()
-        try:
-            return await member.within(_LEISURE, call)
-        except BackendUnavailable:
-            return otherwise
+    def is_optional(self, member: Member) -> bool:
+        return self.router.is_optional(self.members.index(member))
 
 
 class MigratingControl(JointControl):
-    """The side that takes a queue's tasks in has its settings; the other one has a copy."""
+    """``control`` of both backends. The one that accepts a queue's tasks has its settings, the other has a copy."""
 
     def __init__(self, backend: MigratingBackend) -> None:
-        """Ask both sides of ``backend``."""
         super().__init__(backend)
         self._router = backend.router
-        self._cared = itertools.count()
 
     async def settings(self, key: str) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.settings`."""
         _, settings = await self._router.authority(key)
         return settings.model_copy(update={"moved_to": None}) if ours(settings) else settings
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.configure`. Confirmed when both sides have them."""
+        """Replace the settings of a queue; once a migration was started, on both backends."""
         check_name("key", key)
         number, result = await self._router.authority(key)
         result.followed_by(settings)
@@ -222,27 +165,15 @@ class MigratingControl(JointControl):
         self._router.copied_to[key] = results.bound_to
         return results.model_copy(update={"moved_to": None}) if ours(results) else results
 
-    async def maintain(self) -> Maintained:
-        """See `taskqueue_core.capabilities.Control.maintain`. Closes what an old publisher has opened, too."""
-        done = await super().maintain()
-        with contextlib.suppress(BackendUnavailable, SettingsConflict, TimeoutError):
-            async with asyncio.timeout(_LEISURE):  # the next pass continues
-                await self._care()
-        return done
-
-    async def _care(self) -> None:
-        """Compare the settings of some queues on both sides, other ones each time."""
+    async def _repair(self) -> None:
         if any(member.down_for for member in self._router.members):
             return
-        phase = await self._router.phase(fresh=True)
-        if phase in (MigrationPhase.IDLE, MigrationPhase.INTERRUPTED):
-            return
-        keys = await self.queues()
-        start = next(self._cared) * _CARED_FOR
-        for key in keys[start : start + _CARED_FOR]:
-            members = await self._router.read(key)
-            if members.open_side != phase.towards:
-                await self._router.turn(key, phase.towards)
-            await self._router.mirror(key, members[phase.towards], 1 - phase.towards)
-        if start + _CARED_FOR >= len(keys):
-            self._cared = itertools.count()
+        async with asyncio.timeout(_LEISURE):
+            phase = await self._router.phase(fresh=True)
+            if phase in (MigrationPhase.IDLE, MigrationPhase.INTERRUPTED):
+                return
+            for key in self._next_keys(await self.queues(), _REPAIRED):
+                members = await self._router.read(key)
+                if only_open_side(members) != phase.towards:
+                    await self._router.turn(key, phase.towards)
+                await self._router.mirror(key, members[phase.towards], 1 - phase.towards)

@@ -1,176 +1,88 @@
-"""Publishing while a queue moves: one side is asked for the ids that it knows, the other takes in the rest."""
+"""Publishing during a migration: tasks whose ids the closed side knows are sent there, the others to the open side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 
-from msgspec import structs
-
-from taskqueue_core.capabilities import RoomSignal
-from taskqueue_core.composite.backend import CombinedSignal, CompositeBackend
+from taskqueue_core.composite.backend import CompositeBackend, QueuePart
+from taskqueue_core.composite.publisher import JointPublisher, by_key
 from taskqueue_core.concurrency import gather_all
-from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
-from taskqueue_core.migration.routing import MigrationMode, MigrationRouter, ours
-from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task, TaskStatus
+from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.migration.routing import NEW, OLD, MigrationRouter, ours
+from taskqueue_core.tasks import Confirmation, State, Task, TaskStatus
 
-_ROUNDS = 4
-_POLL_SECONDS = 1.0
-"""seconds after which a publish that was refused during a change of sides may be tried again"""
 _SKEW = 1.0
-"""seconds by which clocks are trusted to agree"""
+"""seconds by which the clocks of the two stores may differ"""
 
 
-class MigratingPublisher:
-    """See `taskqueue_core.backend.Publisher`. An id has one copy over both sides."""
+class MigratingPublisher(JointPublisher):
+    """Implementation of `Publisher` during a migration. A task id is stored on one side only."""
 
-    def __init__(self, router: MigrationRouter, joint: CompositeBackend) -> None:
-        """Publish where ``router`` says."""
+    moving = "the queue is being moved to another backend"
+
+    def __init__(self, composite: CompositeBackend, router: MigrationRouter) -> None:
+        super().__init__(composite)
         self._router = router
-        self._joint = joint
-
-    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """See `taskqueue_core.backend.Publisher.publish`."""
-        answers: dict[int, Confirmation] = {}
-        remaining = list(range(len(tasks)))
-        try:
-            for _ in range(_ROUNDS):
-                remaining = await self._on_the_move(
-                    tasks, await self._round(tasks, remaining, answers)
-                )
-                if not remaining:
-                    break
-        except BackendUnavailable as error:
-            if any(answer.status is Published.ACCEPTED for answer in answers.values()):
-                raise PublishUnconfirmed("one backend accepted only part of the batch") from error
-            raise
-        for index in remaining:
-            answers[index] = _turning(tasks[index])
-        return tuple([answers[index] for index in range(len(tasks))])
 
     async def _round(
         self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
     ) -> list[int]:
-        """Publish some of the tasks; return the indexes of those that no side accepts at this moment."""
-        groups: dict[int | None, list[int]] = {}
-        for index in indexes:
-            groups.setdefault(await self._router.open_side(tasks[index].key), []).append(index)
-        remaining = groups.pop(None, [])
-        for number, group in groups.items():
-            if number is None:  # for the type checker: those were taken out
-                continue
+        sides = {key: await self._router.open_side(key) for key in by_key(tasks, indexes)}
+        remaining = [index for index in indexes if sides[tasks[index].key] is None]
+        for number in (OLD, NEW):
+            group = [index for index in indexes if sides[tasks[index].key] == number]
             known = await self._known(1 - number, tasks, group)
-            elsewhere = await self._send(1 - number, tasks, known, answers)
+            elsewhere = await self._send(tasks, known, answers)
             fresh = [index for index in group if index not in known or index in elsewhere]
-            remaining += await self._send(number, tasks, fresh, answers)
-        for place in remaining:
-            self._router.forget(tasks[place].key)
-        return sorted(remaining)
-
-    async def _on_the_move(self, tasks: Sequence[Task], indexes: list[int]) -> list[int]:
-        """Return the places of the tasks that the migration refuses, and not an operator: their queues turn."""
-        turning = []
-        for index in indexes:
-            _, settings = await self._router.authority(tasks[index].key)
+            targets = {index: QueuePart(number, tasks[index].key) for index in fresh}
+            remaining += await self._send(tasks, targets, answers)
+        turning: list[int] = []
+        for key, group in by_key(tasks, sorted(remaining)).items():
+            self._router.forget(key)
+            _, settings = await self._router.authority(key)
+            # An operator, not the migration, may have closed the queue: then its tasks stay refused.
             if settings.moved_to is None or ours(settings):
-                turning.append(index)
-        return turning
+                turning += group
+        return sorted(turning)
 
-    async def _send(
-        self,
-        number: int,
-        tasks: Sequence[Task],
-        indexes: list[int],
-        answers: dict[int, Confirmation],
-    ) -> list[int]:
-        """Publish on one side; return the places of those that it refuses because it is closed."""
-        if not indexes:
-            return []
-        confirmations = await self._router.members[number].backend.publisher.publish(
-            *[tasks[index] for index in indexes]
-        )
-        answers.update(zip(indexes, confirmations, strict=True))
-        return [index for index in indexes if answers[index].code is Refusal.MOVED]
-
-    async def _known(self, number: int, tasks: Sequence[Task], indexes: list[int]) -> list[int]:
-        """Return the places of the tasks whose ids a side remembers."""
-        by_key: dict[str, list[int]] = {}
-        for index in indexes:
-            by_key.setdefault(tasks[index].key, []).append(index)
+    async def _known(
+        self, number: int, tasks: Sequence[Task], indexes: list[int]
+    ) -> dict[int, QueuePart]:
+        """Return the indexes of the tasks whose ids a side remembers, mapped to the queue on that side."""
         router = self._router
+        member = router.members[number]
+        known: dict[int, QueuePart] = {}
+
+        async def look_up(key: str, batch: list[int]) -> None:
+            # With fan-out, only the queues that store the copies know the ids.
+            for name in router.copied_to.get(key) or (key,):
+                now = member.backend.now()
+                statuses = await member.control.statuses(name, *[tasks[i].id for i in batch])
+                if any(statuses):
+                    window = (await member.control.settings(name)).dedupe_window
+                    for index, status in zip(batch, statuses, strict=True):
+                        if status is not None and not _forgettable(status, window, now):
+                            known[index] = QueuePart(number, key)
+
         try:
-            matches = await gather_all(
-                router.ask(
-                    number, partial(self._remembered, number, key, [tasks[p].id for p in batch])
-                )
-                for key, batch in by_key.items()
+            await gather_all(
+                router.ask(number, partial(look_up, key, batch))
+                for key, batch in by_key(tasks, indexes).items()
             )
         except BackendUnavailable:
-            if router.mode is MigrationMode.STRICT or number != router.old_member:
+            if not router.is_optional(number):
                 raise
-            return []  # what it knows may be stored a second time: better than not at all
-        known = {p for batch, results in zip(by_key.values(), matches, strict=True)
-                 for p, item in zip(batch, results, strict=True) if item}  # fmt: skip
-        return [index for index in indexes if index in known]
-
-    async def _remembered(self, number: int, key: str, ids: list[str]) -> list[bool]:
-        control = self._router.members[number].control
-        now = self._router.members[number].backend.now()
-        known = [False] * len(ids)
-        for name in self._router.copied_to.get(key) or (key,):  # it is the copies that are known
-            statuses = await control.statuses(name, *ids)
-            if any(statuses):
-                window = (await control.settings(name)).dedupe_window
-                for index, status in enumerate(statuses):
-                    known[index] |= status is not None and not _forgettable(status, window, now)
+            # A duplicate may be stored a second time, which is better than refusing every task.
+            return {}
         return known
 
-    async def schedule_retry(
-        self,
-        task: Task,
-        at: float,
-        *,
-        error: str | None = None,
-        token: str | None = None,
-        settles: Delivery | None = None,
-    ) -> Confirmation:
-        """See `taskqueue_core.backend.Publisher.schedule_retry`: on the side that has the task."""
-        inner = None
-        if settles is not None:
-            number, inner = self._joint.to_member(settles)
-        else:
-            number = await self._member_of(task)
-        publisher = self._router.members[number].backend.publisher
-        return await publisher.schedule_retry(task, at, error=error, token=token, settles=inner)
-
-    async def _member_of(self, task: Task) -> int:
-        """Return the side that has a task, or else the one that takes in what is new."""
-        statuses = await gather_all(
-            member.control.statuses(task.key, task.id) for member in self._router.members
-        )
-        results = [
-            (status, number) for number, (status,) in enumerate(statuses) if status is not None
-        ]
-        if results:
-            return max(results, key=lambda pair: (pair[0].state.live, pair[0].updated_at))[1]
+    async def _open_part(self, task: Task) -> QueuePart:
         number = await self._router.open_side(task.key)
-        return self._router.old_member if number is None else number
-
-    def room_signal(self, *keys: str) -> RoomSignal:
-        """See `taskqueue_core.capabilities.RoomSignals`."""
-        return CombinedSignal([member.backend for member in self._router.members], [keys, keys])
+        return QueuePart(self._router.old_member if number is None else number, task.key)
 
 
 def _forgettable(status: TaskStatus, window: float, now: float) -> bool:
-    """Whether a side keeps a task for its result alone, and would accept the id again if it were open."""
-    ended = not status.state.live and status.state.value != "dead"
+    """Whether a side remembers a task only for its result, so that an open queue would accept the id again."""
+    ended = not status.state.live and status.state is not State.DEAD
     return ended and now >= status.updated_at + window + _SKEW
-
-
-def _turning(task: Task) -> Confirmation:
-    return structs.replace(
-        Confirmation(key=task.key, task_id=task.id, status=Published.REFUSED),
-        code=Refusal.MOVED,
-        reason="the queue is being moved to another backend",
-        retry_after=_POLL_SECONDS,
-    )

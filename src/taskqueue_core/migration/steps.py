@@ -1,72 +1,71 @@
-"""The steps of a migration. One that was killed is given again, by anybody: what is left to do is in the stores."""
+"""The commands of a migration. Any process may repeat a command that was interrupted: its progress is in the stores."""
 
 from __future__ import annotations
 
 import msgspec
 
-from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.migration.backend import MigratingBackend
 from taskqueue_core.migration.routing import MARKER, NEW, OLD, MigrationPhase, MigrationRouter, ours
-from taskqueue_core.tasks import Ledger
 
 _SIDES = ("old", "new")
 
 
 class MigrationUnfinished(TaskQueueError):
-    """There are tasks on the side that is left."""
+    """The migration cannot be finished yet, because tasks are left or a command was interrupted."""
 
     code = "migration_unfinished"
 
 
 class QueueOnTheMove(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue, as far as it has moved."""
+    """The progress of one queue in a migration."""
 
     key: str
     takes_in: str | None
-    """the side that takes its new tasks in; ``None``: neither, at this moment"""
+    """the side that accepts new tasks, ``old`` or ``new``; ``None`` while the queue changes sides"""
     waiting: int
     scheduled: int
     in_flight: int
     dead: int
-    """what the side that is left still has"""
+    """dead letters on the drained side; the three counts above are of the drained side as well"""
     moved: int
-    """how many tasks the other side has taken in"""
+    """number of tasks published on the other side"""
 
     @property
     def empty(self) -> bool:
-        """Whether nothing of it is left."""
+        """Whether the drained side has no tasks of the queue left."""
         return not (self.waiting or self.scheduled or self.in_flight or self.dead)
 
 
 class MigrationStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a migration is."""
+    """The progress of a migration."""
 
     phase: MigrationPhase
     leaves: str
-    """the side that is left"""
+    """the side that is being drained, ``old`` or ``new``"""
     queues: tuple[QueueOnTheMove, ...]
     remembered: float
-    """seconds for which the side that is left may still be needed to tell an id that it knows, once it is empty"""
+    """seconds for which the drained side, once empty, may still be needed to detect duplicate ids"""
 
     @property
     def open_queues(self) -> tuple[str, ...]:
-        """Return the queues that do not take in where they should."""
+        """The queues whose new tasks go to the wrong side."""
         target = _SIDES[1 - _SIDES.index(self.leaves)]
         turned = self.phase is not MigrationPhase.IDLE
         return tuple(queue.key for queue in self.queues if turned and queue.takes_in != target)
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """Return the queues of which something is left."""
+        """The queues that still have tasks on the drained side."""
         return tuple(queue.key for queue in self.queues if not queue.empty)
 
 
 async def start(backend: MigratingBackend) -> MigrationStatus:
-    """Close the intake of the old side, queue by queue, and open that of the new one. Settings are copied before.
+    """Copy all settings to the new side, then move the intake of each queue there.
 
-    Raises `InvalidInput` that names the queue whose settings the new side cannot keep; nothing was closed then.
+    Raises `InvalidInput` if the new side does not support the settings of a queue. The error names the queue, and no
+    queue was closed then.
     """
     router = backend.router
     for key in await _queues(router, OLD):
@@ -76,9 +75,9 @@ async def start(backend: MigratingBackend) -> MigrationStatus:
 
 
 async def rollback(backend: MigratingBackend, *, force: bool = False) -> MigrationStatus:
-    """Close the intake of the new side, queue by queue, and open that of the old one again.
+    """Move the intake of each queue back to the old side.
 
-    With ``force`` only the old side is opened: for a new one that is lost, and will not come back by itself.
+    With ``force``, only open the old side: the new one is lost and will not come back.
     """
     router = backend.router
     if not force:
@@ -91,7 +90,7 @@ async def rollback(backend: MigratingBackend, *, force: bool = False) -> Migrati
 
 
 async def finish(backend: MigratingBackend, *, force: bool = False) -> MigrationStatus:
-    """Note that nothing is left behind. Raises `MigrationUnfinished` while there is, unless ``force`` is given."""
+    """Record that the drained side is empty. Raises `MigrationUnfinished` if it is not, unless ``force`` is given."""
     result = await status(backend)
     if result.phase in (MigrationPhase.IDLE, MigrationPhase.INTERRUPTED) or result.open_queues:
         raise MigrationUnfinished(
@@ -108,7 +107,7 @@ async def finish(backend: MigratingBackend, *, force: bool = False) -> Migration
 
 
 async def status(backend: MigratingBackend) -> MigrationStatus:
-    """Say what is left where. Raises `BackendUnavailable` where a backend is unavailable."""
+    """Return the progress of every queue. Raises `BackendUnavailable` if either backend is unavailable."""
     router = backend.router
     phase = await router.phase(fresh=True)
     remaining = 1 - phase.towards
@@ -118,30 +117,22 @@ async def status(backend: MigratingBackend) -> MigrationStatus:
     for key in keys:
         settings = [await member.control.settings(key) for member in router.members]
         ledgers = await gather_all(member.control.ledger(key) for member in router.members)
-        queues.append(_queue_status(key, phase, settings, ledgers))
+        closed = [ours(setting) for setting in settings]
+        left = ledgers[remaining]
+        queues.append(
+            QueueOnTheMove(
+                key=key,
+                takes_in=None if all(closed) else _SIDES[closed.index(False)],
+                waiting=left.waiting,
+                scheduled=left.scheduled,
+                in_flight=left.in_flight,
+                dead=left.dead,
+                moved=ledgers[phase.towards].published,
+            )
+        )
         remembered = max(remembered, settings[remaining].dedupe_window)
     return MigrationStatus(
         phase=phase, leaves=_SIDES[remaining], queues=tuple(queues), remembered=remembered
-    )
-
-
-def _queue_status(
-    key: str, phase: MigrationPhase, settings: list[QueueSettings], ledgers: list[Ledger]
-) -> QueueOnTheMove:
-    closed = [ours(setting) for setting in settings]
-    towards = phase.towards
-    takes_in = None if all(closed) else _SIDES[closed.index(False)]
-    if not any(closed):
-        takes_in = _SIDES[OLD]
-    ledger = ledgers[1 - towards]
-    return QueueOnTheMove(
-        key=key,
-        takes_in=takes_in,
-        waiting=ledger.waiting,
-        scheduled=ledger.scheduled,
-        in_flight=ledger.in_flight,
-        dead=ledger.dead,
-        moved=ledgers[towards].published,
     )
 
 
@@ -150,7 +141,7 @@ async def _queues(router: MigrationRouter, number: int) -> list[str]:
 
 
 async def _copy(router: MigrationRouter, key: str) -> None:
-    """Give the new side the settings of a queue, where it has none of its own."""
+    """Copy the settings of a queue to the new side, unless that side has settings of its own."""
     old, new = [await member.control.settings(key) for member in router.members]
     if not old.version or new.version:
         return
@@ -162,7 +153,7 @@ async def _copy(router: MigrationRouter, key: str) -> None:
 
 
 async def _turn(router: MigrationRouter, number: int) -> None:
-    """Turn what does not exist yet, then every queue, and those that came up meanwhile."""
+    """Move the intake to one side: of queues that do not exist yet, then of all queues, including new ones."""
     await router.turn_all(number)
     turned: set[str] = set()
     while True:

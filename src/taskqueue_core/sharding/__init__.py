@@ -1,1 +1,1 @@
-"""One queue over several partitions."""
+"""Sharding: one queue is spread over several partitions of a store."""

@@ -1,4 +1,4 @@
-"""One backend whose queues may be spread over several partitions of its store."""
+"""The backend for sharded queues, which are spread over several partitions of one store."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from math import gcd
 from msgspec import structs
 
 from taskqueue_core.authoring.helpers import checked_keys
-from taskqueue_core.backend import Backend, Capabilities, Capability
-from taskqueue_core.capabilities import DeadLetters, SlotPool, has, slots_of
-from taskqueue_core.composite.backend import CompositeBackend, Member, QueuePart, ReceivePlan
-from taskqueue_core.composite.control import JointDeadLetters
+from taskqueue_core.backend import Backend
+from taskqueue_core.composite.backend import (
+    CompositeBackend,
+    Member,
+    QueuePart,
+    ReceivePlan,
+    renamed,
+)
 from taskqueue_core.concurrency import gather_all
-from taskqueue_core.errors import CapabilityMissing
 from taskqueue_core.limits import check_name
 from taskqueue_core.shard_guard import MARKER
 from taskqueue_core.sharding.control import ShardedControl
@@ -26,91 +29,60 @@ from taskqueue_core.sharding.generations import (
     Shard,
     ShardGenerations,
     reject_shard_name,
-    renamed,
 )
 from taskqueue_core.sharding.publisher import ShardedPublisher
 from taskqueue_core.sharding.subscription import ShardedSubscription
-from taskqueue_core.tasks import Delivery, Health, Ledger, QueueStats, Task
+from taskqueue_core.tasks import Delivery, Health
 
 _MARK = re.compile(r"<s(\d{1,3})@(\d{1,9})x(\d{1,4})>")
 _POLL_SECONDS = 0.1
-"""seconds between two checks of what a shard waits for"""
+"""seconds between two checks of whether an older shard is drained"""
 
 
 class ShardedBackend(CompositeBackend):
-    """See `taskqueue_core.backend.Backend`: as the one inside, and it keeps the setting ``shards``.
+    """A `Backend` that adds the setting ``shards`` to another backend.
 
-    A queue that was never sharded is passed through.
+    Calls for a queue that was never sharded are passed on unchanged.
     """
 
     def __init__(self, inner: Backend) -> None:
-        """Own ``inner``, which needs ``control``."""
+        """Take ownership of ``inner``, which must support ``control``."""
         self.inner = inner
         super().__init__(Member("store", inner, needed=True))
         self.generations = ShardGenerations(self.members[0].control)
-        self.publisher = ShardedPublisher(self, inner, self.generations)
-        self.control = ShardedControl(self, self.generations, self.refresh_plans)
+        self.publisher = ShardedPublisher(self, self.generations)
+        self.control = ShardedControl(self, self.generations)
         self._drained: set[str] = set()
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """The capabilities of the wrapped backend."""
-        return self.inner.capabilities
-
-    @property
-    def dead_letters(self) -> DeadLetters:
-        """The dead letters."""
-        if not has(self.inner, Capability.DEAD_LETTERS):
-            raise CapabilityMissing(f"{type(self.inner).__name__} has no dead letters")
-        return JointDeadLetters(self)
-
-    @property
-    def slots(self) -> SlotPool:
-        """The slot pool of the backend inside."""
-        return slots_of(self.inner)
-
     def subscribe(self, keys: Iterable[str], consumer: str) -> ShardedSubscription:
-        """See `taskqueue_core.backend.Backend.subscribe`."""
         check_name("consumer", consumer)
         unique = checked_keys(keys)
         for key in unique:
             reject_shard_name("keys", key)
-        return self.remember(ShardedSubscription(self, unique, consumer))
-
-    def now(self) -> float:
-        """Return the store's time."""
-        return self.inner.now()
+        return ShardedSubscription(self, unique, consumer)
 
     async def health(self) -> Health:
-        """Ask the backend."""
         return await self.inner.health()
 
-    def refresh_plans(self) -> None:
-        """Have every subscription look at its plan: this process has changed something."""
-        for subscription in self._subscriptions:
-            subscription.refresh_now()
-
-    # what the parts ask for
-
     async def parts(self, key: str) -> Sequence[QueuePart]:
-        """Return every shard of every generation."""
+        """Return every shard of every generation of a queue, oldest generation first."""
         await self.generations.refresh()
         chain = self.generations.known(key)
         return [QueuePart(0, name) for generation in chain for name in generation.shard_keys(key)]
 
     def public_key(self, part: QueuePart) -> str | None:
-        """Return the queue that a shard is of."""
+        """Return the name of the queue that a shard belongs to; ``None`` for the marker queue."""
         shard = Shard.read(part.key)
         if shard is None:
             return None if part.key == MARKER else part.key
         return shard.key
 
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Receive from what is known not to be sharded, and of the others from what needs no look at the store."""
+        """Return the first shard of each queue, which can be received from without a look at the settings."""
         return ReceivePlan(tuple(QueuePart(0, key) for key in keys), 0)
 
     async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return every shard whose tasks may be delivered: none before everything older than it."""
+        """Return the shards that may deliver now. A shard waits until the older shards that precede it are drained."""
         await self.generations.refresh()
         sharded = [key for key in keys if self.generations.known(key) != (FIRST,)]
         matches = await gather_all(self._open(key) for key in sharded)
@@ -120,7 +92,7 @@ class ShardedBackend(CompositeBackend):
         return ReceivePlan(tuple(parts), _POLL_SECONDS if held else REMEMBERED)
 
     async def _open(self, key: str) -> list[str | None]:
-        """Return a queue's shards that may be received from, but for the first one, and ``None`` if others wait."""
+        """Return a queue's shards that may deliver, without the first one, and ``None`` if other shards must wait."""
         chain = self.generations.known(key)
         names: list[str | None] = []
         before: list[bool] = [await self._empty(FIRST.shard_key(key, 0))]
@@ -139,19 +111,19 @@ class ShardedBackend(CompositeBackend):
         return names
 
     async def _empty(self, position: str) -> bool:
-        """Whether nothing of a closed place can come before what its successors have."""
-        if position in self._drained:
-            return True
-        if is_drained(await self.members[0].control.stats(position)):
-            self._drained.add(position)
+        """Whether a closed shard has no task left that precedes the tasks of later shards.
+
+        Scheduled tasks count only if the shard had retries: a task that was never delivered precedes no other task.
+        """
+        if position not in self._drained:
+            stats = await self.members[0].control.stats(position)
+            retries = stats.ledger.scheduled if stats.retried else 0
+            if not (stats.ledger.waiting or stats.ledger.in_flight or retries):
+                self._drained.add(position)
         return position in self._drained
 
-    def in_turn(self) -> bool:
-        """Return true: no part of a plan must wait for another."""
-        return True
-
-    def from_member(self, member: int, delivery: Delivery) -> Delivery:  # noqa: ARG002 - there is one
-        """Call the queue by its name, and mark the receipt with the shard."""
+    def from_member(self, member: int, delivery: Delivery) -> Delivery:  # noqa: ARG002 - there is only one member
+        """Replace the shard's name by that of its queue, and prefix the receipt with the shard."""
         shard = Shard.read(delivery.task.key)
         if shard is None:
             return delivery
@@ -163,38 +135,17 @@ class ShardedBackend(CompositeBackend):
             shard=shard.shard if shards > 1 else None,
         )
 
-    def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
-        """Take the mark away, and call the task by its shard."""
-        parts = _MARK.match(delivery.receipt) if delivery.receipt.startswith("<") else None
+    def origins(self, receipt: str, key: str) -> Sequence[tuple[QueuePart, str]]:
+        """Return the shard that issued a receipt, and the receipt without the prefix that names the shard."""
+        parts = _MARK.match(receipt) if receipt.startswith("<") else None
         if parts is None:
-            return 0, delivery
-        generation = Generation(int(parts[2]), int(parts[3]))
-        name = generation.shard_key(delivery.task.key, int(parts[1]))
-        receipt = delivery.receipt[parts.end() :]
-        return 0, structs.replace(delivery, task=renamed(delivery.task, name), receipt=receipt)
-
-    def member_receipts(self, receipt: str) -> Sequence[tuple[QueuePart, str]]:
-        """Take the mark away."""
-        parts = _MARK.match(receipt)
-        return [(QueuePart(0, ""), receipt if parts is None else receipt[parts.end() :])]
-
-    def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:  # noqa: ARG002 - it is the same
-        """Return the delivery as its worker knows it."""
-        return self.from_member(member, delivery)
-
-    def renamed(self, part: QueuePart, task: Task) -> Task:
-        """Call a task by its queue."""
-        return renamed(task, self.public_key(part) or task.key)
+            return [(QueuePart(0, key), receipt)]
+        if key:
+            key = Generation(int(parts[2]), int(parts[3])).shard_key(key, int(parts[1]))
+        return [(QueuePart(0, key), receipt[parts.end() :])]
 
 
 def related(shard: int, before: Generation, after: Generation) -> Iterable[int]:
-    """Return the shards of the generation before whose tasks would go to this one now."""
+    """Return the shards of the previous generation whose tasks would now be published to ``shard``."""
     step = gcd(before.shards, after.shards)
     return range(shard % step, before.shards, step)
-
-
-def is_drained(stats: QueueStats) -> bool:
-    """Whether a closed place has nothing that comes before what was published later: what was never due has not."""
-    ledger: Ledger = stats.ledger
-    retries = ledger.scheduled if stats.retried else 0
-    return not (ledger.waiting or ledger.in_flight or retries)

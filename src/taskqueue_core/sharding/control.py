@@ -1,48 +1,35 @@
-"""The operator's side of sharded queues: settings that hold in every shard, and the change of their number."""
+"""``control`` of sharded queues: settings apply to all shards, and changing ``shards`` changes their number."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable
 
-from taskqueue_core.capabilities import Maintained, QueueSettings
-from taskqueue_core.composite.backend import CompositeBackend, QueuePart
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.composite.backend import CompositeBackend
 from taskqueue_core.composite.control import JointControl
-from taskqueue_core.concurrency import gather_all
-from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
+from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.shard_guard import write_marker
 from taskqueue_core.sharding.generations import (
-    FIRST,
     LONGEST,
     Generation,
     ShardGenerations,
     reject_shard_name,
 )
 
-_CARED_FOR = 10
-"""sharded queues that one pass of maintenance completes"""
+_REPAIRED = 10
+"""maximum number of sharded queues that one maintenance pass checks"""
 
 
 class ShardedControl(JointControl):
-    """A queue's settings are those of its first place, and every shard has a copy."""
+    """``control`` of sharded queues. A queue's settings are stored in its first shard, and copied to every other."""
 
-    def __init__(
-        self,
-        composite: CompositeBackend,
-        generations: ShardGenerations,
-        on_change: Callable[[], None],
-    ) -> None:
-        """Look after the queues of ``composite``; call ``on_change`` after this process has changed their shards."""
+    def __init__(self, composite: CompositeBackend, generations: ShardGenerations) -> None:
         super().__init__(composite)
         self._generations = generations
-        self._on_change = on_change
         self._inner = composite.members[0].control
-        self._cared = itertools.count()
 
     async def settings(self, key: str) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.settings`."""
         settings = self._outside(await self._inner.settings(key))
         if Generation.read(settings.moved_to) is None:
             return settings
@@ -52,7 +39,7 @@ class ShardedControl(JointControl):
         return settings.model_copy(update={"shards": last.shards, "moved_to": moved})
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.configure`. Confirmed when every shard has them."""
+        """Replace the settings of a queue, and return when every shard has them."""
         check_name("key", key)
         reject_shard_name("key", key)
         first = await self._inner.settings(key)
@@ -67,20 +54,21 @@ class ShardedControl(JointControl):
             await self._demand_no_copies(key)
         moved_to = first.moved_to
         await write_marker(self._inner)
-        if whole:  # closed by this change of settings, so that only one process can do it
+        # If several processes do this at once, only one has its settings accepted below.
+        if whole:
             following = Generation(1, settings.shards)
             moved_to = following.moved_to
-            await gather_all(
-                self._generations.copy(name, settings, following)
-                for name in following.shard_keys(key)
-            )
+            await self._generations.copy(key, settings, following)
         retained = {"shards": 1, "moved_to": moved_to}
         results = await self._inner.configure(key, settings.model_copy(update=retained))
-        await self._spread(key, settings.model_copy(update={"version": results.version}))
+        settings = settings.model_copy(update={"version": results.version})
+        await self._generations.copy(key, settings, *(await self._generations.read(key))[1:])
+        await self._generations.succeed(key, settings.shards, settings)
+        self._composite.refresh_plans()
         return requested.model_copy(update={"version": results.version})
 
     async def _inside(self, settings: QueueSettings) -> QueueSettings:
-        """Call the queues that copies go to as the store does. Raises `InvalidInput` for one with several shards."""
+        """Replace the queues in ``bound_to`` by their shards. Raises `InvalidInput` for a queue with several shards."""
         names: list[str] = []
         for other in settings.bound_to:
             last = (await self._generations.read(other))[-1]
@@ -90,22 +78,19 @@ class ShardedControl(JointControl):
         return settings.model_copy(update={"bound_to": tuple(names)}) if names else settings
 
     def _outside(self, settings: QueueSettings) -> QueueSettings:
-        """Call them by their names again."""
+        """Replace the shards in ``bound_to`` by the names of their queues."""
         if not settings.bound_to:
             return settings
-        names = [
-            self._composite.public_key(QueuePart(0, name)) or name for name in settings.bound_to
-        ]
+        names = [self._composite.public_name(0, name) for name in settings.bound_to]
         return settings.model_copy(update={"bound_to": tuple(names)})
 
     def _check(self, key: str, settings: QueueSettings) -> None:
         if settings.of_the_whole and settings.shards > 1:
             name = settings.of_the_whole[0]
             raise InvalidInput("shards", "several", f"1: a queue with {name} cannot have shards")
-        if len(key) + LONGEST > LIMITS.name:
-            allowed = (
-                f"1: the name of a sharded queue has at most {LIMITS.name - LONGEST} characters"
-            )
+        most = LIMITS.name - LONGEST
+        if len(key) > most:
+            allowed = f"1: the name of a sharded queue has at most {most} characters"
             raise InvalidInput("shards", "several", allowed)
 
     async def _demand_no_copies(self, key: str) -> None:
@@ -113,39 +98,13 @@ class ShardedControl(JointControl):
             if key in self._outside(await self._inner.settings(other)).bound_to:
                 raise InvalidInput("shards", "several", f"1: {other!r} is bound to this queue")
 
-    async def _spread(self, key: str, settings: QueueSettings) -> None:
-        generations = self._generations
-        chain = await generations.read(key)
-        await gather_all(
-            generations.copy(name, settings, generation)
-            for generation in chain[1:]
-            for name in generation.shard_keys(key)
-        )
-        await generations.succeed(key, settings.shards, settings)
-        self._on_change()
-
-    async def maintain(self) -> Maintained:
-        """See `taskqueue_core.capabilities.Control.maintain`. Completes what was interrupted, too."""
-        done = await super().maintain()
-        with contextlib.suppress(BackendUnavailable, SettingsConflict):  # the next pass continues
-            await self._care()
-        return done
-
-    async def _care(self) -> None:
+    async def _repair(self) -> None:
+        """Complete changes of the number of shards that were interrupted."""
         generations = self._generations
         await generations.refresh()
-        keys = sorted(generations.sharded)
-        start = next(self._cared) * _CARED_FOR
-        for key in keys[start : start + _CARED_FOR]:
+        for key in self._next_keys(sorted(generations.sharded), _REPAIRED):
             chain = await generations.read(key)
             for generation, following in itertools.pairwise(chain):
                 await generations.close_all(key, generation, following)
             settings = await self._inside(await self.settings(key))
-            await gather_all(
-                generations.copy(name, settings, generation)
-                for generation in chain
-                if generation != FIRST
-                for name in generation.shard_keys(key)
-            )
-        if start + _CARED_FOR >= len(keys):
-            self._cared = itertools.count()
+            await generations.copy(key, settings, *chain[1:])

@@ -1,4 +1,4 @@
-"""The generations of sharded queues, read from the settings in the store: a closed shard names the next one."""
+"""The generations of sharded queues, read from the settings in the store: a closed shard names the next generation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from hashlib import blake2b
 from typing import NamedTuple
 from zlib import crc32
 
-from msgspec import structs
-
 from taskqueue_core.capabilities import Control, QueueSettings
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import InvalidInput
@@ -22,7 +20,7 @@ from taskqueue_core.tasks import Task
 _SHARD = re.compile(r"(.+):s(\d{1,3})@(\d{1,9})x(\d{1,4})-[0-9a-f]{4}")
 _EVENLY = 48
 LONGEST = 29
-"""characters that the name of a shard has beyond its queue's"""
+"""number of characters by which the name of a shard may be longer than the name of its queue"""
 
 
 class Generation(NamedTuple):
@@ -33,32 +31,32 @@ class Generation(NamedTuple):
 
     @property
     def moved_to(self) -> str:
-        """Return what is said, in the settings of the places before, of where they have moved."""
+        """The value of ``moved_to`` in the settings of the shards that this generation replaces."""
         return f"shards@{self.number}x{self.shards}"
 
     @classmethod
     def read(cls, name: str | None) -> Generation | None:
-        """Read such a word; ``None`` if it is another."""
+        """Parse the setting ``moved_to``; return ``None`` if it does not name a generation."""
         parts = None if name is None else GENERATION.fullmatch(name)
         return None if parts is None else cls(int(parts[1]), int(parts[2]))
 
     def shard_key(self, key: str, shard: int) -> str:
-        """Return the name of a shard in the store."""
+        """Return the key under which the store keeps a shard of the queue ``key``."""
         if not self.number:
             return key
         return _named(key, shard, self)
 
     def shard_keys(self, key: str) -> list[str]:
-        """Return the names of all shards."""
+        """Return the keys under which the store keeps the shards of the queue ``key``."""
         return [self.shard_key(key, shard) for shard in range(self.shards)]
 
 
 FIRST = Generation(0, 1)
-"""a queue whose number of shards was never changed is called as it is"""
+"""the generation of a queue whose number of shards was never changed: one shard, with the name of the queue"""
 
 
 class Shard(NamedTuple):
-    """What the name of a shard says."""
+    """A shard, as its name in the store describes it."""
 
     key: str
     shard: int
@@ -66,7 +64,7 @@ class Shard(NamedTuple):
 
     @classmethod
     def read(cls, name: str) -> Shard | None:
-        """Read the name of a shard; ``None`` for that of a queue."""
+        """Parse the name of a shard; return ``None`` for the name of a queue."""
         parts = _SHARD.fullmatch(name) if "@" in name else None
         if parts is None:
             return None
@@ -74,13 +72,13 @@ class Shard(NamedTuple):
 
 
 def reject_shard_name(field: str, key: str) -> None:
-    """Raise `InvalidInput` for what is the name of a shard, and not of a queue."""
+    """Raise `InvalidInput` if ``key`` is the name of a shard, not of a queue."""
     if Shard.read(key) is not None:
         raise InvalidInput(field, "the name of a shard", "names of queues")
 
 
 def shard_of(task: Task, shards: int) -> int:
-    """Return the shard of a task: tasks of one entity have the same one."""
+    """Return the number of a task's shard. Tasks with the same ordering key are in the same shard."""
     if shards == 1:
         return 0
     name = task.ordering_key or task.id
@@ -89,8 +87,8 @@ def shard_of(task: Task, shards: int) -> int:
 
 @lru_cache(maxsize=16_384)
 def _named(key: str, shard: int, generation: Generation) -> str:
-    # Where a store chooses the partition by a checksum of the name, as the cluster of Redis does, neighbours shall have
-    # neighbouring ones: so that shards are spread evenly over any number of partitions that divides this.
+    # Some stores, for example Redis Cluster, choose the partition by a checksum of the name. The salt gives consecutive
+    # shards consecutive checksums, so that they are spread evenly over any number of partitions that divides _EVENLY.
     name = f"{key}:s{shard}@{generation.number}x{generation.shards}"
     wanted = (crc32(key.encode()) + shard) % _EVENLY
     for salt in range(0x10000):
@@ -100,25 +98,14 @@ def _named(key: str, shard: int, generation: Generation) -> str:
     return f"{name}-0000"
 
 
-def renamed(task: Task, key: str) -> Task:
-    """Return a task as that of another queue. Its fields were checked when it was made, and are not again."""
-    if task.key == key:
-        return task
-    copy: Task = task.__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
-    structs.force_setattr(copy, "key", key)
-    return copy
-
-
 REMEMBERED = 2.0
-"""seconds for which a chain is taken for complete; a refused publish reads it again at once"""
-_SHARD_FIELDS = ("version", "moved_to", "shards")
+"""seconds for which the known generations are assumed to be complete; a refused publish reads them at once"""
 
 
 class ShardGenerations:
-    """What this process knows of them. Places are closed for good, so a chain only grows."""
+    """The generations of all queues that this process knows. Shards are never reopened, so no generation is removed."""
 
     def __init__(self, control: Control) -> None:
-        """Read through ``control``."""
         self._control = control
         self._known: dict[str, tuple[Generation, ...]] = {}
         self._looked_at = -REMEMBERED
@@ -127,66 +114,46 @@ class ShardGenerations:
 
     @property
     def sharded(self) -> KeysView[str]:
-        """The queues whose number of shards was changed, as far as this process has heard."""
+        """The queues whose number of shards was changed, as far as this process knows."""
         return self._known.keys()
 
     def known(self, key: str) -> tuple[Generation, ...]:
-        """Return the generations of a queue that this process has heard of, the oldest first."""
+        """Return the generations of a queue that this process knows, oldest first."""
         return self._known.get(key, (FIRST,))
 
     async def refresh(self) -> None:
-        """Learn what other processes have sharded, with one call for all queues every two seconds."""
+        """Learn which queues other processes have sharded. Reads the list of queues every two seconds at most."""
         async with self._looking:
             now = asyncio.get_running_loop().time()
             if now < self._looked_at + REMEMBERED:
                 return
             names = await self._control.queues()
             self._looked_at = now
-            behind: set[str] = set()
-            for name in names:
-                shard = Shard.read(name)
-                if shard is not None and shard.generation.number > self.known(shard.key)[-1].number:
-                    behind.add(shard.key)
-            await gather_all(self.read(key) for key in behind)
-
-    async def where(self, task: Task) -> str | None:
-        """Return the shard that has a task, or had it last."""
-        chain = await self.read(task.key)
-        if len(chain) == 1:
-            return None
-        names = [name for generation in chain for name in generation.shard_keys(task.key)]
-        statuses = await gather_all(self._control.statuses(name, task.id) for name in names)
-        results = [
-            (status, name)
-            for name, (status,) in zip(names, statuses, strict=True)
-            if status is not None
-        ]
-        best = max(results, key=lambda pair: (pair[0].state.live, pair[0].updated_at), default=None)
-        return best and best[1]
+            shards = [shard for name in names if (shard := Shard.read(name)) is not None]
+            newer = [s for s in shards if s.generation.number > self.known(s.key)[-1].number]
+            await gather_all(self.read(key) for key in {shard.key for shard in newer})
 
     async def read(self, key: str) -> tuple[Generation, ...]:
-        """Read the generations of a queue from the settings."""
+        """Read the generations of a queue from its settings; return them oldest first."""
         chain = self.known(key)
-        while following := await self.after(chain[-1].shard_key(key, 0)):
+        while True:
+            last = chain[-1].shard_key(key, 0)
+            following = Generation.read((await self._control.settings(last)).moved_to)
+            if following is None:
+                break
+            self._closed.add(last)
             chain = (*chain, following)
         if len(chain) > len(self.known(key)):
             self._known[key] = chain
         return self.known(key)
 
-    async def after(self, position: str) -> Generation | None:
-        """Return the generation that follows a place that is closed."""
-        following = Generation.read((await self._control.settings(position)).moved_to)
-        if following is not None:
-            self._closed.add(position)
-        return following
-
     async def demand_closed(self, position: str, following: Generation) -> None:
-        """See to it that a place of the generation before takes nothing in any more."""
+        """Close a shard to new tasks, unless this process knows that it is closed."""
         if position not in self._closed:
             await self.close(position, following)
 
     async def close(self, position: str, following: Generation) -> Generation:
-        """Close a shard for good; return the generation that follows, which another process may have chosen."""
+        """Close a shard for good; return the generation that replaces it, which another process may have chosen."""
 
         def edit(settings: QueueSettings) -> QueueSettings:
             if Generation.read(settings.moved_to) is not None:
@@ -198,15 +165,13 @@ class ShardGenerations:
         return Generation.read(settings.moved_to) or following
 
     async def succeed(self, key: str, shards: int, settings: QueueSettings) -> None:
-        """Have a queue go on with another number of shards.
+        """Replace the last generation of a queue by one with ``shards`` shards.
 
-        The first shard of the present ones is closed first: it decides what follows for all processes that try this.
+        Its first shard is closed first: this decides the next generation if several processes try at the same time.
         """
         while (chain := await self.read(key))[-1].shards != shards:
             last, following = chain[-1], Generation(chain[-1].number + 1, shards)
-            await gather_all(
-                self.copy(name, settings, following) for name in following.shard_keys(key)
-            )
+            await self.copy(key, settings, following)
             following = await self.close(last.shard_key(key, 0), following)
             await self.close_all(key, last, following)
 
@@ -214,21 +179,26 @@ class ShardGenerations:
         """Close every shard of a generation."""
         await gather_all(self.demand_closed(name, following) for name in generation.shard_keys(key))
 
-    async def copy(self, position: str, settings: QueueSettings, generation: Generation) -> None:
-        """Give a shard the settings of its queue; its version and what follows it are its own."""
+    async def copy(self, key: str, settings: QueueSettings, *generations: Generation) -> None:
+        """Copy a queue's settings to all shards of the given generations.
+
+        Each shard keeps its own version, and its own ``moved_to`` if a later generation has replaced it.
+        """
+        await gather_all(
+            self._copy(name, settings)
+            for generation in generations
+            for name in generation.shard_keys(key)
+        )
+
+    async def _copy(self, position: str, settings: QueueSettings) -> None:
         moved = settings.moved_to if Generation.read(settings.moved_to) is None else None
 
         def edit(result: QueueSettings) -> QueueSettings:
-            closed = Generation.read(result.moved_to) is not None
-            own: dict[str, object] = {"version": result.version, "shards": 1}
-            own["moved_to"] = result.moved_to if closed else moved
+            kept = moved if Generation.read(result.moved_to) is None else result.moved_to
+            own = {"version": result.version, "shards": 1, "moved_to": kept}
             return settings.model_copy(update=own)
 
-        assert generation.number  # noqa: S101 - the first one is the queue itself
-        await change_settings(self._control, position, edit)
-        if not (
-            await self._control.settings(position)
-        ).version:  # so that others find it by its name
-            await self._control.configure(position, settings.model_copy(update={
-                "version": 0, "shards": 1, "moved_to": moved,
-            }))  # fmt: skip
+        written = await change_settings(self._control, position, edit)
+        # A queue with settings is listed, so that other processes find the shard by its name.
+        if not written.version:
+            await self._control.configure(position, written)

@@ -1,4 +1,4 @@
-"""Receiving from shards: the one served last comes first for a while, and each delivery says which shard it is from."""
+"""Receiving from sharded queues: the shard that delivered last is preferred for a while."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from msgspec import structs
 from taskqueue_core.composite.backend import CompositeBackend, QueuePart
 from taskqueue_core.composite.source import Source
 from taskqueue_core.composite.subscription import JointSubscription
-from taskqueue_core.sharding.generations import Shard
 from taskqueue_core.tasks import Delivery, Received
 
 _STREAK = 10
-"""receives in a row that may prefer the shard served last; then all shards have their turn"""
+"""maximum number of consecutive receives that prefer the same shard; then all shards take turns again"""
 _FAVOURITES = 8
-"""shards whose subscriptions are kept open, to be asked first"""
+"""maximum number of shards that have a subscription of their own, so that they can be asked first"""
 
 
 class ShardedSubscription(JointSubscription):
-    """See `taskqueue_core.backend.Subscription`."""
+    """Implementation of `Subscription` for sharded queues."""
 
     def __init__(self, joint: CompositeBackend, keys: tuple[str, ...], consumer: str) -> None:
-        """Start open."""
         self._favourites: dict[QueuePart, Source] = {}
         self._last: dict[str, int] = {}
         self._served: QueuePart | None = None
@@ -28,7 +26,6 @@ class ShardedSubscription(JointSubscription):
         super().__init__(joint, keys, consumer)
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        """See `taskqueue_core.backend.Subscription.receive`."""
         received = await super().receive(limit, timeout)
         if not any(delivery.shard is not None for delivery in received.deliveries):
             return received
@@ -36,7 +33,7 @@ class ShardedSubscription(JointSubscription):
         return structs.replace(received, deliveries=deliveries)
 
     def _was_elsewhere(self, delivery: Delivery) -> Delivery:
-        """Say whether the delivery before was from another shard."""
+        """Set ``shard_changed`` if the previous delivery of the queue was from another shard."""
         if delivery.shard is None:
             return delivery
         key = delivery.task.key
@@ -48,23 +45,21 @@ class ShardedSubscription(JointSubscription):
         return structs.replace(delivery, shard_changed=last != delivery.shard)
 
     def _alone(self) -> Source | None:
-        """Return none, too, where a shard may be preferred."""
-        shard = None if self._served is None else Shard.read(self._served.key)
-        return None if shard is not None and shard.generation.shards > 1 else super()._alone()
+        """Return the only source, unless a shard may be preferred."""
+        return None if self._served is not None else super()._alone()
 
-    def _first(self) -> Source | None:
-        """Return the source of the shard that was served last, unless the others have waited long enough."""
+    def _preferred(self) -> list[Source]:
+        """Return the source of the shard that delivered last, unless too many receives in a row have preferred it."""
         part = self._served
-        shard = None if part is None else Shard.read(part.key)
-        if part is None or shard is None or shard.generation.shards == 1:
-            return None
+        if part is None:
+            return []
         if self._streak >= _STREAK:
             self._streak = 0
-            return None
+            return []
         source = self._favourites.get(part)
         if source is None or source.retired:
             if len(self._favourites) >= _FAVOURITES:
                 self._favourites.pop(next(iter(self._favourites))).retired = True
             source = self._favourites[part] = self.open(0, (part.key,))
             source.aside = True
-        return source
+        return [source]

@@ -1,0 +1,151 @@
+"""Publishing to a composite backend: in rounds, until every task is in the part of its queue where it belongs."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+from msgspec import structs
+
+from taskqueue_core.capabilities import RoomSignal
+from taskqueue_core.composite.backend import CompositeBackend, QueuePart, renamed
+from taskqueue_core.concurrency import first_completed
+from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
+from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
+
+_ROUNDS = 5
+_POLL_SECONDS = 1.0
+"""suggested delay, in seconds, for a publish that was refused because its queue is being moved"""
+
+
+class JointPublisher(ABC):
+    """Base of a composite backend's `Publisher`. A subclass decides which part of a queue accepts a task."""
+
+    moving: str
+    """the reason given for refusing a task while its queue is being moved"""
+
+    def __init__(self, composite: CompositeBackend) -> None:
+        self._composite = composite
+
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        answers: dict[int, Confirmation] = {}
+        remaining = list(range(len(tasks)))
+        try:
+            for _ in range(_ROUNDS if tasks else 0):
+                remaining = await self._round(tasks, remaining, answers)
+                if not remaining:
+                    break
+        except BackendUnavailable as error:
+            if any(answer.status is Published.ACCEPTED for answer in answers.values()):
+                raise PublishUnconfirmed("only part of the batch was accepted") from error
+            raise
+        for index in remaining:
+            answers[index] = Confirmation(
+                key=tasks[index].key,
+                task_id=tasks[index].id,
+                status=Published.REFUSED,
+                code=Refusal.MOVED,
+                reason=self.moving,
+                retry_after=_POLL_SECONDS,
+            )
+        return tuple([answers[index] for index in range(len(tasks))])
+
+    @abstractmethod
+    async def _round(
+        self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
+    ) -> list[int]:
+        """Publish some of the tasks; return the indexes of those to be published again elsewhere."""
+
+    async def _send(
+        self,
+        tasks: Sequence[Task],
+        targets: dict[int, QueuePart],
+        answers: dict[int, Confirmation],
+    ) -> list[int]:
+        """Publish each task to its target; return the indexes of those refused because the target is closed."""
+        by_member: dict[int, list[int]] = {}
+        for index in sorted(targets):
+            by_member.setdefault(targets[index].member, []).append(index)
+        for member, indexes in by_member.items():
+            confirmations = await self._composite.members[member].backend.publisher.publish(
+                *[renamed(tasks[index], targets[index].key) for index in indexes]
+            )
+            for index, answer in zip(indexes, confirmations, strict=True):
+                answers[index] = _for_key(answer, tasks[index].key)
+        return [index for index in sorted(targets) if answers[index].code is Refusal.MOVED]
+
+    async def schedule_retry(
+        self,
+        task: Task,
+        at: float,
+        *,
+        error: str | None = None,
+        token: str | None = None,
+        settles: Delivery | None = None,
+    ) -> Confirmation:
+        """Schedule the next attempt in the part that has the task."""
+        inner = None
+        if settles is None:
+            part = await self._part_of(task)
+        else:
+            member, inner = self._composite.to_member(settles)
+            part = QueuePart(member, inner.task.key)
+        confirmation = await self._composite.members[part.member].backend.publisher.schedule_retry(
+            renamed(task, part.key), at, error=error, token=token, settles=inner
+        )
+        return _for_key(confirmation, task.key)
+
+    async def _part_of(self, task: Task) -> QueuePart:
+        """Return the part that has a task or had it last, or else the part that accepts new tasks."""
+        (found,) = await self._composite.locate(task.key, [task.id])
+        return found[0] if found else await self._open_part(task)
+
+    @abstractmethod
+    async def _open_part(self, task: Task) -> QueuePart:
+        """Return the part that accepts a new task."""
+
+    def room_signal(self, *keys: str) -> RoomSignal:
+        members = self._composite.members
+        return _CombinedSignal([member.backend.publisher for member in members], keys)
+
+
+class _CombinedSignal:
+    """A `RoomSignal` for queues of several backends: a notification from any of them ends the wait."""
+
+    def __init__(self, publishers: Sequence[Any], keys: Sequence[str]) -> None:
+        """Use the signals of the publishers that have them."""
+        self._signals: list[RoomSignal] = [
+            publisher.room_signal(*keys)
+            for publisher in publishers
+            if hasattr(publisher, "room_signal")
+        ]
+        self._open = AsyncExitStack()
+
+    async def wait(self, timeout: float) -> None:
+        waits = [signal.wait(timeout) for signal in self._signals]
+        await first_completed(*waits, asyncio.sleep(timeout))
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opened:
+            for signal in self._signals:
+                await opened.enter_async_context(signal)
+            self._open = opened.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
+
+
+def by_key(tasks: Sequence[Task], indexes: Iterable[int]) -> dict[str, list[int]]:
+    """Return the indexes of tasks, grouped by the keys of the tasks."""
+    groups: dict[str, list[int]] = {}
+    for index in indexes:
+        groups.setdefault(tasks[index].key, []).append(index)
+    return groups
+
+
+def _for_key(confirmation: Confirmation, key: str) -> Confirmation:
+    return confirmation if confirmation.key == key else structs.replace(confirmation, key=key)
