@@ -53,7 +53,8 @@ def set_up_logs(
 ) -> None:
     """Write logs of this package and of uvicorn to ``stream`` (default: standard error), unless logging is configured.
 
-    ``form``: JSON objects or key=value pairs, one per line; ``auto``: short lines on a terminal, pairs elsewhere.
+    ``form`` is ``json`` (one JSON object per line), ``text`` (key=value pairs), or ``auto`` (short lines on a terminal,
+    otherwise key=value pairs).
     """
     if logging.getLogger().handlers or logging.getLogger("taskqueue").handlers:
         return
@@ -80,7 +81,10 @@ def set_level(name: str) -> None:
 
 
 def formatter(*, for_people: bool = False, as_json: bool = False) -> logging.Formatter:
-    """Return the formatter: time, level, logger, message and the allowed fields; ``for_people`` in short lines."""
+    """Return a formatter that writes time, level, logger, message and the fields in `FIELDS`.
+
+    The default form is key=value pairs; ``for_people`` selects short lines for a terminal, ``as_json`` JSON objects.
+    """
     pairs = structlog.processors.KeyValueRenderer(key_order=_HEAD, drop_missing=True)
     machine = _json if as_json else pairs
     time = "%H:%M:%S" if for_people else "iso"

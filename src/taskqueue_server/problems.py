@@ -42,7 +42,7 @@ _REFUSED: dict[str | None, int] = {
     Refusal.MOVED: 409,
 }
 _NOT_NOW = 503
-"""status of a refusal for which the publisher is not responsible"""
+"""HTTP status of all other refusals, such as while the intake of the queue is paused"""
 _ROUTING = {
     404: ("not_found", "no resource at this path"),
     405: ("method_not_allowed", "method not allowed at this path"),
@@ -59,11 +59,11 @@ class HttpProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     status: int
     detail: str
     code: str
-    """stable code for programs"""
+    """stable identifier of the error, for programs"""
     field: str | None = None
-    """field of the request that is invalid"""
+    """name of the invalid field of the request"""
     reason: str | None = None
-    """distinguishes several reasons for the same code"""
+    """more specific cause, if several causes share a ``code``"""
 
 
 class ProblemError(Exception):
@@ -92,7 +92,7 @@ class ProblemError(Exception):
 
 
 def respond(error: ProblemError) -> Response:
-    """Return the response that carries a problem document."""
+    """Return an HTTP response with the error's problem document."""
     return Response(
         _encoder.encode(error.problem),
         status_code=error.problem.status,
@@ -102,7 +102,7 @@ def respond(error: ProblemError) -> Response:
 
 
 def problem_of(error: Exception) -> ProblemError:
-    """Turn any error into a problem. Messages of errors from other packages are logged, never sent to the client."""
+    """Return the problem for any error. An unexpected error is logged, and the client gets a general message only."""
     if isinstance(error, ProblemError):
         return error
     if isinstance(error, HTTPException):
@@ -130,7 +130,7 @@ def _of_ours(error: TaskQueueError) -> ProblemError:
 
 
 def refusal_status(code: str | None) -> int:
-    """Return the HTTP status of a refused publish, by the code of the refusal."""
+    """Return the HTTP status for the `Refusal` code of a refused publish."""
     return _REFUSED.get(code, _NOT_NOW)
 
 
@@ -140,5 +140,5 @@ def retry_after(seconds: float | None) -> str:
 
 
 async def problem_response(_: Request, error: Exception) -> Response:
-    """Return the response for errors that Starlette catches: unknown paths and methods."""
+    """Return the response for an error that Starlette caught, such as an unknown path or method."""
     return respond(problem_of(error))

@@ -1,4 +1,4 @@
-"""Authentication of clients: once at the start, and repeatedly while a connection is open."""
+"""Authentication of clients, at each request and repeatedly while a connection is open."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_server.auth.tokens import Tokens, signature
 
 RELOAD_SECONDS = 2.0
-"""interval at which the tokens file is checked for changes"""
+"""seconds between two checks whether the tokens file has changed"""
 CHECK_SECONDS = 3.0
-"""interval at which all open connections are authenticated again"""
+"""seconds after which the tokens of all open connections are checked again"""
 OPEN = Identity(name="anybody")
-"""every client, on a server without authentication"""
+"""identity of every client of a server without authentication"""
 _BATCH = 50
 """number of credentials checked before other tasks of the event loop get a turn"""
 _log = logging.getLogger("taskqueue.server.access")
@@ -28,7 +28,7 @@ Allowed = Callable[[Identity], bool]
 
 
 class AccessWatch:
-    """The access of one connection, which is checked again while it is open. The repr does not show the token."""
+    """The token of one open connection, whose validity is checked repeatedly."""
 
     __slots__ = ("_allowed", "peer", "revoked", "token")
 
@@ -49,7 +49,7 @@ class AccessWatch:
 
 
 class AccessControl:
-    """Authentication by plugins first, then by the tokens file. One for each server."""
+    """Authenticates clients, first with plugins, then with the tokens file. A server has one instance."""
 
     def __init__(self, settings: Settings, hooks: Hooks) -> None:
         """Read the tokens file, if one is configured. Raises `ConfigurationError` if it is invalid."""
@@ -60,16 +60,16 @@ class AccessControl:
         self._watches: set[AccessWatch] = set()
         self._reload_lock = asyncio.Lock()
         self._reported_error: int | None = None
-        """hash of the last reported error of the tokens file"""
+        """hash of the error of the tokens file that was logged last, so that it is not logged again"""
         self._reload_requested = asyncio.Event()
 
     @property
     def authenticates(self) -> bool:
-        """Whether clients must authenticate. If not, the server listens on loopback only."""
+        """Whether clients must authenticate. A server without authentication listens on loopback only."""
         return self._tokens is not None or self._hooks.wants("authenticate")
 
     def identify(self, token: str | None, peer: str) -> Identity | None:
-        """Return the identity of a token, ``None`` for an unknown one. Plugins are asked first, then the file."""
+        """Return the identity of a token, or ``None`` if it is not valid. Plugins take precedence over the file."""
         if not self.authenticates:
             return OPEN
         result = self._hooks.first("authenticate", token=token, peer=peer)
@@ -84,10 +84,10 @@ class AccessControl:
     def watch_access(
         self, token: str | None, peer: str, allowed: Allowed
     ) -> Generator[asyncio.Event, None, None]:
-        """Watch the access of a token during the block: the event is set once its identity is not ``allowed`` any more.
+        """Check the token repeatedly during the block. Set the event once it is invalid or ``allowed`` returns false.
 
-        That is within `CHECK_SECONDS` of an expiry or a changed answer of a plugin, and at once after a changed tokens
-        file was read, which may take `RELOAD_SECONDS`.
+        Expiry, or a changed response of a plugin, is detected within `CHECK_SECONDS`; a changed tokens file within
+        `RELOAD_SECONDS`.
         """
         watch = AccessWatch(token, peer, allowed)
         self._watches.add(watch)
@@ -97,13 +97,13 @@ class AccessControl:
             self._watches.discard(watch)
 
     def ask_to_reload(self) -> None:
-        """Make `watch` read the tokens file at once, changed or not."""
+        """Make `watch` read the tokens file at once, even if it has not changed."""
         self._reload_requested.set()
 
     async def reload(self) -> bool:
         """Read the tokens file and revoke access that it no longer grants; return whether the file is valid.
 
-        An invalid file changes nothing; the error is logged.
+        If the file is invalid, the error is logged and the previous tokens stay in force.
         """
         path = self._path
         if path is None:
@@ -162,13 +162,13 @@ class AccessControl:
     async def _reload_tokens(self) -> None:
         if self._path is not None:
             result = await asyncio.to_thread(signature, self._path)
-            # After an error, read the file again even if unchanged: it may be readable now, and revoke access.
+            # After an error, read the file even if it has not changed: it may have become readable.
             if result != self._signature or self._reported_error is not None:
                 await self.reload()
 
 
 def check_host(settings: Settings, hooks: Hooks) -> None:
-    """Raise `ConfigurationError` for a server without authentication that other machines could reach."""
+    """Raise `ConfigurationError` if a server without authentication would listen on more than loopback."""
     if settings.tokens_file is None and not hooks.wants("authenticate"):
         host = settings.host
         if not _is_loopback(host):
@@ -180,7 +180,7 @@ def check_host(settings: Settings, hooks: Hooks) -> None:
 
 
 def notice(settings: Settings, hooks: Hooks) -> str | None:
-    """Return the startup notice of a server without authentication, else ``None``."""
+    """Return the notice that a server without authentication logs at startup; ``None`` with authentication."""
     if settings.tokens_file is not None or hooks.wants("authenticate"):
         return None
     return (

@@ -1,4 +1,4 @@
-"""Quotas of each token name in this process: requests, published tasks, sockets."""
+"""Quotas by token name, for one process: the rate of requests and published tasks, and the number of open sockets."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from taskqueue_core.hooks import Identity
 from taskqueue_server.problems import ProblemError, retry_after
 
 MAX_NAMES = 10_000
-"""names whose rate is tracked; the least recently used one is forgotten first"""
+"""maximum number of token names whose rate is tracked; the least recently used name is dropped first"""
 MAX_DEBT = 100_000
-"""tasks that a name may exceed its rate by with batches: the largest batch fits once"""
+"""maximum number of tasks by which batches may exceed a rate; one batch of the largest size is always accepted"""
 
 
 class QuotaSlot:
-    """One of the sockets that a name may open. Leaving it twice is harmless."""
+    """One open socket that counts against the limit of a token name."""
 
     def __init__(self, leave: Callable[[], None] | None = None) -> None:
         self._leave = leave
 
     def leave(self) -> None:
-        """Free the slot."""
+        """Free the slot. Idempotent."""
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
 
 
 class Quotas:
-    """Counters that enforce the limits of each name. Names without limits are not tracked."""
+    """Counters that enforce the limits of each token name. Names without limits are not tracked."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with nothing used. ``clock`` returns monotonic seconds."""
+        """``clock`` returns monotonic seconds."""
         self._clock = clock
         self._remaining: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._sockets: Counter[str] = Counter()
 
     def spend(self, identity: Identity, tasks: int = 0) -> None:
-        """Count a request, or ``tasks`` of one. Raises `ProblemError` if the name exceeds its rate.
+        """Count one request, or ``tasks`` published tasks, against the rate of the identity's token name.
 
-        A request needs a free token of the bucket. Tasks are counted even if they exceed it, up to `MAX_DEBT`, and the
-        debt delays the requests that follow.
+        The rate is a token bucket. A request needs one token in it. Tasks may overdraw the bucket by up to `MAX_DEBT`;
+        later requests are refused until it has refilled. Raises `ProblemError` if the rate is exceeded.
         """
         if identity.rate is None:
             return
@@ -60,7 +60,7 @@ class Quotas:
             self._remaining.popitem(last=False)
 
     def enter(self, identity: Identity) -> QuotaSlot | None:
-        """Return a slot for one more socket; ``None`` if the name already has as many as it may open."""
+        """Return a slot for one more socket, or ``None`` if the token name has reached its limit of open sockets."""
         if identity.connections is None:
             return QuotaSlot()
         name = identity.name

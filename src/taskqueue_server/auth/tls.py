@@ -11,9 +11,9 @@ from taskqueue_core.errors import ConfigurationError
 
 
 def server_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return the TLS context for connections, ``None`` for a server without TLS.
+    """Return the TLS context for connections, or ``None`` for a server without TLS.
 
-    Raises `ConfigurationError` that names the setting.
+    Raises `ConfigurationError`, which names the setting, if a file cannot be read or is invalid.
     """
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None:

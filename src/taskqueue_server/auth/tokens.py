@@ -21,14 +21,14 @@ from taskqueue_core.limits import check_name, check_time, kind_of
 
 VERBS = ("publish", "consume", "admin")
 MAX_ENTRIES = 1000
-"""limited because each request is compared with every entry"""
+"""maximum number of entries, because each request is compared with all of them"""
 _TOKEN = 1024
 """maximum number of characters of a token"""
 _PATTERNS = 1000
 _BYTES = 4 * 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NUMBERS = 1_000_000
-"""highest limit of an entry"""
+"""highest rate, burst or number of connections that an entry may have"""
 _FIELDS = frozenset(
     {"name", "sha256", "verbs", "keys", "expires_at", "rate", "burst", "connections"}
 )
@@ -49,7 +49,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> Identity:
-        """The identity that the token gives."""
+        """The identity of a client that sends the token."""
         return Identity(
             name=self.name,
             verbs=self.verbs,
@@ -60,7 +60,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def __repr__(self) -> str:
-        """Show no hash."""
+        """Return the name only, so that the hash does not appear in logs."""
         return f"Entry(name={self.name!r})"
 
     @property
@@ -69,30 +69,33 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.sha256.hex()[:8]
 
     def lives(self, now: float) -> bool:
-        """Return whether the token has not expired."""
+        """Return whether the token is still valid at ``now``, in Unix seconds."""
         return self.expires_at is None or now < self.expires_at
 
 
 def hashed(token: str) -> bytes:
-    """Return the hash under which a token is stored."""
+    """Return the SHA-256 hash of a token, which is stored instead of the token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 class Tokens:
-    """All entries of one version of the file."""
+    """All entries of the tokens file, as read at one time."""
 
     def __init__(self, entries: Iterable[TokenEntry] = ()) -> None:
-        """Entries may share a name; each of their tokens is then valid."""
+        """Several entries may have the same name; the token of each is valid."""
         self.entries = tuple(entries)
         self._identities = tuple(entry.identity for entry in self.entries)
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
-        """Read a file that only its owner can read. Raises `ConfigurationError` that names the entry and the field."""
+        """Read the tokens file at ``path``. Raises `ConfigurationError`, which names the entry and the field."""
         return cls(read_entries(load(path), path))
 
     def identify(self, token: str | None, now: float) -> Identity | None:
-        """Return the identity of a token, or ``None``. Takes the same time for every token, known or not."""
+        """Return the identity of a token, or ``None`` if it is not valid at ``now``.
+
+        Every token is compared with all entries in constant time, so that the duration reveals nothing about them.
+        """
         if token is None or len(token) > _TOKEN:
             return None
         shown = hashed(token)
@@ -104,7 +107,7 @@ class Tokens:
 
 
 def signature(path: Path) -> object:
-    """Return a value that changes with the file; ``None`` if it does not exist."""
+    """Return a value that differs if the file has changed, or ``None`` if the file does not exist."""
     try:
         result = path.stat()
     except OSError:
@@ -113,7 +116,7 @@ def signature(path: Path) -> object:
 
 
 def check_pattern(field: str, pattern: object) -> None:
-    """Raise `InvalidInput` for an invalid pattern of keys."""
+    """Raise `InvalidInput` unless ``pattern`` is a key, a prefix followed by ``*``, or ``*``."""
     try:
         if pattern != "*":
             check_name(field, pattern.removesuffix("*") if isinstance(pattern, str) else pattern)
@@ -123,13 +126,13 @@ def check_pattern(field: str, pattern: object) -> None:
 
 
 def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
-    """Return the entries of the file's text. Raises `ConfigurationError`."""
+    """Parse the text of the tokens file at ``path``. Raises `ConfigurationError`, which names the path."""
     try:
         decoded = tomllib.loads(text.decode())
     except UnicodeDecodeError:
         raise _wrong(path, "it is not UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        # The parser's message contains a position and at most one character of the file.
+        # The parser's message is safe to show: it has a position and at most one character of the file.
         raise _wrong(path, f"it is not TOML: {error}") from None
     rows = decoded.pop("token", [])
     if decoded or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -143,9 +146,9 @@ def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
 
 
 def load(path: Path) -> bytes:
-    """Return the content of a file that no other user can access. Raises `ConfigurationError`."""
+    """Return the content of the tokens file. Raises `ConfigurationError` if other users may access it."""
     try:
-        # O_NONBLOCK: opening a named pipe must not block the checks of other connections.
+        # O_NONBLOCK, because opening a named pipe would block the checks of open connections.
         with open(
             path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
@@ -165,7 +168,8 @@ def load(path: Path) -> bytes:
 
 
 def _is_open(result: os.stat_result) -> bool:
-    # Write access would allow adding tokens. Root may grant a group read access, as Kubernetes mounts secrets.
+    # Other users could read hashes or add tokens. If root owns the file, its group may read it: Kubernetes mounts
+    # secrets in this way.
     given = stat.S_IRGRP if result.st_uid == 0 else 0
     return bool(result.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~given)
 
@@ -199,7 +203,7 @@ def _entry(row: Mapping[str, Any], number: int, path: Path) -> TokenEntry:
 
 
 def check_limits(rate: object, burst: object, connections: object) -> None:
-    """Raise `InvalidInput` for an invalid limit. ``None`` means no limit."""
+    """Raise `InvalidInput` for an invalid rate, burst or number of connections. ``None`` means no limit."""
     for field, value, kind in (
         ("rate", rate, float),
         ("burst", burst, float),
@@ -259,7 +263,7 @@ def _expiry(value: object, wrong: Callable[[str, str], NoReturn]) -> float | Non
 
 
 def seconds_of(value: object) -> float:
-    """Return Unix seconds from a number, a time or its ISO text. Raises `ValueError`."""
+    """Convert a number, a date, a time or ISO 8601 text to Unix seconds, by default in UTC. Raises `ValueError`."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Open connections, by connection id and by worker. Correctness relies on leases, not on this registry."""
+"""Registry of open connections, by connection id and by worker id. Leases, not this registry, prevent lost tasks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 MAX_CONNECTIONS = 10_000
-"""maximum number of sockets"""
+"""maximum number of open sockets of one server process"""
 MAX_STRANGERS = 100
-"""maximum number of sockets that have not sent a hello"""
+"""maximum number of open sockets that have neither authenticated nor sent a hello"""
 
 
 class Connection(Protocol):
-    """A connection as the registry sees it."""
+    """The interface of a connection that the registry uses."""
 
     @property
     def connection_id(self) -> str:
@@ -22,21 +22,20 @@ class Connection(Protocol):
 
     @property
     def worker_id(self) -> str | None:
-        """The worker's id, once it is known."""
+        """The worker's id, or ``None`` before the worker has sent it."""
         ...
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Forget receipts that move to another connection."""
+        """Drop receipts of deliveries that move to another connection of the same worker."""
         ...
 
 
 class Connections:
-    """The connections of this process. Removing one affects no other."""
+    """The open connections of this process."""
 
     def __init__(
         self, max_connections: int = MAX_CONNECTIONS, max_strangers: int = MAX_STRANGERS
     ) -> None:
-        """Start without connections."""
         self._max_connections = max_connections
         self._max_strangers = max_strangers
         self._members: dict[str, Connection] = {}
@@ -46,20 +45,23 @@ class Connections:
         self._empty.set()
 
     def has_room_for(self, *, known: bool) -> bool:
-        """Return whether another connection fits; unauthenticated ones cannot keep out one that is ``known``."""
+        """Return whether one more connection is allowed. Connections that are not ``known`` have a lower limit.
+
+        ``known`` means that the client has authenticated. So clients without a token cannot use up all connections.
+        """
         return len(self._members) < self._max_connections and (
             known or len(self._strangers) < self._max_strangers
         )
 
     def add(self, member: Connection, *, known: bool = False) -> None:
-        """Add a connection that has not sent a hello."""
+        """Add a connection that has not sent a hello yet. ``known`` means that its client has authenticated."""
         self._members[member.connection_id] = member
         if not known:
             self._strangers[member.connection_id] = None
         self._empty.clear()
 
     def identify(self, member: Connection, worker_id: str) -> None:
-        """Record which worker the connection belongs to."""
+        """Record the worker to which the connection belongs."""
         self._strangers.pop(member.connection_id, None)
         self._by_worker.setdefault(worker_id, {})[member.connection_id] = member
 
@@ -76,13 +78,13 @@ class Connections:
             self._empty.set()
 
     def claim(self, member: Connection, worker_id: str, receipts: Iterable[str]) -> None:
-        """Make the worker's other connections forget receipts that ``member`` is about to adopt."""
+        """Make the worker's other connections drop the receipts that ``member`` is about to adopt."""
         moving = tuple(receipts)
         for other in self.others(member, worker_id):
             other.forget(moving)
 
     def others(self, member: Connection, worker_id: str) -> tuple[Connection, ...]:
-        """Return the worker's other connections."""
+        """Return the worker's connections except ``member``."""
         known = self._by_worker.get(worker_id, {})
         return tuple(
             connection for name, connection in known.items() if name != member.connection_id
@@ -94,7 +96,7 @@ class Connections:
 
     @property
     def strangers(self) -> int:
-        """The number of connections that have not sent a hello."""
+        """The number of connections that have neither authenticated nor sent a hello."""
         return len(self._strangers)
 
     def __iter__(self) -> Iterator[Connection]:

@@ -1,4 +1,4 @@
-"""Requests that wait for the end of a task (long polling), with one query of the store for all of them."""
+"""Long polling: HTTP requests that wait for the end of a task share one periodic query of the store."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from taskqueue_core.tasks import Delivery, Expired
 from taskqueue_server.problems import ProblemError
 
 MAX_WAIT = 30
-"""seconds"""
+"""maximum number of seconds that a request may wait"""
 MAX_WAITERS = 1000
 """maximum number of waiting requests of one server"""
 _PERIOD = 0.5
-"""interval at which the store is polled: tasks that end on another server cause no notification here"""
+"""seconds between two polls of the store, which detect tasks that ended on another server"""
 
 _Name = tuple[str, str]
 
 
 class ResultWaiters:
-    """Requests that wait for tasks to end. A task that ends on this server wakes them at once; others at the next poll.
+    """HTTP requests that wait for tasks to end.
 
-    Without waiting requests the store is not polled.
+    A request returns at once if its task ends on this server, and after the next poll of the store if the task ends on
+    another server. The store is polled only while requests wait.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class ResultWaiters:
         gone: Coroutine[Any, Any, None],
         client: str | None = None,
     ) -> None:
-        """Return when the task has ended, the seconds have passed, the server drains, or ``gone`` completes.
+        """Wait until the task has ended, the seconds have passed, the server drains, or ``gone`` completes.
 
-        Raises `ProblemError` if too many requests wait. One ``client`` may use half of the slots.
+        Raises `ProblemError` if too many requests wait already. One ``client`` may use at most half of the slots.
         """
         try:
             if self._draining.is_set():
@@ -109,21 +110,21 @@ class ResultWaiters:
 
     @hookimpl
     def settled(self, deliveries: Sequence[Delivery]) -> None:
-        """Check the tasks that were settled on this server."""
+        """Schedule a check of the tasks that were settled on this server."""
         self._ended((delivery.task.key, delivery.task.id) for delivery in deliveries)
 
     @hookimpl
     def dead_lettered(self, delivery: Delivery) -> None:
-        """Check a task that became a dead letter on this server."""
+        """Schedule a check of a task that became a dead letter on this server."""
         self._ended([(delivery.task.key, delivery.task.id)])
 
     @hookimpl
     def expired(self, tasks: Sequence[Expired]) -> None:
-        """Check tasks that this server found expired."""
+        """Schedule a check of the tasks that this server found expired."""
         self._ended((task.key, task.task_id) for task in tasks)
 
     def check_now(self, key: str, task_id: str) -> None:
-        """Check a task that this server has changed."""
+        """Schedule a check of a task that this server has changed."""
         self._ended([(key, task_id)])
 
     def _ended(self, names: Iterable[_Name]) -> None:
@@ -157,7 +158,7 @@ class ResultWaiters:
                 batch = ids[start : start + LIMITS.batch]
                 with contextlib.suppress(
                     Exception
-                ):  # requests read the store again at the end, and report its error
+                ):  # each request reads the store again before it responds, and reports the error
                     matches = zip(batch, await self._control.statuses(key, *batch), strict=True)
                     self._wake_up(
                         (key, i) for i, status in matches if status is None or not status.state.live
@@ -179,7 +180,7 @@ async def _event(event: asyncio.Event) -> None:
 
 
 class LimitedSlots:
-    """A limited number of slots, counted by client. A named client may hold half of them."""
+    """A limited number of slots for concurrent requests. One named client may hold at most half of them."""
 
     def __init__(self, most: int, code: str, doing: str, retry_after: int = 1) -> None:
         """Allow ``most`` slots; ``code`` and ``doing`` appear in the problem when none is free."""
@@ -195,7 +196,7 @@ class LimitedSlots:
 
     @contextmanager
     def acquire(self, client: str | None) -> Iterator[None]:
-        """Hold a slot during the block. Raises `ProblemError` if none is free, or if the client holds its share."""
+        """Hold a slot during the block. Raises `ProblemError` if none is free, or if the client holds half of them."""
         if len(self) >= self._most:
             raise self._problem(503, f"{self._most} {self._doing} already")
         if client is not None and self._per_client[client] >= self._most // 2:
@@ -205,7 +206,7 @@ class LimitedSlots:
             yield
         finally:
             self._per_client[client] -= 1
-            self._per_client += Counter()  # drops zero counts
+            self._per_client += Counter()  # removes clients whose count is 0
 
     def _problem(self, status: int, detail: str) -> ProblemError:
         return ProblemError(status, self._code, detail, headers=self._headers)
