@@ -37,16 +37,16 @@ class MigrationOut(msgspec.Struct, frozen=True, kw_only=True):
 
     phase: MigrationPhase
     leaves: str
-    """the backend that is being left"""
+    """name of the old backend, from which the queues are moved"""
     remembered: float
-    """seconds for which the backend that is being left must still detect duplicate ids after it is empty"""
+    """seconds for which the old backend must still detect duplicate ids after it is empty"""
     queues: list[QueueOnTheMove]
     unfinished: list[str]
-    """queues with remaining tasks"""
+    """queues that still have tasks in the old backend"""
 
     @classmethod
     def of(cls, status: MigrationStatus) -> MigrationOut:
-        """Return the status with the names of unfinished queues."""
+        """Convert the status of a migration to the model of the response."""
         return cls(
             phase=status.phase,
             leaves=status.leaves,

@@ -63,7 +63,7 @@ class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def to_task(self, now: float, task_id: str | None = None) -> Task:
         """Return the checked task, with the payload's bytes unchanged. Raises `InvalidInput`.
 
-        ``task_id`` is used if the body has no id; without both, a new id.
+        ``task_id`` is the id for a body without an id; the default is a random id.
         """
         return Task(
             key=self.key,
@@ -116,7 +116,7 @@ class ConfirmationOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @classmethod
     def of(cls, confirmation: Confirmation) -> ConfirmationOut:
-        """Return the confirmation without fields that the backend does not report."""
+        """Convert a confirmation. Fields that the backend does not report are omitted in the response."""
         return cls(**msgspec.structs.asdict(confirmation))
 
 
@@ -195,7 +195,7 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, settings: QueueSettings) -> FlowOut:
-        """Return the settings of limits and order that differ from their default."""
+        """Return the limits and the order of a queue from its settings."""
         fields = settings.flow | settings.ordering | {"bound_to": settings.bound_to}
         fields["weighted"] = len(settings.weights)
         fields["shards"] = settings.shards
@@ -209,7 +209,7 @@ class QueueOut(QueueStats, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, stats: QueueStats, settings: QueueSettings) -> QueueOut:
-        """Return statistics and settings as one value."""
+        """Combine the statistics and the settings of a queue."""
         figures = {name: getattr(stats, name) for name in stats.__struct_fields__}
         return cls(**figures, flow=FlowOut.of(settings))
 
@@ -245,7 +245,7 @@ class LedgerOut(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, ledger: Ledger) -> LedgerOut:
-        """Return the ledger with its sum."""
+        """Convert a ledger, and add whether it balances."""
         counts = msgspec.structs.asdict(ledger)
         return cls(**counts, balanced=ledger.balanced, imbalance=ledger.imbalance)
 
@@ -277,19 +277,19 @@ class LetterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Conditions that a dead letter must all meet. At least one is required."""
 
     reason: Text | None = None
-    """equals the reason"""
+    """the reason must equal this text"""
     error: Text | None = None
-    """is contained in the last error"""
+    """the last error must contain this text"""
     failed_before: Instant | None = None
-    """Unix seconds"""
+    """the failure must be before this time, in Unix seconds"""
     older_than: Seconds | None = None
-    """failed at least this many seconds ago"""
+    """the failure must be at least this many seconds ago"""
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The dead letters to act on: those with these ids, those that match a filter, or all.
 
-    All must be requested explicitly. ``after`` is allowed with a filter only: the ``next`` of the previous response.
+    To select all, set ``all`` to true. ``after`` is the ``next`` of the previous response, and requires a filter.
     """
 
     ids: IdList | None = None
@@ -298,7 +298,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     after: Name | None = None
 
     def checked(self) -> tuple[str, ...]:
-        """Return the ids; empty for all or for a filter. Raises `InvalidInput`."""
+        """Return the ids without duplicates; empty if all, or a filter, was requested. Raises `InvalidInput`."""
         ways = sum((self.all, self.ids is not None, self.filter is not None))
         if ways > 1:
             raise InvalidInput("all", "more than one of all, ids and filter", "exactly one of them")
@@ -332,7 +332,7 @@ class DeadLetterOut(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, dead_letter: DeadLetter) -> DeadLetterOut:
-        """Return the dead letter, sharing the payload's bytes."""
+        """Convert a dead letter without copying its payload."""
         fields = msgspec.structs.asdict(dead_letter) | {"task": to_wire_task(dead_letter.task)}
         return cls(**fields)
 

@@ -31,7 +31,7 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
     oldest_age_seconds: float
     """age of the oldest waiting task; 0 if none waits"""
     workers: int
-    """open subscriptions, on all replicas"""
+    """number of open subscriptions, on all replicas of the server"""
     replicas: int
     """number of workers required: limited by the queue's settings, and 0 while it is paused and nothing runs"""
 
@@ -89,7 +89,7 @@ async def ledger(call: RequestContext) -> Response:
 
 
 async def total(call: RequestContext) -> Response:
-    """Return the sum of all ledgers."""
+    """Return the sum of the ledgers of all queues."""
     return answer(LedgerOut.of(await call.context.queue.ledger()))
 
 

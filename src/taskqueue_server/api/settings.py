@@ -34,7 +34,7 @@ async def replace(call: RequestContext) -> Response:
     """
     key = call.name("key")
     body = await call.read()
-    bodies.decode(object, body)  # text that is not JSON gets the usual error
+    bodies.decode(object, body)  # raises the same error as in other operations if it is not JSON
     settings, version = read_settings(body), _if_match(call)
     if version is None:
         await _demand_targets(call, key, settings)
@@ -46,7 +46,7 @@ async def replace(call: RequestContext) -> Response:
 
 
 async def _demand_targets(call: RequestContext, key: str, settings: QueueSettings) -> None:
-    """Refuse to bind the queue to others that the client may not administer; existing bindings may stay."""
+    """Raise `ProblemError` for a new binding to a queue that the client may not administer."""
     targets = {target for target in settings.bound_to if not call.is_allowed(target)}
     if targets:
         found = await call.context.control.settings(key)
@@ -73,7 +73,7 @@ async def reset(call: RequestContext) -> Response:
 
 
 def _if_match(call: RequestContext) -> int | None:
-    """Return the version in the header, or ``None`` without it. Raises `InvalidInput`."""
+    """Return the version in the header ``If-Match``, or ``None`` without this header. Raises `InvalidInput`."""
     values = call.request.headers.getlist("if-match")
     if not values:
         return None

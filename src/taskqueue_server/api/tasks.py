@@ -56,12 +56,12 @@ WAIT = Query(
 
 
 def seconds(call: RequestContext) -> int:
-    """Return the number of seconds to wait that the query requests. Raises `InvalidInput`."""
+    """Return the query parameter ``wait``, or 0 if it is absent. Raises `InvalidInput`."""
     return call.number("wait", 0, MAX_WAIT, lowest=0)
 
 
 async def waited(call: RequestContext, status: TaskStatus | None, most: int) -> bool:
-    """Wait up to ``most`` seconds, if the task is live; return whether its status may have changed.
+    """Wait up to ``most`` seconds for the end of a live task; return whether its status may have changed.
 
     Raises `ProblemError` if too many requests wait, or if the client loses its rights.
     """
@@ -110,7 +110,7 @@ async def publish(call: RequestContext) -> Response:
 
 
 async def retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of a task, whatever its state, even if it is unknown. Idempotent by the token."""
+    """Schedule the next attempt of a task in any state, even of an unknown one. The same token schedules it once."""
     body = await call.body(RetryIn)
     now = call.context.backend.now()
     if body.task.id is None:
@@ -124,10 +124,10 @@ async def retry(call: RequestContext) -> Response:
 
 
 async def schedule_retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of this task, at once or at a time. Idempotent by the token.
+    """Schedule the next attempt of this task, at once or at a time. The same token schedules it once.
 
-    A dead letter keeps its fields. For another task the payload is required, because the store may no longer have it.
-    409 if it is missing and the task is not a dead letter.
+    A dead letter keeps its fields. For any other task the payload is required, because the store may no longer have it;
+    without it the response is 409.
     """
     key, task_id = call.name("key"), call.name("id")
     body = await call.body(RetryTaskIn)
@@ -169,7 +169,7 @@ def _confirmed(confirmation: Confirmation) -> Response:
 async def status(call: RequestContext) -> Response:
     """Return the status of a task.
 
-    With ``wait``, the response is sent once the task has ended or become a dead letter, at the latest after that time.
+    With ``wait``, the response is sent once the task has ended or become a dead letter, or after that many seconds.
     """
     key, task_id = call.name("key"), call.name("id")
     most = seconds(call)
@@ -186,7 +186,7 @@ async def status(call: RequestContext) -> Response:
 async def result(call: RequestContext) -> Response:
     """Return a task's result, as the worker returned it.
 
-    With ``wait``, the response is sent once the task has ended or become a dead letter, at the latest after that time.
+    With ``wait``, the response is sent once the task has ended or become a dead letter, or after that many seconds.
     """
     key, task_id = call.name("key"), call.name("id")
     most = seconds(call)

@@ -1,6 +1,6 @@
-"""The sockets for Prefect's task workers, and the few HTTP requests that these make.
+"""WebSockets and HTTP operations for the task workers of Prefect.
 
-Prefect is not needed here: the frames are JSON. ``docs/prefect.md`` describes the guarantees.
+Prefect itself is not imported, because its frames are JSON. ``docs/prefect.md`` describes the guarantees.
 """
 
 from starlette.routing import WebSocketRoute

@@ -23,22 +23,22 @@ from taskqueue_server.prefect.handshake import PrefectConnection, PrefectSession
 from taskqueue_server.worker_socket.websocket import ConnectionClosed
 
 BAD_TASK_RUN = "bad_task_run"
-"""the reason of a dead letter that would end a worker of Prefect"""
+"""reason of a dead letter whose payload is not a valid task run, and would end a Prefect worker"""
 _ACK_SECONDS = 0.5
-"""time for the ack of the last run before the socket is closed; a worker with a free slot acks at once"""
+"""seconds to wait for the ack of the last run before the socket is closed; a worker with a free slot acks at once"""
 _SETTLE_SECONDS = 2.0
-"""time to settle an ack when the server shuts down; otherwise it may take as long as a lease"""
+"""seconds to settle an ack while the server shuts down; at other times the limit is the lease"""
 _log = logging.getLogger("taskqueue.server.prefect")
 
 
 class _Sent(msgspec.Struct, frozen=True):
     delivery: Delivery
     mark: int
-    """the ping before the run: a worker that has not answered it has not read the run"""
+    """number of the ping sent before the run; a worker that has not answered it has not read the run"""
 
 
 class PrefectDelivery:
-    """Delivers task runs to one worker, with at most one run without an ack. Runs once."""
+    """Delivers task runs to one Prefect worker; at most one of them has no ack yet. Runs once."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class PrefectDelivery:
         subscription: Subscription,
         access_revoked: asyncio.Event,
     ) -> None:
-        """End when ``access_revoked`` is set: the worker's token is no longer valid."""
+        """Create a delivery that ends when ``access_revoked`` is set because the token is no longer valid."""
         self._connection = connection
         self._context = connection.context
         self._channel = connection.channel
@@ -60,10 +60,14 @@ class PrefectDelivery:
         self._acked = asyncio.Event()
 
     async def run(self) -> PrefectSessionEnd:
-        """Serve until the end, including the close. Closing the subscription later releases a run without an ack."""
+        """Deliver runs until the session ends, and close the socket.
+
+        The caller then closes the subscription, which releases a run without an ack.
+        """
         try:
             end = await self._serve()
-            # Close first: a worker that has read the close cannot ack a run that another worker gets then.
+            # Close the socket before the run is released: a worker that has read the close frame cannot ack a run that
+            # is then delivered to another worker.
             if end.code is not None:
                 await self._channel.close(end.code, end.reason)
             await self._finish_settling()
@@ -94,16 +98,16 @@ class PrefectDelivery:
             return PrefectSessionEnd("internal", frames.CLOSE_INTERNAL)
 
     async def _finish_settling(self) -> None:
-        # The worker runs what it has acked: if it were delivered again, it would run twice.
+        # The worker executes a run after its ack. If the ack were not settled, the run would be executed twice.
         if self._settling is not None:
             answer = asyncio.wait([self._settling], timeout=self._context.settings.lease)
             await first_completed(answer, self._context.draining.wait())
             await asyncio.wait([self._settling], timeout=_SETTLE_SECONDS)
 
-    # Each of these returns or raises when it ends the session.
+    # The coroutines below run concurrently. The first one that returns or raises ends the session.
 
     async def _read(self) -> PrefectSessionEnd:
-        # Read at all times: otherwise neither an end nor a pong would be noticed.
+        # Read all the time, because a closed socket or a pong is noticed only while reading.
         while True:
             kind = frames.answered(await self._channel.receive())
             sent = self._sent
@@ -128,7 +132,7 @@ class PrefectDelivery:
             self._connection.credit = 0
             for delivery in received.deliveries:
                 if self._is_leaving():
-                    break  # too late: it is released without having been sent
+                    break  # closing the subscription releases the delivery, which was not sent
                 why = refusal(delivery.task)
                 if why is None:
                     await self._deliver_run(delivery)
@@ -168,7 +172,7 @@ class PrefectDelivery:
         return self._context.draining.is_set() or self._access_revoked.is_set()
 
     async def _wait_for_last_ack(self, seconds: float) -> None:
-        # Otherwise a run that the worker is about to ack would run twice.
+        # Without this wait, a run that the worker is about to ack would be executed twice.
         if self._sent is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -179,12 +183,12 @@ class PrefectDelivery:
             revocation = revocation_of(self._context.backend, self._subscription)
             while receipts := await self._outage.retry_until_available(revocation.revoked):
                 if self._sent is not None and self._sent.delivery.receipt in receipts:
-                    # When its socket is closed, a worker drops its run without an ack, and reconnects.
+                    # A worker whose socket is closed drops a run that it has not acked, and reconnects.
                     return PrefectSessionEnd("revoked", frames.CLOSE_RESTART)
         return await wait_forever()
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
-        # Prefect has no frame for this: workers wait.
+        # Prefect's protocol has no frame that reports an outage, so workers only wait.
         if ok:
             _log.info("store available again")
         else:

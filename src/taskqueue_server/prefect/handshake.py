@@ -23,7 +23,7 @@ from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocket
 
 
 class PrefectSessionEnd(msgspec.Struct, frozen=True):
-    """How a session ends."""
+    """The result of a Prefect session: why it ended, and how to close its socket."""
 
     reason: str
     code: int | None = None
@@ -31,7 +31,7 @@ class PrefectSessionEnd(msgspec.Struct, frozen=True):
 
 
 class PrefectConnection:
-    """An accepted socket, registered for as long as it may hold a delivery."""
+    """An accepted WebSocket of Prefect, which stays registered for as long as it may hold a delivery."""
 
     def __init__(self, context: ServerContext, websocket: WebSocket) -> None:
         self.connection_id = secrets.token_hex(8)
@@ -45,15 +45,18 @@ class PrefectConnection:
         self.channel = WebSocketChannel(websocket, context.settings.lease)
         self.pings = Pings(websocket)
         self.credit = 0
-        """number of deliveries that may still be sent"""
+        """number of deliveries that the worker is ready to receive"""
         self.busy = 0
-        """number of deliveries that it holds"""
+        """number of deliveries that the worker holds"""
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Do nothing: a worker that reconnects does not list what it holds."""
+        """Do nothing, because a Prefect worker cannot move deliveries to another connection."""
 
     async def authenticate(self) -> PrefectSessionEnd | None:
-        """Check the token of header or first frame; return how to end if it is wrong. Raises `ConnectionClosed`."""
+        """Check the token in the header or in the first frame; return the session's end if it is not valid.
+
+        Raises `ConnectionClosed`.
+        """
         auth = await receive_frame(frames.Auth, self.channel)
         if isinstance(auth, PrefectSessionEnd):
             return auth
@@ -80,15 +83,19 @@ class PrefectConnection:
 
 
 class Service(Protocol):
-    """The service of an authenticated socket."""
+    """A function that serves an authenticated WebSocket of Prefect."""
 
     async def __call__(self, connection: PrefectConnection) -> PrefectSessionEnd:
-        """Serve the socket until its end. Raises `ConnectionClosed` if it left before it held anything."""
+        """Serve the WebSocket until its session ends. Raises `ConnectionClosed` if the client leaves early."""
         ...
 
 
 async def accept_and_serve(websocket: WebSocket, serve: Service) -> None:
-    """Accept and serve a websocket. Web pages get a problem response; workers never do, because any would end them."""
+    """Accept and serve a WebSocket of Prefect.
+
+    Only requests that no worker sends, such as those of web pages, are denied with an HTTP problem: it would end a
+    worker. All later errors are close codes.
+    """
     context: ServerContext = websocket.app.state.context
     refused = refusal(context, websocket, frames.SUBPROTOCOL)
     try:
@@ -128,7 +135,7 @@ async def _serve(connection: PrefectConnection, serve: Service) -> None:
 
 
 async def wait_for_shutdown(connection: PrefectConnection) -> PrefectSessionEnd:
-    """Wait until the server shuts down."""
+    """Wait until the server shuts down, and return the end of the session."""
     await connection.context.draining.wait()
     return PrefectSessionEnd("restart", frames.CLOSE_RESTART)
 
@@ -136,7 +143,7 @@ async def wait_for_shutdown(connection: PrefectConnection) -> PrefectSessionEnd:
 async def receive_frame(
     kind: type[frames.F], channel: WebSocketChannel
 ) -> frames.F | PrefectSessionEnd:
-    """Return the next frame, or how to end if it is another one or does not come. Raises `ConnectionClosed`."""
+    """Return the next frame, or the session's end if it is invalid or does not arrive. Raises `ConnectionClosed`."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             return frames.decode(kind, await channel.receive())

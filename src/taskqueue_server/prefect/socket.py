@@ -28,18 +28,18 @@ from taskqueue_server.routing.operations import Operation, RequestContext, answe
 from taskqueue_server.worker_socket.session import report_connection
 
 PATH = "/api/task_runs/subscriptions/scheduled"
-"""a worker's subscription to its task runs"""
+"""path of the WebSocket on which a Prefect worker receives its task runs"""
 EVENTS_PATH = "/api/events/in"
-"""Events about the states of runs. They are read and dropped.
+"""Path of the WebSocket for events about the states of runs, which are read and dropped.
 
-Without this socket each run would write two errors to its worker's log."""
+Without this WebSocket, a worker would log two errors for each run."""
 FORBIDDEN_SECONDS = 5.0
-"""before closing a worker that may not consume its keys: it reconnects at once and reports nothing to its user"""
+"""seconds before the socket of a worker that may not consume its keys is closed, because it reconnects at once"""
 _log = logging.getLogger("taskqueue.server.prefect")
 
 
 async def socket(websocket: WebSocket) -> None:
-    """Serve one worker."""
+    """Deliver task runs to one Prefect worker."""
     await accept_and_serve(websocket, _serve_runs)
 
 
@@ -87,12 +87,12 @@ async def _reject(connection: PrefectConnection) -> PrefectSessionEnd:
 
 
 async def events_socket(websocket: WebSocket) -> None:
-    """Serve one process of Prefect."""
+    """Read and drop the events of one Prefect process."""
     await accept_and_serve(websocket, _drop_events)
 
 
 async def _drop_events(connection: PrefectConnection) -> PrefectSessionEnd:
-    # It is not a worker and has no name: an id identifies it.
+    # A sender of events has no worker id, so the registry gets an id made from the connection id.
     connection.worker_id = f"events:{connection.connection_id}"
     connection.context.registry.identify(connection, connection.worker_id)
     with connection.context.access.watch_access(

@@ -33,7 +33,7 @@ CLOSE_CODES = {
     frames.CLOSE_UNAUTHENTICATED: "the token is missing, wrong, or may not consume: do not reconnect",
     frames.CLOSE_TIMEOUT: "no hello in time, or silence for longer than the lease: reconnect",
 }
-"""the close codes of the server, and what the worker should do"""
+"""meaning of each close code that the server sends, and what the worker should do"""
 
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "hello": {"worker_id": "gpu-7.4211", "keys": ["resize"], "credit": 2},
@@ -73,7 +73,7 @@ _REF = "#/components/schemas/{name}"
 
 
 def document(version: str) -> dict[str, Any]:
-    """Describe the socket of a server of this version, from the server's side: it receives what workers send."""
+    """Return the AsyncAPI document from the server's point of view: it receives the frames that workers send."""
     of_workers = _by_tag(frames.ClientFrame)
     of_server = _by_tag(frames.ServerFrame)
     both = of_workers | of_server
@@ -195,7 +195,7 @@ def _schemas(both: dict[str, type[msgspec.Struct]]) -> dict[str, Any]:
         if "description" in schema:
             schema["description"] = schema["description"].replace("``", "`")
     hello = schemas["Hello"]["properties"]
-    # The session checks these in addition.
+    # The server's session checks these fields too, in addition to the types of the frame.
     hello["worker_id"] |= NAME
     hello["keys"]["items"] |= NAME
     hello["protocol"] = {"const": frames.PROTOCOL_VERSION, "default": frames.PROTOCOL_VERSION}

@@ -48,15 +48,15 @@ from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocket
 CLOSE_INTERNAL = 1011
 _ADOPT_SECONDS = 5.0
 _FLUSH_SECONDS = 2.0
-"""time for settlements that were in progress when the socket closed"""
+"""seconds to finish the settlements that were in progress when the socket closed"""
 _log = logging.getLogger("taskqueue.server.socket")
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
-    """How a session ends."""
+    """The result of a worker's session: why it ended, and how to close its socket."""
 
     orderly: bool
-    """held deliveries are released at once; otherwise after the grace period, as lost"""
+    """whether the worker's deliveries are released at once; otherwise they count as lost after the grace period"""
     reason: str
     code: int | None = None
     """the close code; ``None`` if the socket has closed already"""
@@ -101,9 +101,10 @@ class WorkerSession:
         access_revoked: asyncio.Event,
         on_closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Set ``deliveries_changed`` when deliveries end. End when ``access_revoked`` is set.
+        """Create a session that sets ``deliveries_changed`` when deliveries end.
 
-        Call ``on_closed`` when nothing is sent or read any more, before the held deliveries are released.
+        It ends when ``access_revoked`` is set. It calls ``on_closed`` when it no longer uses the socket, before it
+        releases the worker's deliveries.
         """
         self._context = context
         self._channel = channel
@@ -139,12 +140,15 @@ class WorkerSession:
         except ConnectionClosed as closed:
             self._session.close()
             self._on_closed()
-            if not closed.orderly:  # its next connection may adopt them
+            if not closed.orderly:  # the worker may reconnect and adopt its deliveries
                 await self._end_lost(SessionEnd(orderly=False, reason=str(closed)))
             raise
 
     async def run(self) -> SessionEnd:
-        """Serve until the end, then release what is held. If cancelled, closing the subscription releases it."""
+        """Serve the worker until its session ends, then release its deliveries.
+
+        After a cancellation the caller releases the deliveries by closing the subscription.
+        """
         settling = asyncio.create_task(self._settlements.run())
         try:
             end = await self._serve(settling)
@@ -164,7 +168,7 @@ class WorkerSession:
             and self._context.handover
             and end.code
         ):
-            # The worker continues, and another server adopts its deliveries: release only those that remain.
+            # The worker reconnects to another server, which adopts its deliveries. Release only those that remain.
             await self._channel.close(end.code, end.reason)
             await asyncio.sleep(self._context.handover)
         await close(self._subscription)
@@ -202,7 +206,7 @@ class WorkerSession:
             _log.exception("a connection failed")
             return SessionEnd(orderly=True, reason="internal", code=CLOSE_INTERNAL)
 
-    # Each of these returns when it ends the session.
+    # The coroutines below run concurrently. The first one that returns ends the session.
 
     async def _read(self) -> SessionEnd:
         while True:
@@ -249,7 +253,7 @@ class WorkerSession:
         try:
             current = await self._context.control.progress(event.delivery, event.value)
         except OUTAGE_ERRORS:
-            return  # the next report replaces it
+            return  # the worker's next progress report replaces this one
         if not current:
             await self._revoke_deliveries([event.delivery.receipt])
 
@@ -270,8 +274,8 @@ class WorkerSession:
             awake = max(due, self._loop.time())
             await asyncio.sleep(awake - self._loop.time())
             now = self._loop.time()
-            # If this process slept too long, the worker may not have been silent: read what has arrived first. That
-            # holds for one sleep: a worker that is silent after it is given up, even if its lease ended long ago.
+            # If this process was suspended, unread frames of the worker may have arrived: give `_read` time to receive
+            # them. A worker that is still silent after that is disconnected, even if its lease ended long ago.
             if now - awake > lease / 3:
                 await asyncio.sleep(lease / 10)
             elif since is not None and since == self._listening_since and now - since >= lease:
@@ -320,12 +324,12 @@ class WorkerSession:
             return
         with contextlib.suppress(
             ConnectionClosed
-        ):  # other tasks notice it; the caller may have to finish a settlement
+        ):  # other tasks notice the closed socket; the caller may have to finish a settlement
             await self._channel.send(*self._session.degraded(ok=ok, reason=reason))
 
 
 _WELCOME_BYTES = LIMITS.frame - 4096
-"""for the receipts in a welcome, which has to fit into a frame"""
+"""maximum number of bytes of the receipts in a welcome, which must fit into one frame"""
 
 
 async def adopt(
@@ -335,9 +339,9 @@ async def adopt(
     outage: OutageRetry,
     is_allowed: Callable[[str], bool] = lambda _: True,
 ) -> tuple[Delivery, ...]:
-    """Move the deliveries that a worker still runs to its new subscription; leave out lost ones.
+    """Move the deliveries that a worker still runs to its new subscription, and return those that are still valid.
 
-    Deliveries of a key for which ``is_allowed`` is false are released: their receipts belonged to another client.
+    Deliveries of a key for which ``is_allowed`` returns false are released, because they belonged to another client.
     """
     if not receipts or not has(backend, Capability.HANDOVER):
         return ()
@@ -356,7 +360,7 @@ async def adopt(
 
 
 def _within_a_frame(receipts: Sequence[str]) -> list[str]:
-    # The welcome lists the adopted receipts.
+    # The welcome lists all adopted receipts, and must fit into one frame.
     size = 0
     fitting = []
     for receipt in dict.fromkeys(receipts):
