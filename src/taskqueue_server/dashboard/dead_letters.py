@@ -20,7 +20,7 @@ _ACTIONS = {"redrive", "redrive-all", "discard", "discard-all"}
 
 
 class _TextFilter(dead_letter_filter.DeadLetterFilter, frozen=True, kw_only=True):
-    """The filter of the page: a text contained in the reason, an error, the id or the tenant."""
+    """A filter for dead letters whose reason, errors, id or tenant contain a text."""
 
     text: str
 

@@ -32,7 +32,7 @@ class TenantFlow(msgspec.Struct):
 
 
 class ProcessGauges:
-    """Hooks that measure while they are registered, with a bounded number of keys, tenants and times."""
+    """Hooks that record run times and count tasks by tenant. The numbers of keys, tenants and times are limited."""
 
     OTHERS = ""
     """the name under which further tenants are counted"""

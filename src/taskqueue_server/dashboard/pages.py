@@ -30,7 +30,7 @@ FILES = {
     for file in sorted(_FOLDER.iterdir(), key=lambda file: file.name)
     if file.name.rpartition(".")[2] in _TYPES
 }
-"""content by file name"""
+"""content of the static files by file name"""
 _HASHES = {name: hashlib.sha256(text).hexdigest()[:16] for name, text in FILES.items()}
 _FOR_GOOD = "public, max-age=31536000, immutable"
 
@@ -69,7 +69,7 @@ NOTICES: Mapping[str, str] = {
     "more": "Done: {n}. More dead letters match: repeat the action to continue.",
     "signed-out": "Signed out.",
 }
-"""messages after an action, by the name in the URL, so that a link cannot inject text"""
+"""messages after an action; the URL has only the name of the message, so that a link cannot inject text"""
 _DIGITS = 12
 _TURN_SECONDS = 0.004
 """maximum number of seconds of rendering before other tasks of the event loop get a turn"""
@@ -114,12 +114,12 @@ def add_templates(package: str) -> None:
 
 
 def poller_of(call: RequestContext) -> StatsPoller:
-    """Return the server's poller."""
+    """Return the poller of the server that handles the request."""
     return StatsPoller.of(call.context)
 
 
 async def render(call: RequestContext, template: str, status: int = 200, **names: Any) -> Response:
-    """Return a rendered page."""
+    """Return the page rendered from a template with the variables ``names``."""
     request = call.request
     notice, number = request.query_params.get("said", ""), request.query_params.get("n", "")
     digits = number if number.isdecimal() and len(number) <= _DIGITS else "?"
@@ -178,7 +178,7 @@ def local_path(text: str | None) -> str:
 
 
 def as_pages(routes: list[Route]) -> list[Route]:
-    """Return the routes with problems shown as pages, and unauthenticated clients redirected to sign in."""
+    """Return routes that show problems as pages, and redirect unauthenticated clients to the sign-in page."""
     return [Route(route.path, _as_page(route.endpoint), methods=route.methods) for route in routes]
 
 

@@ -1,4 +1,4 @@
-"""Polling the store once a second for all open pages, and not at all without one."""
+"""Polling of the store for the dashboard: once a second for all open pages, and not at all without open pages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StatsPoller:
     """Poller of the store's statistics: takes samples while pages are open, and notifies them."""
 
     def __init__(self, context: ServerContext) -> None:
-        # The context itself would keep the weak dictionary's entry alive.
+        # Do not keep the context itself: it would prevent the removal of the poller from the weak dictionary.
         self._backend, self._control = context.backend, context.control
         self._hooks, self._draining = context.hooks, context.draining
         self.process_gauges = ProcessGauges(context.backend.now)
@@ -50,7 +50,7 @@ class StatsPoller:
         self.latest: Snapshot | None = None
         self.room = LimitedSlots(MAX_STREAMS, "too_many_pages", "dashboard pages are open", 5)
         self.since = 0.0
-        """time of the store's clock at which the gauges began to measure"""
+        """time of the store's clock at which `process_gauges` began to count"""
         self._started = 0
         self._requested_at = 0.0
         self._drawn_at = 0.0
@@ -72,7 +72,7 @@ class StatsPoller:
 
     @contextmanager
     def stream(self, client: str | None = None) -> Iterator[None]:
-        """Count a live page during the block. Raises `ProblemError` if the client has too many open, or on shutdown."""
+        """Count an open page during the block. Raises `ProblemError` if too many are open, or on shutdown."""
         if self._draining.is_set():
             raise _ending()
         try:
@@ -82,13 +82,13 @@ class StatsPoller:
             self._requested_at = time.monotonic()
 
     def made(self, snapshot: Snapshot) -> dict[Hashable, Any]:
-        """Return the cache of values derived from this sample; a new sample starts with an empty one."""
+        """Return the cache of values derived from this sample, which is empty for a new sample."""
         if self._made[0] is not snapshot:
             self._made = (snapshot, {})
         return self._made[1]
 
     def once(self, snapshot: Snapshot, name: Hashable, make: Callable[[], T]) -> T:
-        """Return a value derived from a sample, computed once for all pages."""
+        """Return a value derived from a sample, which ``make`` computes once for all pages."""
         made = self.made(snapshot)
         if name not in made:
             made[name] = make()
@@ -96,14 +96,14 @@ class StatsPoller:
         return result
 
     def texts(self, snapshot: Snapshot, key: str) -> dict[str, str]:
-        """Return the texts of a queue."""
+        """Return the texts of a queue by the name of their page element."""
         return self.once(
             snapshot, key, lambda: of_queue(key, snapshot.readings[key], snapshot, self.history)
         )
 
     @property
     def newest(self) -> int:
-        """The number of the newest sample that is recent enough to be shown."""
+        """The number to pass to `after`: it then returns the latest sample if that is current, else a new one."""
         return -1 if self._task is not None else self._started
 
     async def after(self, number: int) -> Snapshot | None:

@@ -44,7 +44,7 @@ async def pause(call: RequestContext) -> Response:
 
 
 async def settings(call: RequestContext) -> Response:
-    """Change settings. Errors are shown next to their fields, and nothing is changed then."""
+    """Change settings. If a value is invalid, nothing is changed, and the error is shown next to its field."""
     key, form = call.name("key"), await read_form(call)
     found = await call.context.control.settings(key)
     filled = {name: form.text(name) for name in settings_form.NAMES}

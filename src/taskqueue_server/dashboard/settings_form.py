@@ -28,7 +28,7 @@ class Field(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Fields that belong together."""
+    """A group of related fields in the form."""
 
     label: str
     fields: tuple[Field, ...]
@@ -134,8 +134,8 @@ def _shown(value: object) -> str:
 def changed(settings: QueueSettings, filled: dict[str, str], version: str) -> QueueSettings:
     """Return the settings with the values of the form.
 
-    Raises `Wrong` for what is not a number, `InvalidInput` for a value that is not allowed, and `SettingsConflict` if
-    the form was made from another version.
+    Raises `FormError` for text that is not a number, `InvalidInput` for a value that is not allowed, and
+    `SettingsConflict` if the form was made from another version of the settings.
     """
     if version != str(settings.version):
         raise SettingsConflict("these settings were changed in the meantime")
@@ -188,7 +188,7 @@ def _bucket(filled: dict[str, str], errors: dict[str, str]) -> dict[str, object]
 
 
 def field_errors(error: InvalidInput) -> dict[str, str]:
-    """Return the errors by field; under an empty name if the form does not have the field."""
+    """Return the error's message by field name; the name is empty if the form does not have the field."""
     message = f"Allowed: {error.allowed}."
     return {error.field: message} if error.field in _FIELDS else {"": str(error)}
 
@@ -213,7 +213,7 @@ class Form:
 
 
 async def read_form(call: RequestContext) -> Form:
-    """Read and decode the body. Raises `ProblemError`."""
+    """Read the body of a request as form fields. Raises `ProblemError`."""
     body = await call.read(_FORM)
     try:
         fields = parse_qs(

@@ -41,12 +41,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     at: float
-    """the store's time"""
+    """time of the sample, by the store's clock"""
     readings: Mapping[str, StoreReading]
     workers: tuple[WorkerInfo, ...] = ()
     health: Health
     error: str | None = None
-    """code of the error that prevented this sample; it then repeats the values of the one before"""
+    """code of the error that prevented this sample, which then repeats the values of the previous sample"""
 
     def keys(self, may: Callable[[str], bool]) -> list[str]:
         """Return the queues for which ``may`` is true, sorted."""
@@ -68,7 +68,7 @@ class Point(NamedTuple):
     """One point of the history, for one queue or a sum."""
 
     published: int = 0
-    """since the history began, or the queue appeared: earlier tasks are not part of a rate"""
+    """tasks published since the history began or the queue appeared; earlier tasks are not part of a rate"""
     done: int = 0
     waiting: int = 0
     scheduled: int = 0
@@ -77,7 +77,7 @@ class Point(NamedTuple):
     p95: float | None = None
 
     def following(self, reading: StoreReading, new_published: int, new_done: int) -> Point:
-        """Return the next point."""
+        """Return the point that follows this one, from the queue's next reading."""
         ledger, run_time = reading.ledger, reading.run_time
         return Point(
             self.published + new_published,
@@ -109,7 +109,7 @@ class _Row(NamedTuple):
     total: Point
 
     def sum(self, keys: Sequence[str] | None) -> Point:
-        """Return the sum over these queues, or all; without percentiles, which cannot be added."""
+        """Return the sum over these queues, or over all; without percentiles, which cannot be added."""
         if keys is None:
             return self.total
         if len(keys) == 1:
@@ -118,7 +118,7 @@ class _Row(NamedTuple):
 
 
 class History:
-    """The history of the last five minutes. Where keys are an argument, ``None`` means all queues."""
+    """The samples of the last five minutes. If a method has an argument ``keys``, ``None`` means all queues."""
 
     def __init__(self) -> None:
         self._rows: deque[_Row] = deque(maxlen=HISTORY)
@@ -154,7 +154,7 @@ class History:
         return len(self._rows)
 
     def window(self, keys: Sequence[str] | None) -> MetricsWindow:
-        """Return the rates of these queues."""
+        """Return the rates of these queues over the last few seconds."""
         if len(self._rows) <= 1:
             return MetricsWindow()
         last = self._rows[-1]

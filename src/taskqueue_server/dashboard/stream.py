@@ -1,4 +1,4 @@
-"""The stream of events that updates a page: each event has the changes since the previous one."""
+"""The event stream that updates a page: each event has the changes since the previous event."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from taskqueue_server.routing.operations import RequestContext
 _OF_ALL, _OF_ONE = {"overview", "workers"}, {"queue", "dead", "task"}
 _PATIENCE = 5.0
 _READS = 10.0
-"""seconds after which a client that does not read is disconnected, and its slot is free"""
+"""seconds after which a client that does not read is disconnected, which frees its slot"""
 
 
 async def live(call: RequestContext) -> Response:
-    """Return the stream of a page. Raises `ProblemError` if too many pages are open."""
+    """Return the event stream of a page. Raises `ProblemError` for an unknown page."""
     query = call.request.query_params
     name, key, task_id = query.get("view", ""), query.get("key"), query.get("id")
     known = name in (_OF_ALL if key is None else _OF_ONE)
@@ -44,7 +44,7 @@ async def live(call: RequestContext) -> Response:
 
 
 class EventStream(StreamingResponse):
-    """A response that holds one of the page slots while it is sent; without a free slot it is a problem."""
+    """A response that holds one of the page slots while it is sent. Without a free slot, it sends a problem."""
 
     def __init__(
         self, poller: StatsPoller, events: AsyncIterator[bytes], client: str | None = None

@@ -67,7 +67,7 @@ async def _page(
 
 
 def _steps(status: TaskStatus | None) -> list[tuple[str, str]]:
-    """Return the steps of a task's life, each as ``past``, ``now`` or ``ahead``."""
+    """Return the states of a task's life in order, each with ``past``, ``now`` or ``ahead``."""
     if status is None:
         return []
     end = State.DONE if status.state.live else status.state

@@ -27,17 +27,16 @@ from taskqueue_server.prefect.handshake import PrefectConnection
 from taskqueue_server.worker_socket.admission import SocketAdmission
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""environment variable with the folder in which processes of one port share metrics; set before they start"""
+"""environment variable with the folder in which server processes share their metrics; the supervisor sets it"""
 _SHARE_SECONDS = 1.0
 _OPEN = "application/openmetrics-text"
 _CREATED_SUFFIX = "_created"
 
 
 class Metrics:
-    """Metrics of one server. With several processes on one port, each exports the counts of all."""
+    """Metrics of one server. If several processes share a port, each of them exports the sums of all."""
 
     def __init__(self, context: ServerContext) -> None:
-        """Start to count."""
         self._context = context
         self._registry = CollectorRegistry()
         self.local = ProcessMetrics(self._registry, context.backend.now)
@@ -61,7 +60,7 @@ class Metrics:
     async def render(self, identity: Identity, accept: str) -> tuple[bytes, str]:
         """Return the metrics that the identity may see, and their content type.
 
-        Metrics that are not about single queues require access to all queues.
+        Metrics that do not belong to one queue require access to all queues.
         """
 
         def may(key: str) -> bool:
@@ -98,7 +97,7 @@ class Metrics:
 
 
 class _Scrape:
-    """The metrics of one scrape."""
+    """Collector of the metrics that one scrape exports."""
 
     def __init__(
         self,
@@ -123,22 +122,22 @@ class _Scrape:
 
 
 def _normalized_accept(accept: str) -> str:
-    """Return a normalized Accept header, because the library fails on some of them."""
+    """Return a normalized Accept header, because the Prometheus library fails on some valid headers."""
     kinds = {name.partition(";")[0].strip().lower() for name in accept.split(",")}
     return f"{_OPEN}; version=1.0.0" if _OPEN in kinds else ""
 
 
 def _is_multiprocess() -> bool:
-    # The library decides this when it is imported.
+    # The Prometheus library selects its multiprocess mode when it is imported.
     return bool(getattr(values.ValueClass, "_multiprocess", False)) and bool(os.environ.get(FOLDER))
 
 
 def _drop_ended_processes(folder: Path) -> None:
-    """Drop the gauges of processes that have ended; their counters remain."""
+    """Delete the gauges of processes that have ended from the folder; keep their counters."""
     for file in folder.glob("gauge_live*_*.db"):
         number = file.stem.rpartition("_")[2]
         if number.isdigit() and not process_exists(int(number)):
-            with contextlib.suppress(FileNotFoundError):  # another process may have removed it
+            with contextlib.suppress(FileNotFoundError):  # another process may have deleted it
                 mark_process_dead(int(number), str(folder))  # type: ignore[no-untyped-call]
 
 

@@ -25,12 +25,12 @@ from taskqueue_server.routing.operations import Operation, RequestContext
 from taskqueue_server.routing.operations import Scope as TokenScope
 
 _QUIET = {"/alive", "/health", "/ready", "/metrics"}
-"""polled frequently by monitoring, so logged at DEBUG"""
+"""paths that monitoring polls frequently, so that requests are logged at DEBUG"""
 _ALARMING = {401, 403, 421}
 _ALARMING_ENDS = {CLOSE_PROTOCOL, CLOSE_UNAUTHENTICATED}
 _UNREMARKABLE_ENDS = {CLOSE_CLEAN, 1001, CLOSE_RESTART}
 _DISCONNECTED = 499
-"""status of a request that the client aborted, as nginx logs it"""
+"""status that is logged for a request that the client aborted, as nginx does"""
 _FAILED = 500
 TIME_HEADER = "taskqueue-time"
 _log = logging.getLogger("taskqueue.access")
@@ -80,7 +80,7 @@ class ServerMiddleware:
             await app(scope, receive, send_with_headers)
         except Exception:
             if status == _DISCONNECTED:
-                status = _FAILED  # Starlette's outermost handler answers it
+                status = _FAILED  # Starlette's outermost handler sends this response
             raise
         finally:
             self._record_request(scope, status, time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""Metrics of the store's queues, the same on every replica; concurrent scrapes share one read."""
+"""Metrics of the store's queues, which are the same on every server; concurrent scrapes share one read."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from taskqueue_server.metrics.process_metrics import OTHER
 MAX_LABELS = 200
 """maximum number of queues with their own labels: those with the most published tasks"""
 _FRESH_SECONDS = 1.0
-"""seconds for which a reading is fresh"""
+"""seconds for which scrapes reuse the statistics of one read"""
 _TIMEOUT = 3.0
 """maximum number of seconds that a scrape waits for the store"""
 _PASS_SECONDS = 30.0
 _MAX_AGE_SECONDS = 15.0
-"""seconds after which a reading is too old to be exported"""
+"""age in seconds from which statistics are too old to be exported"""
 _MAX_CONCURRENT = 50
 """maximum number of concurrent calls to the store"""
 _FLOW = {
@@ -37,9 +37,9 @@ class StoreStatistics(msgspec.Struct, eq=False):
     """The statistics of all queues at one time."""
 
     read_at: float
-    """by the event loop's clock"""
+    """time of the read, by the event loop's clock"""
     now: float
-    """by the store's clock"""
+    """time of the read, by the store's clock"""
     queues: tuple[QueueStats, ...]
     settings: dict[str, QueueSettings]
     """settings of the queues read so far"""
@@ -51,7 +51,7 @@ class StoreMetrics:
     def __init__(
         self, control: Control, now: Callable[[], float], patience: float = _TIMEOUT
     ) -> None:
-        """Read with ``control`` from a store whose time is ``now``. A scrape waits at most ``patience`` seconds."""
+        """``now`` returns the store's time. A scrape waits at most ``patience`` seconds for the store."""
         self._control = control
         self._now = now
         self._patience = patience
@@ -71,7 +71,7 @@ class StoreMetrics:
         return None if reader is None or loop.time() - reader.read_at > _MAX_AGE_SECONDS else reader
 
     async def complete(self, metrics: StoreStatistics, keys: Sequence[str]) -> None:
-        """Add the settings of these queues, if the store returns them in time."""
+        """Add the settings of these queues to ``metrics``, if the store returns them in time."""
         missing = [key for key in keys if key not in metrics.settings]
         try:
             async with asyncio.timeout(self._patience):
@@ -108,7 +108,7 @@ class VisibleStatistics(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, metrics: StoreStatistics, may: Callable[[str], bool]) -> VisibleStatistics:
-        """Select the busiest queues among those for which ``may`` is true."""
+        """Select queues for which ``may`` returns true; name those with the most published tasks."""
         stats = [queue for queue in metrics.queues if may(queue.key)]
         if len(stats) > MAX_LABELS:
             stats.sort(key=lambda stats: (-stats.ledger.published, stats.key))
@@ -129,7 +129,7 @@ def _age(stats: QueueStats, now: float) -> float:
 
 
 def _summed(others: Sequence[QueueStats]) -> QueueStats:
-    """Return the sum of the gauges."""
+    """Return the sum of the statistics of queues without a label of their own."""
     names = Ledger.__struct_fields__
     ledger = Ledger(**{name: sum(getattr(item.ledger, name) for item in others) for name in names})
     return QueueStats(
@@ -151,7 +151,7 @@ def families(metrics: StoreStatistics | None, shown: VisibleStatistics | None) -
     number.add_metric([], len(shown.queues) + len(shown.others))
     yield number
     rows = [*shown.queues, *([_summed(shown.others)] if shown.others else [])]
-    # A sum over the other queues would decrease when a queue leaves them, which a counter must not.
+    # Counters are exported for named queues only: a sum of the others would decrease when one of them gets a label.
     yield from _counters(shown.queues)
     yield from _gauges(rows, shown, metrics.now)
     yield from _settings(shown, metrics.settings)

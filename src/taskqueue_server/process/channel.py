@@ -17,11 +17,11 @@ from pydantic import BaseModel, SecretStr
 from taskqueue_core.config import Settings
 
 LINE = 1024 * 1024
-"""bytes; more than the largest settings need"""
+"""maximum number of bytes of a message, more than the largest settings need"""
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """The first order: serve this backend."""
+    """The first order to a server process: serve this backend with these settings."""
 
     settings: Mapping[str, Any]
     backend: str
@@ -30,23 +30,23 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Renew(msgspec.Struct, frozen=True, tag="renew"):
-    """Change to these settings."""
+    """An order to apply changed settings."""
 
     settings: Mapping[str, Any]
 
 
 class StopProcess(msgspec.Struct, frozen=True, tag="end"):
-    """Drain, or stop at once. Idempotent."""
+    """An order to drain and exit, or to stop at once. Idempotent."""
 
     at_once: bool = False
 
 
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
-    """The process accepts connections."""
+    """A message that the process accepts connections."""
 
 
 class ProcessFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The process cannot start because of a `ConfigurationError`."""
+    """A message that the process cannot start because of a `ConfigurationError`."""
 
     reason: str
 

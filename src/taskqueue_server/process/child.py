@@ -1,6 +1,7 @@
 """One of several server processes on one port: ``python -m taskqueue_server.process.child CHANNEL LISTENER``.
 
-Both arguments are file descriptors. `taskqueue_server.process.supervisor` starts the process, which stops with it.
+Both arguments are file descriptors. `taskqueue_server.process.supervisor` starts the process, and the process stops
+when the supervisor ends.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ async def _follow_orders(order_stream: AsyncIterator[Order], server: ServerProce
 
 
 def _clean_up(*, orphan: bool) -> None:
-    """Without a supervisor, remove the metrics files of this process and of those that ended before it."""
+    """If the supervisor has ended, delete the metrics files of this process and of processes that ended before."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not orphan or folder is None:
         return

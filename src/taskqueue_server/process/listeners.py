@@ -10,7 +10,7 @@ from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
 
 _SPREADS = sys.platform == "linux"
-"""whether the kernel balances connections over sockets of one port; elsewhere the last socket gets all of them"""
+"""whether the kernel balances connections over several sockets with one port; others give all to the last socket"""
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -38,7 +38,7 @@ class Port:
         self._shared: socket.socket | None = None
         try:
             if _SPREADS:
-                # only bound and not listening, so it gets no connections
+                # This socket reserves the port. It does not listen, so it gets no connections.
                 self._holder = self._bound(settings.port)
             else:
                 self._holder = self._shared = listen(settings)

@@ -37,7 +37,7 @@ from taskqueue_server.process.listeners import Port
 from taskqueue_server.process.reload import Reread, reload_settings, signals
 
 RESTART_SECONDS = 5.0
-"""a process that exits earlier counts as a failed start"""
+"""seconds within which the exit of a process counts as a failed start"""
 MAX_FAILED_STARTS = 5
 """number of failed starts in a row after which the supervisor gives up"""
 _PAUSE, _MAX_PAUSE = 0.1, 5.0
@@ -49,7 +49,7 @@ _log = logging.getLogger("taskqueue.server")
 
 
 class Processes:
-    """Supervisor of ``settings.processes`` server processes until the last one has ended. Runs once."""
+    """Supervisor of ``settings.processes`` server processes, until the last process has ended. Runs once."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Processes:
             await backend.aclose()
 
     async def _supervise(self, index: int, port: Port, metrics: str) -> None:
-        """Keep one process running until shutdown."""
+        """Run a server process, and start another one whenever it exits, until shutdown."""
         failed_starts = 0
         while not self._ending.is_set():
             began = time.monotonic()
@@ -150,7 +150,7 @@ class Processes:
                 )
                 self._give_up(TaskQueueError("server processes exit right after their start"))
                 return
-            level = logging.ERROR if code else logging.WARNING  # 0: stopped by a signal
+            level = logging.ERROR if code else logging.WARNING  # 0 after a stop by a signal
             _log.log(level, "server process exited; starting another", extra=fields)
             with contextlib.suppress(TimeoutError):
                 pause = min(_PAUSE * 2**failed_starts, _MAX_PAUSE)
