@@ -42,7 +42,7 @@ _REFUSED: dict[str | None, int] = {
     Refusal.MOVED: 409,
 }
 _NOT_NOW = 503
-"""HTTP status of all other refusals, such as while the intake of the queue is paused"""
+"""HTTP status of refusals that are not in `_REFUSED`, such as while the intake of a queue is paused"""
 _ROUTING = {
     404: ("not_found", "no resource at this path"),
     405: ("method_not_allowed", "method not allowed at this path"),

@@ -25,7 +25,7 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     value: int
-    """waiting and running tasks: the value to scale by"""
+    """number of waiting and running tasks, by which an autoscaler scales"""
     waiting: int
     in_flight: int
     oldest_age_seconds: float
@@ -33,7 +33,7 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     """number of open subscriptions, on all replicas of the server"""
     replicas: int
-    """number of workers required: limited by the queue's settings, and 0 while it is paused and nothing runs"""
+    """number of workers needed: limited by the queue's settings, and 0 while the queue is paused and no task runs"""
 
 
 async def scaling(call: RequestContext) -> Response:

@@ -34,7 +34,7 @@ async def replace(call: RequestContext) -> Response:
     """
     key = call.name("key")
     body = await call.read()
-    bodies.decode(object, body)  # raises the same error as in other operations if it is not JSON
+    bodies.decode(object, body)  # raises the usual error if the body is not JSON
     settings, version = read_settings(body), _if_match(call)
     if version is None:
         await _demand_targets(call, key, settings)

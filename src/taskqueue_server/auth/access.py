@@ -42,7 +42,7 @@ class AccessWatch:
         """Set ``revoked`` unless the identity still has the rights that the connection needs."""
         try:
             is_allowed = identity is not None and self._allowed(identity)
-        except Exception:  # noqa: BLE001 - an identity from a plugin may raise anything; the other checks must go on
+        except Exception:  # noqa: BLE001 - an identity from a plugin may raise anything; the other checks must continue
             is_allowed = False
         if not is_allowed:
             self.revoked.set()
@@ -143,7 +143,7 @@ class AccessControl:
                 if loop.time() >= check_at:
                     check_at = loop.time() + CHECK_SECONDS
                     await self.check()
-            except Exception:  # noqa: BLE001 - the next round must follow whatever failed
+            except Exception:  # noqa: BLE001 - no error may end the periodic checks
                 _log.exception("could not check open connections against the tokens")
 
     async def check(self) -> None:

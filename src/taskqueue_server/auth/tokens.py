@@ -271,7 +271,7 @@ def seconds_of(value: object) -> float:
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time())
     if not isinstance(value, datetime):
-        raise ValueError  # noqa: TRY004 - the caller handles one type of error
+        raise ValueError  # noqa: TRY004 - callers handle only ValueError
     return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
 
 

@@ -13,7 +13,7 @@ _TIMES = 1000
 """maximum number of run times per queue between two samples; more would change a percentile little"""
 _KEYS = 1000
 _TENANTS = 200
-"""maximum number of tenants per queue; further ones are counted together"""
+"""maximum number of tenants per queue; further tenants are counted together"""
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class ProcessGauges:
     """Hooks that record run times and count tasks by tenant. The numbers of keys, tenants and times are limited."""
 
     OTHERS = ""
-    """the name under which further tenants are counted"""
+    """name under which queues and tenants beyond the limits are counted"""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

@@ -144,7 +144,7 @@ async def render(call: RequestContext, template: str, status: int = 200, **names
                 if time.perf_counter() > until:
                     more = True
                     break
-            await asyncio.sleep(0)  # let the next renderer take the turn, and other tasks run
+            await asyncio.sleep(0)  # let other pages render, and other asyncio tasks run
     return _response("".join(text), status)
 
 
@@ -220,7 +220,8 @@ def _to_login(request: Request) -> Response:
     target = (
         "/login" if requested == "/" else f"/login?next={quote(local_path(requested), safe='')}"
     )
-    if "hx-request" in request.headers:  # htmx would insert the sign-in page into this page
+    # htmx would follow a redirect, and insert the sign-in page into the current page.
+    if "hx-request" in request.headers:
         return Response(status_code=204, headers={"hx-redirect": target})
     return Response(status_code=303, headers={"location": target})
 

@@ -60,7 +60,7 @@ class StatsPoller:
         self._made: tuple[Snapshot | None, dict[Hashable, Any]] = (None, {})
         self._run_times: dict[str, tuple[float, Percentiles]] = {}
         self.turn = asyncio.Lock()
-        """held while rendering a page or an event for a few milliseconds, so that many do not block the event loop"""
+        """held while a page or an event is rendered for a few milliseconds, so that many do not block the event loop"""
 
     @classmethod
     def of(cls, context: ServerContext) -> StatsPoller:
@@ -103,7 +103,7 @@ class StatsPoller:
 
     @property
     def newest(self) -> int:
-        """The number to pass to `after`: it then returns the latest sample if that is current, else a new one."""
+        """The sample number to pass to `after`, which then returns the latest sample if it is current, else the next."""
         return -1 if self._task is not None else self._started
 
     async def after(self, number: int) -> Snapshot | None:

@@ -108,7 +108,7 @@ async def _events(
             async with poller.turn:
                 event = await view.event(snapshot, before, values, status)
                 values = view.texts(snapshot)
-                await asyncio.sleep(0)  # let the next renderer take the turn, and other tasks run
+                await asyncio.sleep(0)  # let other pages render, and other asyncio tasks run
             before = snapshot
             yield event
 

@@ -143,7 +143,7 @@ class DashboardView:
         values: dict[str, str],
         status: TaskStatus | None,
     ) -> bytes:
-        """Return the event for a sample: the changes since ``before`` with the texts ``values``, or all texts."""
+        """Return the event for a sample: the texts that differ from ``values``, and the chart rows since ``before``."""
         made = self._poller.made(snapshot)
         name = (*self._same, "event", before.number if before else None)
         if self.name == "task":

@@ -25,7 +25,7 @@ from taskqueue_server.routing.operations import Operation, RequestContext
 from taskqueue_server.routing.operations import Scope as TokenScope
 
 _QUIET = {"/alive", "/health", "/ready", "/metrics"}
-"""paths that monitoring polls frequently, so that requests are logged at DEBUG"""
+"""paths that monitoring polls frequently, so their requests are logged at DEBUG"""
 _ALARMING = {401, 403, 421}
 _ALARMING_ENDS = {CLOSE_PROTOCOL, CLOSE_UNAUTHENTICATED}
 _UNREMARKABLE_ENDS = {CLOSE_CLEAN, 1001, CLOSE_RESTART}

@@ -91,7 +91,7 @@ class StoreMetrics:
             async with asyncio.timeout(_PASS_SECONDS):
                 keys = await self._control.queues()
                 stats = await read_each(self._control.stats, keys, _MAX_CONCURRENT)
-        except Exception:  # noqa: BLE001 - the metric taskqueue_store_up reports it
+        except Exception:  # noqa: BLE001 - the metric taskqueue_store_up reports the failure
             self._last = None
         else:
             at = asyncio.get_running_loop().time()

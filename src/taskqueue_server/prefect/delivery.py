@@ -38,7 +38,7 @@ class _Sent(msgspec.Struct, frozen=True):
 
 
 class PrefectDelivery:
-    """Delivers task runs to one Prefect worker; at most one of them has no ack yet. Runs once."""
+    """Delivers task runs to one Prefect worker, each after the ack of the previous run. Runs once."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class PrefectDelivery:
                     return PrefectSessionEnd("revoked", frames.CLOSE_RESTART)
         return await wait_forever()
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
         # Prefect's protocol has no frame that reports an outage, so workers only wait.
         if ok:
             _log.info("store available again")

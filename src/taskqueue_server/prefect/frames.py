@@ -27,7 +27,7 @@ F = TypeVar("F", "Auth", "Subscribe")
 
 
 class Violation(Exception):
-    """A frame is invalid. The message says why, and does not quote the frame."""
+    """An error for an invalid frame. Its message does not quote the frame."""
 
 
 class Auth(msgspec.Struct):

@@ -93,8 +93,8 @@ class Service(Protocol):
 async def accept_and_serve(websocket: WebSocket, serve: Service) -> None:
     """Accept and serve a WebSocket of Prefect.
 
-    Only requests that no worker sends, such as those of web pages, are denied with an HTTP problem: it would end a
-    worker. All later errors are close codes.
+    A request that no worker sends, such as one of a web page, is denied with an HTTP problem. All later errors are
+    close codes, because an HTTP problem would end a worker.
     """
     context: ServerContext = websocket.app.state.context
     refused = refusal(context, websocket, frames.SUBPROTOCOL)

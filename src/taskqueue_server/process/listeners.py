@@ -10,7 +10,7 @@ from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
 
 _SPREADS = sys.platform == "linux"
-"""whether the kernel balances connections over several sockets with one port; others give all to the last socket"""
+"""whether the kernel balances connections over sockets with the same port; other systems use only the last socket"""
 
 
 def listen(settings: Settings) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Signal handlers, and reloading of settings while the server runs: on SIGHUP (``systemctl reload``)."""
+"""Signal handlers, and reloading of settings on SIGHUP (``systemctl reload``) while the server runs."""
 
 from __future__ import annotations
 

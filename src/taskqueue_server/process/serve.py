@@ -40,7 +40,7 @@ _STORE_SECONDS = 5.0
 _LEFT_OVER_SECONDS = 0.3
 """seconds to send the last responses before open connections are aborted"""
 _FORCED_SECONDS = 0.5
-"""seconds to finish an immediate shutdown"""
+"""seconds to wait for open requests, and then for the application, in an immediate shutdown"""
 _log = logging.getLogger("taskqueue.server")
 
 
@@ -60,7 +60,7 @@ def serve(
     raise_descriptor_limit()
     read = None if given is None else rereader(given)
     if settings.processes > 1:
-        from taskqueue_server.process.supervisor import Processes  # noqa: PLC0415 - only for several processes
+        from taskqueue_server.process.supervisor import Processes  # noqa: PLC0415 - one process does not need it
 
         asyncio.run(Processes(settings, backend_word, on_ready=on_ready, read=read).run())
         return

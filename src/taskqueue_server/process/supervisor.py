@@ -133,7 +133,7 @@ class Processes:
                 self._children[index] = child
                 served = await self._watch(index, child)
             del self._children[index]
-            with contextlib.suppress(FileNotFoundError):  # a scrape may have removed the files
+            with contextlib.suppress(FileNotFoundError):  # a scrape may have deleted the files
                 mark_process_dead(child.pid, metrics)  # type: ignore[no-untyped-call]
             if self._ending.is_set():
                 return
@@ -150,7 +150,7 @@ class Processes:
                 )
                 self._give_up(TaskQueueError("server processes exit right after their start"))
                 return
-            level = logging.ERROR if code else logging.WARNING  # 0 after a stop by a signal
+            level = logging.ERROR if code else logging.WARNING  # code 0: stopped by a signal
             _log.log(level, "server process exited; starting another", extra=fields)
             with contextlib.suppress(TimeoutError):
                 pause = min(_PAUSE * 2**failed_starts, _MAX_PAUSE)

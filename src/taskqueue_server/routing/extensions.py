@@ -32,9 +32,10 @@ class Extension(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     open: Callable[[ServerContext], AbstractAsyncContextManager[object]]
-    """Called when the application is created, without I/O. Raises `ConfigurationError` or `CapabilityMissing`
-    if the extension cannot work. The server enters the returned context before the first request, and exits it after
-    the last request and before it closes the backend. Handlers find its value in ``context.extension_state[name]``."""
+    """Function that the server calls, without I/O, when it creates the application. It raises `ConfigurationError` or
+    `CapabilityMissing` if the extension cannot work. The server enters the returned context manager before the first
+    request, and exits it after the last request, before it closes the backend. Handlers find the value of the context
+    manager in ``context.extension_state[name]``."""
     operations: tuple[Operation, ...] = ()
     """operations of the HTTP API, which are routed, authorized, counted and documented like the server's own"""
     tags: Mapping[str, str] = {}

@@ -319,7 +319,7 @@ class WorkerSession:
         self._deliveries_changed.set()
         await self._channel.send(*texts)
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the frame's field
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
         if self._session.state is ServerSessionState.NEW:
             return
         with contextlib.suppress(
