@@ -112,7 +112,7 @@ class _Scrape:
     def collect(self) -> Iterator[Metric]:
         yield from families(self._metrics, self._shown)
         if self._sources:
-            info = InfoMetricFamily("taskqueue_build", "What serves.")
+            info = InfoMetricFamily("taskqueue_build", "Version of the server.")
             info.add_metric([], {"version": VERSION})
             yield info
         for source in self._sources:

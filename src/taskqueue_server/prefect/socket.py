@@ -79,7 +79,7 @@ async def _serve_runs(connection: PrefectConnection) -> PrefectSessionEnd:
 
 async def _reject(connection: PrefectConnection) -> PrefectSessionEnd:
     shown = {"connection_id": connection.connection_id, "worker_id": connection.worker_id}
-    _log.warning("a worker may not consume its keys", extra=shown)
+    _log.warning("a worker has no permission to consume its keys", extra=shown)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FORBIDDEN_SECONDS):
             return await first_completed(connection.wait_closed(), wait_for_shutdown(connection))
