@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from taskqueue_core.hooks import Identity
 from taskqueue_server.problems import ProblemError, retry_after
@@ -13,19 +14,6 @@ MAX_NAMES = 10_000
 """maximum number of token names whose rate is tracked; the least recently used name is dropped first"""
 MAX_DEBT = 100_000
 """maximum number of tasks by which batches may exceed a rate; one batch of the largest size is always accepted"""
-
-
-class QuotaSlot:
-    """One open socket that counts against the limit of a token name."""
-
-    def __init__(self, leave: Callable[[], None] | None = None) -> None:
-        self._leave = leave
-
-    def leave(self) -> None:
-        """Free the slot. Idempotent."""
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave()
 
 
 class Quotas:
@@ -59,22 +47,20 @@ class Quotas:
         if len(self._remaining) > MAX_NAMES:
             self._remaining.popitem(last=False)
 
-    def enter(self, identity: Identity) -> QuotaSlot | None:
-        """Return a slot for one more socket, or ``None`` if the token name has reached its limit of open sockets."""
-        if identity.connections is None:
-            return QuotaSlot()
-        name = identity.name
-        if self._sockets[name] >= identity.connections:
-            self._forget(name)
-            return None
-        self._sockets[name] += 1
+    def enter(self, identity: Identity) -> ExitStack | None:
+        """Return a slot for one more socket, or ``None`` if the token name has reached its limit of open sockets.
 
-        def leave() -> None:
-            self._sockets[name] -= 1
-            self._forget(name)
+        Closing the slot frees it; closing it again has no effect.
+        """
+        slot = ExitStack()
+        if identity.connections is not None:
+            if self._sockets[identity.name] >= identity.connections:
+                return None
+            self._sockets[identity.name] += 1
+            slot.callback(self._leave, identity.name)
+        return slot
 
-        return QuotaSlot(leave)
-
-    def _forget(self, name: str) -> None:
+    def _leave(self, name: str) -> None:
+        self._sockets[name] -= 1
         if not self._sockets[name]:
             del self._sockets[name]

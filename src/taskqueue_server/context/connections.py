@@ -15,15 +15,9 @@ MAX_STRANGERS = 100
 class Connection(Protocol):
     """The interface of a connection that the registry uses."""
 
-    @property
-    def connection_id(self) -> str:
-        """The unique id of the connection."""
-        ...
-
-    @property
-    def worker_id(self) -> str | None:
-        """The worker's id, or ``None`` before the worker has sent it."""
-        ...
+    connection_id: str
+    worker_id: str | None
+    """the worker's id, or ``None`` before the worker has sent it"""
 
     def forget(self, receipts: Iterable[str]) -> None:
         """Drop receipts of deliveries that move to another connection of the same worker."""
@@ -100,11 +94,9 @@ class Connections:
         return len(self._strangers)
 
     def __iter__(self) -> Iterator[Connection]:
-        """Iterate over all connections."""
         return iter(tuple(self._members.values()))
 
     def __len__(self) -> int:
-        """Return the number of connections."""
         return len(self._members)
 
     async def empty(self) -> None:

@@ -19,7 +19,8 @@ from taskqueue_core.protocol.prefect_task_run import refusal
 from taskqueue_core.retry import Rejected
 from taskqueue_core.tasks import Delivery
 from taskqueue_server.prefect import frames
-from taskqueue_server.prefect.handshake import PrefectConnection, PrefectSessionEnd
+from taskqueue_server.prefect.handshake import PrefectConnection
+from taskqueue_server.worker_socket.session import SessionEnd
 from taskqueue_server.worker_socket.websocket import ConnectionClosed
 
 BAD_TASK_RUN = "bad_task_run"
@@ -59,7 +60,7 @@ class PrefectDelivery:
         self._settling: asyncio.Task[dict[str, bool]] | None = None
         self._acked = asyncio.Event()
 
-    async def run(self) -> PrefectSessionEnd:
+    async def run(self) -> SessionEnd:
         """Deliver runs until the session ends, and close the socket.
 
         The caller then closes the subscription, which releases a run without an ack.
@@ -71,31 +72,31 @@ class PrefectDelivery:
             if end.code is not None:
                 await self._channel.close(end.code, end.reason)
             await self._finish_settling()
-            return PrefectSessionEnd(end.reason)
+            return SessionEnd(end.reason)
         finally:
             if self._settling is not None:
                 self._settling.cancel()
                 await asyncio.gather(self._settling, return_exceptions=True)
 
-    async def _serve(self) -> PrefectSessionEnd:
+    async def _serve(self) -> SessionEnd:
         try:
             return await first_completed(
                 self._read(),
-                self._watch_socket(),
+                self._channel.lost(),
                 self._deliver(),
                 self._drain(),
                 self._watch_access(),
                 self._watch_revocations(),
             )
         except frames.Violation as violation:
-            return PrefectSessionEnd(str(violation), frames.CLOSE_PROTOCOL)
+            return SessionEnd(str(violation), frames.CLOSE_PROTOCOL)
         except ConnectionClosed as gone:
-            return PrefectSessionEnd(str(gone))
+            return SessionEnd(str(gone))
         except SubscriptionClosed:
-            return PrefectSessionEnd("restart", frames.CLOSE_RESTART)
+            return SessionEnd("restart", frames.CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a bug here must not end other connections
             _log.exception("a connection failed")
-            return PrefectSessionEnd("internal", frames.CLOSE_INTERNAL)
+            return SessionEnd("internal", frames.CLOSE_INTERNAL)
 
     async def _finish_settling(self) -> None:
         # The worker executes a run after its ack. If the ack were not settled, the run would be executed twice.
@@ -106,13 +107,13 @@ class PrefectDelivery:
 
     # The coroutines below run concurrently. The first one that returns or raises ends the session.
 
-    async def _read(self) -> PrefectSessionEnd:
+    async def _read(self) -> SessionEnd:
         # Read all the time, because a closed socket or a pong is noticed only while reading.
         while True:
             kind = frames.answered(await self._channel.receive())
             sent = self._sent
             if kind == "quit":
-                return PrefectSessionEnd("quit", frames.CLOSE_QUIT)
+                return SessionEnd("quit", frames.CLOSE_QUIT)
             if sent is None or self._pings.passed() < sent.mark:
                 raise frames.Violation("ack: no run was sent")
             self._sent = None
@@ -120,10 +121,7 @@ class PrefectDelivery:
             self._settling = asyncio.create_task(self._settlements.ack(done))
             self._acked.set()
 
-    async def _watch_socket(self) -> PrefectSessionEnd:
-        raise await self._channel.lost()
-
-    async def _deliver(self) -> PrefectSessionEnd:
+    async def _deliver(self) -> SessionEnd:
         while not self._is_leaving():
             self._connection.credit = 1
             received = await self._outage.retry_until_available(
@@ -158,15 +156,15 @@ class PrefectDelivery:
                 _log.warning("an ack came too late", extra={"reason": "lease_lost"})
         self._connection.busy = 0
 
-    async def _drain(self) -> PrefectSessionEnd:
+    async def _drain(self) -> SessionEnd:
         await self._context.draining.wait()
         await self._wait_for_last_ack(min(_ACK_SECONDS, self._context.drain_remaining))
-        return PrefectSessionEnd("restart", frames.CLOSE_RESTART)
+        return SessionEnd("restart", frames.CLOSE_RESTART)
 
-    async def _watch_access(self) -> PrefectSessionEnd:
+    async def _watch_access(self) -> SessionEnd:
         await self._access_revoked.wait()
         await self._wait_for_last_ack(_ACK_SECONDS)
-        return PrefectSessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
+        return SessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
 
     def _is_leaving(self) -> bool:
         return self._context.draining.is_set() or self._access_revoked.is_set()
@@ -178,13 +176,13 @@ class PrefectDelivery:
                 async with asyncio.timeout(seconds):
                     await self._acked.wait()
 
-    async def _watch_revocations(self) -> PrefectSessionEnd:
+    async def _watch_revocations(self) -> SessionEnd:
         if has(self._context.backend, Capability.REVOCATION):
             revocation = revocation_of(self._context.backend, self._subscription)
             while receipts := await self._outage.retry_until_available(revocation.revoked):
                 if self._sent is not None and self._sent.delivery.receipt in receipts:
                     # A worker whose socket is closed drops a run that it has not acked, and reconnects.
-                    return PrefectSessionEnd("revoked", frames.CLOSE_RESTART)
+                    return SessionEnd("revoked", frames.CLOSE_RESTART)
         return await wait_forever()
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position

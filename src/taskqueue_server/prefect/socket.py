@@ -19,13 +19,12 @@ from taskqueue_server.prefect import frames
 from taskqueue_server.prefect.delivery import PrefectDelivery
 from taskqueue_server.prefect.handshake import (
     PrefectConnection,
-    PrefectSessionEnd,
     accept_and_serve,
     receive_frame,
     wait_for_shutdown,
 )
 from taskqueue_server.routing.operations import Operation, RequestContext, answer
-from taskqueue_server.worker_socket.session import report_connection
+from taskqueue_server.worker_socket.session import SessionEnd, report_connection
 
 PATH = "/api/task_runs/subscriptions/scheduled"
 """path of the WebSocket on which a Prefect worker receives its task runs"""
@@ -43,11 +42,11 @@ async def socket(websocket: WebSocket) -> None:
     await accept_and_serve(websocket, _serve_runs)
 
 
-async def _serve_runs(connection: PrefectConnection) -> PrefectSessionEnd:
+async def _serve_runs(connection: PrefectConnection) -> SessionEnd:
     subscribe = await first_completed(
         receive_frame(frames.Subscribe, connection.channel), wait_for_shutdown(connection)
     )
-    if isinstance(subscribe, PrefectSessionEnd):
+    if isinstance(subscribe, SessionEnd):
         return subscribe
     keys = tuple(dict.fromkeys(subscribe.keys))
 
@@ -67,9 +66,7 @@ async def _serve_runs(connection: PrefectConnection) -> PrefectSessionEnd:
         try:
             subscription = context.backend.subscribe(keys, connection.worker_id)
         except InvalidInput as error:
-            return PrefectSessionEnd(
-                f"subscribe: {error.field} is not allowed", frames.CLOSE_PROTOCOL
-            )
+            return SessionEnd(f"subscribe: {error.field} is not allowed", frames.CLOSE_PROTOCOL)
         try:
             delivery = PrefectDelivery(connection, subscription, access_revoked)
             return await report_connection(context.hooks, _log, info, delivery.run())
@@ -77,13 +74,13 @@ async def _serve_runs(connection: PrefectConnection) -> PrefectSessionEnd:
             await close(subscription)
 
 
-async def _reject(connection: PrefectConnection) -> PrefectSessionEnd:
+async def _reject(connection: PrefectConnection) -> SessionEnd:
     shown = {"connection_id": connection.connection_id, "worker_id": connection.worker_id}
     _log.warning("a worker has no permission to consume its keys", extra=shown)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FORBIDDEN_SECONDS):
             return await first_completed(connection.wait_closed(), wait_for_shutdown(connection))
-    return PrefectSessionEnd("this token may not consume these keys", frames.CLOSE_POLICY)
+    return SessionEnd("this token may not consume these keys", frames.CLOSE_POLICY)
 
 
 async def events_socket(websocket: WebSocket) -> None:
@@ -91,7 +88,7 @@ async def events_socket(websocket: WebSocket) -> None:
     await accept_and_serve(websocket, _drop_events)
 
 
-async def _drop_events(connection: PrefectConnection) -> PrefectSessionEnd:
+async def _drop_events(connection: PrefectConnection) -> SessionEnd:
     # A sender of events has no worker id, so the registry gets an id made from the connection id.
     connection.worker_id = f"events:{connection.connection_id}"
     connection.context.registry.identify(connection, connection.worker_id)
@@ -105,9 +102,9 @@ async def _drop_events(connection: PrefectConnection) -> PrefectSessionEnd:
         )
 
 
-async def _wait_for_revocation(event: asyncio.Event) -> PrefectSessionEnd:
+async def _wait_for_revocation(event: asyncio.Event) -> SessionEnd:
     await event.wait()
-    return PrefectSessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
+    return SessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
 
 
 async def version(call: RequestContext) -> Response:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import cast
 
@@ -32,14 +33,13 @@ from taskqueue_core.protocol.server_events import CloseSocket, Greeted, SendFram
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_server.auth.credentials import peer_of, shows_header, token_of
 from taskqueue_server.auth.origins import host_problem
-from taskqueue_server.auth.quotas import QuotaSlot
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.problems import ProblemError, respond
+from taskqueue_server.routing.operations import unauthenticated
 from taskqueue_server.worker_socket.session import WorkerSession, report_connection
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
 HELLO_SECONDS = 5.0
-_CHALLENGE = {"www-authenticate": "Bearer"}
 _log = logging.getLogger("taskqueue.server.socket")
 
 
@@ -96,13 +96,13 @@ def _not_ready(context: ServerContext) -> ProblemError | None:
 
 def _stranger(identity: Identity | None) -> ProblemError | None:
     if identity is None:
-        return ProblemError(401, "unauthenticated", "a valid token is required", headers=_CHALLENGE)
+        return unauthenticated()
     if "consume" not in identity.verbs:
         return ProblemError(403, "forbidden", "this token has no permission to consume")
     return None
 
 
-def enter(context: ServerContext, identity: Identity | None) -> tuple[bool, QuotaSlot | None]:
+def enter(context: ServerContext, identity: Identity | None) -> tuple[bool, ExitStack | None]:
     """Return whether one more socket is allowed, and its quota slot if the identity is already known."""
     if not context.registry.has_room_for(known=identity is not None):
         return False, None
@@ -114,7 +114,7 @@ class SocketAdmission:
     """An accepted WebSocket of a worker, which stays registered for as long as it may hold deliveries. Runs once."""
 
     def __init__(
-        self, context: ServerContext, websocket: WebSocket, slot: QuotaSlot | None = None
+        self, context: ServerContext, websocket: WebSocket, slot: ExitStack | None = None
     ) -> None:
         """``slot`` is the quota slot of a client whose header has a valid token. Otherwise the hello must have one."""
         self.connection_id = secrets.token_hex(8)
@@ -161,7 +161,7 @@ class SocketAdmission:
 
     def _release_quota(self) -> None:
         if self._slot is not None:
-            self._slot.leave()
+            self._slot.close()
 
     async def _restart(self) -> Hello | CloseSocket:
         await self._context.draining.wait()

@@ -88,7 +88,6 @@ class DeliverySender:
         finally:
             if unsent:
                 self._session.forget(unsent)
-                with contextlib.suppress(
-                    TaskQueueError
-                ):  # closing the subscription also releases these deliveries
+                # After an error, closing the subscription releases these deliveries.
+                with contextlib.suppress(TaskQueueError):
                     await self._subscription.redeliver(*unsent.values())

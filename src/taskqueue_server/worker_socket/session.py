@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -55,24 +54,16 @@ _log = logging.getLogger("taskqueue.server.socket")
 class SessionEnd(msgspec.Struct, frozen=True):
     """The result of a worker's session: why it ended, and how to close its socket."""
 
-    orderly: bool
-    """whether the worker's deliveries are released at once; otherwise they count as lost after the grace period"""
     reason: str
     code: int | None = None
     """the close code; ``None`` if the socket has closed already"""
-
-
-class _End(Protocol):
-    @property
-    def reason(self) -> str: ...
-
-
-E = TypeVar("E", bound=_End)
+    orderly: bool = True
+    """whether the worker's deliveries are released at once; otherwise they count as lost after the grace period"""
 
 
 async def report_connection(
-    hooks: Hooks, log: logging.Logger, connection: Connection, session: Awaitable[E]
-) -> E:
+    hooks: Hooks, log: logging.Logger, connection: Connection, session: Awaitable[SessionEnd]
+) -> SessionEnd:
     """Await a worker's session; log its start and its end, and call the hooks for both."""
     fields = {"connection_id": connection.connection_id, "worker_id": connection.worker_id}
     log.info("worker connected", extra={**fields, "keys": len(connection.keys)})
@@ -141,7 +132,7 @@ class WorkerSession:
             self._session.close()
             self._on_closed()
             if not closed.orderly:  # the worker may reconnect and adopt its deliveries
-                await self._end_lost(SessionEnd(orderly=False, reason=str(closed)))
+                await self._end_lost(SessionEnd(str(closed), orderly=False))
             raise
 
     async def run(self) -> SessionEnd:
@@ -162,12 +153,8 @@ class WorkerSession:
 
     async def _end_orderly(self, end: SessionEnd) -> None:
         await self._settlements.finish(_FLUSH_SECONDS)
-        if (
-            self._context.draining.is_set()
-            and self._session.busy
-            and self._context.handover
-            and end.code
-        ):
+        moves = self._context.draining.is_set() and self._context.handover
+        if moves and self._session.busy and end.code:
             # The worker reconnects to another server, which adopts its deliveries. Release only those that remain.
             await self._channel.close(end.code, end.reason)
             await asyncio.sleep(self._context.handover)
@@ -191,7 +178,7 @@ class WorkerSession:
             return await first_completed(
                 self._watch_access(),
                 self._read(),
-                self._watch_socket(),
+                self._channel.lost(),
                 self._watch_pings(),
                 self._drain(),
                 self._deliver(),
@@ -199,12 +186,12 @@ class WorkerSession:
                 self._watch_settlements(settling),
             )
         except ConnectionClosed as closed:
-            return SessionEnd(closed.orderly, str(closed))
+            return SessionEnd(str(closed), orderly=closed.orderly)
         except SubscriptionClosed:
-            return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
+            return SessionEnd("restart", CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a bug here must not end other connections
             _log.exception("a connection failed")
-            return SessionEnd(orderly=True, reason="internal", code=CLOSE_INTERNAL)
+            return SessionEnd("internal", CLOSE_INTERNAL)
 
     # The coroutines below run concurrently. The first one that returns ends the session.
 
@@ -222,9 +209,9 @@ class WorkerSession:
                     case Progressed():
                         await self._progress(event)
                     case WorkerLeft():
-                        return SessionEnd(orderly=True, reason="bye", code=CLOSE_CLEAN)
+                        return SessionEnd("bye", CLOSE_CLEAN)
                     case CloseSocket(code, reason):
-                        return SessionEnd(orderly=True, reason=reason, code=code)
+                        return SessionEnd(reason, code)
                     case _:
                         self._settle(event)
             await self._settlements.room()
@@ -259,10 +246,7 @@ class WorkerSession:
 
     async def _watch_access(self) -> SessionEnd:
         await self._access_revoked.wait()
-        return SessionEnd(orderly=True, reason="revoked", code=CLOSE_REVOKED)
-
-    async def _watch_socket(self) -> SessionEnd:
-        raise await self._channel.lost()
+        return SessionEnd("revoked", CLOSE_REVOKED)
 
     async def _watch_pings(self) -> SessionEnd:
         """Send pings. End the session of a worker that is silent while `_read` waits for a frame."""
@@ -279,7 +263,7 @@ class WorkerSession:
             if now - awake > lease / 3:
                 await asyncio.sleep(lease / 10)
             elif since is not None and since == self._listening_since and now - since >= lease:
-                return SessionEnd(orderly=False, reason="silent", code=CLOSE_TIMEOUT)
+                return SessionEnd("silent", CLOSE_TIMEOUT, orderly=False)
             if now >= ping_at:
                 await self._channel.send(*self._session.ping())
                 ping_at = now + lease / 3
@@ -296,7 +280,7 @@ class WorkerSession:
                     await self._deliveries_changed.wait()
         except TimeoutError:
             pass
-        return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
+        return SessionEnd("restart", CLOSE_RESTART)
 
     async def _deliver(self) -> SessionEnd:
         await self._sender.run()
@@ -322,9 +306,8 @@ class WorkerSession:
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
         if self._session.state is ServerSessionState.NEW:
             return
-        with contextlib.suppress(
-            ConnectionClosed
-        ):  # other tasks notice the closed socket; the caller may have to finish a settlement
+        # Other tasks notice a closed socket; the caller may have to finish a settlement.
+        with contextlib.suppress(ConnectionClosed):
             await self._channel.send(*self._session.degraded(ok=ok, reason=reason))
 
 

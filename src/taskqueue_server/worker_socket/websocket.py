@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -74,10 +74,10 @@ class WebSocketChannel:
         except (WebSocketDisconnect, RuntimeError):
             raise self._closed(CLOSE_BROKEN) from None
 
-    async def lost(self) -> ConnectionClosed:
-        """Wait until a send or a receive has found the socket closed; return the error."""
+    async def lost(self) -> NoReturn:
+        """Wait until a send or a receive has found the socket closed, then raise `ConnectionClosed`."""
         await self._lost.wait()
-        return ConnectionClosed(self._code)
+        raise ConnectionClosed(self._code)
 
     async def close(self, code: int, reason: str) -> None:
         """Close with a code and a reason; abort if the peer does not read. Never raises."""
@@ -89,11 +89,11 @@ class WebSocketChannel:
 
     def abort(self) -> None:
         """Break the connection at once if the protocol class is `SocketProtocol`; else it ends with the application."""
-        extension: dict[str, Callable[[], Any]] = self._websocket.scope.get("extensions", {}).get(
-            ABORT, {}
+        extensions: dict[str, dict[str, Callable[[], Any]]] = self._websocket.scope.get(
+            "extensions", {}
         )
-        if abort := extension.get("abort"):
-            abort()
+        if ABORT in extensions:
+            extensions[ABORT]["abort"]()
 
     def _closed(self, code: int) -> ConnectionClosed:
         if not self._lost.is_set():
