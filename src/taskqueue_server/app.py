@@ -15,7 +15,7 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings
 from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_server import dashboard, prefect
-from taskqueue_server.api.table import OPERATIONS, Description
+from taskqueue_server.api.table import OPERATIONS, api_describer
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.metrics import http
 from taskqueue_server.metrics.exporter import Metrics
@@ -85,6 +85,6 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.context = context
     app.state.metrics = metrics
-    app.state.description = Description(extensions)
+    app.state.describe_api = api_describer(extensions)
     app.state.links = tuple(link for extension in extensions for link in extension.links)
     return app

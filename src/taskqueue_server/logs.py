@@ -122,10 +122,8 @@ def _escape(
         if isinstance(value, str):
             text = value if name in {"exception", "event"} else value[:_TEXT]
             if not text.isprintable():
-                text = "".join(c if c.isprintable() else _escaped(c) for c in text)
+                text = "".join(
+                    c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+                )
             event[name] = text
     return event
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

@@ -44,17 +44,6 @@ class MigrationOut(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: list[str]
     """queues that still have tasks in the old backend"""
 
-    @classmethod
-    def of(cls, status: MigrationStatus) -> MigrationOut:
-        """Convert the status of a migration to the model of the response."""
-        return cls(
-            phase=status.phase,
-            leaves=status.leaves,
-            remembered=status.remembered,
-            queues=list(status.queues),
-            unfinished=list(status.unfinished),
-        )
-
 
 async def limits(call: RequestContext) -> Response:
     """Return the limits of this server and the capabilities of its backend."""
@@ -100,7 +89,7 @@ async def _act(
     if not isinstance(backend, MigratingBackend):
         raise ProblemError(404, "not_migrating", "no migration: this server has only one backend")
     try:
-        return answer(MigrationOut.of(await step(backend)))
+        return answer(msgspec.convert(await step(backend), MigrationOut, from_attributes=True))
     except MigrationUnfinished as error:
         raise ProblemError(409, error.code, str(error)) from None
 

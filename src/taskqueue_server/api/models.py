@@ -18,10 +18,7 @@ from taskqueue_core.tasks import (
     Confirmation,
     DeadLetter,
     Failure,
-    Ledger,
-    Published,
     QueueStats,
-    Refusal,
     Task,
     TaskStatus,
     WorkerInfo,
@@ -31,11 +28,11 @@ from taskqueue_server.routing.schemas import (
     Attempts,
     HeadersField,
     Instant,
+    Label,
     Name,
     Priority,
     Seconds,
     Text,
-    Token,
 )
 
 IdList = Annotated[list[Name], Meta(max_length=LIMITS.batch)]
@@ -86,7 +83,7 @@ class RetryIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     at: Instant | None = None
     delay: Seconds | None = None
     error: str | None = None
-    token: Token | None = None
+    token: Label | None = None
 
 
 class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,21 +95,12 @@ class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     at: Instant | None = None
     delay: Seconds | None = None
     error: str | None = None
-    token: Token | None = None
+    token: Label | None = None
     payload: Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class ConfirmationOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ConfirmationOut(Confirmation, frozen=True, kw_only=True, omit_defaults=True):
     """The result of publishing one task."""
-
-    key: str
-    task_id: str
-    status: Published
-    position: int | None = None
-    code: Refusal | None = None
-    reason: str | None = None
-    retry_after: float | None = None
-    depth: int | None = None
 
     @classmethod
     def of(cls, confirmation: Confirmation) -> ConfirmationOut:
@@ -134,10 +122,6 @@ class Ids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Ids of tasks to look up."""
 
     ids: IdList
-
-    def checked(self) -> tuple[str, ...]:
-        """Return the ids without duplicates. Raises `InvalidInput`."""
-        return checked_ids(self.ids)
 
 
 def checked_ids(ids: list[str]) -> tuple[str, ...]:
@@ -242,12 +226,6 @@ class LedgerOut(msgspec.Struct, frozen=True, kw_only=True):
     discarded: int
     balanced: bool
     imbalance: int
-
-    @classmethod
-    def of(cls, ledger: Ledger) -> LedgerOut:
-        """Convert a ledger, and add whether it balances."""
-        counts = msgspec.structs.asdict(ledger)
-        return cls(**counts, balanced=ledger.balanced, imbalance=ledger.imbalance)
 
 
 class HealthOut(msgspec.Struct, frozen=True, kw_only=True):

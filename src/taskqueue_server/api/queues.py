@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import Ledger
 from taskqueue_server.api.models import Count, LedgerOut, QueueOut, QueuesOut
 from taskqueue_server.context.server import read_each
 from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
@@ -85,12 +86,16 @@ async def _read_queue(call: RequestContext, key: str) -> QueueOut:
 
 async def ledger(call: RequestContext) -> Response:
     """Return a consistent ledger of one queue."""
-    return answer(LedgerOut.of(await call.context.control.ledger(call.name("key"))))
+    return _ledger(await call.context.control.ledger(call.name("key")))
 
 
 async def total(call: RequestContext) -> Response:
     """Return the sum of the ledgers of all queues."""
-    return answer(LedgerOut.of(await call.context.queue.ledger()))
+    return _ledger(await call.context.queue.ledger())
+
+
+def _ledger(ledger: Ledger) -> Response:
+    return answer(msgspec.convert(ledger, LedgerOut, from_attributes=True))
 
 
 async def purge(call: RequestContext) -> Response:

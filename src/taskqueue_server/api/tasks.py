@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from taskqueue_server.api.models import (
     RetryTaskIn,
     StatusesOut,
     TaskIn,
+    checked_ids,
 )
 from taskqueue_server.context.waiters import MAX_WAIT
 from taskqueue_server.problems import ProblemError, refusal_status, retry_after
@@ -34,6 +34,7 @@ from taskqueue_server.routing.operations import (
     RequestContext,
     Scope,
     answer,
+    joined,
     spliced,
     unauthenticated,
 )
@@ -77,16 +78,12 @@ async def waited(call: RequestContext, status: TaskStatus | None, most: int) -> 
 
 async def _client_left(call: RequestContext, dismissed: asyncio.Event) -> None:
     """Return when the client has disconnected or lost its rights."""
-    await first_completed(_hung_up(call), _set(dismissed))
+    await first_completed(_hung_up(call), dismissed.wait())
 
 
 async def _hung_up(call: RequestContext) -> None:
     while (await call.request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _set(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 async def publish(call: RequestContext) -> Response:
@@ -276,7 +273,7 @@ OPERATIONS = (
 async def statuses(call: RequestContext) -> Response:
     """Return the statuses of tasks; null for unknown ones."""
     key = call.name("key")
-    ids = (await call.body(Ids)).checked()
+    ids = checked_ids((await call.body(Ids)).ids)
     found = await call.context.control.statuses(key, *ids) if ids else ()
     return answer(StatusesOut(dict(zip(ids, found, strict=True))))
 
@@ -284,19 +281,11 @@ async def statuses(call: RequestContext) -> Response:
 async def results(call: RequestContext) -> Response:
     """Return results by id, as the workers returned them; ids without a result are omitted."""
     key = call.name("key")
-    ids = (await call.body(Ids)).checked()
+    ids = checked_ids((await call.body(Ids)).ids)
     found = await call.context.control.results(key, *ids) if ids else ()
-    return spliced(_object(zip(ids, found, strict=True)))
-
-
-def _object(pairs: Iterator[tuple[str, bytes | None]]) -> Iterator[bytes]:
-    yield b'{"results":{'
-    comma = b""
-    for task_id, text in pairs:
-        if text is not None:
-            yield comma + msgspec.json.encode(task_id) + b":" + text
-            comma = b","
-    yield b"}}"
+    pairs = zip(ids, found, strict=True)
+    members = (msgspec.json.encode(i) + b":" + text for i, text in pairs if text is not None)
+    return spliced(joined(b'{"results":{', members, b"}}"))
 
 
 LOOKUPS = (

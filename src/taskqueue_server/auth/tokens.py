@@ -50,14 +50,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> Identity:
         """The identity of a client that sends the token."""
-        return Identity(
-            name=self.name,
-            verbs=self.verbs,
-            keys=self.keys,
-            rate=self.rate,
-            burst=self.burst,
-            connections=self.connections,
-        )
+        return Identity(**{field: getattr(self, field) for field in Identity.__struct_fields__})
 
     def __repr__(self) -> str:
         """Return the name only, so that the hash does not appear in logs."""
@@ -204,19 +197,14 @@ def _entry(row: Mapping[str, Any], number: int, path: Path) -> TokenEntry:
 
 def check_limits(rate: object, burst: object, connections: object) -> None:
     """Raise `InvalidInput` for an invalid rate, burst or number of connections. ``None`` means no limit."""
-    for field, value, kind in (
-        ("rate", rate, float),
-        ("burst", burst, float),
-        ("connections", connections, int),
+    per_second, at_least_one = "a number per second, at least 1 per hour", "a number of at least 1"
+    for field, value, kind, lowest, what in (
+        ("rate", rate, float, 1 / 3600, per_second),
+        ("burst", burst, float, 1, at_least_one),
+        ("connections", connections, int, 1, at_least_one),
     ):
         number = isinstance(value, int | kind) and not isinstance(value, bool)
-        lowest = 1 / 3600 if field == "rate" else 1
         if value is not None and not (number and lowest <= value <= _NUMBERS):  # type: ignore[operator]
-            what = (
-                "a number per second, at least 1 per hour"
-                if field == "rate"
-                else "a number of at least 1"
-            )
             raise InvalidInput(field, kind_of(value), f"{what}, up to {_NUMBERS}")
     if burst is not None and rate is None:
         raise InvalidInput("burst", "a burst without a rate", "with a rate only")

@@ -47,14 +47,13 @@ class ResultWaiters:
         self._hooks = hooks
         self._draining = draining
         self._period = period
-        self._futures: dict[_Name, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[_Name, set[asyncio.Event]] = {}
         self._slots = LimitedSlots(most, "too_many_waiters", "requests wait for results")
         self._pending: set[_Name] = set()
         self._wakeup = asyncio.Event()
         self._polling: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        """Return the number of waiting requests."""
         return len(self._slots)
 
     async def wait(
@@ -78,30 +77,25 @@ class ResultWaiters:
             gone.close()
 
     async def _wait(self, name: _Name, seconds: float, gone: Coroutine[Any, Any, None]) -> None:
-        future = self._enter(name)
-        try:
-            async with asyncio.timeout(seconds):
-                await first_completed(_done(future), gone)
-        except TimeoutError:
-            pass
-        finally:
-            await self._leave(name, future)
-
-    def _enter(self, name: _Name) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._futures.setdefault(name, set()).add(future)
+        ended = asyncio.Event()
+        self._waiting.setdefault(name, set()).add(ended)
         if self._polling is None:
             self._hooks.register(self)
             self._polling = asyncio.create_task(self._poll_store())
         self._ended([name])  # the task may have ended before this request was registered
-        return future
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await first_completed(ended.wait(), gone)
+        finally:
+            await self._leave(name, ended)
 
-    async def _leave(self, name: _Name, future: asyncio.Future[None]) -> None:
-        others = self._futures[name]
-        others.discard(future)
+    async def _leave(self, name: _Name, ended: asyncio.Event) -> None:
+        others = self._waiting[name]
+        others.discard(ended)
         if not others:
-            del self._futures[name]
-        if self._futures or self._polling is None:
+            del self._waiting[name]
+        if self._waiting or self._polling is None:
             return
         polling, self._polling = self._polling, None
         self._hooks.unregister(self)
@@ -128,7 +122,7 @@ class ResultWaiters:
         self._ended([(key, task_id)])
 
     def _ended(self, names: Iterable[_Name]) -> None:
-        if waited_for := self._futures.keys() & set(names):
+        if waited_for := self._waiting.keys() & set(names):
             self._pending |= waited_for
             self._wakeup.set()
 
@@ -138,16 +132,15 @@ class ResultWaiters:
         while not self._draining.is_set():
             try:
                 async with asyncio.timeout_at(due):
-                    await first_completed(_event(self._wakeup), _event(self._draining))
+                    await first_completed(self._wakeup.wait(), self._draining.wait())
             except TimeoutError:
-                self._pending |= self._futures.keys()
+                self._pending |= self._waiting.keys()
                 due = loop.time() + self._period
             self._wakeup.clear()
             names, self._pending = self._pending, set()
-            await first_completed(
-                self._wake(names), _event(self._draining)
-            )  # a store that does not respond must not delay the drain
-        self._wake_up(self._futures.keys())
+            # A store that does not respond must not delay the drain.
+            await first_completed(self._wake(names), self._draining.wait())
+        self._wake_up(self._waiting.keys())
 
     async def _wake(self, names: set[_Name]) -> None:
         by_key: dict[str, list[str]] = {}
@@ -156,9 +149,8 @@ class ResultWaiters:
         for key, ids in by_key.items():
             for start in range(0, len(ids), LIMITS.batch):
                 batch = ids[start : start + LIMITS.batch]
-                with contextlib.suppress(
-                    Exception
-                ):  # each request reads the store again before it responds, and reports the error
+                # Each request reads the store again before it responds, and reports an error.
+                with contextlib.suppress(Exception):
                     matches = zip(batch, await self._control.statuses(key, *batch), strict=True)
                     self._wake_up(
                         (key, i) for i, status in matches if status is None or not status.state.live
@@ -166,17 +158,8 @@ class ResultWaiters:
 
     def _wake_up(self, names: Iterable[_Name]) -> None:
         for name in names:
-            for future in self._futures.get(name, ()):
-                if not future.done():
-                    future.set_result(None)
-
-
-async def _done(future: asyncio.Future[None]) -> None:
-    await future
-
-
-async def _event(event: asyncio.Event) -> None:
-    await event.wait()
+            for ended in self._waiting.get(name, ()):
+                ended.set()
 
 
 class LimitedSlots:
@@ -191,7 +174,6 @@ class LimitedSlots:
         self._per_client: Counter[str | None] = Counter()
 
     def __len__(self) -> int:
-        """Return the number of slots in use."""
         return self._per_client.total()
 
     @contextmanager

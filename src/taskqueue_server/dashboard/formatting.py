@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-import msgspec
-
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.rate_limit import RateLimit
-from taskqueue_core.tasks import Ledger, State
+from taskqueue_core.tasks import Ledger
 from taskqueue_server.dashboard.snapshot import History, Snapshot, StoreReading
 
-PARTS = tuple(state.value for state in (State.WAITING, State.SCHEDULED, State.IN_FLIGHT)) + tuple(
-    state.value
-    for state in (State.DONE, State.DEAD, State.EXPIRED, State.CANCELLED, State.DISCARDED)
-)
+PARTS = tuple(field for field in Ledger.__struct_fields__ if field != "published")
 """states that add up to the published tasks, in the order of a task's life"""
 _NONE = "\N{EN DASH}"
 _LONG = 10
@@ -170,8 +165,3 @@ def points(series: Sequence[int]) -> str:
             if index in {0, steps} or not heights[index - 1] == height == heights[index + 1]
         ]
     )
-
-
-def raw(ledger: Ledger) -> dict[str, int]:
-    """Return the counts of a ledger by state, for scripts and tests."""
-    return {name: int(value) for name, value in msgspec.structs.asdict(ledger).items()}

@@ -70,6 +70,8 @@ NOTICES: Mapping[str, str] = {
     "signed-out": "Signed out.",
 }
 """messages after an action; the URL has only the name of the message, so that a link cannot inject text"""
+_DEFAULTS = {"said": None, "open": False, "who": None, "live": None, "shape": None, "query": ""}
+"""variables of ``base.html``, as for a client that is not signed in"""
 _DIGITS = 12
 _TURN_SECONDS = 0.004
 """maximum number of seconds of rendering before other tasks of the event loop get a turn"""
@@ -124,14 +126,12 @@ async def render(call: RequestContext, template: str, status: int = 200, **names
     notice, number = request.query_params.get("said", ""), request.query_params.get("n", "")
     digits = number if number.isdecimal() and len(number) <= _DIGITS else "?"
     names = {
+        **_DEFAULTS,
         "said": NOTICES[notice].format(n=digits) if notice in NOTICES else None,
         "open": not call.context.access.authenticates,
         "who": call.identity.name if call.identity else None,
-        "live": None,
-        "shape": None,
         "here": request.url.path,
         "links": request.app.state.links,
-        "query": "",
         **names,
     }
     pieces, text = _environment.get_template(template).generate(names), list[str]()
@@ -194,16 +194,8 @@ def _as_page(
         problem = _problem.decode(response.body)
         if problem.status == HTTPStatus.UNAUTHORIZED:
             return _to_login(request)
-        anonymous = {
-            "said": None,
-            "open": False,
-            "who": None,
-            "live": None,
-            "shape": None,
-            "query": "",
-        }
         text = _environment.get_template("problem.html").render(
-            **anonymous, problem=problem, here=request.url.path
+            **_DEFAULTS, problem=problem, here=request.url.path
         )
         page = _response(text, problem.status)
         if "retry-after" in response.headers:
@@ -214,9 +206,8 @@ def _as_page(
 
 
 def _to_login(request: Request) -> Response:
-    requested = request.url.path if request.method == "GET" else "/"
-    if request.method == "GET" and request.url.query:
-        requested += f"?{request.url.query}"
+    query = f"?{request.url.query}" if request.url.query else ""
+    requested = request.url.path + query if request.method == "GET" else "/"
     target = (
         "/login" if requested == "/" else f"/login?next={quote(local_path(requested), safe='')}"
     )

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Health
 from taskqueue_server.context.server import ServerContext, read_each
@@ -135,44 +136,24 @@ class StatsPoller:
         self.process_gauges = ProcessGauges(self._backend.now)
         self.since = self._backend.now()
         self._hooks.register(self.process_gauges)
-        ending = asyncio.create_task(self._draining.wait())
         try:
-            while not ending.done() and self._in_use():
-                self._poll_now.clear()
-                self._started += 1
-                began = time.monotonic()
-                sample = asyncio.create_task(self._take(self._started))
-                try:
-                    await asyncio.wait((sample, ending), return_when=asyncio.FIRST_COMPLETED)
-                    if not sample.done():
-                        break
-                    await self._notify(sample.result())
-                finally:
-                    sample.cancel()
-                    await asyncio.gather(sample, return_exceptions=True)
-                await self._pause(time.monotonic() - began, ending)
+            await first_completed(self._draining.wait(), self._poll())
         finally:
-            ending.cancel()
-            await asyncio.gather(ending, return_exceptions=True)
             self._hooks.unregister(self.process_gauges)
             self._task = None
             self._wake()
 
-    def _in_use(self) -> bool:
-        return len(self.room) > 0 or time.monotonic() - self._requested_at < _LINGER_SECONDS
-
-    async def _pause(self, took: float, ending: asyncio.Task[bool]) -> None:
-        hurry = asyncio.create_task(self._poll_now.wait())
-        try:
-            await asyncio.wait((ending,), timeout=_SHORTEST)
-            remaining = max(_SECOND - took, _PAUSE_FACTOR * took) - _SHORTEST
-            if remaining > 0:
-                await asyncio.wait(
-                    (hurry, ending), timeout=remaining, return_when=asyncio.FIRST_COMPLETED
-                )
-        finally:
-            hurry.cancel()
-            await asyncio.gather(hurry, return_exceptions=True)
+    async def _poll(self) -> None:
+        while len(self.room) or time.monotonic() - self._requested_at < _LINGER_SECONDS:
+            self._poll_now.clear()
+            self._started += 1
+            began = time.monotonic()
+            await self._notify(await self._take(self._started))
+            took = time.monotonic() - began
+            await asyncio.sleep(_SHORTEST)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(_SECOND - took, _PAUSE_FACTOR * took) - _SHORTEST):
+                    await self._poll_now.wait()
 
     async def _notify(self, snapshot: Snapshot) -> None:
         now = time.monotonic()

@@ -163,9 +163,7 @@ def _read(field: Field, text: str) -> object:
     if field.options:
         return text
     if not text:
-        if field.name in _OPTIONAL:
-            return None
-        if field.name.startswith("rate_limit."):
+        if field.name in _OPTIONAL or field.name.startswith("rate_limit."):
             return None
         raise ValueError
     number = int(text) if field.whole else float(text)

@@ -150,7 +150,6 @@ class History:
         self._rows.append(_Row(snapshot.at, points, total))
 
     def __len__(self) -> int:
-        """Return the number of points."""
         return len(self._rows)
 
     def window(self, keys: Sequence[str] | None) -> MetricsWindow:

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import TaskStatus
 from taskqueue_server.dashboard.pages import poller_of
@@ -55,7 +56,7 @@ class EventStream(StreamingResponse):
         self._client_name = client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, as an ASGI application."""
+        """Send the events while a slot is held."""
 
         async def patient(message: Message) -> None:
             async with asyncio.timeout(_READS):
@@ -73,25 +74,13 @@ async def moments(call: RequestContext) -> AsyncGenerator[Snapshot | str]:
     poller = poller_of(call)
     number = poller.newest
     with call.watch_access() as revoked:
-        leaving = asyncio.create_task(revoked.wait())
-        try:
-            while True:
-                waiting = asyncio.create_task(poller.after(number))
-                try:
-                    await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
-                    if leaving.done():
-                        yield "signed-out"
-                        return
-                    snapshot = waiting.result()
-                finally:
-                    waiting.cancel()
-                if snapshot is None:
-                    yield "ending"
-                    return
-                number = snapshot.number
-                yield snapshot
-        finally:
-            leaving.cancel()
+        while True:
+            event = await first_completed(revoked.wait(), poller.after(number))
+            if not isinstance(event, Snapshot):
+                yield "ending" if event is None else "signed-out"
+                return
+            number = event.number
+            yield event
 
 
 async def _events(

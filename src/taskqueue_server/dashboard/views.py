@@ -59,7 +59,7 @@ class DashboardView:
             "live": f"/live?{query}",
             "snapshot": snapshot,
             "shape": self.shape(snapshot, task),
-            "ledger": formatting.raw(self.total(snapshot)),
+            "ledger": msgspec.structs.asdict(self.total(snapshot)),
             "texts": self.texts(snapshot),
             "workers": self.workers(snapshot),
             "task": task,
@@ -68,19 +68,11 @@ class DashboardView:
         }
         return await render(self._call, f"{self.name}.html", status, **values)
 
-    @property
-    def has_tenants(self) -> bool:
-        """Whether this server has handled tasks of the queue that have a tenant."""
-        return self.key is not None and bool(self._poller.process_gauges.tenants(self.key))
-
     def keys(self, snapshot: Snapshot) -> list[str]:
         """Return the queues that the page shows."""
         if self.key is not None:
-            return (
-                [self.key]
-                if self.key in snapshot.readings and self._call.is_allowed(self.key)
-                else []
-            )
+            visible = self.key in snapshot.readings and self._call.is_allowed(self.key)
+            return [self.key] if visible else []
         return snapshot.keys(self._call.is_allowed)
 
     def total(self, snapshot: Snapshot) -> Ledger:
@@ -131,7 +123,7 @@ class DashboardView:
             return _version_of(
                 [*parts, [(w.worker_id, w.keys, w.connections) for w in self.workers(snapshot)]]
             )
-        if self.has_tenants:
+        if self.key is not None and self._poller.process_gauges.tenants(self.key):
             parts.append(snapshot.number // _TENANTS)
         parts += [(key, reading.settings.version) for key, reading in readings]
         return _version_of([*parts, [worker.worker_id for worker in self.workers(snapshot)]])
@@ -173,7 +165,7 @@ class DashboardView:
             {
                 "sample": snapshot.number,
                 "at": snapshot.at,
-                "ledger": formatting.raw(self.total(snapshot)),
+                "ledger": msgspec.structs.asdict(self.total(snapshot)),
                 "texts": {name: text for name, text in texts.items() if values.get(name) != text},
                 "shape": self.shape(snapshot, status),
                 "rows": rows,

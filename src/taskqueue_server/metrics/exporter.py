@@ -112,9 +112,9 @@ class _Scrape:
     def collect(self) -> Iterator[Metric]:
         yield from families(self._metrics, self._shown)
         if self._sources:
-            info = InfoMetricFamily("taskqueue_build", "Version of the server.")
-            info.add_metric([], {"version": VERSION})
-            yield info
+            yield InfoMetricFamily(
+                "taskqueue_build", "Version of the server.", {"version": VERSION}
+            )
         for source in self._sources:
             for metric in source.collect():
                 metric.samples = [s for s in metric.samples if not s.name.endswith(_CREATED_SUFFIX)]

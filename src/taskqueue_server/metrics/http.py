@@ -48,7 +48,7 @@ class ServerMiddleware:
         self._local = local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request or a socket, and record the outcome."""
+        """Handle a request or a socket, and record its outcome."""
         if scope["type"] == "http":
             await self._request(scope, receive, send)
         elif scope["type"] == "websocket":

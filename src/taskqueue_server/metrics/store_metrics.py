@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -142,14 +142,12 @@ def _summed(others: Sequence[QueueStats]) -> QueueStats:
 
 def families(metrics: StoreStatistics | None, shown: VisibleStatistics | None) -> Iterator[Metric]:
     """Yield the metrics. Without statistics, only ``taskqueue_store_up``."""
-    up = GaugeMetricFamily("taskqueue_store_up", "1 if the store answers, else 0.")
-    up.add_metric([], 0 if metrics is None else 1)
-    yield up
+    up = metrics is not None
+    yield GaugeMetricFamily("taskqueue_store_up", "1 if the store answers, else 0.", int(up))
     if metrics is None or shown is None:
         return
-    number = GaugeMetricFamily("taskqueue_queues", "Number of queues.")
-    number.add_metric([], len(shown.queues) + len(shown.others))
-    yield number
+    number = len(shown.queues) + len(shown.others)
+    yield GaugeMetricFamily("taskqueue_queues", "Number of queues.", number)
     rows = [*shown.queues, *([_summed(shown.others)] if shown.others else [])]
     # Counters are exported for named queues only: a sum of the others would decrease when one of them gets a label.
     yield from _counters(shown.queues)
@@ -166,16 +164,22 @@ def _counters(rows: Sequence[QueueStats]) -> Iterator[Metric]:
         yield family
 
 
+def _gauge(
+    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
+) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for of, value in values:
+        family.add_metric(of, value)
+    return family
+
+
 def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) -> Iterator[Metric]:
-    tasks = GaugeMetricFamily(
+    yield _gauge(
         "taskqueue_queue_tasks",
         "Tasks by state; for ended states, all tasks so far.",
-        labels=["key", "state"],
+        ["key", "state"],
+        (((row.key, state), getattr(row.ledger, state)) for row in rows for state in State),
     )
-    for row in rows:
-        for state in State:
-            tasks.add_metric([row.key, state.value], getattr(row.ledger, state.value))
-    yield tasks
     columns: dict[str, tuple[str, Callable[[QueueStats], float]]] = {
         "taskqueue_queue_oldest_age_seconds": (
             "Age of the oldest waiting task; 0 if none waits.",
@@ -197,10 +201,7 @@ def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) ->
         ),
     }
     for name, (text, value) in columns.items():
-        family = GaugeMetricFamily(name, text, labels=["key"])
-        for queue in rows:
-            family.add_metric([queue.key], value(queue))
-        yield family
+        yield _gauge(name, text, ["key"], [((queue.key,), value(queue)) for queue in rows])
 
 
 _LIMITS: dict[str, tuple[str, Callable[[QueueSettings], float | None]]] = {
@@ -224,17 +225,13 @@ _LIMITS: dict[str, tuple[str, Callable[[QueueSettings], float | None]]] = {
 def _settings(shown: VisibleStatistics, settings: dict[str, QueueSettings]) -> Iterator[Metric]:
     known = [(key, settings[key]) for key in shown.keys if key in settings]
     for name, (text, limit_of) in _LIMITS.items():
-        family = GaugeMetricFamily(name, text, labels=["key"])
-        for key, queue in known:
-            if (limit := limit_of(queue)) is not None:
-                family.add_metric([key], limit)
-        yield family
-    paused = GaugeMetricFamily(
-        "taskqueue_queue_paused",
-        "1 if deliveries or intake of the queue are paused, else 0.",
-        labels=["key", "what"],
+        limits = [((key,), limit_of(queue)) for key, queue in known]
+        present = ((of, limit) for of, limit in limits if limit is not None)
+        yield _gauge(name, text, ["key"], present)
+    paused = (
+        ((key, what), int(value))
+        for key, queue in known
+        for what, value in (("deliveries", queue.paused), ("intake", queue.intake_paused))
     )
-    for key, queue in known:
-        paused.add_metric([key, "deliveries"], int(queue.paused))
-        paused.add_metric([key, "intake"], int(queue.intake_paused))
-    yield paused
+    text = "1 if deliveries or intake of the queue are paused, else 0."
+    yield _gauge("taskqueue_queue_paused", text, ["key", "what"], paused)

@@ -21,6 +21,7 @@ from taskqueue_server.logs import set_level, set_up_logs
 from taskqueue_server.metrics.exporter import process_exists
 from taskqueue_server.process.channel import (
     LINE,
+    ORDERS,
     Begin,
     Listening,
     Order,
@@ -28,7 +29,7 @@ from taskqueue_server.process.channel import (
     Renew,
     StopProcess,
     line,
-    orders,
+    received,
     settings_of,
 )
 from taskqueue_server.process.serve import ServerProcess
@@ -46,7 +47,7 @@ def main() -> int:
 
 async def _serve(channel: socket.socket, listener: socket.socket) -> int:
     reader, writer = await asyncio.open_connection(sock=channel, limit=LINE)
-    order_stream = orders(reader)
+    order_stream = received(reader, ORDERS)
     begin = await anext(order_stream, None)
     if not isinstance(begin, Begin):
         return 0  # the supervisor has ended

@@ -30,11 +30,7 @@ Reread = Callable[[], Settings]
 
 def rereader(given: Mapping[str, Any]) -> Reread:
     """Return a function that reads the settings as at startup: ``given`` overrides the environment and files."""
-
-    def read() -> Settings:
-        return load_settings(Settings).model_copy(update=dict(given))
-
-    return read
+    return lambda: load_settings(Settings).model_copy(update=dict(given))
 
 
 def reload_settings(current: Settings, read: Reread) -> Settings | None:

@@ -218,7 +218,7 @@ class _UvicornServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
-        await first_completed(self._leave(), self._wait_until_forced())
+        await first_completed(self._leave(), self._forced.wait())
         for connection in list(self.server_state.connections):
             if self.server_state.tasks or connection.transport.get_write_buffer_size():
                 connection.transport.abort()  # a connection in use would delay the shutdown
@@ -237,9 +237,6 @@ class _UvicornServer(uvicorn.Server):
                 self.server_state.tasks,
                 timeout=self._context.drain_remaining + self._context.handover + _LEFT_OVER_SECONDS,
             )
-
-    async def _wait_until_forced(self) -> None:
-        await self._forced.wait()
 
 
 async def _check_store(context: ServerContext) -> None:

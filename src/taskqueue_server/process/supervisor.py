@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 from prometheus_client.multiprocess import mark_process_dead
 
 from taskqueue_core.assembly import open_backend
@@ -23,6 +24,7 @@ from taskqueue_server.logs import set_level
 from taskqueue_server.process import systemd
 from taskqueue_server.process.channel import (
     LINE,
+    MESSAGES,
     Begin,
     Listening,
     Order,
@@ -30,8 +32,8 @@ from taskqueue_server.process.channel import (
     Renew,
     StopProcess,
     line,
-    messages,
     plain,
+    received,
 )
 from taskqueue_server.process.listeners import Port
 from taskqueue_server.process.reload import Reread, reload_settings, signals
@@ -134,16 +136,16 @@ class Processes:
                 served = await self._watch(index, child)
             del self._children[index]
             with contextlib.suppress(FileNotFoundError):  # a scrape may have deleted the files
-                mark_process_dead(child.pid, metrics)  # type: ignore[no-untyped-call]
+                mark_process_dead(child.process.pid, metrics)  # type: ignore[no-untyped-call]
             if self._ending.is_set():
                 return
-            code = child.code
+            code = child.process.returncode
             failed_starts = (
                 0
                 if served and (not code or time.monotonic() - began > RESTART_SECONDS)
                 else failed_starts + 1
             )
-            fields = {"pid": child.pid, "code": code}
+            fields = {"pid": child.process.pid, "code": code}
             if failed_starts >= MAX_FAILED_STARTS:
                 _log.critical(
                     "server processes exit right after their start; giving up", extra=fields
@@ -161,7 +163,7 @@ class Processes:
         served = False
         killer = asyncio.create_task(self._kill_late(child))
         try:
-            async for name in messages(child.reader):
+            async for name in received(child.reader, MESSAGES):
                 match name:
                     case Listening():
                         served = True
@@ -174,18 +176,15 @@ class Processes:
         return served
 
     def _serves(self, index: int, child: _Child) -> None:
-        _log.info("server process ready", extra={"pid": child.pid})
+        _log.info("server process ready", extra={"pid": child.process.pid})
         if self._unready:
             self._unready.discard(index)
             if not self._unready and not self._ending.is_set():
-                self._accepting(child.url)
-
-    def _accepting(self, url: str) -> None:
-        extra = {"url": url, "processes": self._settings.processes}
-        _log.info("all server processes ready", extra=extra)
-        systemd.ready(f"{self._settings.processes} processes at {url}")
-        if self._on_ready is not None:
-            self._on_ready(url)
+                url, number = child.url, self._settings.processes
+                _log.info("all server processes ready", extra={"url": url, "processes": number})
+                systemd.ready(f"{number} processes at {url}")
+                if self._on_ready is not None:
+                    self._on_ready(url)
 
     async def _kill_late(self, child: _Child) -> None:
         """Kill a process that does not exit in time because its event loop is stuck."""
@@ -193,7 +192,9 @@ class Processes:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._at_once.wait(), self._settings.drain + _KILL_SECONDS)
             await asyncio.sleep(_STOP_SECONDS)
-        _log.error("server process did not exit in time and was killed", extra={"pid": child.pid})
+        _log.error(
+            "server process did not exit in time and was killed", extra={"pid": child.process.pid}
+        )
         child.kill()
 
     def _give_up(self, failure: TaskQueueError) -> None:
@@ -236,25 +237,13 @@ class Processes:
             await process.wait()
 
 
-class _Child:
+class _Child(msgspec.Struct, eq=False):
     """A server process and the channel to it."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        url: str,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self.process = process
-        self.pid = process.pid
-        self.url = url
-        self.reader = reader
-        self.writer = writer
-
-    @property
-    def code(self) -> int | None:
-        return self.process.returncode
+    process: asyncio.subprocess.Process
+    url: str
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
     def send(self, order: Order) -> None:
         if not self.writer.is_closing():

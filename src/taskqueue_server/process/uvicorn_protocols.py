@@ -117,9 +117,8 @@ class SocketProtocol(FairProtocol):
                 self.frames[0].decode()
             except UnicodeDecodeError:
                 self.frames = []
-                if (
-                    self.conn.close_rcvd is None
-                ):  # if the client's close frame has arrived too, it is handled next
+                # If the client's close frame has arrived too, it is handled next.
+                if self.conn.close_rcvd is None:
                     self.conn.send_close(_NOT_UTF8)
                     self.handle_parser_exception()
                 return

@@ -188,7 +188,7 @@ def _describe(
         "responses": {
             str(status): _response(
                 status,
-                _answer_type(operation),
+                NDJSON if operation.media_type == NDJSON else JSON,
                 _schema(kind, schemas),
                 operation.response_headers if status < HTTPStatus.BAD_REQUEST else (),
             )
@@ -237,10 +237,6 @@ def _problems(operation: Operation) -> list[int]:
     if operation.verbs:
         matches.update(_NEEDS_TOKEN)
     return sorted(matches)
-
-
-def _answer_type(operation: Operation) -> str:
-    return NDJSON if operation.media_type == NDJSON else JSON
 
 
 def _parameter(where: str, result: Query) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -129,11 +129,8 @@ class RequestContext:
 
     async def stream(self, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
         """Yield the body in chunks. Raises `ProblemError` if it is invalid, or if the client loses its rights."""
-        if self.identity is None or not self.context.access.authenticates:
-            async for chunk in bodies.stream(self.request, kind, limit):
-                yield chunk
-            return
-        with self.watch_access() as dismissed:
+        anonymous = self.identity is None or not self.context.access.authenticates
+        with nullcontext(asyncio.Event()) if anonymous else self.watch_access() as dismissed:
             async for chunk in bodies.stream(self.request, kind, limit):
                 if dismissed.is_set():
                     raise unauthenticated()
@@ -313,6 +310,14 @@ def _forbidden(detail: str) -> ProblemError:
 def answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return the value as a JSON response."""
     return Response(_encoder.encode(value), status, headers, media_type=bodies.JSON)
+
+
+def joined(head: bytes, items: Iterable[bytes], tail: bytes) -> Iterator[bytes]:
+    """Yield the pieces of a JSON array or object: ``head``, the encoded items separated by commas, and ``tail``."""
+    yield head
+    for number, item in enumerate(items):
+        yield b"," + item if number else item
+    yield tail
 
 
 def spliced(pieces: Iterator[bytes], media_type: str = bodies.JSON) -> Response:

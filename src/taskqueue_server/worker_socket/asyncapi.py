@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import Any, get_args
 
 import msgspec
@@ -72,6 +73,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
 _REF = "#/components/schemas/{name}"
 
 
+@cache
 def document(version: str) -> dict[str, Any]:
     """Return the AsyncAPI document from the server's point of view: it receives the frames that workers send."""
     of_workers = _by_tag(frames.ClientFrame)
