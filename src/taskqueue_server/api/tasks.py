@@ -209,41 +209,36 @@ async def cancel(call: RequestContext) -> Response:
 
 _EXAMPLE = {"key": "emails", "id": "order-4711", "payload": {"to": "a@example.org"}}
 _RETRIED = {201: ConfirmationOut, 200: ConfirmationOut}
+_publishing = partial(Operation, tag="tasks", verb="publish")
 _operation = partial(Operation, tag="tasks", verb=("publish", "admin"))
 OPERATIONS = (
-    Operation(
+    _publishing(
         "POST",
         "/v1/tasks",
         publish,
         _CONFIRMATIONS,
         id="tasks_publish",
-        verb="publish",
-        tag="tasks",
         scope=Scope.HANDLER,
         headers=(IDEMPOTENCY_KEY,),
         body=TaskIn,
         example=_EXAMPLE,
     ),
-    Operation(
+    _publishing(
         "POST",
         "/v1/retries",
         retry,
         _RETRIED,
         id="tasks_retry",
-        verb="publish",
-        tag="tasks",
         scope=Scope.HANDLER,
         body=RetryIn,
         example={"task": _EXAMPLE, "delay": 60, "token": "run 7"},
     ),
-    Operation(
+    _publishing(
         "POST",
         "/v1/tasks/{key}/{id}/retry",
         schedule_retry,
         _RETRIED,
         id="tasks_again",
-        verb="publish",
-        tag="tasks",
         body=RetryTaskIn,
         example={"delay": 60, "token": "run 7"},
         problems=(409,),

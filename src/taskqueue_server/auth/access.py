@@ -8,6 +8,7 @@ import ipaddress
 import logging
 import time
 from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
@@ -27,21 +28,19 @@ _log = logging.getLogger("taskqueue.server.access")
 Allowed = Callable[[Identity], bool]
 
 
+@dataclass(eq=False, slots=True)
 class AccessWatch:
     """The token of one open connection, whose validity is checked repeatedly."""
 
-    __slots__ = ("_allowed", "peer", "revoked", "token")
-
-    def __init__(self, token: str | None, peer: str, allowed: Allowed) -> None:
-        self.token = token
-        self.peer = peer
-        self.revoked = asyncio.Event()
-        self._allowed = allowed
+    token: str | None = field(repr=False)
+    peer: str
+    allowed: Allowed
+    revoked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def check(self, identity: Identity | None) -> None:
         """Set ``revoked`` unless the identity still has the rights that the connection needs."""
         try:
-            is_allowed = identity is not None and self._allowed(identity)
+            is_allowed = identity is not None and self.allowed(identity)
         except Exception:  # noqa: BLE001 - an identity from a plugin may raise anything; the other checks must continue
             is_allowed = False
         if not is_allowed:

@@ -8,10 +8,10 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime, time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
@@ -168,31 +168,35 @@ def _is_open(result: os.stat_result) -> bool:
 
 
 def _entry(row: Mapping[str, Any], number: int, path: Path) -> TokenEntry:
-    name = row.get("name")
-    shown = f"token {number}"
-
-    def wrong(field: str, allowed: str) -> NoReturn:
-        raise _wrong(path, f"{shown}: {field}: {allowed}")
-
+    name, shown = row.get("name"), f"token {number}"
     try:
         check_name("name", name)
+        shown = f"token {number} ({name})"
+        return _checked(row)
     except InvalidInput as error:
-        wrong("name", error.allowed)
-    shown = f"token {number} ({name})"
+        raise _wrong(path, f"{shown}: {error.field}: {error.allowed}") from None
+
+
+def _checked(row: Mapping[str, Any]) -> TokenEntry:
     if unknown := sorted(row.keys() - _FIELDS):
-        shown_names = ", ".join(repr(field[:40]) for field in unknown[:5])
-        wrong(shown_names, f"unknown field; allowed: {', '.join(sorted(_FIELDS))}")
+        names = ", ".join(repr(field[:40]) for field in unknown[:5])
+        allowed = f"unknown field; allowed: {', '.join(sorted(_FIELDS))}"
+        raise InvalidInput(names, "unknown fields", allowed)
     digest = row.get("sha256")
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest.lower()):
-        wrong("sha256", "the SHA-256 of the token, as 64 hexadecimal digits")
-    return TokenEntry(
-        name=str(name),
+        allowed = "the SHA-256 of the token, as 64 hexadecimal digits"
+        raise InvalidInput("sha256", kind_of(digest), allowed)
+    limits = {field: row.get(field) for field in ("rate", "burst", "connections")}
+    entry = TokenEntry(
+        name=row["name"],
         sha256=bytes.fromhex(digest),
-        verbs=frozenset(_verbs(row.get("verbs"), wrong)),
-        keys=_keys(row.get("keys"), wrong),
-        expires_at=_expiry(row.get("expires_at"), wrong),
-        **_limits(row, wrong),
+        verbs=frozenset(_verbs(row.get("verbs"))),
+        keys=_keys(row.get("keys")),
+        expires_at=_expiry(row.get("expires_at")),
+        **limits,
     )
+    check_limits(**limits)
+    return entry
 
 
 def check_limits(rate: object, burst: object, connections: object) -> None:
@@ -210,43 +214,31 @@ def check_limits(rate: object, burst: object, connections: object) -> None:
         raise InvalidInput("burst", "a burst without a rate", "with a rate only")
 
 
-def _limits(row: Mapping[str, Any], wrong: Callable[[str, str], NoReturn]) -> dict[str, Any]:
-    fields = {field: row.get(field) for field in ("rate", "burst", "connections")}
-    try:
-        check_limits(**fields)
-    except InvalidInput as error:
-        wrong(error.field, error.allowed)
-    return fields
-
-
-def _verbs(value: object, wrong: Callable[[str, str], NoReturn]) -> list[str]:
+def _verbs(value: object) -> list[str]:
     if not isinstance(value, list) or not value or not all(verb in VERBS for verb in value):
-        wrong("verbs", f"an array of one or more of {', '.join(VERBS)}")
+        allowed = f"an array of one or more of {', '.join(VERBS)}"
+        raise InvalidInput("verbs", kind_of(value), allowed)
     return value
 
 
-def _keys(value: object, wrong: Callable[[str, str], NoReturn]) -> tuple[str, ...]:
+def _keys(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not 0 < len(value) <= _PATTERNS:
-        wrong("keys", f'an array of 1 to {_PATTERNS} keys; "*" for all, "mail-*" for a prefix')
+        allowed = f'an array of 1 to {_PATTERNS} keys; "*" for all, "mail-*" for a prefix'
+        raise InvalidInput("keys", kind_of(value), allowed)
     for pattern in value:
-        try:
-            check_pattern("keys", pattern)
-        except InvalidInput as error:
-            wrong("keys", error.allowed)
+        check_pattern("keys", pattern)
     return tuple(value)
 
 
-def _expiry(value: object, wrong: Callable[[str, str], NoReturn]) -> float | None:
+def _expiry(value: object) -> float | None:
     if value is None:
         return None
     try:
         at = seconds_of(value)
         check_time("expires_at", at)
-    except (ValueError, OverflowError, InvalidInput):
-        wrong(
-            "expires_at",
-            "Unix seconds, or a time such as 2027-01-31T12:00:00Z (UTC by default)",
-        )
+    except (ValueError, OverflowError):
+        allowed = "Unix seconds, or a time such as 2027-01-31T12:00:00Z (UTC by default)"
+        raise InvalidInput("expires_at", kind_of(value), allowed) from None
     return at
 
 

@@ -16,7 +16,7 @@ _NONE = "\N{EN DASH}"
 _LONG = 10
 """lowest value that is shown without decimals"""
 _WIDE, _HIGH = 960, 200
-_UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
+_UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (0.001, "ms"))
 
 
 def count(number: int) -> str:
@@ -33,17 +33,9 @@ def duration(seconds: float | None) -> str:
     """Format a duration with about two digits."""
     if seconds is None:
         return _NONE
-    if seconds < 1:
-        ms = seconds * 1000
-        return f"{ms:.0f} ms" if ms >= _LONG else f"{ms:.1f} ms"
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return (
-                f"{seconds / size:.1f} {unit}"
-                if seconds < 10 * size
-                else f"{seconds / size:.0f} {unit}"
-            )
-    return f"{seconds:.1f} s" if seconds < _LONG else f"{seconds:.0f} s"
+    size, unit = next((pair for pair in _UNITS if seconds >= pair[0]), _UNITS[-1])
+    number = seconds / size
+    return f"{number:.1f} {unit}" if number < _LONG else f"{number:.0f} {unit}"
 
 
 def age(at: float | None, now: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -75,7 +76,8 @@ _DEFAULTS = {"said": None, "open": False, "who": None, "live": None, "shape": No
 _DIGITS = 12
 _TURN_SECONDS = 0.004
 """maximum number of seconds of rendering before other tasks of the event loop get a turn"""
-_PATH = 2000
+_LOCAL_PATH = re.compile(r"/(?!/)[ -\[\]-~]{0,1999}")
+"""a path without a host: printable ASCII without backslashes, which browsers treat as slashes"""
 _problem = msgspec.json.Decoder(HttpProblem)
 _loader = ChoiceLoader([PackageLoader("taskqueue_server.dashboard")])
 _environment = Environment(
@@ -164,17 +166,7 @@ def see_other(target: str, notice: str | None = None, number: int | None = None)
 
 def local_path(text: str | None) -> str:
     """Return ``text`` if it is a path of this server, else ``/``."""
-    if (
-        text is not None
-        and text.startswith("/")
-        and not text.startswith(("//", "/\\"))
-        and len(text) <= _PATH
-        and text.isascii()
-        and text.isprintable()
-        and "\\" not in text
-    ):
-        return text
-    return "/"
+    return text if text is not None and _LOCAL_PATH.fullmatch(text) else "/"
 
 
 def as_pages(routes: list[Route]) -> list[Route]:

@@ -94,7 +94,9 @@ async def _page(
     if snapshot.error is not None and not known:
         detail = f"the store does not respond ({snapshot.error})"
         raise ProblemError(503, "store", detail, headers={"retry-after": "1"})
-    reading = snapshot.readings.get(key) or _empty(key, await call.context.control.settings(key))
+    reading = snapshot.readings.get(key) or StoreReading(
+        QueueStats(key=key, ledger=Ledger()), await call.context.control.settings(key)
+    )
     view = DashboardView(call, "queue", key)
     now = settings_form.fields(reading.settings)
     return await view.render(
@@ -115,10 +117,6 @@ async def _page(
         filled=filled or now,
         errors=errors or {},
     )
-
-
-def _empty(key: str, result: QueueSettings) -> StoreReading:
-    return StoreReading(QueueStats(key=key, ledger=Ledger()), result)
 
 
 def _tenants(call: RequestContext, key: str, result: QueueSettings) -> list[dict[str, Any]]:

@@ -34,70 +34,44 @@ class Group(NamedTuple):
     fields: tuple[Field, ...]
 
 
-def _rate(of: str, label: str) -> tuple[Field, ...]:
-    return (
-        Field(
-            f"{of}.max_tokens",
-            label,
-            "deliveries per interval, also the largest burst; empty: no limit",
-        ),
-        Field(f"{of}.interval", "Interval", "number of units; empty: 1"),
-        Field(f"{of}.interval_unit", "Unit", "", _UNITS),
-    )
-
-
+_LIMITS = (
+    Field("capacity", "Capacity", "maximum number of tasks not yet delivered; empty: no limit"),
+    Field(
+        "max_inflight",
+        "In flight",
+        "maximum number of running tasks, over all workers; 0: no limit",
+    ),
+    Field(
+        "max_processing_time",
+        "Processing time",
+        "maximum seconds without progress; empty: no limit",
+        whole=False,
+    ),
+    Field("max_losses", "Losses", "a task lost more often becomes a dead letter"),
+)
+_BURST = "deliveries per interval, also the largest burst; empty: no limit"
+_RATE = (
+    Field("rate_limit.max_tokens", "Deliveries", _BURST),
+    Field("rate_limit.interval", "Interval", "number of units; empty: 1"),
+    Field("rate_limit.interval_unit", "Unit", "", _UNITS),
+)
+_SHARE = "0 to 0.5: share of deliveries reserved for the lowest priority"
+_ORDER = (
+    Field("order", "Order", "within each priority", _ORDERS),
+    Field("floor_share", "Floor share", _SHARE, whole=False),
+    Field("tenant_capacity", "Capacity per tenant", "with fair order only; empty: no limit"),
+    Field("tenant_max_inflight", "In flight per tenant", "with fair order only; 0: no limit"),
+)
+_RETRY = (
+    Field("retry.max_attempts", "Attempts", "maximum number before a task becomes a dead letter"),
+    Field("retry.base", "First delay", "seconds; doubles with each retry", whole=False),
+    Field("retry.cap", "Maximum delay", "seconds", whole=False),
+)
 GROUPS = (
-    Group(
-        "Limits",
-        (
-            Field(
-                "capacity", "Capacity", "maximum number of tasks not yet delivered; empty: no limit"
-            ),
-            Field(
-                "max_inflight",
-                "In flight",
-                "maximum number of running tasks, over all workers; 0: no limit",
-            ),
-            Field(
-                "max_processing_time",
-                "Processing time",
-                "maximum seconds without progress; empty: no limit",
-                whole=False,
-            ),
-            Field("max_losses", "Losses", "a task lost more often becomes a dead letter"),
-        ),
-    ),
-    Group("Rate", _rate("rate_limit", "Deliveries")),
-    Group(
-        "Order",
-        (
-            Field("order", "Order", "within each priority", _ORDERS),
-            Field(
-                "floor_share",
-                "Floor share",
-                "0 to 0.5: share of deliveries reserved for the lowest priority",
-                whole=False,
-            ),
-            Field(
-                "tenant_capacity", "Capacity per tenant", "with fair order only; empty: no limit"
-            ),
-            Field(
-                "tenant_max_inflight", "In flight per tenant", "with fair order only; 0: no limit"
-            ),
-        ),
-    ),
-    Group(
-        "Retry",
-        (
-            Field(
-                "retry.max_attempts",
-                "Attempts",
-                "maximum number before a task becomes a dead letter",
-            ),
-            Field("retry.base", "First delay", "seconds; doubles with each retry", whole=False),
-            Field("retry.cap", "Maximum delay", "seconds", whole=False),
-        ),
-    ),
+    Group("Limits", _LIMITS),
+    Group("Rate", _RATE),
+    Group("Order", _ORDER),
+    Group("Retry", _RETRY),
 )
 _FIELDS = {field.name: field for group in GROUPS for field in group.fields}
 NAMES = tuple(_FIELDS)

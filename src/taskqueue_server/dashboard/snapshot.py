@@ -76,19 +76,6 @@ class Point(NamedTuple):
     p50: float | None = None
     p95: float | None = None
 
-    def following(self, reading: StoreReading, new_published: int, new_done: int) -> Point:
-        """Return the point that follows this one, from the queue's next reading."""
-        ledger, run_time = reading.ledger, reading.run_time
-        return Point(
-            self.published + new_published,
-            self.done + new_done,
-            ledger.waiting,
-            ledger.scheduled,
-            ledger.in_flight,
-            run_time.p50 if run_time else None,
-            run_time.p95 if run_time else None,
-        )
-
 
 _ZERO = Point()
 
@@ -143,7 +130,11 @@ class History:
             in_flight += ledger.in_flight
             if number < _MAX_HISTORIES:
                 point = last.points.get(key, _ZERO)
-                now = point.following(reading, new_published, new_done)
+                depth = (ledger.waiting, ledger.scheduled, ledger.in_flight)
+                run_time = (reading.run_time.p50, reading.run_time.p95) if reading.run_time else ()
+                now = Point(
+                    point.published + new_published, point.done + new_done, *depth, *run_time
+                )
                 points[key] = point if now == point else now
         total = Point(published, done, waiting, scheduled, in_flight)
         self._before = snapshot.readings

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, values
 from prometheus_client.core import InfoMetricFamily
@@ -41,7 +42,9 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.local = ProcessMetrics(self._registry, context.backend.now)
         self._store = StoreMetrics(context.control, context.backend.now)
-        self._folder = os.environ.get(FOLDER) if _is_multiprocess() else None
+        # The Prometheus library selects its multiprocess mode when it is imported.
+        is_multiprocess = getattr(values.ValueClass, "_multiprocess", False)
+        self._folder = (os.environ.get(FOLDER) or None) if is_multiprocess else None
         if self._folder is None:
             ProcessCollector(registry=self._registry)
         context.hooks.register(self.local)
@@ -83,7 +86,8 @@ class Metrics:
         members = [
             member for member in registry if isinstance(member, SocketAdmission | PrefectConnection)
         ]
-        local.connections(greeting=registry.strangers, welcome=len(registry) - registry.strangers)
+        local.connections.labels("greeting").set(registry.strangers)
+        local.connections.labels("welcome").set(len(registry) - registry.strangers)
         local.credit.set(sum(member.credit for member in members))
         local.held.set(sum(member.busy for member in members))
         local.long_polls.set(len(self._context.waiters))
@@ -96,26 +100,20 @@ class Metrics:
         return [MultiProcessCollector(None, self._folder)]  # type: ignore[no-untyped-call]
 
 
-class _Scrape:
+class _Scrape(NamedTuple):
     """Collector of the metrics that one scrape exports."""
 
-    def __init__(
-        self,
-        statistics: StoreStatistics | None,
-        shown: VisibleStatistics | None,
-        sources: list[CollectorRegistry | MultiProcessCollector],
-    ) -> None:
-        self._metrics = statistics
-        self._shown = shown
-        self._sources = sources
+    statistics: StoreStatistics | None
+    shown: VisibleStatistics | None
+    sources: list[CollectorRegistry | MultiProcessCollector]
 
     def collect(self) -> Iterator[Metric]:
-        yield from families(self._metrics, self._shown)
-        if self._sources:
+        yield from families(self.statistics, self.shown)
+        if self.sources:
             yield InfoMetricFamily(
                 "taskqueue_build", "Version of the server.", {"version": VERSION}
             )
-        for source in self._sources:
+        for source in self.sources:
             for metric in source.collect():
                 metric.samples = [s for s in metric.samples if not s.name.endswith(_CREATED_SUFFIX)]
                 yield metric
@@ -125,11 +123,6 @@ def _normalized_accept(accept: str) -> str:
     """Return a normalized Accept header, because the Prometheus library fails on some valid headers."""
     kinds = {name.partition(";")[0].strip().lower() for name in accept.split(",")}
     return f"{_OPEN}; version=1.0.0" if _OPEN in kinds else ""
-
-
-def _is_multiprocess() -> bool:
-    # The Prometheus library selects its multiprocess mode when it is imported.
-    return bool(getattr(values.ValueClass, "_multiprocess", False)) and bool(os.environ.get(FOLDER))
 
 
 def _drop_ended_processes(folder: Path) -> None:

@@ -148,7 +148,7 @@ class ProcessMetrics:
         self._ends = counter(
             "taskqueue_connections_ended", "Closed connections of workers, by reason.", "reason"
         )
-        self._connections = gauge(
+        self.connections = gauge(
             "taskqueue_connections", "Open sockets of workers, by state.", "state"
         )
         self.credit = gauge("taskqueue_credit_tasks", "Free credit of connected workers.")
@@ -235,11 +235,6 @@ class ProcessMetrics:
     def socket_ended(self, code: int) -> None:
         """Count a socket that this server closed or refused, by close code or HTTP status."""
         self._closes.labels(str(code)).inc()
-
-    def connections(self, **states: int) -> None:
-        """Set the number of sockets in each state."""
-        for state, number in states.items():
-            self._connections.labels(state).set(number)
 
     def flush(self) -> None:
         """Export what was counted since the last flush."""

@@ -100,11 +100,6 @@ async def accept_and_serve(websocket: WebSocket, serve: Service) -> None:
             return
     except (OSError, RuntimeError, ConnectionClosed):
         return  # the client left during the handshake
-    await _serve(connection, serve)
-
-
-async def _serve(connection: PrefectConnection, serve: Service) -> None:
-    context = connection.context
     context.registry.add(connection, known=connection.identity is not None)
     try:
         connection.pings.keep_alive(context.settings.lease)

@@ -32,7 +32,7 @@ from taskqueue_server.process.uvicorn_protocols import HttpProtocol, SocketProto
 from taskqueue_server.routing.extensions import Extension, load_extensions
 from taskqueue_server.worker_socket.uvicorn_protocol import (
     ACCEPTS_PER_TURN,
-    raise_backlog,
+    BACKLOG,
     raise_descriptor_limit,
 )
 
@@ -211,7 +211,8 @@ class _UvicornServer(uvicorn.Server):
             if self._context.startup_error is not None:
                 raise self._context.startup_error from None
             raise
-        raise_backlog(sockets or ())
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # asyncio has set it to `ACCEPTS_PER_TURN`
         if self.started and not self.should_exit:
             self._accepting()
 

@@ -140,11 +140,8 @@ class Processes:
             if self._ending.is_set():
                 return
             code = child.process.returncode
-            failed_starts = (
-                0
-                if served and (not code or time.monotonic() - began > RESTART_SECONDS)
-                else failed_starts + 1
-            )
+            lasted = served and (not code or time.monotonic() - began > RESTART_SECONDS)
+            failed_starts = 0 if lasted else failed_starts + 1
             fields = {"pid": child.process.pid, "code": code}
             if failed_starts >= MAX_FAILED_STARTS:
                 _log.critical(

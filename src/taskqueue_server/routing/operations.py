@@ -52,10 +52,8 @@ class RequestContext:
     def is_allowed(self, key: str) -> bool:
         """Return whether the client may execute this operation on the queue ``key``."""
         identity = self.identity
-        for verb in self.verbs:
-            if identity is not None and identity.is_allowed(verb, key):
-                return True
-        return not self.verbs
+        permitted = (verb for verb in self.verbs if identity and identity.is_allowed(verb, key))
+        return not self.verbs or any(permitted)
 
     def demand(self, key: str) -> None:
         """Raise `ProblemError` unless the client may execute this operation on the queue ``key``."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from starlette.websockets import WebSocket
@@ -170,15 +169,9 @@ ACCEPTS_PER_TURN = 10
 """Number of connections accepted in one turn of the event loop, which asyncio calls the backlog.
 
 It is small, because asyncio retries and logs that many times if the process has no free file descriptors."""
-_BACKLOG = 2048
+BACKLOG = 2048
 """maximum number of connections that the kernel keeps until they are accepted"""
 _DESCRIPTORS = MAX_CONNECTIONS + 2000
-
-
-def raise_backlog(listeners: Iterable[socket.socket]) -> None:
-    """Raise the kernel's backlog of listening sockets, which asyncio has set to the small `ACCEPTS_PER_TURN`."""
-    for listener in listeners:
-        listener.listen(_BACKLOG)
 
 
 def raise_descriptor_limit() -> None:
