@@ -62,15 +62,12 @@ def set_up_logs(
     handler = logging.StreamHandler(stream)
     for_people = form == "auto" and stream.isatty()
     handler.setFormatter(formatter(for_people=for_people, as_json=form == "json"))
-    own = logging.getLogger("taskqueue")
-    own.addHandler(handler)
-    own.setLevel(level)
-    own.propagate = False
     # Below WARNING, uvicorn logs URLs as the client sent them, including tokens in the query.
-    uvicorn_log = logging.getLogger("uvicorn")
-    uvicorn_log.addHandler(handler)
-    uvicorn_log.setLevel(logging.WARNING)
-    uvicorn_log.propagate = False
+    for name, lowest in (("taskqueue", level), ("uvicorn", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(lowest)
+        logger.propagate = False
 
 
 def set_level(name: str) -> None:

@@ -11,29 +11,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from taskqueue_core.errors import (
-    BackendUnavailable,
-    CapabilityMissing,
-    IdConflict,
-    InvalidInput,
-    LeaseLost,
-    PublishUnconfirmed,
-    QueueFull,
-    SettingsConflict,
-    TaskQueueError,
-)
+from taskqueue_core import errors
 from taskqueue_core.tasks import Refusal
 
 PROBLEM_TYPE = "application/problem+json"
 _RETRY_SECONDS = 1.0
-_STATUS: dict[type[TaskQueueError], int] = {
-    InvalidInput: 422,
-    IdConflict: 409,
-    SettingsConflict: 409,
-    LeaseLost: 409,
-    PublishUnconfirmed: 503,
-    BackendUnavailable: 503,
-    CapabilityMissing: 501,
+_STATUS: dict[type[errors.TaskQueueError], int] = {
+    errors.InvalidInput: 422,
+    errors.IdConflict: 409,
+    errors.SettingsConflict: 409,
+    errors.LeaseLost: 409,
+    errors.PublishUnconfirmed: 503,
+    errors.BackendUnavailable: 503,
+    errors.CapabilityMissing: 501,
 }
 _REFUSED: dict[str | None, int] = {
     None: 429,
@@ -108,7 +98,7 @@ def problem_of(error: Exception) -> ProblemError:
     if isinstance(error, HTTPException):
         code, detail = _ROUTING.get(error.status_code, ("http_error", error.detail))
         return ProblemError(error.status_code, code, detail, headers=dict(error.headers or {}))
-    if isinstance(error, TaskQueueError):
+    if isinstance(error, errors.TaskQueueError):
         return _of_ours(error)
     if isinstance(error, ClientDisconnect):
         return ProblemError(400, "disconnected", "the request ended before its body was complete")
@@ -116,16 +106,14 @@ def problem_of(error: Exception) -> ProblemError:
     return ProblemError(500, "internal", "internal error; see the server's log")
 
 
-def _of_ours(error: TaskQueueError) -> ProblemError:
-    if isinstance(error, QueueFull):
+def _of_ours(error: errors.TaskQueueError) -> ProblemError:
+    if isinstance(error, errors.QueueFull):
         status = refusal_status(error.code)
     else:
         status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
-    headers = {}
-    if status in (429, 503):
-        wait = error.retry_after if isinstance(error, QueueFull) else None
-        headers["retry-after"] = retry_after(wait)
-    field = error.field if isinstance(error, InvalidInput) else None
+    wait = error.retry_after if isinstance(error, errors.QueueFull) else None
+    headers = {"retry-after": retry_after(wait)} if status in (429, 503) else {}
+    field = error.field if isinstance(error, errors.InvalidInput) else None
     return ProblemError(status, error.code, str(error), field=field, headers=headers)
 
 

@@ -168,24 +168,26 @@ class AccessControl:
 
 def check_host(settings: Settings, hooks: Hooks) -> None:
     """Raise `ConfigurationError` if a server without authentication would listen on more than loopback."""
-    if settings.tokens_file is None and not hooks.wants("authenticate"):
-        host = settings.host
-        if not _is_loopback(host):
-            raise ConfigurationError(
-                "TASKQUEUE_HOST: a server without authentication may listen on loopback only "
-                "(127.0.0.1, ::1 or localhost). Create a token with 'taskqueue token new "
-                "NAME --file tokens.toml', and set TASKQUEUE_TOKENS_FILE to the file"
-            )
+    if not _authenticates(settings, hooks) and not _is_loopback(settings.host):
+        raise ConfigurationError(
+            "TASKQUEUE_HOST: a server without authentication may listen on loopback only "
+            "(127.0.0.1, ::1 or localhost). Create a token with 'taskqueue token new "
+            "NAME --file tokens.toml', and set TASKQUEUE_TOKENS_FILE to the file"
+        )
 
 
 def notice(settings: Settings, hooks: Hooks) -> str | None:
     """Return the notice that a server without authentication logs at startup; ``None`` with authentication."""
-    if settings.tokens_file is not None or hooks.wants("authenticate"):
+    if _authenticates(settings, hooks):
         return None
     return (
         "no authentication: every user of this machine can use this server; other machines "
         "cannot reach it ('taskqueue token new' creates a token)"
     )
+
+
+def _authenticates(settings: Settings, hooks: Hooks) -> bool:
+    return settings.tokens_file is not None or hooks.wants("authenticate")
 
 
 def _is_loopback(host: str) -> bool:

@@ -35,10 +35,7 @@ def shows_header(connection: HTTPConnection) -> bool:
 
 
 def by_cookie(connection: HTTPConnection) -> bool:
-    """Return whether the session cookie is the request's only credential.
-
-    A browser adds the cookie by itself, so a page of another site may have caused such a request.
-    """
+    """Return whether the session cookie is the only credential. A page of another site may cause such a request."""
     return not shows_header(connection) and _session_of(connection) is not None
 
 

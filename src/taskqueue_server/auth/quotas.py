@@ -20,7 +20,6 @@ class Quotas:
     """Counters that enforce the limits of each token name. Names without limits are not tracked."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` returns monotonic seconds."""
         self._clock = clock
         self._remaining: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._sockets: Counter[str] = Counter()

@@ -72,10 +72,9 @@ def hashed(token: str) -> bytes:
 
 
 class Tokens:
-    """All entries of the tokens file, as read at one time."""
+    """All entries of the tokens file, as read at one time. Several entries may have the same name."""
 
     def __init__(self, entries: Iterable[TokenEntry] = ()) -> None:
-        """Several entries may have the same name; the token of each is valid."""
         self.entries = tuple(entries)
         self._identities = tuple(entry.identity for entry in self.entries)
 

@@ -28,11 +28,6 @@ def new_token() -> str:
     return f"tq_{secrets.token_urlsafe(_RANDOM)}"
 
 
-def entries(path: Path) -> tuple[TokenEntry, ...]:
-    """Return the entries of a tokens file, in the order of the file. Raises `ConfigurationError`."""
-    return read_entries(load(path), path)
-
-
 def add(
     path: Path,
     name: str,

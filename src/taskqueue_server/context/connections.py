@@ -39,10 +39,7 @@ class Connections:
         self._empty.set()
 
     def has_room_for(self, *, known: bool) -> bool:
-        """Return whether one more connection is allowed. Connections that are not ``known`` have a lower limit.
-
-        ``known`` means that the client has authenticated. So clients without a token cannot use up all connections.
-        """
+        """Return whether one more connection is allowed. Unauthenticated clients (not ``known``) have a lower limit."""
         return len(self._members) < self._max_connections and (
             known or len(self._strangers) < self._max_strangers
         )

@@ -47,9 +47,7 @@ async def read_each(
 class ServerContext:
     """Server-wide state: the backend, its capabilities, open connections, and whether the server is shutting down."""
 
-    def __init__(
-        self, backend: Backend, settings: Settings, registry: Connections | None = None
-    ) -> None:
+    def __init__(self, backend: Backend, settings: Settings) -> None:
         """Take ownership of ``backend``.
 
         Raises `CapabilityMissing` if it lacks ``control`` or ``dead_letters``, and `ConfigurationError` for an invalid
@@ -65,7 +63,7 @@ class ServerContext:
         self.settings = settings
         self.access = AccessControl(settings, self.hooks)
         self.usage = Quotas()
-        self.registry = registry if registry is not None else Connections()
+        self.registry = Connections()
         self.started = False
         self.startup_error: Exception | None = None
         """the error that prevented the startup or a clean shutdown"""

@@ -24,6 +24,10 @@ from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import RequestContext
 
 _TENANTS = 50
+_CONFLICT = (
+    "These settings have changed since you opened the form. Your values are shown below, with the current "
+    "value next to each one that differs. Save again to overwrite the current values."
+)
 
 
 async def queue(call: RequestContext) -> Response:
@@ -52,21 +56,16 @@ async def settings(call: RequestContext) -> Response:
         new = settings_form.changed(found, filled, form.text("version"))
         if new != found:
             await call.context.control.configure(key, new)
-    except settings_form.FormError as wrong:
-        return await _page(call, key, 422, filled=filled, errors=wrong.errors)
+        return see_other(path("queues", key), "saved")
+    except settings_form.FormError as error:
+        status, wrong = 422, error.errors
     except InvalidInput as error:
-        errors = settings_form.field_errors(error)
-        return await _page(call, key, 422, filled=filled, errors=errors)
+        status, wrong = 422, settings_form.field_errors(error)
     except (CapabilityMissing, ConfigurationError) as error:
-        return await _page(call, key, 422, filled=filled, errors={"": str(error)})
+        status, wrong = 422, {"": str(error)}
     except SettingsConflict:
-        found = await call.context.control.settings(key)
-        notice = (
-            "These settings have changed since you opened the form. Your values are shown below, with the current "
-            "value next to each one that differs. Save again to overwrite the current values."
-        )
-        return await _page(call, key, 409, filled=filled, errors={"": notice})
-    return see_other(path("queues", key), "saved")
+        status, wrong = 409, {"": _CONFLICT}
+    return await _page(call, key, status, filled=filled, errors=wrong)
 
 
 async def purge(call: RequestContext) -> Response:

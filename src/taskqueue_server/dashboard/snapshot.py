@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -178,9 +177,8 @@ class History:
 
     def series(self, key: str, newest: int = 60) -> list[int]:
         """Return the number of waiting tasks over time, for a sparkline."""
-        rows = islice(reversed(self._rows), newest)
-        waiting = [row.points[key].waiting if key in row.points else 0 for row in rows]
-        return waiting[::-1]
+        rows = list(self._rows)[-newest:]
+        return [row.points[key].waiting if key in row.points else 0 for row in rows]
 
 
 def _between(since: float, before: Point, until: float, after: Point) -> MetricsWindow:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,16 +66,13 @@ class Metrics:
 
         Metrics that do not belong to one queue require access to all queues.
         """
-
-        def may(key: str) -> bool:
-            return identity.is_allowed("admin", key)
-
         sees_all = identity.is_allowed("admin")
         self._refresh()
         statistics = await self._store.latest()
         shown = None
         if statistics is not None:
             # With many queues, filtering and encoding take long: use a thread, to keep the event loop responsive.
+            may = partial(identity.is_allowed, "admin")
             shown = await asyncio.to_thread(VisibleStatistics.of, statistics, may)
             await self._store.complete(statistics, shown.keys)
         encode, media_type = choose_encoder(_normalized_accept(accept))
@@ -138,8 +136,8 @@ def process_exists(number: int) -> bool:
     """Return whether there is a process with this id."""
     try:
         os.kill(number, 0)
-    except ProcessLookupError:
-        return False
     except PermissionError:
         return True
+    except ProcessLookupError:
+        return False
     return True

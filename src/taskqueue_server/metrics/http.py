@@ -9,12 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from taskqueue_core.protocol.frames import (
-    CLOSE_CLEAN,
-    CLOSE_PROTOCOL,
-    CLOSE_RESTART,
-    CLOSE_UNAUTHENTICATED,
-)
+from taskqueue_core.protocol import frames
 from taskqueue_server.auth.access import OPEN
 from taskqueue_server.auth.origins import refusal
 from taskqueue_server.context.server import ServerContext
@@ -27,8 +22,8 @@ from taskqueue_server.routing.operations import Scope as TokenScope
 _QUIET = {"/alive", "/health", "/ready", "/metrics"}
 """paths that monitoring polls frequently, so their requests are logged at DEBUG"""
 _ALARMING = {401, 403, 421}
-_ALARMING_ENDS = {CLOSE_PROTOCOL, CLOSE_UNAUTHENTICATED}
-_UNREMARKABLE_ENDS = {CLOSE_CLEAN, 1001, CLOSE_RESTART}
+_ALARMING_ENDS = {frames.CLOSE_PROTOCOL, frames.CLOSE_UNAUTHENTICATED}
+_UNREMARKABLE_ENDS = {frames.CLOSE_CLEAN, 1001, frames.CLOSE_RESTART}
 _DISCONNECTED = 499
 """status that is logged for a request that the client aborted, as nginx does"""
 _FAILED = 500
@@ -107,7 +102,7 @@ class ServerMiddleware:
                 self._local.socket_ended(code)
                 _log.warning("socket refused", extra={"status": code, **_log_fields(scope)})
             elif message["type"] == "websocket.close":
-                code = message.get("code", CLOSE_CLEAN)
+                code = message.get("code", frames.CLOSE_CLEAN)
                 self._local.socket_ended(code)
                 if code not in _UNREMARKABLE_ENDS:
                     level = logging.WARNING if code in _ALARMING_ENDS else logging.INFO

@@ -89,10 +89,9 @@ class _Latencies:
 
 
 class ProcessMetrics:
-    """Hooks that count tasks and connections of this process, from 0 at its start."""
+    """Hooks that count tasks and connections of this process, from 0 at its start, by the store's clock ``now``."""
 
     def __init__(self, registry: CollectorRegistry, now: Callable[[], float]) -> None:
-        """``now`` returns the store's time."""
         self._now = now
 
         def counter(name: str, text: str, *labels: str) -> Counter:

@@ -56,12 +56,11 @@ class _Answer(msgspec.Struct):
 
 
 _answer = msgspec.json.Decoder(_Answer)
-_NAMES = {Auth: "auth", Subscribe: "subscribe"}
 
 
 def decode(kind: type[F], data: str | bytes) -> F:
     """Decode a frame of the type ``kind``. Raises `Violation`."""
-    name = _NAMES[kind]
+    name = kind.__name__.lower()
     if isinstance(data, bytes):
         raise Violation(f"{name}: expected a text message")
     try:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 
 from starlette.responses import Response
+from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from taskqueue_core.concurrency import first_completed
@@ -122,3 +123,4 @@ OPERATIONS = (
     Operation(method="GET", path="/api/health", handler=health, answers={200: bool}),
     Operation(method="GET", path="/api/ready", handler=system.ready, answers={200: None}),
 )
+SOCKETS = (WebSocketRoute(PATH, socket), WebSocketRoute(EVENTS_PATH, events_socket))

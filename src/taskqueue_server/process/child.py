@@ -19,19 +19,7 @@ from taskqueue_core.assembly import open_backend
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_server.logs import set_level, set_up_logs
 from taskqueue_server.metrics.exporter import process_exists
-from taskqueue_server.process.channel import (
-    LINE,
-    ORDERS,
-    Begin,
-    Listening,
-    Order,
-    ProcessFailed,
-    Renew,
-    StopProcess,
-    line,
-    received,
-    settings_of,
-)
+from taskqueue_server.process import channel
 from taskqueue_server.process.serve import ServerProcess
 
 REFUSED = 2
@@ -40,19 +28,19 @@ REFUSED = 2
 def main() -> int:
     """Serve until ordered to stop, and return the exit code."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor sends new settings as an order
-    channel, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    control, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     with listener:
-        return asyncio.run(_serve(channel, listener))
+        return asyncio.run(_serve(control, listener))
 
 
-async def _serve(channel: socket.socket, listener: socket.socket) -> int:
-    reader, writer = await asyncio.open_connection(sock=channel, limit=LINE)
-    order_stream = received(reader, ORDERS)
+async def _serve(control: socket.socket, listener: socket.socket) -> int:
+    reader, writer = await asyncio.open_connection(sock=control, limit=channel.LINE)
+    order_stream = channel.received(reader, channel.ORDERS)
     begin = await anext(order_stream, None)
-    if not isinstance(begin, Begin):
+    if not isinstance(begin, channel.Begin):
         return 0  # the supervisor has ended
     sys.path[:] = begin.path
-    settings = settings_of(begin.settings)
+    settings = channel.settings_of(begin.settings)
     set_up_logs(form=settings.log_format)
     set_level(settings.log_level)
     try:
@@ -60,7 +48,7 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
             open_backend(begin.backend, settings),
             settings,
             listener=listener,
-            on_ready=lambda _: writer.write(line(Listening())),
+            on_ready=lambda _: writer.write(channel.line(channel.Listening())),
         )
         order_task = asyncio.create_task(_follow_orders(order_stream, server))
         try:
@@ -68,7 +56,7 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
         finally:
             order_task.cancel()
     except ConfigurationError as error:
-        writer.write(line(ProcessFailed(str(error))))
+        writer.write(channel.line(channel.ProcessFailed(str(error))))
         with contextlib.suppress(ConnectionError):
             await writer.drain()
         return REFUSED
@@ -78,16 +66,16 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
     return 0
 
 
-async def _follow_orders(order_stream: AsyncIterator[Order], server: ServerProcess) -> None:
+async def _follow_orders(order_stream: AsyncIterator[channel.Order], server: ServerProcess) -> None:
     async for order in order_stream:
         match order:
-            case StopProcess(at_once=False):
+            case channel.StopProcess(at_once=False):
                 server.stop_once()
-            case StopProcess():
+            case channel.StopProcess():
                 server.stop_once()
                 server.stop()
-            case Renew(settings):
-                server.adopt(settings_of(settings))
+            case channel.Renew(settings):
+                server.adopt(channel.settings_of(settings))
     server.stop_once()
 
 

@@ -21,20 +21,7 @@ from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_server.auth.access import check_host
 from taskqueue_server.logs import set_level
-from taskqueue_server.process import systemd
-from taskqueue_server.process.channel import (
-    LINE,
-    MESSAGES,
-    Begin,
-    Listening,
-    Order,
-    ProcessFailed,
-    Renew,
-    StopProcess,
-    line,
-    plain,
-    received,
-)
+from taskqueue_server.process import channel, systemd
 from taskqueue_server.process.listeners import Port
 from taskqueue_server.process.reload import Reread, reload_settings, signals
 
@@ -99,7 +86,7 @@ class Processes:
             systemd.stopping()
             self._ending.set()
         for child in self._children.values():
-            child.send(StopProcess(at_once=self._at_once.is_set()))
+            child.send(channel.StopProcess(at_once=self._at_once.is_set()))
 
     def reload(self) -> None:
         """Read the settings again, once for all processes."""
@@ -110,7 +97,7 @@ class Processes:
                 self._settings = settings
                 set_level(settings.log_level)
                 for child in self._children.values():
-                    child.send(Renew(plain(settings)))
+                    child.send(channel.Renew(channel.plain(settings)))
         finally:
             systemd.ready()
 
@@ -160,12 +147,12 @@ class Processes:
         served = False
         killer = asyncio.create_task(self._kill_late(child))
         try:
-            async for name in received(child.reader, MESSAGES):
+            async for name in channel.received(child.reader, channel.MESSAGES):
                 match name:
-                    case Listening():
+                    case channel.Listening():
                         served = True
                         self._serves(index, child)
-                    case ProcessFailed(reason):
+                    case channel.ProcessFailed(reason):
                         self._give_up(ConfigurationError(reason))
             await child.process.wait()
         finally:
@@ -204,7 +191,7 @@ class Processes:
     async def _start_child(self, port: Port, metrics: str) -> AsyncIterator[_Child]:
         own_end, child_end = socket.socketpair()
         with child_end, port.share() as listener:
-            reader, writer = await asyncio.open_connection(sock=own_end, limit=LINE)
+            reader, writer = await asyncio.open_connection(sock=own_end, limit=channel.LINE)
             files = (child_end.fileno(), listener.fileno())
             environment = {n: v for n, v in os.environ.items() if n not in _NOT_FOR_CHILDREN}
             try:
@@ -224,9 +211,9 @@ class Processes:
                 raise
         child = _Child(process, port.url, reader, writer)
         try:
-            child.send(Begin(plain(self._settings), self._backend, sys.path))
+            child.send(channel.Begin(channel.plain(self._settings), self._backend, sys.path))
             if self._ending.is_set():
-                child.send(StopProcess(at_once=self._at_once.is_set()))
+                child.send(channel.StopProcess(at_once=self._at_once.is_set()))
             yield child
         finally:
             child.writer.close()
@@ -242,9 +229,9 @@ class _Child(msgspec.Struct, eq=False):
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    def send(self, order: Order) -> None:
+    def send(self, order: channel.Order) -> None:
         if not self.writer.is_closing():
-            self.writer.write(line(order))
+            self.writer.write(channel.line(order))
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -126,13 +126,12 @@ def _kinds(operation: Operation) -> list[Any]:
     return [kind for kind in kinds if kind is not None]
 
 
-def _schema(kind: Any, schemas: dict[int, Any]) -> dict[str, Any]:
+def _schema(kind: Any, schemas: dict[int, dict[str, Any]]) -> dict[str, Any]:
     if kind is None:
         return {}
     if isinstance(kind, tuple):
         return {"anyOf": [schemas[id(item)] for item in kind]}
-    matches: dict[str, Any] = schemas[id(kind)]
-    return matches
+    return schemas[id(kind)]
 
 
 def _schemas(kinds: Sequence[Any]) -> tuple[dict[int, Any], dict[str, Any]]:

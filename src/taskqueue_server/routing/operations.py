@@ -118,10 +118,7 @@ class RequestContext:
         raise InvalidInput(name, _got(text), f"text of 1 to {LIMITS.text} characters")
 
     def confirm(self, expected: str) -> None:
-        """Raise `InvalidInput` unless the query parameter ``confirm`` equals ``expected``.
-
-        This is a safeguard for actions that cannot be undone.
-        """
+        """Raise `InvalidInput` unless the query confirms an action that cannot be undone: ``confirm=expected``."""
         if (text := self.request.query_params.get("confirm")) != expected:
             raise InvalidInput("confirm", _got(text), f"confirm={expected}")
 
@@ -173,19 +170,14 @@ class Scope(StrEnum):
     """all queues"""
 
 
-class Endpoint(msgspec.Struct, frozen=True):
-    """One method of one path, with its handler."""
+class Operation(msgspec.Struct, frozen=True):
+    """One method of a path in the HTTP API or the dashboard. The docstring of its handler is its description."""
 
     method: str
     path: str
     handler: Handler
     answers: dict[int, Any]
     """type of the response body by status; a tuple for one of several types, ``None`` for any JSON"""
-
-
-class Operation(Endpoint, frozen=True, kw_only=True):
-    """An endpoint of the HTTP API or the dashboard. The docstring of its handler is its description."""
-
     id: str = ""
     """``operationId`` in the OpenAPI document; required if the operation is documented"""
     verb: str | tuple[str, ...] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from urllib.parse import urlencode
 
 from taskqueue_core.errors import InvalidInput
@@ -78,8 +78,7 @@ def link(call: RequestContext, following: str | None) -> dict[str, str]:
     """Return a ``Link`` header with the URL of the page after the name ``following``; none if that is ``None``."""
     if following is None:
         return {}
-    requested = call.request.query_params
-    names: Sequence[tuple[str, str]] = [*((n, v) for n, v in requested.items() if n != "after")]
-    query = urlencode([*names, ("after", following)])
+    others = {name: text for name, text in call.request.query_params.items() if name != "after"}
+    query = urlencode({**others, "after": following})
     path = call.request.scope["raw_path"].decode("ascii", "replace")
     return {"link": f'<{path}?{query}>; rel="next"'}

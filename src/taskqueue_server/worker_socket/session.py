@@ -18,25 +18,7 @@ from taskqueue_core.consumer.settlement_queue import SettlementQueue
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.hooks import Connection, Hooks
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.protocol.frames import (
-    CLOSE_CLEAN,
-    CLOSE_RESTART,
-    CLOSE_REVOKED,
-    CLOSE_TIMEOUT,
-    Hello,
-)
-from taskqueue_core.protocol.server_events import (
-    AckRequested,
-    CloseSocket,
-    CreditGranted,
-    DeadLetterRequested,
-    Event,
-    Progressed,
-    ReleaseRequested,
-    RetryRequested,
-    SendFrames,
-    WorkerLeft,
-)
+from taskqueue_core.protocol import frames, server_events
 from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
 from taskqueue_core.retry import Failed, HandBack, Rejected, RetryLater, Success
 from taskqueue_core.tasks import Delivery
@@ -113,7 +95,10 @@ class WorkerSession:
         )
 
     async def welcome(
-        self, hello: Hello, connection_id: str, is_allowed: Callable[[str], bool] = lambda _: True
+        self,
+        hello: frames.Hello,
+        connection_id: str,
+        is_allowed: Callable[[str], bool] = lambda _: True,
     ) -> None:
         """Adopt the deliveries that the worker still runs, for keys that ``is_allowed`` permits, and answer its hello.
 
@@ -188,7 +173,7 @@ class WorkerSession:
         except ConnectionClosed as closed:
             return SessionEnd(str(closed), orderly=closed.orderly)
         except SubscriptionClosed:
-            return SessionEnd("restart", CLOSE_RESTART)
+            return SessionEnd("restart", frames.CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a bug here must not end other connections
             _log.exception("a connection failed")
             return SessionEnd("internal", CLOSE_INTERNAL)
@@ -202,32 +187,32 @@ class WorkerSession:
             self._listening_since = None
             for event in self._session.feed(data):
                 match event:
-                    case SendFrames(text):
+                    case server_events.SendFrames(text):
                         await self._channel.send(text)
-                    case CreditGranted():
+                    case server_events.CreditGranted():
                         self._sender.wake()
-                    case Progressed():
+                    case server_events.Progressed():
                         await self._progress(event)
-                    case WorkerLeft():
-                        return SessionEnd("bye", CLOSE_CLEAN)
-                    case CloseSocket(code, reason):
+                    case server_events.WorkerLeft():
+                        return SessionEnd("bye", frames.CLOSE_CLEAN)
+                    case server_events.CloseSocket(code, reason):
                         return SessionEnd(reason, code)
                     case _:
                         self._settle(event)
             await self._settlements.room()
 
-    def _settle(self, event: Event) -> None:
+    def _settle(self, event: server_events.Event) -> None:
         match event:
-            case AckRequested(deliveries, results):
+            case server_events.AckRequested(deliveries, results):
                 for delivery, result in zip(deliveries, results, strict=True):
                     self._settlements.put(delivery, Success(result))
-            case ReleaseRequested(deliveries):
+            case server_events.ReleaseRequested(deliveries):
                 for delivery in deliveries:
                     self._settlements.put(delivery, HandBack())
-            case RetryRequested(delivery, error, delay):
+            case server_events.RetryRequested(delivery, error, delay):
                 failed = Failed(error) if delay is None else RetryLater(delay, error)
                 self._settlements.put(delivery, failed)
-            case DeadLetterRequested(delivery, reason, error_text):
+            case server_events.DeadLetterRequested(delivery, reason, error_text):
                 self._settlements.put(delivery, Rejected(reason, error_text))
 
     async def _report_settled(self, results: Mapping[str, bool]) -> None:
@@ -236,7 +221,7 @@ class WorkerSession:
                 await self._channel.send(*texts)
         self._deliveries_changed.set()
 
-    async def _progress(self, event: Progressed) -> None:
+    async def _progress(self, event: server_events.Progressed) -> None:
         try:
             current = await self._context.control.progress(event.delivery, event.value)
         except OUTAGE_ERRORS:
@@ -246,7 +231,7 @@ class WorkerSession:
 
     async def _watch_access(self) -> SessionEnd:
         await self._access_revoked.wait()
-        return SessionEnd("revoked", CLOSE_REVOKED)
+        return SessionEnd("revoked", frames.CLOSE_REVOKED)
 
     async def _watch_pings(self) -> SessionEnd:
         """Send pings. End the session of a worker that is silent while `_read` waits for a frame."""
@@ -263,7 +248,7 @@ class WorkerSession:
             if now - awake > lease / 3:
                 await asyncio.sleep(lease / 10)
             elif since is not None and since == self._listening_since and now - since >= lease:
-                return SessionEnd("silent", CLOSE_TIMEOUT, orderly=False)
+                return SessionEnd("silent", frames.CLOSE_TIMEOUT, orderly=False)
             if now >= ping_at:
                 await self._channel.send(*self._session.ping())
                 ping_at = now + lease / 3
@@ -280,7 +265,7 @@ class WorkerSession:
                     await self._deliveries_changed.wait()
         except TimeoutError:
             pass
-        return SessionEnd("restart", CLOSE_RESTART)
+        return SessionEnd("restart", frames.CLOSE_RESTART)
 
     async def _deliver(self) -> SessionEnd:
         await self._sender.run()
