@@ -30,7 +30,7 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     in_flight: int
     oldest_age_seconds: float
-    """age of the oldest waiting task; 0 if none waits"""
+    """age of the oldest waiting task in seconds; 0 if no task waits"""
     workers: int
     """number of open subscriptions, on all replicas of the server"""
     replicas: int

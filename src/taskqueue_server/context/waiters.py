@@ -166,7 +166,7 @@ class LimitedSlots:
     """A limited number of slots for concurrent requests. One named client may hold at most half of them."""
 
     def __init__(self, most: int, code: str, doing: str, retry_after: int = 1) -> None:
-        """Allow ``most`` slots; ``code`` and ``doing`` appear in the problem when none is free."""
+        """Allow ``most`` slots. If no slot is free, the problem contains ``code`` and ``doing``."""
         self._most = most
         self._code = code
         self._doing = doing

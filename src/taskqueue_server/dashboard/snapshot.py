@@ -23,7 +23,7 @@ _WINDOW = 3.0
 
 
 class StoreReading(msgspec.Struct, frozen=True):
-    """One queue in one sample, with a consistent ledger."""
+    """The statistics and settings of one queue in one sample."""
 
     stats: QueueStats
     settings: QueueSettings

@@ -18,7 +18,7 @@ from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Set
 OTHER = "(other)"
 """label for all queues, paths and reasons without a label of their own; not a valid name of a queue"""
 MAX_KEYS = 100
-"""maximum number of queues whose latencies have a label of their own, in the order of their first delivery"""
+"""maximum number of queues whose latencies have a label of their own: the first ones with a delivery"""
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0, 3600.0)
 """upper bounds of the buckets of task latencies, in seconds"""
 _REQUEST_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
@@ -89,7 +89,7 @@ class _Latencies:
 
 
 class ProcessMetrics:
-    """Hooks that count tasks and connections of this process, from 0 at its start, by the store's clock ``now``."""
+    """Hooks that count tasks and connections of this process. ``now`` returns the store's time."""
 
     def __init__(self, registry: CollectorRegistry, now: Callable[[], float]) -> None:
         self._now = now

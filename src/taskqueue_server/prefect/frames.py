@@ -12,9 +12,9 @@ from taskqueue_core.limits import LIMITS
 SUBPROTOCOL = "prefect"
 AUTH_SUCCESS = '{"type":"auth_success"}'
 
-# A Prefect worker exits after the close codes 1000 and 1001, and reconnects after all others except `CLOSE_POLICY`.
+# A Prefect worker exits after the close codes 1000 and 1001. After others it reconnects, but see `CLOSE_POLICY`.
 CLOSE_POLICY = 1008
-"""before ``auth_success`` the worker exits with a message; after it, the worker reconnects"""
+"""after this close code, a Prefect worker exits with a message if it has not received ``auth_success``"""
 CLOSE_INTERNAL = 1011
 CLOSE_RESTART = 1012
 CLOSE_TRY_LATER = 1013

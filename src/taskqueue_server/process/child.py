@@ -27,7 +27,7 @@ REFUSED = 2
 
 def main() -> int:
     """Serve until ordered to stop, and return the exit code."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor sends new settings as an order
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor sends new settings instead
     control, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     with listener:
         return asyncio.run(_serve(control, listener))
@@ -89,7 +89,7 @@ def _clean_up(*, orphan: bool) -> None:
             pid = int(file.stem.rpartition("_")[2])
             if pid == os.getpid() or not process_exists(pid):
                 file.unlink(missing_ok=True)
-        Path(folder).rmdir()  # succeeds only for the last process
+        Path(folder).rmdir()  # fails unless this is the last process
 
 
 if __name__ == "__main__":

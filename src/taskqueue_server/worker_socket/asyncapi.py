@@ -191,7 +191,7 @@ def _summary(kind: type) -> str:
 
 def _schemas(both: dict[str, type[msgspec.Struct]]) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(both.values(), ref_template=_REF)
-    for tag, kind in both.items():  # no frame refers to another, so no reference changes
+    for tag, kind in both.items():  # renaming is safe: no schema refers to another
         schemas[_title(tag)] = {**schemas.pop(kind.__name__), "title": _title(tag)}
     for schema in schemas.values():
         if "description" in schema:
