@@ -107,7 +107,7 @@ async def publish(call: RequestContext) -> Response:
 
 
 async def retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of a task in any state, even of an unknown one. The same token schedules it once."""
+    """Schedule the next attempt of a task in any state, even an unknown one. The same ``token`` schedules it once."""
     body = await call.body(RetryIn)
     now = call.context.backend.now()
     if body.task.id is None:
@@ -121,7 +121,7 @@ async def retry(call: RequestContext) -> Response:
 
 
 async def schedule_retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of this task, at once or at a time. The same token schedules it once.
+    """Schedule the next attempt of this task, at once or at a time. Requests with the same ``token`` schedule it once.
 
     A dead letter keeps its fields. For any other task the payload is required, because the store may no longer have it;
     without it the response is 409.
