@@ -1,4 +1,4 @@
-"""The operator's side: control and dead letters."""
+"""Operations for operators of the memory backend: control and dead letters."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from taskqueue_memory.records import TaskRecord
 from taskqueue_memory.transitions import MemoryStore
 
 _AT_ONCE = 500
-"""tasks of one call before others have their turn"""
+"""number of records that a call processes before it lets other asyncio tasks run"""
 
 
 class MemoryControl:
-    """See `taskqueue_core.capabilities.Control`."""
+    """Control operations of the memory backend."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -78,7 +78,8 @@ class MemoryControl:
         queue = self._store.queues.get(key)
         records = list(queue.records.values()) if queue else []
         idle = [r for r in records if r.state in (State.WAITING, State.SCHEDULED)]
-        idle.sort(key=lambda record: not record.held)  # lest they get the keys of those before
+        # Held records first: each cancelled holder of an ordering key would otherwise pass the key on to one of them.
+        idle.sort(key=lambda record: not record.held)
         done = 0
         async for record in _in_turn(idle):
             if record.state in (State.WAITING, State.SCHEDULED):
@@ -111,7 +112,7 @@ class MemoryControl:
 
 
 class MemoryDeadLetters:
-    """See `taskqueue_core.capabilities.DeadLetters`."""
+    """Dead-letter operations of the memory backend."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -156,7 +157,7 @@ async def _each(dead: Sequence[TaskRecord], end: Callable[[TaskRecord], None]) -
 
 
 async def _in_turn(records: Sequence[TaskRecord]) -> AsyncIterator[TaskRecord]:
-    """Yield records; after every `_AT_ONCE` of them other tasks of the loop run, and may change records."""
+    """Yield the records. After every `_AT_ONCE` of them, other asyncio tasks run and may change the remaining ones."""
     for number, record in enumerate(records, 1):
         yield record
         if not number % _AT_ONCE:

@@ -40,7 +40,6 @@ class RedisBackend:
         self.slots = RedisSlots(self._context)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> RedisSubscription:
-        """See `taskqueue_core.backend.Backend.subscribe`."""
         check_name("consumer", consumer)
         subscription = RedisSubscription(self._context, checked_keys(keys), consumer)
         self._context.wakeups.subscriptions[subscription] = None
@@ -51,7 +50,6 @@ class RedisBackend:
         return self._context.clock.now()
 
     async def health(self) -> Health:
-        """See `taskqueue_core.backend.Backend.health`."""
         context = self._context
         details: dict[str, str | int | float | bool | None] = {"doorbell": context.wakeups.works}
         ok, anomalies = not context.closing.is_set(), 0

@@ -102,7 +102,6 @@ class RedisPublisher:
         return Confirmation(key=task.key, task_id=task.id, status=status)
 
     def room_signal(self, *keys: str) -> RedisRoomSignal:
-        """See `taskqueue_core.capabilities.RoomSignals`."""
         self._context.ensure_open()
         partition_of = self._scripts.partitions.of
         channels = (room_channel(partition_of(key), key) for key in checked_keys(keys))

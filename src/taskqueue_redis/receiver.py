@@ -65,7 +65,6 @@ class Receiver:
     """
 
     def __init__(self, context: RedisContext, consumer: Consumer) -> None:
-        """Do no input or output."""
         self._context = context
         self._consumer = consumer
         self._partitions = tuple(context.scripts.partitions.group(consumer.keys))

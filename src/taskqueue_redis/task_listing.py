@@ -48,7 +48,6 @@ class TaskLister(StoreReader):
     """Lists tasks of an installation."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        """Do no input or output."""
         super().__init__(settings)
         self._partitions: Partitions | None = None
         self._digest = hashlib.sha1(source(_STATUS).encode(), usedforsecurity=False).hexdigest()

@@ -46,7 +46,6 @@ class Wakeups:
     """The open subscriptions and signals of this process, and what wakes them."""
 
     def __init__(self, scripts: ScriptRunner, receipts: Receipts, process_id: str) -> None:
-        """Do no input or output."""
         self.subscriptions: dict[Consumer, None] = {}
         """those that are not closed"""
         self._scripts = scripts
@@ -237,7 +236,6 @@ class RedisRoomSignal:
     """A signal of room in queues, or of free slots. See `taskqueue_core.capabilities.RoomSignal`."""
 
     def __init__(self, wakeups: Wakeups, channels: tuple[str, ...]) -> None:
-        """Do no input or output."""
         self.channels = channels
         self._wakeups = wakeups
         self._event = asyncio.Event()
@@ -247,7 +245,6 @@ class RedisRoomSignal:
         self._event.set()
 
     async def wait(self, timeout: float) -> None:
-        """See `taskqueue_core.capabilities.RoomSignal.wait`."""
         try:
             async with asyncio.timeout(timeout):
                 await self._event.wait()

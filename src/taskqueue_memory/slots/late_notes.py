@@ -1,4 +1,4 @@
-"""Notes that came too late for their lease: put aside for a while, in bounded memory."""
+"""Storage for notes that arrived after their job's lease had ended, limited in time and size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _OF_A_JOB = 8
 _IN_ALL = 1000
 _BYTES = 16 * 1024 * 1024
 _MAX_STORED = 3600.0
-"""seconds"""
+"""seconds for which a note is kept"""
 
 
 class _Note(NamedTuple):
@@ -19,17 +19,16 @@ class _Note(NamedTuple):
 
 
 class LateNotes:
-    """The last few of each job, for an hour, and so many in all."""
+    """The latest notes of each job, kept for an hour, with limits on the total number and size."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._jobs: dict[tuple[str, str], deque[_Note]] = {}
         self._order: OrderedDict[int, tuple[str, str]] = OrderedDict()
         self._numbers = 0
         self._bytes = 0
 
     def add(self, model: str, job: str, note: bytes, now: float) -> None:
-        """Put a note aside; the oldest ones go where there are too many."""
+        """Store a note, and delete the oldest notes if a limit is exceeded."""
         self.forget(now)
         notes = self._jobs.setdefault((model, job), deque())
         self._numbers += 1
@@ -47,7 +46,7 @@ class LateNotes:
         return tuple(note.text for note in self._jobs.get((model, job), ()))
 
     def forget(self, now: float) -> None:
-        """Drop those whose time is over."""
+        """Delete the notes that are older than an hour."""
         while self._order:
             key = next(iter(self._order.values()))
             if self._jobs[key][0].at + _MAX_STORED > now:

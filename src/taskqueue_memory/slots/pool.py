@@ -1,4 +1,4 @@
-"""The slot pool in memory. Every verb is one synchronous stretch, so nothing can come between its steps."""
+"""The slot pool of the memory backend. Each operation runs without an ``await`` and is therefore atomic."""
 
 from __future__ import annotations
 
@@ -36,25 +36,20 @@ from taskqueue_memory.slots.transitions import Pool
 
 
 class MemorySlots:
-    """See `taskqueue_core.capabilities.SlotPool`."""
+    """Slot pool of the memory backend."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start empty."""
         self._pool = Pool(clock)
         self._documents: dict[str, bytes] = {}
 
-    # endpoints
-
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
-        """See `taskqueue_core.capabilities.SlotPool.register`."""
         now = self._begin()
         position = self._pool.put(endpoint)
-        self._pool.sweep(now)  # leases whose server cannot be asked end by their time
+        self._pool.sweep(now)  # expired leases end if the endpoint no longer reports its jobs
         self._pool.notify((position,), now)
         return position.info(now)
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
-        """See `taskqueue_core.capabilities.SlotPool.drain`."""
         check_endpoint(model, server)
         now = self._begin()
         position = self._pool.position(model, server)
@@ -67,7 +62,6 @@ class MemorySlots:
         return True
 
     async def remove(self, model: str, server: str) -> bool:
-        """See `taskqueue_core.capabilities.SlotPool.remove`."""
         check_endpoint(model, server)
         now = self._begin()
         position = self._pool.position(model, server)
@@ -80,7 +74,6 @@ class MemorySlots:
         return True
 
     async def rest(self, model: str, server: str, duration: float) -> bool:
-        """See `taskqueue_core.capabilities.SlotPool.rest`."""
         check_endpoint(model, server)
         check_duration("duration", duration)
         now = self._begin()
@@ -94,7 +87,6 @@ class MemorySlots:
         return True
 
     async def configure(self, model: str, document: bytes | None) -> None:
-        """See `taskqueue_core.capabilities.SlotPool.configure`."""
         check_label("model", model)
         check_document(document)
         if document is None:
@@ -103,11 +95,9 @@ class MemorySlots:
             self._documents[model] = document
 
     async def documents(self) -> dict[str, bytes]:
-        """See `taskqueue_core.capabilities.SlotPool.documents`."""
         return dict(self._documents)
 
     async def inspect(self, model: str | None = None) -> PoolView:
-        """See `taskqueue_core.capabilities.SlotPool.look`."""
         if model is not None:
             check_label("model", model)
         now = self._begin()
@@ -120,8 +110,6 @@ class MemorySlots:
             leases=tuple(lease.shown() for lease in sorted(leases, key=_by_fence)),
         )
 
-    # leases
-
     async def acquire(
         self,
         model: str,
@@ -132,7 +120,6 @@ class MemorySlots:
         releasing: Sequence[SlotLease] = (),
         idle: float | None = None,
     ) -> tuple[SlotLease, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.acquire`."""
         check_acquire(model, holder, limit, releasing, idle)
         check_ttl(ttl)
         now = self._begin()
@@ -150,7 +137,6 @@ class MemorySlots:
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
     ) -> tuple[SlotLease | None, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.assign`."""
         check_pairs(pairs)
         check_ttl(ttl)
         now = self._begin()
@@ -164,7 +150,6 @@ class MemorySlots:
         return tuple(answers)
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.detach`."""
         check_leases(leases)
         check_ttl(ttl)
         now = self._begin()
@@ -178,7 +163,6 @@ class MemorySlots:
         return tuple(map(_lease_answer, bound))
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.renew`."""
         check_leases(leases)
         check_ttl(ttl)
         now = self._begin()
@@ -191,17 +175,13 @@ class MemorySlots:
         return tuple(map(_lease_answer, retained))
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.release`."""
         check_leases(leases)
         now = self._begin()
         ended = [self._release(lease, now) for lease in leases]
         self._pool.notify([lease.position for lease in ended if lease], now)
         return tuple(lease is not None for lease in ended)
 
-    # what servers say
-
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
-        """See `taskqueue_core.capabilities.SlotPool.leave`."""
         check_job(model, job)
         check_note(note)
         now = self._begin()
@@ -214,14 +194,12 @@ class MemorySlots:
         return Left.TAKEN
 
     async def late(self, model: str, job: str) -> tuple[bytes, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.late`."""
         check_job(model, job)
         return self._pool.late.of(model, job, self._begin())
 
     async def reconcile(
         self, model: str, server: str, observed: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.reconcile`."""
         check_endpoint(model, server)
         check_seen(observed, settled)
         now = self._begin()
@@ -249,10 +227,7 @@ class MemorySlots:
         return tuple(ended)
 
     def slot_signal(self, *models: str) -> MemoryRoomSignal:
-        """See `taskqueue_core.capabilities.SlotPool.slot_signal`."""
         return MemoryRoomSignal(self._pool.signals, checked_models(models))
-
-    # steps
 
     def _begin(self) -> float:
         now = self._pool.clock.now()
@@ -260,13 +235,13 @@ class MemorySlots:
         return now
 
     def _best(self, model: str, now: float) -> SlotPosition | None:
-        """Return the endpoint that the next slot is to be of."""
+        """Return the endpoint whose slot is granted next; None if no slot is free."""
         positions = self._pool.models.get(model, {}).values()
         able = [position for position in positions if position.may_give(now) and position.room > 0]
         return min(able, key=lambda position: position.merit(), default=None)
 
     def _idle(self, model: str, holder: str, before: float) -> list[Lease]:
-        """Return the slots that others hold since ``before`` and have no job for, the oldest first."""
+        """Return the leases without a job that other holders acquired before the time ``before``, the oldest first."""
         positions = self._pool.models.get(model, {}).values()
         now = self._pool.clock.now()
         able = [position for position in positions if position.may_give(now) and position.room >= 0]
@@ -296,7 +271,7 @@ class MemorySlots:
         return had
 
     def _remade(self, shown: SlotLease, now: float) -> Lease | None:
-        """Make a lease of an earlier pool again."""
+        """Recreate a lease that a previous instance of the pool had granted; None if that is not possible."""
         token = Token.read(shown.token)
         if token is None or token.epoch == self._pool.epoch or not check_remade(shown):
             return None
@@ -340,7 +315,7 @@ def _apply_health(position: SlotPosition, observed: Seen, settled: float, now: f
 
 
 def _missing(position: SlotPosition, observed: Seen, now: float) -> set[Lease]:
-    """Return the leases whose jobs the server does not seem to have."""
+    """Return the leases whose jobs the server is apparently not running."""
     bound = position.with_job
     if observed.jobs is not None:
         return {lease for lease in bound if lease.job not in observed.jobs}

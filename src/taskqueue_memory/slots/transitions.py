@@ -1,4 +1,4 @@
-"""The steps that the verbs of the slot pool are made of. Each leaves every slot with one holder or none."""
+"""Building blocks of the slot pool's operations. After each of them, every slot has at most one holder."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from taskqueue_memory.slots.late_notes import LateNotes
 from taskqueue_memory.slots.leases import Lease, SlotPosition, SlotServer
 
 _SWEPT = 1000
-"""leases that one step clears away at the most; one that it has not come to is over all the same"""
+"""maximum number of leases that one sweep ends; the other expired leases are nevertheless invalid"""
 
 
 class Pool:
     """All endpoints and leases of one backend."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start empty, with an epoch of its own."""
+        """Start empty, with a new epoch, which distinguishes the tokens of this pool from those of earlier pools."""
         self.clock = clock
         self.epoch = secrets.token_hex(8)
         self.servers: dict[str, SlotServer] = {}
         self.models: dict[str, dict[str, SlotPosition]] = {}
-        """places by model and server"""
+        """endpoints by model and server"""
         self.leases: dict[str, Lease] = {}
-        """by token"""
+        """leases by token"""
         self.jobs: dict[tuple[str, str], Lease] = {}
-        """by model and job"""
+        """leases by model and job"""
         self.late = LateNotes()
         self.signals = RoomNotifier(clock)
         self._fences = itertools.count(1)
@@ -39,14 +39,12 @@ class Pool:
         self._marks = itertools.count(1)
         self._ends = DueHeap[Lease](lambda lease, mark: lease.mark == mark)
 
-    # endpoints
-
     def position(self, model: str, server: str) -> SlotPosition | None:
-        """Return an endpoint."""
+        """Return the endpoint of a model on a server; None if it is not registered."""
         return self.models.get(model, {}).get(server)
 
     def put(self, endpoint: Endpoint) -> SlotPosition:
-        """Add an endpoint, or change it."""
+        """Add an endpoint, or update it if it is registered."""
         server = self.servers.setdefault(endpoint.server, SlotServer())
         position = server.positions.get(endpoint.model)
         if position is None:
@@ -61,7 +59,7 @@ class Pool:
         return position
 
     def forget_if_done(self, position: SlotPosition) -> None:
-        """Forget an endpoint that was removed, once nothing of it is held."""
+        """Delete an endpoint that was removed, once it has no lease."""
         if not position.removed or position.leases:
             return
         model, name = position.endpoint.model, position.endpoint.server
@@ -72,10 +70,8 @@ class Pool:
         if not position.server.positions:
             del self.servers[name]
 
-    # leases
-
     def grant(self, position: SlotPosition, holder: str, now: float, ttl: float) -> Lease:
-        """Make a lease on an endpoint."""
+        """Create a lease on an endpoint for ``ttl`` seconds."""
         fence = next(self._fences)
         lease = Lease(position, holder, token=self._token(fence), fence=fence, now=now)
         last = position.server.last_model
@@ -85,12 +81,12 @@ class Pool:
         return lease
 
     def expire_at(self, lease: Lease, until: float) -> None:
-        """Have a lease run out at a time."""
+        """Set the time at which a lease expires."""
         lease.expires_at = until
         self._note_end(lease)
 
     def renumber(self, lease: Lease, shown: str) -> None:
-        """Give a lease a new token and fence, which ends the claim of an earlier holder."""
+        """Give a lease a new token and fence, so that an earlier holder can no longer use it."""
         del self.leases[lease.token], lease.position.leases[lease.token]
         lease.fence = next(self._fences)
         lease.token = self._token(lease.fence)
@@ -98,7 +94,7 @@ class Pool:
         self.leases[lease.token] = lease.position.leases[lease.token] = lease
 
     def find(self, token: str, now: float) -> Lease | None:
-        """Return the lease of a token that is good."""
+        """Return the lease of a token; None if the token is unknown or the lease has ended."""
         lease = self.leases.get(token)
         if lease is not None and lease.expires_at <= now and lease.ends_by_time():
             self.run_out(lease, now)
@@ -106,12 +102,12 @@ class Pool:
         return lease
 
     def of_job(self, model: str, job: str, now: float) -> Lease | None:
-        """Return the lease that a job has."""
+        """Return the lease that is bound to a job; None if there is none."""
         lease = self.jobs.get((model, job))
         return lease and self.find(lease.token, now)
 
     def bind(self, lease: Lease, job: str) -> None:
-        """Bind a lease to a job."""
+        """Bind a lease to a job, and record the model as the last one of the server."""
         position = lease.position
         lease.job, lease.state = job, Permit.ASSIGNED
         last = position.server.last_model
@@ -120,7 +116,7 @@ class Pool:
         self.jobs[position.endpoint.model, job] = lease
 
     def end(self, lease: Lease) -> None:
-        """End a lease: its slot is free, or gone where slots were taken away."""
+        """End a lease, which frees its slot."""
         position = lease.position
         lease.mark = 0
         del self.leases[lease.token], position.leases[lease.token]
@@ -129,31 +125,34 @@ class Pool:
         self.forget_if_done(position)
 
     def clear(self, position: SlotPosition) -> None:
-        """End the leases without a job: the endpoint may get none now."""
+        """End the leases without a job, because the endpoint may receive no more jobs."""
         for lease in tuple(position.leases.values()):
             if lease.job is None:
                 self.end(lease)
 
     def end_untold(self, lease: Lease, now: float) -> None:
-        """End a lease whose holder has not fetched its note, which is put aside."""
+        """End a lease, and keep the note that its holder has not fetched as a late note."""
         if lease.note is not None and lease.job is not None:
             self.late.add(lease.position.endpoint.model, lease.job, lease.note, now)
         self.end(lease)
 
     def run_out(self, lease: Lease, now: float) -> None:
-        """End a lease by its time."""
+        """End a lease that has expired, and notify waiting dispatchers of the free slot."""
         self.end_untold(lease, now)
         self.notify((lease.position,), now)
 
     def sweep(self, now: float) -> None:
-        """End the leases that time ends. The others wait until they are reconciled."""
+        """End expired leases, except those of jobs that their server reports, which `reconcile` ends."""
         for lease in tuple(self._ends.take(now, _SWEPT)):
             lease.mark = 0
             if lease.ends_by_time():
                 self.run_out(lease, now)
 
     def notify(self, positions: Iterable[SlotPosition], now: float) -> None:
-        """Notify the models that can have a slot now, at some endpoints or at others of their servers."""
+        """Notify the signals of the models that have a free slot at these endpoints.
+
+        If the server of an endpoint has a limit over all models, the other models of the server are notified too.
+        """
         models: set[str] = set()
         for position in positions:
             shared = position.server.together is not None

@@ -166,7 +166,6 @@ class StoreReader:
     """Reads an installation without scripts. An async context manager; belongs to one event loop."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        """Do no input or output."""
         self._client = Link(settings)
 
     async def __aenter__(self) -> Self:

@@ -38,7 +38,6 @@ class AofRewriter:
     """Makes servers rewrite their append-only files, in the background, whenever one may have been restarted."""
 
     def __init__(self, client: Link) -> None:
-        """Do no input or output."""
         self._client = client
         self._tasks = Owned()
         self._running = False

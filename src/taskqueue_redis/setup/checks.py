@@ -118,7 +118,6 @@ class ServerChecks:
     """What one backend knows about its servers: their settings, their history, their append-only files."""
 
     def __init__(self, client: Link) -> None:
-        """Do no input or output."""
         self.facts: ServerFacts | None = None
         """as found by `check_once`"""
         self.files = AofRewriter(client)

@@ -48,7 +48,6 @@ class RedisSlots:
     """See `taskqueue_core.capabilities.SlotPool`."""
 
     def __init__(self, context: RedisContext) -> None:
-        """Do no input or output."""
         self._context = context
         self._partition = context.scripts.partitions.names[0]
         self._acquires: set[asyncio.Task[Any]] = set()
