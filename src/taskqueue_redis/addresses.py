@@ -25,7 +25,7 @@ _FORMS = (
 
 
 class Kind(Enum):
-    """How the servers behind an address work together."""
+    """The deployment of the servers behind an address."""
 
     SINGLE = "single"
     SENTINEL = "sentinel"
@@ -51,7 +51,7 @@ class HostAddress(msgspec.Struct, frozen=True):
 
     @property
     def loopback(self) -> bool:
-        """Whether it is on this machine for certain."""
+        """Whether the server is certainly on this machine."""
         return bool(self.path) or is_loopback(self.host)
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     tls: bool
     hosts: tuple[HostAddress, ...]
-    """one server, or some of the Sentinels or cluster nodes"""
+    """the server, or some of the Sentinels or cluster nodes"""
     service: str = ""
     """the name under which Sentinels know the master"""
     database: int = 0
@@ -76,7 +76,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> str:
-        """The URL without user, password and query: for logs, errors and health."""
+        """The URL without user, password and query, for logs, errors and health."""
         rest = f"/{self.service}" if self.service else ""
         rest += f"/{self.database}" if self.database else ""
         return f"{self.scheme}://{','.join(map(str, self.hosts))}{rest}"
@@ -86,7 +86,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, url: str, setting: str = "TASKQUEUE_REDIS_URL") -> Self:
-        """Parse a URL. Raises `ConfigurationError` that names the setting and what is allowed, never the value."""
+        """Parse a URL. Raises `ConfigurationError`, which names the setting and the allowed forms, never the value."""
         try:
             parts = urlsplit(url.strip())
         except ValueError:
@@ -118,7 +118,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine for certain; of names, only ``localhost`` is."""
+    """Return whether a host is certainly this machine: a loopback address, or the name ``localhost``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

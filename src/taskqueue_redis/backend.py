@@ -21,18 +21,18 @@ from taskqueue_redis.slots.pool import RedisSlots
 from taskqueue_redis.subscription import RedisSubscription
 
 _OUTAGE_SECONDS = 1.0
-"""seconds for which a backend that is being closed waits for a store that is unavailable"""
+"""seconds for which `aclose` waits for a store that is unavailable"""
 
 
 class RedisBackend:
-    """See `taskqueue_core.backend.Backend`. One event loop at a time."""
+    """Backend on Redis or Valkey. It works in one event loop at a time."""
 
     capabilities = Capabilities(names=frozenset(Capability), shared=True, durable=True)
 
     def __init__(
         self, *, clock: Clock | None = None, settings: RedisSettings | None = None
     ) -> None:
-        """Do no input or output. A ``clock`` in place of the store's time is for tests."""
+        """Create the backend without connecting. A test may pass a ``clock`` that replaces the store's time."""
         self._context = make_context(settings or load_settings(RedisSettings), clock)
         self.publisher = RedisPublisher(self._context)
         self.control = RedisControl(self._context)
@@ -46,7 +46,6 @@ class RedisBackend:
         return subscription
 
     def now(self) -> float:
-        """Return the store's time, as known from its last answer."""
         return self._context.clock.now()
 
     async def health(self) -> Health:
@@ -68,11 +67,11 @@ class RedisBackend:
         return Health(ok=ok, backend="redis", details=details)
 
     async def aclose(self) -> None:
-        """Release every delivery and close every connection; what the store holds stays.
+        """Release all deliveries and close all connections; the tasks stay in the store.
 
-        If the store is unavailable this is tried for about a second, or for TASKQUEUE_REDIS_ANSWER_TIMEOUT if it has
-        just become silent. Then calls that wait for it end with `BackendUnavailable`, and what was not released is
-        delivered again when its lease expires.
+        If the store is unavailable, give up after about a second, or after TASKQUEUE_REDIS_ANSWER_TIMEOUT if it has
+        only just stopped answering. Calls that still wait for the store then raise `BackendUnavailable`, and deliveries
+        that were not released are redelivered when their leases expire.
         """
         context = self._context
         if context.closing.is_set():
@@ -81,7 +80,9 @@ class RedisBackend:
         deadline = asyncio.create_task(self._end_during_outage())
         try:
             for subscription in tuple(context.wakeups.subscriptions):
-                with contextlib.suppress(TaskQueueError):  # its leases expire
+                with contextlib.suppress(
+                    TaskQueueError
+                ):  # unreleased deliveries come back when their leases expire
                     await subscription.close()
             await self.publisher.sent()
             await context.checks.files.aclose()
@@ -95,11 +96,11 @@ class RedisBackend:
             await asyncio.wait([deadline])
 
     async def _end_during_outage(self) -> None:
-        """Close the connections once nothing has worked for a while: every call that waits for the store fails."""
+        """Close the connections once the store has been unavailable for a while, so that waiting calls fail."""
         pause = _OUTAGE_SECONDS
         while True:
             await asyncio.sleep(pause)
-            # Else it answers, or was unavailable for a moment only.
+            # Otherwise the store answers, or was unavailable only for a moment.
             if self._context.client.trouble.seconds >= _OUTAGE_SECONDS / 2:
                 break
             pause = _OUTAGE_SECONDS / 10
@@ -107,5 +108,5 @@ class RedisBackend:
 
 
 def create_backend() -> RedisBackend:
-    """Make a Redis backend by its settings."""
+    """Return a Redis backend with the settings of the environment."""
     return RedisBackend(settings=load_settings(RedisSettings))

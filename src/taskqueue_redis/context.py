@@ -1,4 +1,4 @@
-"""What the parts of one Redis backend share."""
+"""State that the parts of one Redis backend share."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from taskqueue_redis.wakeups import Wakeups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisContext:
-    """State that the parts of one Redis backend share."""
+    """The connection, the scripts and other state that the parts of one Redis backend share."""
 
     settings: RedisSettings
     client: Link
     checks: ServerChecks
     scripts: ScriptRunner
     receipts: Receipts
-    """the deliveries that consumers of this process hold"""
+    """receipts of the deliveries that consumers of this process own"""
     settlement: Settlement
     wakeups: Wakeups
-    """the open subscriptions, and the notifications for them"""
+    """open subscriptions and their notifications"""
     heartbeat: Heartbeat
     clock: StoreClock
     process_id: str
-    """random, and different at each start"""
+    """random id of this backend, different at each start"""
     background: Owned
-    """work that continues after its caller was cancelled; it ends before the connections are closed"""
+    """tasks that continue after their caller was cancelled; they end before the connections are closed"""
     closing: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """set when the backend begins to close"""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)
@@ -55,7 +55,7 @@ class RedisContext:
 
 
 def make_context(settings: RedisSettings, clock: Clock | None) -> RedisContext:
-    """Do no input or output. A ``clock`` in place of the store's time is for tests."""
+    """Create the shared state, without connecting. A test may pass a ``clock`` that replaces the store's time."""
     client = Link(settings)
     receipts = Receipts()
     checks = ServerChecks(client)

@@ -1,4 +1,4 @@
-"""What operators do: settings, statistics, dead letters, maintenance."""
+"""Operations for operators of the Redis backend: settings, statistics, dead letters, maintenance."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _ScriptCaller:
 
 
 class RedisControl(_ScriptCaller):
-    """See `taskqueue_core.capabilities.Control`."""
+    """Control operations of the Redis backend."""
 
     def __init__(self, context: RedisContext) -> None:
         super().__init__(context)
@@ -184,7 +184,7 @@ class RedisControl(_ScriptCaller):
         outcomes = await asyncio.gather(*passes, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for failure in failures:
-            # An unavailable partition does not keep the others from maintenance, unless all are unavailable.
+            # Ignore an unavailable partition unless all are unavailable, because the others have been maintained.
             if not isinstance(failure, BackendUnavailable) or len(failures) == len(names):
                 raise failure
         for partition, reply in zip(names, outcomes, strict=True):
@@ -216,7 +216,7 @@ class RedisControl(_ScriptCaller):
 
 
 def _limits(settings: QueueSettings) -> tuple[int | float, ...]:
-    """Return the numbers that the script reads as FLOWS."""
+    """Return the limits in the order of FLOWS in lua/lib/flow.lua."""
     return (
         settings.capacity or 0,
         settings.max_inflight,
@@ -239,7 +239,7 @@ def _bucket(limit: RateLimit | None) -> tuple[int, int]:
 
 
 class RedisDeadLetters(_ScriptCaller):
-    """See `taskqueue_core.capabilities.DeadLetters`."""
+    """Dead-letter operations of the Redis backend."""
 
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None

@@ -34,7 +34,7 @@ _DIGITS = tuple(str(digit).encode() for digit in range(10))
 
 
 class RedisPublisher:
-    """See `taskqueue_core.backend.Publisher`. One round trip per batch and partition; large batches go in parts."""
+    """Publisher of the Redis backend: one round trip per batch and partition; large batches are sent in parts."""
 
     def __init__(self, context: RedisContext) -> None:
         self._context = context
@@ -114,8 +114,8 @@ class RedisPublisher:
     async def _send(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
         if len(tasks) <= _PART or self._scripts.waits_for_replicas(task.key for task in tasks):
             return await self._run(partition, tasks, *_script_args(tasks))
-        # While Redis executes a part, the next one is encoded. It is not sent before: a server that does not know the
-        # script refuses the calls until it does, and a later part could be executed before an earlier one.
+        # Encode the next part while Redis executes the current one, but send it only afterwards. A server that does not
+        # know the script yet refuses calls, so a later part could otherwise be executed before an earlier one.
         confirmations: list[Confirmation] = []
         running: asyncio.Task[Sequence[Confirmation]] | None = None
         try:
@@ -125,7 +125,7 @@ class RedisPublisher:
                 if running is not None:
                     confirmations += await running
                 running = asyncio.create_task(self._run(partition, part, *args))
-                await asyncio.sleep(0)  # it is sent before the next part is encoded
+                await asyncio.sleep(0)  # so that this part is sent before the next one is encoded
             if running is not None:
                 confirmations += await running
         except BackendUnavailable as error:
@@ -159,7 +159,7 @@ class RedisPublisher:
 
 
 def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg]]:
-    """Return the tasks by queue, and the arguments of the script."""
+    """Return the tasks by queue, and the arguments of the script ``publish``."""
     by_key: dict[str, list[Task]] = {}
     for task in tasks:
         by_key.setdefault(task.key, []).append(task)
@@ -174,9 +174,9 @@ def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg
 async def _gather_all(
     calls: Iterable[Awaitable[Sequence[Confirmation]]],
 ) -> list[Sequence[Confirmation]]:
-    """Return what each call returns; they start in their order.
+    """Run the calls concurrently and return their results.
 
-    Raises `BackendUnavailable` only if no call can have stored anything.
+    Raises `PublishUnconfirmed` if only some calls failed, because the others have stored their tasks.
     """
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]

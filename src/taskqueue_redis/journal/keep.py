@@ -28,14 +28,15 @@ _encoder = msgspec.json.Encoder()
 
 
 def variables(path: Path) -> Mapping[str, str]:  # noqa: ARG001 - Redis writes no such file
-    """Return no variables."""
+    """Return no environment variables, because Redis keeps the journal itself."""
     return {}
 
 
 async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, str]) -> None:
-    """Write the transitions of a queue as lines, numbered from 1; where some are missing, a number is left out.
+    """Write the state changes of a queue to ``path`` as lines of JSON, numbered from 1.
 
-    If the journal does not go back to ``since``, the numbers begin at 2, because earlier transitions are missing.
+    A gap in the numbers means that changes are missing. If the journal does not go back to ``since``, the numbers begin
+    at 2.
     """
     settings = RedisSettings(url=store[_URL]) if _URL in store else load_settings(RedisSettings)  # type: ignore[arg-type]
     wanted = key.encode()
@@ -49,7 +50,7 @@ async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, s
                 async for reply in reader.read(partition, start, span.last):
                     for entry in entries_of(reply):
                         if not entry.size:
-                            continue  # it was not written by this package
+                            continue  # the entry was not written by this package
                         number += expected != entry.seq
                         expected = entry.seq + entry.size
                         if entry.values[HEAD.index("key")] == wanted:
@@ -59,7 +60,7 @@ async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, s
 
 
 def lines_of(entry: JournalEntry, run: str, number: int) -> Iterator[dict[str, Any]]:
-    """Yield each transition of an entry as a line of a journal; the first one has the number after ``number``."""
+    """Yield each state change of an entry as a journal line. The first line has the number ``number`` + 1."""
     head = dict(zip(HEAD, map(bytes.decode, entry.values), strict=False))
     columns = [
         parts if len(parts) == entry.size else parts * entry.size

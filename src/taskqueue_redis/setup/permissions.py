@@ -1,17 +1,17 @@
-"""The commands that this package uses, and an access list that allows these only.
+"""The commands that this package uses, and an access list that allows only these.
 
-``taskqueue.acl`` in the package's folder is `access_list` for the default prefix, for the setting ``aclfile`` in
-redis.conf. Login is impossible until the zeros, which are the SHA-256 of no password, are replaced: by ``>`` and a
-password, or by ``#`` and its SHA-256. The user ``default`` is off and cannot log in; Redis 7.0 to 8.4 loads its
-append-only file with its rights. Sentinels have separate access lists, and need ``+sentinel|master +client|setname``
-at most.
+The file ``taskqueue.acl`` in the package's folder is the result of `access_list` for the default prefix. It is meant for
+the setting ``aclfile`` in redis.conf. Login is impossible until ``#`` and the zeros, which are the SHA-256 of no
+password, are replaced by ``>`` and a password, or by ``#`` and the SHA-256 of a password. The user ``default`` is off
+and cannot log in, but has all rights, because Redis 7.0 to 8.4 loads its append-only file with the rights of this user.
+Sentinels have separate access lists, and need at most ``+sentinel|master +client|setname``.
 """
 
 from __future__ import annotations
 
 NO_PASSWORD = "#" + "0" * 64
 
-#: Commands within scripts, each with arguments that are harmless if the key (KEY) holds an unused string.
+#: Commands that scripts execute, each with arguments that do no harm if KEY is an unused key that holds a string.
 SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("DEL", "KEY"),
     ("EXISTS", "KEY"),
@@ -62,7 +62,7 @@ SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("TIME",),
 )
 
-#: Commands that clients send. ASKING and CLUSTER SLOTS are for clusters only.
+#: Commands that clients send. ASKING and CLUSTER SLOTS are needed only for clusters.
 CLIENT_COMMANDS = (
     "EVAL",
     "EVALSHA",

@@ -1,4 +1,4 @@
-"""The slot pool. All of it is in the first partition."""
+"""The slot pool of the Redis backend. The whole pool is in the first partition."""
 
 from __future__ import annotations
 
@@ -41,24 +41,22 @@ from taskqueue_redis.wakeups import RedisRoomSignal, slots_channel
 
 _STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
 _OTHER_POOL = 1
-"""answer of the script ``slots_renew`` for a token of another pool"""
+"""answer of the script ``slots_renew`` for a token that an earlier pool has issued"""
 
 
 class RedisSlots:
-    """See `taskqueue_core.capabilities.SlotPool`."""
+    """Slot pool of the Redis backend."""
 
     def __init__(self, context: RedisContext) -> None:
         self._context = context
         self._partition = context.scripts.partitions.names[0]
         self._acquires: set[asyncio.Task[Any]] = set()
-        """calls that continue if their callers are cancelled"""
+        """calls of `acquire` in progress, which continue if their callers are cancelled"""
 
     async def sent(self) -> None:
         """Wait until all acquires that were already requested have been answered."""
         if self._acquires:
             await asyncio.wait(self._acquires)
-
-    # endpoints
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
         _, now, reply = await self._run(
@@ -108,8 +106,6 @@ class RedisSlots:
             leases=tuple(sorted(leases, key=lambda lease: lease.fence)),
         )
 
-    # leases
-
     async def acquire(
         self,
         model: str,
@@ -147,11 +143,11 @@ class RedisSlots:
             failure = error.__cause__
             if not (isinstance(failure, Failure) and failure.uncertain):
                 raise
-        # The answer with the granted slots was lost: this call returns them again.
+        # The answer with the granted slots was lost. A call with the same seed returns the same slots again.
         return await self._run("slots_acquire", *args, seed, "1", *tokens)
 
     async def _release_granted(self, asking: asyncio.Task[Any], model: str, holder: str) -> None:
-        # If this fails, the leases expire.
+        # If the release fails, the leases expire.
         with contextlib.suppress(TaskQueueError):
             leases = granted(await asking, model, holder)
             if leases:
@@ -211,8 +207,6 @@ class RedisSlots:
             return ()
         return tuple(map(bool, await self._run("slots_release", *_tokens(leases))))
 
-    # reports of GPU servers
-
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
         check_job(model, job)
         check_note(note)
@@ -233,7 +227,7 @@ class RedisSlots:
         jobs = () if observed is None else observed.jobs or ()
         which = "1" if observed is not None and observed.jobs is not None else ""
         names = [job.encode(errors="replace") for job in jobs if len(job) <= LIMITS.name]
-        # It is not sent again: the same observation twice would count as two that agree.
+        # Do not resend, because one report that arrives twice would count as two reports that agree.
         epoch, reply = await self._run(
             "slots_reconcile", model, server, microseconds(settled), active, which, *names,
             resend=False,
@@ -256,7 +250,7 @@ class RedisSlots:
 
 
 def _tokens(leases: Sequence[SlotLease]) -> list[str]:
-    """Return the tokens; empty for a lease whose token is malformed."""
+    """Return the tokens of leases; a malformed token is replaced by an empty text."""
     return [lease.token if Token.read(lease.token) else "" for lease in leases]
 
 

@@ -13,11 +13,11 @@ _RECORD_FIELDS = Struct("<4B9d")
 _LEASE = Struct("<4B4d32s")
 _STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
 _GRANT = 6
-"""values per lease in the answer to ``slots_acquire``"""
+"""number of values per lease in the answer of ``slots_acquire``"""
 
 
 class SlotRecord(NamedTuple):
-    """The endpoint of a lease."""
+    """The names and the URL of the endpoint to which a lease belongs."""
 
     model: str
     server: str
@@ -28,7 +28,7 @@ class EndpointRecord(NamedTuple):
     """An endpoint with its leases, without their tokens."""
 
     number: int
-    """by order of registration"""
+    """position in the order of registration"""
     info: EndpointInfo
     leases: list[SlotLease]
 
@@ -38,7 +38,7 @@ def _token(epoch: str, number: str, fence: str, secret: bytes) -> str:
 
 
 def granted(reply: Sequence[bytes], model: str, holder: str) -> tuple[SlotLease, ...]:
-    """Return the leases in the answer to ``slots_acquire``."""
+    """Parse the leases in the answer of the script ``slots_acquire``."""
     epoch, expires_at = reply[0].decode(), seconds(reply[1])
     leases = []
     for at in range(2, len(reply), _GRANT):
@@ -56,9 +56,9 @@ def granted(reply: Sequence[bytes], model: str, holder: str) -> tuple[SlotLease,
 def lease_of(
     epoch: bytes, record: SlotRecord, reply: Sequence[Any], *, hidden: bool = False
 ) -> SlotLease:
-    """Parse a lease: the endpoint's id, the fence, the packed record and the note.
+    """Parse a lease from ``reply``: the endpoint's id, the fence, the packed record and the note.
 
-    ``hidden``: leave out the token, which only the holder may know.
+    With ``hidden``, leave out the token, which only the holder may know.
     """
     number, fence, packed, note = reply
     state, switched, resumed, _, expires_at, _, _, _, secret = _LEASE.unpack_from(packed)
@@ -72,7 +72,7 @@ def lease_of(
 
 
 def read_record(reply: Sequence[Any], now: float) -> EndpointRecord:
-    """Parse the answer of ``slots_look`` about an endpoint."""
+    """Parse an endpoint in the answer of the script ``slots_look``."""
     number, last_model, fields = reply
     matches: dict[bytes, bytes] = dict(zip(fields[::2], fields[1::2], strict=True))
     packed = matches.pop(b"h")
