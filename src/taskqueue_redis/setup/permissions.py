@@ -1,10 +1,10 @@
 """The commands that this package uses, and an access list that allows only these.
 
-The file ``taskqueue.acl`` in the package's folder is the result of `access_list` for the default prefix. It is meant for
-the setting ``aclfile`` in redis.conf. Login is impossible until ``#`` and the zeros, which are the SHA-256 of no
-password, are replaced by ``>`` and a password, or by ``#`` and the SHA-256 of a password. The user ``default`` is off
-and cannot log in, but has all rights, because Redis 7.0 to 8.4 loads its append-only file with the rights of this user.
-Sentinels have separate access lists, and need at most ``+sentinel|master +client|setname``.
+The file ``taskqueue.acl`` in the package's folder is the result of `access_list` for the default prefix, for the
+setting ``aclfile`` in redis.conf. Login is impossible until ``#`` and the zeros, which are the SHA-256 of no password,
+are replaced by ``>`` and a password, or by ``#`` and the SHA-256 of a password. The user ``default`` is off and cannot
+log in, but has all rights, because Redis 7.0 to 8.4 loads its append-only file with the rights of this user. Sentinels
+have separate access lists, and need at most ``+sentinel|master +client|setname``.
 """
 
 from __future__ import annotations
