@@ -97,7 +97,7 @@ class MemoryBackend:
         open_ones = {s: None for queue in self._store.queues.values() for s in queue.subscribers}
         for subscription in open_ones:
             await subscription.close()
-        self._store.stop()
+        self._store.timers.stop()
         if self._journal is not None:
             self._journal.close()
 

@@ -35,8 +35,7 @@ class MemoryControl:
         return tuple(sorted(self._store.queues))
 
     async def settings(self, key: str) -> QueueSettings:
-        queue = self._store.queues.get(key)
-        return queue.settings if queue else QueueSettings()
+        return self._store.known(key).settings
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
@@ -48,12 +47,10 @@ class MemoryControl:
         return self._store.configure(key, settings)
 
     async def ledger(self, key: str) -> Ledger:
-        queue = self._store.queues.get(key)
-        return queue.ledger if queue else Ledger()
+        return self._store.known(key).ledger
 
     async def stats(self, key: str) -> QueueStats:
-        queue = self._store.queues.get(key)
-        return queue.stats if queue else QueueStats(key=key, ledger=Ledger())
+        return self._store.known(key).stats
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
         records = (self._store.find(key, task_id) for task_id in task_ids)
@@ -75,8 +72,7 @@ class MemoryControl:
         return record is not None and self._store.cancel(record)
 
     async def purge(self, key: str) -> int:
-        queue = self._store.queues.get(key)
-        records = list(queue.records.values()) if queue else []
+        records = list(self._store.known(key).records.values())
         idle = [r for r in records if r.state in (State.WAITING, State.SCHEDULED)]
         # Held records first: each cancelled holder of an ordering key would otherwise pass the key on to one of them.
         idle.sort(key=lambda record: not record.held)
@@ -120,17 +116,15 @@ class MemoryDeadLetters:
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        queue = self._store.queues.get(key)
-        if queue is None:
-            return ()
-        rest = iter(queue.dead.items())
-        if after in queue.dead:
+        dead = self._store.known(key).dead
+        rest = iter(dead.items())
+        if after in dead:
             next(task_id for task_id, _ in rest if task_id == after)
         return tuple(record.dead_letter for _, record in islice(rest, limit))
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        task_records = self._dead(key, (task_id,))
-        return task_records[0].dead_letter if task_records else None
+        record = self._store.known(key).dead.get(task_id)
+        return record.dead_letter if record else None
 
     async def redrive(self, key: str, *task_ids: str) -> int:
         return await _each(self._dead(key, task_ids), self._store.redrive)
@@ -139,12 +133,10 @@ class MemoryDeadLetters:
         return await _each(self._dead(key, task_ids), self._store.discard)
 
     def _dead(self, key: str, task_ids: tuple[str, ...] = ()) -> Sequence[TaskRecord]:
-        queue = self._store.queues.get(key)
-        if queue is None:
-            return []
+        dead = self._store.known(key).dead
         if not task_ids:
-            return tuple(queue.dead.values())
-        return [queue.dead[task_id] for task_id in dict.fromkeys(task_ids) if task_id in queue.dead]
+            return tuple(dead.values())
+        return [dead[task_id] for task_id in dict.fromkeys(task_ids) if task_id in dead]
 
 
 async def _each(dead: Sequence[TaskRecord], end: Callable[[TaskRecord], None]) -> int:

@@ -40,23 +40,18 @@ class Consumer(Protocol):
     @property
     def in_flight(self) -> int:
         """The number of deliveries that the subscription owns."""
-        ...
 
     def new_receipt(self) -> str:
         """Return a new receipt that cannot be guessed."""
-        ...
 
     def wake(self) -> bool:
         """Wake a receive that waits. Return whether there was one."""
-        ...
 
     def revoke(self, receipt: str) -> None:
         """Record that the subscription no longer owns a delivery."""
-        ...
 
     async def close(self) -> None:
         """Release all deliveries that the subscription owns."""
-        ...
 
 
 class TaskRecord(TenantItem, kw_only=True, eq=False):

@@ -26,13 +26,17 @@ class Steps:
         self.recovered = 0
         """number of deliveries that were taken back for lack of progress since the last `maintain`"""
         self._seq = itertools.count(1)
-        self._timers = Timers(clock, self.catch_up)
+        self.timers = Timers(clock, self.catch_up)
 
     def queue(self, key: str) -> QueueState:
         """Return the queue of a key; create it if it does not exist."""
         if key not in self.queues:
             self.queues[key] = QueueState(key)
         return self.queues[key]
+
+    def known(self, key: str) -> QueueState:
+        """Return the queue of a key; if it does not exist, a new one that is not stored."""
+        return self.queues.get(key) or QueueState(key)
 
     def leave(self, queues: Iterable[QueueState]) -> None:
         """Delete the queues that have no subscription, no settings, and to which no task was ever published."""
@@ -63,23 +67,15 @@ class Steps:
         Also take back the deliveries that have reported no progress for too long.
         """
         now = self.clock.now()
-        if now < self._timers.next_at:
+        if now < self.timers.next_at:
             return 0
-        due, hung = self._timers.due(now)
+        due, hung = self.timers.due(now)
         for record in due:
             self._make_available(record, "available")
         for record in hung:
             self.hand_back(record, lost=True, reported=False)
         self.recovered += len(hung)
         return len(due)
-
-    def follow(self) -> None:
-        """Move the timer to the running event loop, because the previous loop may have ended."""
-        self._timers.follow()
-
-    def stop(self) -> None:
-        """Cancel the timer."""
-        self._timers.stop()
 
     def notify(self, queue: QueueState, tasks: int) -> None:
         """Wake up to ``tasks`` waiting subscriptions, as far as limits allow deliveries; the longest-waiting first."""
@@ -163,7 +159,7 @@ class Steps:
         if (
             deadline is not None and deadline <= record.updated_at
         ):  # it passed while the task was a dead letter
-            self._timers.note_deadline(record, deadline)
+            self.timers.note_deadline(record, deadline)
 
     def _begin(self, record: TaskRecord) -> TaskRecord:
         """Store a new record. The caller then sets its first state with `_enter`."""
@@ -172,7 +168,7 @@ class Steps:
         if queue.fair is not None:
             queue.fair.attach(record)
         if record.task.deadline is not None:
-            self._timers.note_deadline(record, record.task.deadline)
+            self.timers.note_deadline(record, record.task.deadline)
         return record
 
     def _offer(self, queue: QueueState) -> None:
@@ -207,12 +203,12 @@ class Steps:
     def _schedule(self, record: TaskRecord, at: float, event: str, **fields: str | None) -> None:
         record.seq = next(self._seq)
         self._enter(record, State.SCHEDULED, event, due_at=at, **fields)
-        self._timers.schedule(record, at)
+        self.timers.schedule(record, at)
 
     def _watch(self, record: TaskRecord) -> None:
         """Restart the timeout after which a delivery without progress is taken back."""
         record.watch = next(self._seq)
-        self._timers.watch(record, self.clock.now() + record.patience)
+        self.timers.watch(record, self.clock.now() + record.patience)
 
     def _end_receipt(self, record: TaskRecord, verb: str | None, *, revoke: bool = False) -> None:
         receipt, owner = record.receipt, record.owner
@@ -243,7 +239,7 @@ class Steps:
         self._enter(record, state, event, worker=worker, error=error)
         if state is not State.DEAD:
             record.shed()
-            self._timers.ends.add(record.kept_until, record, record.seq)
+            self.timers.ends.add(record.kept_until, record, record.seq)
 
     def _expire(self, record: TaskRecord) -> Expired:
         self._finish(record, State.EXPIRED, "expired", revoke=True)

@@ -181,7 +181,7 @@ class MemorySubscription(SubscriptionBase):
         waiter = self._waiter = asyncio.get_running_loop().create_future()
         alarm = _first([end, self._alarm_at()])
         timer = None if alarm is None else self._store.clock.call_at(alarm, self._time_out)
-        self._store.follow()
+        self._store.timers.follow()
         for queue in self._queues:
             queue.waiting[self] = None
         try:

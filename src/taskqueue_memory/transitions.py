@@ -197,13 +197,13 @@ class MemoryStore(Steps):
 
     def expire(self) -> Iterator[Expired]:
         """End and yield up to `_CHUNK` live entries that are past their deadline."""
-        for record in self._timers.past_deadline(self.clock.now(), _CHUNK):
+        for record in self.timers.past_deadline(self.clock.now(), _CHUNK):
             if record.live:
                 yield self._expire(record)
 
     def forget(self, chunk: int = _CHUNK) -> int:
         """Delete up to ``chunk`` ended records whose deduplication window has passed. Return how many were deleted."""
-        now, gone, ends = self.clock.now(), 0, self._timers.ends
+        now, gone, ends = self.clock.now(), 0, self.timers.ends
         if now < ends.first:
             return 0
         for record in tuple(ends.take(now, chunk)):

@@ -154,7 +154,7 @@ async def test_progress_keeps_one_date(backend: MemoryBackend, clock: ManualCloc
     for _ in range(2000):
         await clock.advance(1)
         assert await backend.control.progress(delivery, 0.5)
-    assert len(backend._store._timers._flights) <= 2 * ROOM
+    assert len(backend._store.timers._flights) <= 2 * ROOM
     await subscription.ack(delivery)
     assert backend._store.queue("k").flights.next_at() is None
 

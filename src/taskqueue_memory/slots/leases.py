@@ -3,56 +3,48 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import msgspec
 
 from taskqueue_core.capabilities import Endpoint, EndpointInfo, Permit, SlotLease
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SlotServer:
     """A GPU server with its endpoints, one per model."""
 
-    __slots__ = ("last_model", "positions", "together")
-
-    def __init__(self) -> None:
-        self.positions: dict[str, SlotPosition] = {}
-        """endpoints by model"""
-        self.together: int | None = None
-        """maximum number of jobs that the server runs at the same time, over all models; None is no limit"""
-        self.last_model: str | None = None
-
-    @property
-    def held(self) -> int:
-        """The number of slots that are leased, over all models."""
-        return sum(len(position.leases) for position in self.positions.values())
+    positions: dict[str, SlotPosition] = field(default_factory=dict)
+    """endpoints by model"""
+    together: int | None = None
+    """maximum number of jobs that the server runs at the same time, over all models; None is no limit"""
+    last_model: str | None = None
 
     @property
     def room(self) -> float:
         """The number of further jobs that the server may be given; infinity if it has no limit."""
-        return math.inf if self.together is None else self.together - self.held
+        if self.together is None:
+            return math.inf
+        return self.together - sum(len(position.leases) for position in self.positions.values())
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SlotPosition:
     """One endpoint, with its leases."""
 
-    __slots__ = (
-        "draining", "endpoint", "leases", "number", "removed", "rests_until", "server", "surplus", "well",
-    )  # fmt: skip
-
-    def __init__(self, endpoint: Endpoint, server: SlotServer, number: int) -> None:
-        self.endpoint = endpoint
-        self.server = server
-        self.number = number
-        """position in the order of registration"""
-        self.leases: dict[str, Lease] = {}
-        """leases by token"""
-        self.well = False
-        """whether the endpoint was healthy at the last check"""
-        self.surplus: tuple[int, float] | None = None
-        """(number of jobs, time) of the report in which an unhealthy server ran more jobs than leases exist"""
-        self.draining = False
-        self.removed = False
-        self.rests_until = -math.inf
+    endpoint: Endpoint
+    server: SlotServer
+    number: int
+    """position in the order of registration"""
+    leases: dict[str, Lease] = field(default_factory=dict)
+    """leases by token"""
+    well: bool = False
+    """whether the endpoint was healthy at the last check"""
+    surplus: tuple[int, float] | None = None
+    """(number of jobs, time) of the report in which an unhealthy server ran more jobs than leases exist"""
+    draining: bool = False
+    removed: bool = False
+    rests_until: float = -math.inf
 
     @property
     def healthy(self) -> bool:
@@ -95,35 +87,28 @@ class SlotPosition:
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Lease:
     """A slot that is reserved for one holder until a time."""
 
-    __slots__ = (
-        "expires_at", "fence", "holder", "job", "mark", "missed", "note", "position", "resumed", "since", "state",
-        "switched", "token", "via",
-    )  # fmt: skip
-
-    def __init__(
-        self, position: SlotPosition, holder: str, *, token: str, fence: int, now: float
-    ) -> None:
-        self.position = position
-        self.holder = holder
-        self.token = token
-        self.fence = fence
-        self.since = now
-        """time at which the slot was acquired"""
-        self.state = Permit.UNASSIGNED
-        self.job: str | None = None
-        self.expires_at = math.inf
-        self.switched = False
-        self.resumed = False
-        self.note: bytes | None = None
-        self.via: str | None = None
-        """the token that the current one has replaced; a client that missed the answer sends it again"""
-        self.missed: tuple[int, float] | None = None
-        """(number of jobs, time) of the first report of the server that did not include this lease's job"""
-        self.mark = 0
-        """number of the current expiry time; 0 if there is none"""
+    position: SlotPosition
+    holder: str
+    token: str
+    fence: int
+    since: float
+    """time at which the slot was acquired"""
+    state: Permit = Permit.UNASSIGNED
+    job: str | None = None
+    expires_at: float = math.inf
+    switched: bool = False
+    resumed: bool = False
+    note: bytes | None = None
+    via: str | None = None
+    """the token that the current one has replaced; a client that missed the answer sends it again"""
+    missed: tuple[int, float] | None = None
+    """(number of jobs, time) of the first report of the server that did not include this lease's job"""
+    mark: int = 0
+    """number of the current expiry time; 0 if there is none"""
 
     def ends_by_time(self) -> bool:
         """Return whether the lease ends when it expires: it has no job, or its server does not report its jobs."""

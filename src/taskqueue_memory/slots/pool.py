@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 from taskqueue_core.authoring.slot_checks import (
     Token,
@@ -50,39 +51,28 @@ class MemorySlots:
         return position.info(now)
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
-        check_endpoint(model, server)
-        now = self._begin()
-        position = self._pool.position(model, server)
-        if position is None:
-            return False
-        position.draining = draining
-        if draining:
-            self._pool.clear(position)
-        self._pool.notify((position,), now)
-        return True
+        return self._steer(model, server, clear=draining, draining=draining)
 
     async def remove(self, model: str, server: str) -> bool:
-        check_endpoint(model, server)
-        now = self._begin()
-        position = self._pool.position(model, server)
-        if position is None:
-            return False
-        self._pool.clear(position)
-        position.removed = True
-        self._pool.forget_if_done(position)
-        self._pool.notify((position,), now)
-        return True
+        return self._steer(model, server, clear=True, removed=True)
 
     async def rest(self, model: str, server: str, duration: float) -> bool:
-        check_endpoint(model, server)
         check_duration("duration", duration)
+        until = self._pool.clock.now() + duration if duration else -math.inf
+        return self._steer(model, server, clear=bool(duration), rests_until=until)
+
+    def _steer(self, model: str, server: str, *, clear: bool, **state: bool | float) -> bool:
+        """Set attributes of an endpoint, and ``clear`` its leases without a job. Return False if it is unknown."""
+        check_endpoint(model, server)
         now = self._begin()
         position = self._pool.position(model, server)
         if position is None:
             return False
-        position.rests_until = now + duration if duration else -math.inf
-        if duration:
+        if clear:
             self._pool.clear(position)
+        for name, value in state.items():
+            setattr(position, name, value)
+        self._pool.forget_if_done(position)
         self._pool.notify((position,), now)
         return True
 
@@ -107,7 +97,7 @@ class MemorySlots:
         return PoolView(
             epoch=self._pool.epoch,
             endpoints=tuple(position.info(now) for position in positions),
-            leases=tuple(lease.shown() for lease in sorted(leases, key=_by_fence)),
+            leases=tuple(lease.shown() for lease in sorted(leases, key=attrgetter("fence"))),
         )
 
     async def acquire(
@@ -146,7 +136,7 @@ class MemorySlots:
             if lease is not None:
                 lease.state = Permit.ASSIGNED
                 self._pool.expire_at(lease, now + ttl)
-            answers.append(_lease_answer(lease))
+            answers.append(lease.to_slot_lease() if lease else None)
         return tuple(answers)
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
@@ -154,13 +144,11 @@ class MemorySlots:
         check_ttl(ttl)
         now = self._begin()
         matches = [self._pool.find(lease.token, now) for lease in leases]
-        bound = [
-            lease if lease is not None and lease.job is not None else None for lease in matches
-        ]
+        bound = [lease if lease and lease.job is not None else None for lease in matches]
         for lease in filter(None, bound):
             lease.state = Permit.DETACHED
             self._pool.expire_at(lease, now + ttl)
-        return tuple(map(_lease_answer, bound))
+        return tuple(lease.to_slot_lease() if lease else None for lease in bound)
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         check_leases(leases)
@@ -172,7 +160,7 @@ class MemorySlots:
         ]
         for lease in filter(None, retained):
             self._pool.expire_at(lease, max(lease.expires_at, now + ttl))
-        return tuple(map(_lease_answer, retained))
+        return tuple(lease.to_slot_lease() if lease else None for lease in retained)
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
         check_leases(leases)
@@ -251,7 +239,7 @@ class MemorySlots:
             for lease in leases
             if lease.job is None and lease.holder != holder and lease.since < before
         ]
-        return sorted(idle, key=_by_fence)
+        return sorted(idle, key=attrgetter("fence"))
 
     def _assign(self, shown: SlotLease, job: str, now: float) -> Lease | None:
         lease = self._pool.find(shown.token, now)
@@ -276,12 +264,10 @@ class MemorySlots:
         if token is None or token.epoch == self._pool.epoch or not check_remade(shown):
             return None
         job = shown.job or ""
-        position, had = (
-            self._pool.position(shown.model, shown.server),
-            self._pool.of_job(shown.model, job, now),
-        )
+        had = self._pool.of_job(shown.model, job, now)
         if had is not None:
             return had if had.via == shown.token else None
+        position = self._pool.position(shown.model, shown.server)
         if position is None:
             return None
         lease = self._pool.grant(position, shown.holder, now, ttl=0.0)
@@ -294,14 +280,6 @@ class MemorySlots:
         if lease is not None:
             self._pool.end(lease)
         return lease
-
-
-def _lease_answer(lease: Lease | None) -> SlotLease | None:
-    return None if lease is None else lease.to_slot_lease()
-
-
-def _by_fence(lease: Lease) -> int:
-    return lease.fence
 
 
 def _apply_health(position: SlotPosition, observed: Seen, settled: float, now: float) -> None:
@@ -321,7 +299,6 @@ def _missing(position: SlotPosition, observed: Seen, now: float) -> set[Lease]:
         return {lease for lease in bound if lease.job not in observed.jobs}
     if not observed.active:
         return set(bound)
-    over = sorted(
-        (lease for lease in bound if lease.expires_at <= now), key=lambda lease: lease.expires_at
-    )
+    expired = (lease for lease in bound if lease.expires_at <= now)
+    over = sorted(expired, key=attrgetter("expires_at"))
     return set(over[: max(0, len(bound) - observed.active)])

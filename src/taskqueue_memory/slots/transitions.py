@@ -4,18 +4,58 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from taskqueue_core.authoring.slot_checks import Token
 from taskqueue_core.capabilities import Endpoint, Permit
 from taskqueue_core.clock import Clock
 from taskqueue_memory.due_heap import DueHeap
 from taskqueue_memory.room_signal import RoomNotifier
-from taskqueue_memory.slots.late_notes import LateNotes
 from taskqueue_memory.slots.leases import Lease, SlotPosition, SlotServer
 
 _SWEPT = 1000
 """maximum number of leases that one sweep ends; the other expired leases are nevertheless invalid"""
+_NOTES_PER_JOB = 8
+_NOTES = 1000
+_NOTE_BYTES = 16 * 1024 * 1024
+_NOTE_SECONDS = 3600.0
+
+
+class _Note(NamedTuple):
+    key: tuple[str, str]
+    """model and job"""
+    at: float
+    text: bytes
+
+
+class LateNotes:
+    """Notes that arrived after their job's lease had ended: the latest ones of each job, kept for an hour."""
+
+    def __init__(self) -> None:
+        self.notes: deque[_Note] = deque()
+        """all notes, the oldest first"""
+
+    def add(self, model: str, job: str, note: bytes, now: float) -> None:
+        """Store a note, and delete the oldest notes if a limit is exceeded."""
+        self._forget(now)
+        of_job = [other for other in self.notes if other.key == (model, job)]
+        if len(of_job) == _NOTES_PER_JOB:
+            self.notes.remove(of_job[0])
+        self.notes.append(_Note((model, job), now, note))
+        size = sum(len(other.text) for other in self.notes)
+        while len(self.notes) > _NOTES or size > _NOTE_BYTES:
+            size -= len(self.notes.popleft().text)
+
+    def of(self, model: str, job: str, now: float) -> tuple[bytes, ...]:
+        """Return the notes of a job, oldest first."""
+        self._forget(now)
+        return tuple(note.text for note in self.notes if note.key == (model, job))
+
+    def _forget(self, now: float) -> None:
+        while self.notes and self.notes[0].at + _NOTE_SECONDS <= now:
+            self.notes.popleft()
 
 
 class Pool:
@@ -73,7 +113,7 @@ class Pool:
     def grant(self, position: SlotPosition, holder: str, now: float, ttl: float) -> Lease:
         """Create a lease on an endpoint for ``ttl`` seconds."""
         fence = next(self._fences)
-        lease = Lease(position, holder, token=self._token(fence), fence=fence, now=now)
+        lease = Lease(position, holder, self._token(fence), fence, now)
         last = position.server.last_model
         lease.switched = last not in (None, position.endpoint.model)
         self.leases[lease.token] = position.leases[lease.token] = lease
