@@ -6,7 +6,7 @@ import ipaddress
 import re
 from enum import Enum
 from typing import Self
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -33,6 +33,7 @@ class Kind(Enum):
 
 
 _SCHEMES = {
+    "unix": (Kind.SINGLE, False),
     "redis": (Kind.SINGLE, False),
     "rediss": (Kind.SINGLE, True),
     "redis+sentinel": (Kind.SENTINEL, False),
@@ -96,15 +97,17 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
             raise _refusal(setting, "a URL with a query or fragment", allowed)
         login, _, hosts = parts.netloc.rpartition("@")
         user, _, password = login.partition(":")
-        if parts.scheme == "unix":
-            kind, tls, addresses, service, database = _socket(setting, parts, hosts)
-        elif parts.scheme in _SCHEMES:
-            kind, tls = _SCHEMES[parts.scheme]
-            addresses = _parse_hosts(setting, hosts, kind)
-            service, database = _path(setting, parts.path, kind)
-        else:
+        if parts.scheme not in _SCHEMES:
             got = "a URL with another scheme" if parts.scheme else "text without a scheme"
             raise _refusal(setting, got, _FORMS)
+        kind, tls = _SCHEMES[parts.scheme]
+        if parts.scheme != "unix":
+            addresses = _parse_hosts(setting, hosts, kind)
+            service, database = _path(setting, parts.path, kind)
+        elif hosts or parts.path in {"", "/"}:
+            raise _refusal(setting, "a unix URL without an absolute path", "unix:///path/to/socket")
+        else:
+            addresses, service, database = (HostAddress(path=unquote(parts.path)),), "", 0
         return cls(
             kind=kind,
             tls=tls,
@@ -127,14 +130,6 @@ def is_loopback(host: str) -> bool:
 
 def _refusal(setting: str, got: str, allowed: str) -> ConfigurationError:
     return ConfigurationError(f"{setting}: got {got}; allowed: {allowed}")
-
-
-def _socket(
-    setting: str, parts: SplitResult, hosts: str
-) -> tuple[Kind, bool, tuple[HostAddress, ...], str, int]:
-    if hosts or parts.path in {"", "/"}:
-        raise _refusal(setting, "a unix URL without an absolute path", "unix:///path/to/socket")
-    return Kind.SINGLE, False, (HostAddress(path=unquote(parts.path)),), "", 0
 
 
 def _parse_hosts(setting: str, hosts: str, kind: Kind) -> tuple[HostAddress, ...]:

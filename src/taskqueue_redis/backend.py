@@ -14,7 +14,7 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Health
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.context import make_context
+from taskqueue_redis.context import RedisContext
 from taskqueue_redis.control import RedisControl, RedisDeadLetters
 from taskqueue_redis.publisher import RedisPublisher
 from taskqueue_redis.slots.pool import RedisSlots
@@ -33,7 +33,7 @@ class RedisBackend:
         self, *, clock: Clock | None = None, settings: RedisSettings | None = None
     ) -> None:
         """Create the backend without connecting. A test may pass a ``clock`` that replaces the store's time."""
-        self._context = make_context(settings or load_settings(RedisSettings), clock)
+        self._context = RedisContext(settings or load_settings(RedisSettings), clock)
         self.publisher = RedisPublisher(self._context)
         self.control = RedisControl(self._context)
         self.dead_letters = RedisDeadLetters(self._context)

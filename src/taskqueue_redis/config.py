@@ -112,10 +112,7 @@ class RedisSettings(BaseSettings):
         return self.user or self.address.user
 
     def password_now(self) -> str:
-        """Return the password; empty if none is set. A password file is read at each call.
-
-        Raises `ConfigurationError` if the file cannot be read.
-        """
+        """Return the password; empty if none is set. Reads a password file at each call, or raises an error."""
         if self.password_file is None:
             secret = self.password.get_secret_value() if self.password else ""
             return secret or self.address.password

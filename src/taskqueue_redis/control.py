@@ -38,6 +38,14 @@ class _ScriptCaller:
     async def _of(self, script: str, key: str, *args: Arg) -> Any:
         return await self._run(script, self._context.scripts.partitions.of(key), key, *args)
 
+    async def _of_all(self, script: str, key: str, *args: Arg) -> int:
+        """Run a script for chunks of a queue's tasks until it reports the end; return the number of tasks."""
+        total, position, over = 0, b"", False
+        while not over:
+            number, over, position = await self._of(script, key, *args, position, _CHUNK)
+            total += number
+        return total
+
     async def _run(self, script: str, partition: str, *args: Arg) -> Any:
         self._context.ensure_open()
         return await self._context.scripts.run(script, partition, *args)
@@ -65,7 +73,11 @@ class RedisControl(_ScriptCaller):
         check_name("key", key)
         durabilities = await self._context.checks.durabilities(settings.replicas)
         checked_settings(settings, durabilities, journal=True, flow=True, order=True, fan_out=True)
-        self._check_bound(key, settings)
+        partition_of = self._context.scripts.partitions.of
+        if any(partition_of(other) != partition_of(key) for other in settings.bound_to):
+            raise InvalidInput(
+                "bound_to", "a queue in another partition", "queues of the same partition"
+            )
         replicated = settings.durability is Durability.REPLICATED
         changed = settings.model_copy(update={"version": settings.version + 1})
         reply = await self._of(
@@ -92,13 +104,6 @@ class RedisControl(_ScriptCaller):
         while remaining or cursor:  # sort the tasks that are already in the queue by tenant
             remaining, cursor = await self._of("sort", key, _CHUNK, cursor)
         return changed
-
-    def _check_bound(self, key: str, settings: QueueSettings) -> None:
-        partitions = self._context.scripts.partitions
-        if any(partitions.of(other) != partitions.of(key) for other in settings.bound_to):
-            raise InvalidInput(
-                "bound_to", "a queue in another partition", "queues of the same partition"
-            )
 
     async def ledger(self, key: str) -> Ledger:
         counters, _, _ = await self._of("stats", key)
@@ -145,11 +150,7 @@ class RedisControl(_ScriptCaller):
         return bool(await self._of("cancel", key, task_id))
 
     async def purge(self, key: str) -> int:
-        purged, upto, over = 0, b"", False
-        while not over:
-            number, over, upto = await self._of("purge", key, upto, _CHUNK)
-            purged += number
-        return purged
+        return await self._of_all("purge", key)
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         await self._context.wakeups.join_all()
@@ -261,8 +262,4 @@ class RedisDeadLetters(_ScriptCaller):
         if task_ids:
             chunks = [task_ids[n : n + _CHUNK] for n in range(0, len(task_ids), _CHUNK)]
             return sum([(await self._of("redrive", key, verb, "", _CHUNK, *c))[0] for c in chunks])
-        moved, upto, over = 0, b"", False
-        while not over:
-            number, over, upto = await self._of("redrive", key, verb, upto, _CHUNK)
-            moved += number
-        return moved
+        return await self._of_all("redrive", key, verb)

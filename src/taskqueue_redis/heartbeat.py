@@ -28,13 +28,9 @@ class Heartbeat:
         """Revoke the deliveries of expired consumers in the event loop that calls `add` first."""
         # Short timeouts leave time for a second attempt within the lease if an answer is lost.
         patience = settings.lease / 3
-        self._settings = settings.model_copy(
-            update={
-                "answer_timeout": min(settings.answer_timeout, patience),
-                "connect_timeout": min(settings.connect_timeout, patience),
-                "operation_timeout": min(settings.operation_timeout, settings.lease / 3),
-            }
-        )
+        names = ("answer_timeout", "connect_timeout", "operation_timeout")
+        timeouts = {name: min(getattr(settings, name), patience) for name in names}
+        self._settings = settings.model_copy(update=timeouts)
         self._receipts = receipts
         self._consumers: dict[str, set[str]] = {}
         self._lock = threading.Lock()
@@ -85,10 +81,10 @@ class Heartbeat:
         client = Link(self._settings)
         scripts = ScriptRunner(client)
         try:
-            pause = self._settings.lease / _BEATS
+            usual = pause = self._settings.lease / _BEATS
             while True:
                 await asyncio.sleep(pause)
-                pause = self._settings.lease / _BEATS
+                pause = usual
                 with self._lock:
                     consumers = {name: sorted(tokens) for name, tokens in self._consumers.items()}
                 beats = (self._beat(scripts, *pair) for pair in consumers.items())

@@ -174,10 +174,7 @@ def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg
 async def _gather_all(
     calls: Iterable[Awaitable[Sequence[Confirmation]]],
 ) -> list[Sequence[Confirmation]]:
-    """Run the calls concurrently and return their results.
-
-    Raises `PublishUnconfirmed` if only some calls failed, because the others have stored their tasks.
-    """
+    """Run calls concurrently and return their results. Raises `PublishUnconfirmed` if only some of them fail."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for failure in failures:

@@ -38,7 +38,6 @@ class _Batch(msgspec.Struct):
     again: bool = False
 
     def add(self, other: _Batch) -> None:
-        """Add the content of another batch."""
         for key, deliveries in other.by_key.items():
             self.by_key.setdefault(key, []).extend(deliveries)
         self.expired += other.expired
@@ -47,7 +46,6 @@ class _Batch(msgspec.Struct):
 
     @property
     def received(self) -> Received:
-        """The batch as the result of a receive."""
         lists = list(self.by_key.values())
         deliveries = lists[0] if len(lists) == 1 else _round_robin(lists)
         return Received(
@@ -170,10 +168,7 @@ class Receiver:
         return tuple(key for key in self.ready if of(key) not in self._unavailable)
 
     async def _each(self, taken: _Batch, reads: Mapping[str, Coroutine[Any, Any, _Batch]]) -> None:
-        """Collect the results of ``reads``, by partition.
-
-        A partition that fails or does not answer is left to a background task, unless no other partition is available.
-        """
+        """Collect the results of reads. Leave a partition without answer to a background task if others answer."""
         requested = {asyncio.create_task(read): name for name, read in reads.items()}
         late = set(requested)
         try:

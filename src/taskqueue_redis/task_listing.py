@@ -6,7 +6,6 @@ but no entries are read from them.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure, NoScript, ScriptError
 from taskqueue_redis.journal.reader import StoreReader
-from taskqueue_redis.scripts.runner import Arg, Partitions, source
+from taskqueue_redis.scripts.runner import Arg, Partitions, script_digest, source
 from taskqueue_redis.scripts.task_record import TaskRecord, record_of, status_of
 
 _AT_ONCE = 300
@@ -50,7 +49,6 @@ class TaskLister(StoreReader):
     def __init__(self, settings: RedisSettings) -> None:
         super().__init__(settings)
         self._partitions: Partitions | None = None
-        self._digest = hashlib.sha1(source(_STATUS).encode(), usedforsecurity=False).hexdigest()
 
     async def queues(self) -> tuple[str, ...]:
         """Return the names of the queues of all partitions, sorted; a shard counts as a queue."""
@@ -131,7 +129,7 @@ class TaskLister(StoreReader):
     async def _fetch(self, partition: str, epoch: bytes, key: str, ids: list[str]) -> Any:
         args: list[Arg] = [2, partition, f"{partition}:nothing", epoch, "", key, *ids]
         try:
-            return await self._client.command(partition, "EVALSHA", self._digest, *args)
+            return await self._client.command(partition, "EVALSHA", script_digest(_STATUS), *args)
         except NoScript:
             return await self._ask(partition, "EVAL", source(_STATUS), *args)
         except Failure as failure:

@@ -22,18 +22,12 @@ class Coalescer(Generic[Item, Answer]):
     """
 
     def __init__(self, send: Callable[[str, Sequence[Item]], Awaitable[Sequence[Answer]]]) -> None:
-        """Send items by calling ``send`` with a partition and up to `LIMITS.batch` items.
-
-        ``send`` returns an answer for each item, and may be cancelled.
-        """
+        """Send up to `LIMITS.batch` items of a partition by ``send``, which returns an answer for each item."""
         self._send = send
         self._lines: dict[str, _Line[Item, Answer]] = {}
 
     async def submit(self, partition: str, items: Sequence[Item]) -> Sequence[Answer]:
-        """Send items and return an answer for each. Raises the error of ``send``.
-
-        More than `LIMITS.batch` items are sent in several batches.
-        """
+        """Send items, and return an answer for each or raise the error of ``send``."""
         line = self._lines.get(partition)
         if line is None:
             line = self._lines[partition] = _Line(partial(self._send, partition))

@@ -24,7 +24,7 @@ class IssuedReceipt(NamedTuple):
 def parse_receipt(receipt: str) -> IssuedReceipt | None:
     """Parse a receipt; return None if its form is invalid."""
     parts = _RECEIPT.fullmatch(receipt)
-    return None if parts is None else IssuedReceipt(parts[1], parts[2], parts[3], parts[4])
+    return None if parts is None else IssuedReceipt(*parts.groups())
 
 
 class Consumer(Protocol):
@@ -37,27 +37,21 @@ class Consumer(Protocol):
 
     async def join(self) -> None:
         """Register with all partitions of the subscription, unless that was done."""
-        ...
 
     async def enter(self, partition: str) -> None:
         """Register with one partition, unless that was done."""
-        ...
 
     async def close(self) -> None:
         """Release all deliveries, and unregister from the store."""
-        ...
 
     def wake(self, key: str | None) -> None:
         """End the wait of a receive, so that it reads again; ``key`` is a queue that has work."""
-        ...
 
     def revoke(self, receipts: Iterable[str]) -> None:
         """Record that the subscription no longer owns some deliveries."""
-        ...
 
     def mark_uncertain(self) -> None:
         """Read what is in flight before the next receive, because the store may have lost its last writes."""
-        ...
 
 
 class Receipts:
@@ -85,7 +79,6 @@ class Receipts:
         self._uncertain.discard(receipt)
 
     def holds(self, receipt: str) -> bool:
-        """Return whether this process holds a receipt."""
         return receipt in self._holders
 
     def of(self, holder: Consumer) -> list[str]:

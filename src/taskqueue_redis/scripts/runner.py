@@ -74,7 +74,8 @@ def _lazily(parts: str) -> str:
 
 
 @cache
-def _digest(name: str) -> str:
+def script_digest(name: str) -> str:
+    """Return the hash by which Redis knows a script."""
     return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
 
 
@@ -88,7 +89,6 @@ class StoreClock:
         self._clock = clock or SystemClock()
 
     def now(self) -> float:
-        """Return the store's time."""
         return self._clock.now() + self.offset
 
     def call_at(self, time: float, callback: Callable[[], None]) -> Timer:
@@ -163,7 +163,7 @@ class ScriptRunner:
             args = (*first, "" if clock is None else microseconds(clock.now()), *args)
             try:
                 return await self.client.command(
-                    partition, "EVALSHA", _digest(name), *args, resend=resend, follow=follow
+                    partition, "EVALSHA", script_digest(name), *args, resend=resend, follow=follow
                 )
             except NoScript as missing:
                 return await self.client.command(

@@ -71,7 +71,6 @@ class AofRewriter:
         return reading.whole
 
     async def aclose(self) -> None:
-        """End the background work."""
         self._closed = True
         await self._tasks.aclose()
 

@@ -95,7 +95,6 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
     def details(self) -> dict[str, str | int | float | bool | None]:
-        """Return the facts as details for the health report."""
         facts = msgspec.structs.asdict(self)
         warnings = facts.pop("warnings")
         del facts["histories"]
@@ -244,9 +243,8 @@ async def _appendfsync(client: Link) -> str:
     try:
         replies = await client.everywhere("CONFIG", "GET", "appendfsync", quietly=True)
     except Misconfigured:
-        return (
-            client.settings.appendfsync or "unknown"
-        )  # the access list of this package does not allow CONFIG
+        # The access list of this package does not allow CONFIG.
+        return client.settings.appendfsync or "unknown"
     matches: list[str] = [reply[1].decode() for reply in replies]
     return min(matches, key=lambda name: _SYNCS.get(name, 0))
 

@@ -26,7 +26,6 @@ from taskqueue_core.capabilities import (
     Endpoint,
     EndpointInfo,
     Left,
-    Permit,
     PoolView,
     Seen,
     SlotLease,
@@ -36,10 +35,9 @@ from taskqueue_core.limits import LIMITS, check_duration, check_label
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
-from taskqueue_redis.slots.records import SlotRecord, granted, lease_of, read_record
+from taskqueue_redis.slots.records import STATES, granted, lease_of, read_record
 from taskqueue_redis.wakeups import RedisRoomSignal, slots_channel
 
-_STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
 _OTHER_POOL = 1
 """answer of the script ``slots_renew`` for a token that an earlier pool has issued"""
 
@@ -168,37 +166,35 @@ class RedisSlots:
         return _answered([lease for lease, _ in pairs], reply)
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        check_leases(leases)
-        check_ttl(ttl)
-        if not leases:
-            return ()
-        reply = await self._run("slots_renew", microseconds(ttl), "1", *_tokens(leases))
-        return _answered(leases, reply)
+        return (await self._extend(leases, ttl, "1"))[0]
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
+        renewed, replies = await self._extend(leases, ttl, "")
+        foreign = [
+            index
+            for index, (lease, reply) in enumerate(zip(leases, replies, strict=True))
+            if reply == _OTHER_POOL and check_remade(lease)
+        ]
+        restored = await self._restore([leases[index] for index in foreign], ttl) if foreign else ()
+        answers = dict(zip(foreign, restored, strict=True))
+        return tuple(answers.get(index, lease) for index, lease in enumerate(renewed))
+
+    async def _extend(
+        self, leases: Sequence[SlotLease], ttl: float, detach: str
+    ) -> tuple[tuple[SlotLease | None, ...], list[Any]]:
+        """Return the leases with a new expiry time, and the script's reply for each; ``detach`` is "1" or empty."""
         check_leases(leases)
         check_ttl(ttl)
         if not leases:
-            return ()
-        reply = await self._run("slots_renew", microseconds(ttl), "", *_tokens(leases))
-        retained = list(_answered(leases, reply))
-        foreign = [
-            index
-            for index, (lease, answer) in enumerate(zip(leases, reply[1], strict=True))
-            if answer == _OTHER_POOL and check_remade(lease)
-        ]
-        if foreign:
-            for index, lease in zip(
-                foreign, await self._restore([leases[index] for index in foreign], ttl), strict=True
-            ):
-                retained[index] = lease
-        return tuple(retained)
+            return (), []
+        reply = await self._run("slots_renew", microseconds(ttl), detach, *_tokens(leases))
+        return _answered(leases, reply), reply[1]
 
     async def _restore(self, leases: list[SlotLease], ttl: float) -> tuple[SlotLease | None, ...]:
         args: list[Arg] = []
         for lease, token in zip(leases, _tokens(leases), strict=True):
             args += token, lease.model, lease.server, lease.holder, lease.job or ""
-            args += _STATES.index(lease.state), int(lease.switched)
+            args += STATES.index(lease.state), int(lease.switched)
         return _answered(leases, await self._run("slots_restore", microseconds(ttl), *args))
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
@@ -234,8 +230,8 @@ class RedisSlots:
         )  # fmt: skip
         leases = []
         for number, fence, _, url, packed in reply:
-            record = SlotRecord(model, server, url.decode())
-            leases.append(lease_of(epoch, record, (number, fence, packed, None), hidden=True))
+            place = model, server, url.decode()
+            leases.append(lease_of(epoch, place, (number, fence, packed, None), hidden=True))
         return tuple(leases)
 
     def slot_signal(self, *models: str) -> RedisRoomSignal:
@@ -260,8 +256,8 @@ def _answered(leases: Sequence[SlotLease], reply: Any) -> tuple[SlotLease | None
     for lease, answer in zip(leases, answers, strict=True):
         if isinstance(answer, list):
             number, fence, server, url, packed, note = answer
-            record = SlotRecord(lease.model, server.decode(), url.decode())
-            answered.append(lease_of(epoch, record, (number, fence, packed, note)))
+            place = lease.model, server.decode(), url.decode()
+            answered.append(lease_of(epoch, place, (number, fence, packed, note)))
         else:
             answered.append(None)
     return tuple(answered)

@@ -11,17 +11,9 @@ from taskqueue_redis.scripts.runner import seconds
 
 _RECORD_FIELDS = Struct("<4B9d")
 _LEASE = Struct("<4B4d32s")
-_STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
+STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
 _GRANT = 6
 """number of values per lease in the answer of ``slots_acquire``"""
-
-
-class SlotRecord(NamedTuple):
-    """The names and the URL of the endpoint to which a lease belongs."""
-
-    model: str
-    server: str
-    url: str
 
 
 class EndpointRecord(NamedTuple):
@@ -54,19 +46,20 @@ def granted(reply: Sequence[bytes], model: str, holder: str) -> tuple[SlotLease,
 
 
 def lease_of(
-    epoch: bytes, record: SlotRecord, reply: Sequence[Any], *, hidden: bool = False
+    epoch: bytes, place: tuple[str, str, str], reply: Sequence[Any], *, hidden: bool = False
 ) -> SlotLease:
     """Parse a lease from ``reply``: the endpoint's id, the fence, the packed record and the note.
 
-    With ``hidden``, leave out the token, which only the holder may know.
+    ``place`` is the endpoint's model, server and URL. ``hidden`` omits the token, which only the holder may know.
     """
+    model, server, url = place
     number, fence, packed, note = reply
     state, switched, resumed, _, expires_at, _, _, _, secret = _LEASE.unpack_from(packed)
     holder, _, job = packed[_LEASE.size :].decode().partition("\0")
     return SlotLease(
-        model=record.model, server=record.server, url=record.url, holder=holder,
+        model=model, server=server, url=url, holder=holder,
         token="" if hidden else _token(epoch.decode(), number.decode(), fence.decode(), secret),
-        fence=int(fence), state=_STATES[state], job=job or None, expires_at=expires_at / 1_000_000,
+        fence=int(fence), state=STATES[state], job=job or None, expires_at=expires_at / 1_000_000,
         switched=bool(switched), resumed=bool(resumed), note=note,
     )  # fmt: skip
 
@@ -81,9 +74,8 @@ def read_record(reply: Sequence[Any], now: float) -> EndpointRecord:
         _RECORD_FIELDS.unpack_from(packed)
     )
     model, _, server = packed[_RECORD_FIELDS.size :].decode().partition("\0")
-    record = SlotRecord(model, server, url)
     leases = [
-        lease_of(b"", record, (number, fence, lease, None), hidden=True)
+        lease_of(b"", (model, server, url), (number, fence, lease, None), hidden=True)
         for fence, lease in matches.items()
     ]
     states = [lease.state for lease in leases]
