@@ -92,18 +92,18 @@ class MemoryControl:
         promoted = self._store.catch_up()
         recovered, self._store.recovered = self._store.recovered, 0
         self._store.forget_tenants()
+        expired, forgotten = tuple(self._store.expire()), self._store.forget()
+        unclaimed = sorted(
+            queue.key
+            for queue in self._store.queues.values()
+            if queue.states[State.WAITING] and not queue.subscribers
+        )
         return Maintained(
             promoted=promoted,
-            expired=tuple(self._store.expire()),
-            forgotten=self._store.forget(),
+            expired=expired,
+            forgotten=forgotten,
             recovered=recovered,
-            unclaimed=tuple(
-                sorted(
-                    queue.key
-                    for queue in self._store.queues.values()
-                    if queue.states[State.WAITING] and not queue.subscribers
-                )
-            ),
+            unclaimed=tuple(unclaimed),
         )
 
 

@@ -1,7 +1,4 @@
-"""A heap of records by due time.
-
-Outdated items are dropped when they reach the top of the heap, or when they outnumber the other items.
-"""
+"""A heap of records by due time. Outdated items are dropped when they reach the top or outnumber the others."""
 
 from __future__ import annotations
 

@@ -5,26 +5,16 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING
 
-from taskqueue_core.authoring.entries import Entry
 from taskqueue_core.tasks import State
 from taskqueue_memory.due_heap import ROOM
 
-
-class LaneItem(Entry, kw_only=True, eq=False):
-    """An entry with the fields that a lane needs."""
-
-    seq: int = 0
-    """position in the lane; items of lanes and heaps that were added with another number are outdated"""
-    held: bool = False
-    """whether the entry waits for its ordering key and is therefore in no lane of the queue"""
+if TYPE_CHECKING:
+    from taskqueue_memory.records import TaskRecord
 
 
-T = TypeVar("T", bound=LaneItem)
-
-
-class Lane(Generic[T]):
+class Lane:
     """Waiting entries in the order in which they became available; redelivered entries come first.
 
     Entries that were cancelled or moved are dropped later: when they reach the front of the lane, or when they
@@ -33,12 +23,12 @@ class Lane(Generic[T]):
 
     def __init__(self) -> None:
         self._bound = ROOM
-        self._fresh: deque[tuple[int, T]] = deque()
-        self._late: list[tuple[int, T]] = []
+        self._fresh: deque[tuple[int, TaskRecord]] = deque()
+        self._late: list[tuple[int, TaskRecord]] = []
         """entries that became available before some entries of ``_fresh`` but were added after them"""
-        self._returned: list[tuple[int, T]] = []
+        self._returned: list[tuple[int, TaskRecord]] = []
 
-    def append(self, record: T) -> None:
+    def append(self, record: TaskRecord) -> None:
         """Add a newly available entry at the end."""
         if (
             len(self._fresh) >= self._bound
@@ -46,15 +36,15 @@ class Lane(Generic[T]):
             self._clear()
         self._fresh.append((record.seq, record))
 
-    def let_in(self, record: T) -> None:
+    def let_in(self, record: TaskRecord) -> None:
         """Insert an entry that became available earlier, at the position of its sequence number."""
         self._push(self._late, record)
 
-    def put_back(self, record: T) -> None:
+    def put_back(self, record: TaskRecord) -> None:
         """Insert a redelivered entry, at the position of its sequence number among the redelivered ones."""
         self._push(self._returned, record)
 
-    def pop(self) -> T | None:
+    def pop(self) -> TaskRecord | None:
         """Remove and return the first entry; return None if the lane is empty."""
         record = self.peek()
         if record is not None:
@@ -66,7 +56,7 @@ class Lane(Generic[T]):
                 self._fresh.popleft()
         return record
 
-    def peek(self) -> T | None:
+    def peek(self) -> TaskRecord | None:
         """Return the first entry, after dropping outdated ones; return None if the lane is empty."""
         while self._fresh and not _waits(self._fresh[0]):
             self._fresh.popleft()
@@ -82,15 +72,15 @@ class Lane(Generic[T]):
         heads = [self.peek(), _first(self._late), self._fresh[0][1] if self._fresh else None]
         return min((head.available_at for head in heads if head is not None), default=None)
 
-    def returned(self) -> list[T]:
+    def returned(self) -> list[TaskRecord]:
         """Return the redelivered entries, in no particular order."""
         return [item[1] for item in self._returned if _waits(item)]
 
-    def others(self) -> list[T]:
+    def others(self) -> list[TaskRecord]:
         """Return the entries that were not redelivered, in no particular order."""
         return [item[1] for item in (*self._fresh, *self._late) if _waits(item)]
 
-    def _push(self, heap: list[tuple[int, T]], record: T) -> None:
+    def _push(self, heap: list[tuple[int, TaskRecord]], record: TaskRecord) -> None:
         if len(self._late) + len(self._returned) >= self._bound:
             self._clear()
         heapq.heappush(heap, (record.seq, record))
@@ -103,16 +93,16 @@ class Lane(Generic[T]):
         self._bound = 2 * (len(self._fresh) + len(self._late) + len(self._returned)) + ROOM
 
 
-class Lanes(Generic[T]):
+class Lanes:
     """The waiting entries of a queue in fifo order, in one lane per priority."""
 
     def __init__(self) -> None:
-        self._lanes: dict[int, Lane[T]] = {}
+        self._lanes: dict[int, Lane] = {}
 
-    def __iter__(self) -> Iterator[Lane[T]]:
+    def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes.values())
 
-    def lane(self, record: T) -> Lane[T]:
+    def lane(self, record: TaskRecord) -> Lane:
         """Return the lane of an entry's priority; create it if it does not exist."""
         priority = record.task.priority
         if priority not in self._lanes:
@@ -120,7 +110,7 @@ class Lanes(Generic[T]):
             self._lanes = dict(sorted(self._lanes.items(), reverse=True))
         return self._lanes[priority]
 
-    def pop(self) -> T | None:
+    def pop(self) -> TaskRecord | None:
         """Remove and return the first entry of the highest priority; return None if all lanes are empty."""
         for lane in self._lanes.values():
             record = lane.pop()
@@ -128,12 +118,12 @@ class Lanes(Generic[T]):
                 return record
         return None
 
-    def heads(self) -> list[Lane[T]]:
+    def heads(self) -> list[Lane]:
         """Return the lanes that are not empty, the highest priority first."""
         return [lane for lane in self if lane.peek() is not None]
 
 
-def _first(heap: list[tuple[int, T]]) -> T | None:
+def _first(heap: list[tuple[int, TaskRecord]]) -> TaskRecord | None:
     while heap:
         if _waits(heap[0]):
             return heap[0][1]
@@ -141,37 +131,30 @@ def _first(heap: list[tuple[int, T]]) -> T | None:
     return None
 
 
-def _waits(item: tuple[int, T]) -> bool:
+def _waits(item: tuple[int, TaskRecord]) -> bool:
     seq, record = item
     return record.state is State.WAITING and record.seq == seq
 
 
-class OrderingKeys(Generic[T]):
+class OrderingKeys:
     """The entry that holds each ordering key of a queue, and the entries that wait for a key."""
 
     def __init__(self) -> None:
-        self._holders: dict[str, T] = {}
-        self._held: dict[str, Lane[T]] = {}
+        self._holders: dict[str, TaskRecord] = {}
+        self._held: dict[str, Lane] = {}
 
-    def __iter__(self) -> Iterator[Lane[T]]:
+    def __iter__(self) -> Iterator[Lane]:
         """Iterate over the lanes of entries that wait for an ordering key."""
         return iter(self._held.values())
 
-    def __len__(self) -> int:
-        """Return the number of ordering keys that have a holder."""
-        return len(self._holders)
-
-    def comes(self, record: T, key: str) -> None:
+    def comes(self, record: TaskRecord, key: str) -> None:
         """Give an available entry its ordering key. If another entry has the key, set ``held`` and let it wait."""
         record.held = self._holders.setdefault(key, record) is not record
         if record.held:
             self._held.setdefault(key, Lane()).append(record)
 
-    def goes(self, record: T, key: str) -> T | None:
-        """Release the ordering key of an entry that has ended or become a dead letter.
-
-        Return the next holder of the key, which may now enter its lane; return None if no entry waits for the key.
-        """
+    def goes(self, record: TaskRecord, key: str) -> TaskRecord | None:
+        """Release the ordering key of an ended or dead entry. Return the next holder; None if no entry waits for it."""
         if self._holders.get(key) is not record:
             return None
         lane = self._held.get(key)

@@ -62,10 +62,7 @@ class Steps:
         return after
 
     def catch_up(self) -> int:
-        """Make the entries available that are due, and return their number.
-
-        Also take back the deliveries that have reported no progress for too long.
-        """
+        """Make due entries available and return their number. Take back deliveries that made no progress."""
         now = self.clock.now()
         if now < self.timers.next_at:
             return 0

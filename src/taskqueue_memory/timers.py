@@ -1,7 +1,4 @@
-"""Due times of records, and the timer that acts on them.
-
-A record can be due to become available, to be taken back for lack of progress, to expire, or to be deleted.
-"""
+"""Due times of records: to become available, to be taken back for lack of progress, to expire, or to be deleted."""
 
 from __future__ import annotations
 

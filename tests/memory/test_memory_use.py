@@ -146,7 +146,7 @@ async def test_what_was_cancelled_does_not_pile_up(
         await backend.publisher.publish(Task(key="k", id=f"t{n}", not_before=not_before))
         await backend.control.cancel("k", f"t{n}")
     queue = backend._store.queues["k"]
-    lane = queue.lane(queue.records["stays"])
+    lane = queue._lines.lane(queue.records["stays"])
     assert len(lane._fresh) <= 2 * ROOM
     assert len(queue.scheduled) <= 2 * ROOM
     assert len(backend._store.timers._scheduled) <= 2 * ROOM
