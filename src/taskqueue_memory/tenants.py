@@ -41,9 +41,9 @@ class TenantUsage:
         self.bucket = bucket
         self.resting = False
         self.alarm = 0
-        """mark of the time at which the rate limit allows the next delivery; 0 if no such time is set"""
+        """number of the time at which the rate limit allows the next delivery; 0 if no such time is set"""
         self.fills = 0
-        """mark of the time at which the bucket is full again; 0 if no such time is set"""
+        """number of the time at which the bucket is full again; 0 if no such time is set"""
 
     @property
     def idle(self) -> bool:
@@ -207,7 +207,7 @@ class Tenants:
         return self._walks[priority]
 
     def _review(self, account: TenantUsage, now: float) -> None:
-        """Begin the rest of a tenant that has reached a limit, or end it if the limits allow deliveries again."""
+        """Stop serving a tenant that has reached a limit, and serve it again once its limits allow deliveries."""
         if account.resting or self._may_rest(account):
             room = room_of(self._limits, account.bucket, account.in_flight, now)
             if bool(room.left) is account.resting:

@@ -24,7 +24,7 @@ class RedisSettings(BaseSettings):
     )
 
     url: SecretStr = SecretStr("redis://127.0.0.1:6379")
-    """``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://``; it may hold a password"""
+    """``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or ``redis+cluster://``; may contain a password"""
     user: str = ""
     """ACL user; if empty, the user of the URL, or else the user ``default``"""
     password: SecretStr | None = None
@@ -60,8 +60,8 @@ class RedisSettings(BaseSettings):
     operation_timeout: float = Field(10.0, gt=0, le=10 * _MINUTE, allow_inf_nan=False)
     """seconds after which a failing command is no longer retried"""
     journal_length: int | None = Field(None, ge=1000, le=1_000_000_000)
-    """minimum number of state changes that the journal of a partition keeps. The value is stored in Redis and applies
-    to all processes; unset: the stored value, initially a million. Queues opt in to the journal by their settings"""
+    """minimum number of state changes in the journal of a partition, stored in Redis for all processes; unset: the
+    stored value, initially a million"""
     lease: float = Field(15.0, ge=1, le=3600, allow_inf_nan=False)
     """seconds without a heartbeat after which the deliveries of a consumer are given to other consumers"""
     housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)

@@ -1,7 +1,4 @@
-"""Heartbeats for the consumers of this process, sent from a separate thread.
-
-Because of the thread, consumers keep their leases even while a handler blocks the event loop.
-"""
+"""Heartbeats of consumers, sent from a thread, so that they keep their leases while a handler blocks the event loop."""
 
 from __future__ import annotations
 

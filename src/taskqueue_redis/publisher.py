@@ -23,11 +23,11 @@ from taskqueue_redis.scripts.coalescer import Coalescer
 from taskqueue_redis.scripts.receipts import parse_receipt
 from taskqueue_redis.scripts.runner import Arg, microseconds
 from taskqueue_redis.scripts.task_codec import digest, encode
-from taskqueue_redis.wakeups import RedisRoomSignal, room_channel
+from taskqueue_redis.wakeups import RedisRoomSignal, channel_of
 
 _NO_MEMORY_RETRY_SECONDS = 1.0
 _PART = 250
-"""tasks per script call: one call blocks Redis for a few milliseconds at most"""
+"""maximum number of tasks per script call, so that a call blocks Redis only for a few milliseconds"""
 _PARTLY = "the store accepted only part of the batch"
 _DUPLICATE = -1
 _DIGITS = tuple(str(digit).encode() for digit in range(10))
@@ -104,7 +104,7 @@ class RedisPublisher:
     def room_signal(self, *keys: str) -> RedisRoomSignal:
         self._context.ensure_open()
         partition_of = self._scripts.partitions.of
-        channels = (room_channel(partition_of(key), key) for key in checked_keys(keys))
+        channels = (channel_of(partition_of(key), "room", key) for key in checked_keys(keys))
         return RedisRoomSignal(self._context.wakeups, tuple(channels))
 
     async def sent(self) -> None:
@@ -114,8 +114,8 @@ class RedisPublisher:
     async def _send(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
         if len(tasks) <= _PART or self._scripts.waits_for_replicas(task.key for task in tasks):
             return await self._run(partition, tasks, *_script_args(tasks))
-        # Encode the next part while Redis executes the current one, but send it only afterwards. A server that does not
-        # know the script yet refuses calls, so a later part could otherwise be executed before an earlier one.
+        # Encode the next part while Redis executes the current one, but send it only afterwards: if the server does not
+        # know the script yet and refuses a call, a later part could otherwise be executed before an earlier one.
         confirmations: list[Confirmation] = []
         running: asyncio.Task[Sequence[Confirmation]] | None = None
         try:

@@ -1,8 +1,4 @@
-"""Listing all tasks of a queue, in small steps and without changing anything.
-
-Each step reads a few hundred records, so that Redis serves other clients in between. Consumer groups are inspected,
-but no entries are read from them.
-"""
+"""Listing all tasks of a queue, without changes, in small steps between which Redis serves other clients."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from taskqueue_core.clock import Timer
 from taskqueue_core.errors import TaskQueueError
@@ -12,8 +12,11 @@ from taskqueue_redis.connection.background import Owned
 from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.connection.pubsub import Doorbell
-from taskqueue_redis.scripts.receipts import Consumer, Receipts
+from taskqueue_redis.scripts.receipts import Receipts
 from taskqueue_redis.scripts.runner import ScriptRunner, microseconds, seconds
+
+if TYPE_CHECKING:
+    from taskqueue_redis.subscription import RedisSubscription
 
 T = TypeVar("T")
 
@@ -22,38 +25,28 @@ _RETRY_SECONDS = 1.0
 """seconds after which a failed promotion of due tasks is retried"""
 
 
-def signal_channel(partition: str, key: str) -> str:
-    """Return the channel for new work in a queue; with an empty key, for a new due time in the partition."""
-    return f"{partition}:bell:{key}"
+def channel_of(partition: str, kind: Literal["bell", "room", "slots", "process"], name: str) -> str:
+    """Return the name of a channel.
 
-
-def room_channel(partition: str, key: str) -> str:
-    """Return the channel that announces that a full queue may accept tasks again."""
-    return f"{partition}:room:{key}"
-
-
-def slots_channel(partition: str, model: str) -> str:
-    """Return the channel that announces free slots of a model and notes for its jobs."""
-    return f"{partition}:slots:{model}"
-
-
-def process_channel(partition: str, process: str) -> str:
-    """Return the channel that tells a process which deliveries its consumers have lost."""
-    return f"{partition}:process:{process}"
+    ``bell``: new work in queue ``name``, or a new due time in the partition if ``name`` is empty. ``room``: the full queue
+    ``name`` may accept tasks again. ``slots``: free slots of a model, and notes for its jobs. ``process``: deliveries that
+    the consumers of a process have lost.
+    """
+    return f"{partition}:{kind}:{name}"
 
 
 class Wakeups:
     """The open subscriptions and signals of this process, with the timers and notifications that wake them."""
 
     def __init__(self, scripts: ScriptRunner, receipts: Receipts, process_id: str) -> None:
-        self.subscriptions: dict[Consumer, None] = {}
+        self.subscriptions: dict[RedisSubscription, None] = {}
         """subscriptions that are not closed"""
         self._scripts = scripts
         self._receipts = receipts
         self._clock = scripts.clock
         self._process_id = process_id
         self._listener = Doorbell(scripts.client, self._on_message, self.reconnected)
-        self._listening: dict[str, dict[Consumer, None]] = {}
+        self._listening: dict[str, dict[RedisSubscription, None]] = {}
         """registered subscriptions by key, those that were woken least recently first"""
         self._signals: dict[str, dict[RedisRoomSignal, None]] = {}
         """open signals by channel"""
@@ -75,23 +68,23 @@ class Wakeups:
         for subscription in tuple(self.subscriptions):
             await subscription.join()
 
-    async def listen(self, subscription: Consumer) -> None:
+    async def listen(self, subscription: RedisSubscription) -> None:
         """Wake a subscription from now on when its queues have work. Return once no notification can be missed."""
         keys = subscription.keys
         for key in keys:
             self._listening.setdefault(key, {})[subscription] = None
         partitions = self._scripts.partitions
         names = {partitions.of(key) for key in keys}
-        channels = [signal_channel(partitions.of(key), key) for key in keys]
-        channels += [signal_channel(name, "") for name in names]
-        channels += [process_channel(name, self._process_id) for name in names]
+        channels = [channel_of(partitions.of(key), "bell", key) for key in keys]
+        channels += [channel_of(name, "bell", "") for name in names]
+        channels += [channel_of(name, "process", self._process_id) for name in names]
         await self._subscribe(channels)
 
-    def leave(self, subscription: Consumer) -> None:
+    def leave(self, subscription: RedisSubscription) -> None:
         """Stop waking a subscription."""
         of = self._scripts.partitions.of
         unused = _remove(self._listening, subscription.keys, subscription)
-        self._listener.ignore(*(signal_channel(of(key), key) for key in unused))
+        self._listener.ignore(*(channel_of(of(key), "bell", key) for key in unused))
 
     async def add_signal(self, signal: RedisRoomSignal) -> None:
         """Notify a signal of messages on its channels from now on. Return once no message can be missed."""
@@ -215,7 +208,7 @@ class Wakeups:
         for partition in {self._scripts.partitions.of(key) for key in self._listening}:
             self._fall_due(partition)
 
-    def _registered(self) -> dict[Consumer, None]:
+    def _registered(self) -> dict[RedisSubscription, None]:
         """Return the registered subscriptions, each of them once."""
         return {each: None for listening in self._listening.values() for each in listening}
 

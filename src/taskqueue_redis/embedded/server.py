@@ -320,10 +320,7 @@ class EmbeddedRedis:
                 _log.info("embedded %s is running again", binary.name, extra={"url": self.url})
 
     def close(self) -> None:
-        """End the server gracefully, so that all confirmed writes are on disk, and unlock the directory.
-
-        A second call has no effect.
-        """
+        """End the server gracefully, with all confirmed writes on disk, and unlock the directory. Idempotent."""
         self._closing.set()
         self._cleanup.close()
 

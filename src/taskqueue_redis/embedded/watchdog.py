@@ -47,10 +47,7 @@ class Watchdog:
         )
 
     def watch(self, pid: int) -> None:
-        """Watch the child with this id instead of the previous one.
-
-        Pass 0 after the child has been waited for, because the system may then give its id to another process.
-        """
+        """Watch this child instead of the previous one. Pass 0 after it was waited for, as its id may be reused."""
         assert self._process.stdin is not None  # noqa: S101 - it is piped
         with contextlib.suppress(BrokenPipeError):  # the watchdog was killed
             self._process.stdin.write(b"%d\n" % pid)

@@ -146,10 +146,7 @@ class _Window(NamedTuple):
     """maximum number of entries"""
 
     def following(self, reply: Reply, position: str, at_once: int) -> Self:
-        """Return the range for the request after ``reply``, which begins at ``position``.
-
-        Its size is estimated from the reply. It is at most twice as large, because the next entries may be larger.
-        """
+        """Return the next range, from ``position`` on. Its size is estimated from ``reply``, and at most doubled."""
         number = len(reply)
         batch = reply[:: max(1, number // _SAMPLE)]
         size = max(1, sum(sum(map(len, args)) for _, args in batch) * number // len(batch))
@@ -178,10 +175,7 @@ class StoreReader:
         await self._client.aclose()
 
     async def installed(self) -> Partitions:
-        """Return the partitions of the installation; if nothing is installed yet, those of the settings.
-
-        Raises `BackendUnavailable`.
-        """
+        """Return the partitions of the installation; if nothing is installed yet, those of the settings."""
         settings = self._client.settings
         partitions = Partitions(settings.prefix, settings.partitions_of)
         first = partitions.names[0]
@@ -294,10 +288,7 @@ class RedisJournalReader(StoreReader):
     async def _next_batch(
         self, partition: str, window: _Window, end: int
     ) -> tuple[Reply, str | None]:
-        """Return the entries of a window, or the next entry if the window is empty.
-
-        Also return the position at which to continue; None at the end.
-        """
+        """Return the entries of a window, or the next entry; and the position to continue at, None at the end."""
         most, count = min(window.most, end), window.entries
         reply = await self._range(partition, window.position, most, count)
         if not reply and most < end:

@@ -44,10 +44,7 @@ def seconds(time: bytes | str | int) -> float:
 
 @cache
 def source(name: str) -> str:
-    """Return the text of a script, preceded by the library parts that its first line names.
-
-    Parts after a slash are needed rarely. They are wrapped in a function ``rarely()`` that the script can call.
-    """
+    """Return a script with the parts that its first line names; ``rarely()`` returns the parts after a slash."""
     folder = resources.files("taskqueue_redis") / "lua"
     text = (folder / f"{name}.lua").read_text()
     named = _PARTS.match(text)

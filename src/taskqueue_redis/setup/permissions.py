@@ -11,55 +11,34 @@ from __future__ import annotations
 
 NO_PASSWORD = "#" + "0" * 64
 
-#: Commands that scripts execute, each with arguments that do no harm if KEY is an unused key that holds a string.
-SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = (
-    ("DEL", "KEY"),
-    ("EXISTS", "KEY"),
-    ("GET", "KEY"),
-    ("HDEL", "KEY", "a"),
-    ("HGET", "KEY", "a"),
-    ("HGETALL", "KEY"),
-    ("HINCRBY", "KEY", "a", "1"),
-    ("HKEYS", "KEY"),
-    ("HMGET", "KEY", "a"),
-    ("HRANDFIELD", "KEY", "1"),
-    ("HSCAN", "KEY", "0"),
-    ("HSET", "KEY", "a", "1"),
-    ("HSETNX", "KEY", "a", "1"),
-    ("LINDEX", "KEY", "0"),
-    ("LRANGE", "KEY", "0", "0"),
-    ("LTRIM", "KEY", "0", "0"),
-    ("PUBLISH", "KEY", "a"),
-    ("RPUSH", "KEY", "a"),
-    ("SADD", "KEY", "a"),
-    ("SET", "KEY", "a"),
-    ("SINTER", "KEY", "KEY"),
-    ("SMEMBERS", "KEY"),
-    ("SRANDMEMBER", "KEY"),
-    ("SREM", "KEY", "a"),
-    ("XACK", "KEY", "a", "1-1"),
-    ("XADD", "KEY", "*", "a", "1"),
-    ("XCLAIM", "KEY", "a", "a", "0", "1-1"),
-    ("XDEL", "KEY", "1-1"),
-    ("XGROUP", "CREATE", "KEY", "a", "0"),
-    ("XGROUP", "DELCONSUMER", "KEY", "a", "a"),
-    ("XGROUP", "SETID", "KEY", "a", "0"),
-    ("XINFO", "CONSUMERS", "KEY", "a"),
-    ("XINFO", "GROUPS", "KEY"),
-    ("XLEN", "KEY"),
-    ("XPENDING", "KEY", "a"),
-    ("XRANGE", "KEY", "-", "+", "COUNT", "1"),
-    ("XREADGROUP", "GROUP", "a", "a", "COUNT", "1", "STREAMS", "KEY", ">"),
-    ("ZADD", "KEY", "1", "a"),
-    ("ZCARD", "KEY"),
-    ("ZPOPMIN", "KEY"),
-    ("ZRANGE", "KEY", "0", "0"),
-    ("ZRANGEBYSCORE", "KEY", "0", "0"),
-    ("ZRANK", "KEY", "a"),
-    ("ZREM", "KEY", "a"),
-    ("ZSCORE", "KEY", "a"),
-    ("ZUNIONSTORE", "KEY", "1", "KEY"),
-    ("TIME",),
+#: Commands that scripts execute, by arguments that do no harm if KEY is an unused key that holds a string.
+_COMMANDS_BY_ARGUMENTS = {
+    "KEY": "DEL EXISTS GET HGETALL HKEYS SMEMBERS SRANDMEMBER XLEN ZCARD ZPOPMIN",
+    "KEY a": "SET HDEL HGET HMGET PUBLISH RPUSH SADD SREM XPENDING ZRANK ZREM ZSCORE",
+    "KEY a 1": "HINCRBY HSET HSETNX",
+    "KEY 0": "HSCAN LINDEX",
+    "KEY 0 0": "LRANGE LTRIM ZRANGE ZRANGEBYSCORE",
+    "KEY 1": "HRANDFIELD",
+    "KEY KEY": "SINTER",
+    "KEY a 1-1": "XACK",
+    "KEY * a 1": "XADD",
+    "KEY a a 0 1-1": "XCLAIM",
+    "KEY 1-1": "XDEL",
+    "CREATE KEY a 0": "XGROUP",
+    "DELCONSUMER KEY a a": "XGROUP",
+    "SETID KEY a 0": "XGROUP",
+    "CONSUMERS KEY a": "XINFO",
+    "GROUPS KEY": "XINFO",
+    "KEY - + COUNT 1": "XRANGE",
+    "GROUP a a COUNT 1 STREAMS KEY >": "XREADGROUP",
+    "KEY 1 a": "ZADD",
+    "KEY 1 KEY": "ZUNIONSTORE",
+    "": "TIME",
+}
+SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = tuple(
+    (name, *arguments.split())
+    for arguments, names in _COMMANDS_BY_ARGUMENTS.items()
+    for name in names.split()
 )
 
 #: Commands that clients send. ASKING and CLUSTER SLOTS are needed only for clusters.

@@ -36,7 +36,7 @@ from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
 from taskqueue_redis.slots.records import STATES, granted, lease_of, read_record
-from taskqueue_redis.wakeups import RedisRoomSignal, slots_channel
+from taskqueue_redis.wakeups import RedisRoomSignal, channel_of
 
 _OTHER_POOL = 1
 """answer of the script ``slots_renew`` for a token that an earlier pool has issued"""
@@ -237,7 +237,7 @@ class RedisSlots:
     def slot_signal(self, *models: str) -> RedisRoomSignal:
         names = checked_models(models)
         self._context.ensure_open()
-        channels = (slots_channel(self._partition, model) for model in names)
+        channels = (channel_of(self._partition, "slots", model) for model in names)
         return RedisRoomSignal(self._context.wakeups, tuple(channels))
 
     async def _run(self, script: str, *args: Arg, resend: bool = True) -> Any:
