@@ -24,7 +24,7 @@ class RedisSettings(BaseSettings):
     )
 
     url: SecretStr = SecretStr("redis://127.0.0.1:6379")
-    """``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or ``redis+cluster://``; may contain a password"""
+    """URL of the server, which may contain a password; schemes: `redis`, `unix`, `redis+sentinel`, `redis+cluster`"""
     user: str = ""
     """ACL user; if empty, the user of the URL, or else the user ``default``"""
     password: SecretStr | None = None

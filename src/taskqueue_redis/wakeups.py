@@ -28,9 +28,9 @@ _RETRY_SECONDS = 1.0
 def channel_of(partition: str, kind: Literal["bell", "room", "slots", "process"], name: str) -> str:
     """Return the name of a channel.
 
-    ``bell``: new work in queue ``name``, or a new due time in the partition if ``name`` is empty. ``room``: the full queue
-    ``name`` may accept tasks again. ``slots``: free slots of a model, and notes for its jobs. ``process``: deliveries that
-    the consumers of a process have lost.
+    ``bell``: new work in queue ``name``, or a new due time in the partition if ``name`` is empty. ``room``: the full
+    queue ``name`` may accept tasks again. ``slots``: free slots of a model, and notes for its jobs. ``process``:
+    deliveries that the consumers of a process have lost.
     """
     return f"{partition}:{kind}:{name}"
 
