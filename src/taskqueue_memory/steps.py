@@ -156,7 +156,7 @@ class Steps:
         if (
             deadline is not None and deadline <= record.updated_at
         ):  # it passed while the task was a dead letter
-            self.timers.note_deadline(record, deadline)
+            self.timers.deadlines.add(deadline, record, record.seq)
 
     def _begin(self, record: TaskRecord) -> TaskRecord:
         """Store a new record. The caller then sets its first state with `_enter`."""
@@ -165,7 +165,7 @@ class Steps:
         if queue.fair is not None:
             queue.fair.attach(record)
         if record.task.deadline is not None:
-            self.timers.note_deadline(record, record.task.deadline)
+            self.timers.deadlines.add(record.task.deadline, record, record.seq)
         return record
 
     def _offer(self, queue: QueueState) -> None:

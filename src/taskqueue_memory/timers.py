@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from taskqueue_core.clock import Clock, Timer
 from taskqueue_memory.due_heap import DueHeap
@@ -21,7 +21,8 @@ class Timers:
         self._on_due = on_due
         self._scheduled = DueHeap(is_scheduled)
         self._flights = DueHeap(is_in_flight)
-        self._deadlines = DueHeap(_may_expire)
+        self.deadlines = DueHeap(_may_expire)
+        """the times at which tasks expire"""
         self.ends = DueHeap(_may_be_forgotten)
         """the times at which ended records may be deleted"""
         self._timer: Timer | None = None
@@ -61,14 +62,6 @@ class Timers:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self.next_at = None, _NEVER
-
-    def note_deadline(self, record: TaskRecord, at: float) -> None:
-        """Set the time at which a task expires."""
-        self._deadlines.add(at, record, record.seq)
-
-    def past_deadline(self, now: float, chunk: int) -> Iterator[TaskRecord]:
-        """Remove and yield up to ``chunk`` records that are past their deadline, including dead letters."""
-        return self._deadlines.take(now, chunk)
 
     def _arm(self, at: float | None) -> None:
         if at is not None and at < self.next_at:

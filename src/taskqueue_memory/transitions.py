@@ -202,7 +202,7 @@ class MemoryStore(Steps):
 
     def expire(self) -> Iterator[Expired]:
         """End and yield up to `_CHUNK` live entries that are past their deadline."""
-        for record in self.timers.past_deadline(self.clock.now(), _CHUNK):
+        for record in self.timers.deadlines.take(self.clock.now(), _CHUNK):
             if record.live:
                 yield self._expire(record)
 

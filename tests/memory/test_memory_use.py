@@ -229,7 +229,7 @@ async def test_rising_again_and_again_takes_no_room(
         (delivery,) = (await subscription.receive(1, 0)).deliveries
         await subscription.dead_letter(delivery, "r")
         await backend.dead_letters.redrive("k", "t")
-    assert len(backend._store.timers._deadlines) == 1
+    assert len(backend._store.timers.deadlines) == 1
     await clock.advance(100)
     assert [e.task_id for e in (await backend.control.maintain()).expired] == ["t"]
     assert await backend.control.ledger("k") == Ledger(published=1, expired=1)

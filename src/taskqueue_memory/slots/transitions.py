@@ -95,7 +95,7 @@ class Pool:
         position.draining = position.removed = False
         server.together = endpoint.together
         for lease in position.leases.values():
-            self._note_end(lease)
+            self.expire_at(lease, lease.expires_at)
         return position
 
     def forget_if_done(self, position: SlotPosition) -> None:
@@ -123,7 +123,8 @@ class Pool:
     def expire_at(self, lease: Lease, until: float) -> None:
         """Set the time at which a lease expires."""
         lease.expires_at = until
-        self._note_end(lease)
+        lease.mark = next(self._marks)
+        self._ends.add(until, lease, lease.mark)
 
     def renumber(self, lease: Lease, shown: str) -> None:
         """Give a lease a new token and fence, so that an earlier holder can no longer use it."""
@@ -204,10 +205,6 @@ class Pool:
             }
         for model in sorted(models):
             self.signals.notify(model)
-
-    def _note_end(self, lease: Lease) -> None:
-        lease.mark = next(self._marks)
-        self._ends.add(lease.expires_at, lease, lease.mark)
 
     def _token(self, fence: int) -> str:
         return str(Token(self.epoch, fence, secrets.token_hex(16)))
