@@ -48,7 +48,7 @@ class TaskRecord(Entry, kw_only=True, eq=False):
     patience: float = 0.0
     """seconds for which a delivery may report no progress"""
     watch: int = 0
-    """number of the current progress timeout; 0 if there is none"""
+    """id of the current progress timeout; 0 if there is none"""
 
     def is_of(self, payload: bytes) -> bool:
         """Return whether this is the task's payload, even if only a digest of the payload is kept."""
@@ -75,7 +75,7 @@ def is_scheduled(record: TaskRecord, seq: int) -> bool:
 
 
 def is_in_flight(record: TaskRecord, watch: int) -> bool:
-    """Return whether a delivery is still in flight, without progress since timeout number ``watch`` was set."""
+    """Return whether a delivery is still in flight, without progress since the timeout with id ``watch`` was set."""
     return record.watch == watch
 
 

@@ -41,9 +41,9 @@ class TenantUsage:
         self.bucket = bucket
         self.resting = False
         self.alarm = 0
-        """number of the time at which the rate limit allows the next delivery; 0 if no such time is set"""
+        """id of the pending time at which the rate limit allows the next delivery; 0 if none is pending"""
         self.fills = 0
-        """number of the time at which the bucket is full again; 0 if no such time is set"""
+        """id of the pending time at which the bucket is full again; 0 if none is pending"""
 
     @property
     def idle(self) -> bool:

@@ -47,5 +47,5 @@ class RedisContext:
             raise BackendUnavailable("the backend is closed")
 
     def new_token(self) -> str:
-        """Return a token for a consumer, which no other consumer has."""
+        """Return a new token for a consumer, which is different from all other tokens."""
         return f"{self.process_id}-{next(self._numbers)}"

@@ -108,7 +108,7 @@ class Lease:
     missed: tuple[int, float] | None = None
     """(number of jobs, time) of the first report of the server that did not include this lease's job"""
     mark: int = 0
-    """number of the current expiry time; 0 if there is none"""
+    """id of the current expiry time; 0 if there is none"""
 
     def ends_by_time(self) -> bool:
         """Return whether the lease ends when it expires: it has no job, or its server does not report its jobs."""

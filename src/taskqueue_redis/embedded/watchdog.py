@@ -37,7 +37,7 @@ class Watchdog:
 
     def __init__(self, signal: Literal["TERM", "KILL"], *, group: bool = False) -> None:
         """Start the watchdog process; `watch` sets the child."""
-        self._process = subprocess.Popen(  # noqa: S603 - the script above
+        self._process = subprocess.Popen(  # noqa: S603 - it runs only the script above
             ["/bin/sh", "-c", _SCRIPT, "taskqueue-watchdog", signal, "-" if group else ""],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -48,7 +48,7 @@ class Watchdog:
 
     def watch(self, pid: int) -> None:
         """Watch this child instead of the previous one. Pass 0 after it was waited for, as its id may be reused."""
-        assert self._process.stdin is not None  # noqa: S101 - it is piped
+        assert self._process.stdin is not None  # noqa: S101 - stdin is a pipe
         with contextlib.suppress(BrokenPipeError):  # the watchdog was killed
             self._process.stdin.write(b"%d\n" % pid)
             self._process.stdin.flush()
@@ -56,7 +56,7 @@ class Watchdog:
     def close(self) -> None:
         """End the watchdog without ending the child."""
         self.watch(0)
-        assert self._process.stdin is not None  # noqa: S101 - it is piped
+        assert self._process.stdin is not None  # noqa: S101 - stdin is a pipe
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()

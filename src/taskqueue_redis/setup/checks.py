@@ -126,7 +126,7 @@ class ServerChecks:
         self._lock = asyncio.Lock()
 
     async def check_once(self) -> None:
-        """Check the servers unless that was done, and log the warnings. Raises as `check_server`."""
+        """Check the servers at the first call, and log the warnings. Raises the errors of `check_server`."""
         async with self._lock:
             if self.facts is not None:
                 return
