@@ -121,7 +121,7 @@ class RedisSettings(BaseSettings):
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(
                 f"TASKQUEUE_REDIS_PASSWORD_FILE: cannot be read ({type(error).__name__}); "
-                "allowed: a text file that holds the password alone"
+                "allowed: a text file that contains only the password"
             ) from None
 
     @cached_property

@@ -194,7 +194,7 @@ _FORK = "ERR Can't execute an AOF background rewriting. Please check the server 
         (_Master("", aof_rewrite_in_progress="1"), AofReading(whole=False), 0),
         (_Master("", aof_rewrite_scheduled="1"), AofReading(whole=False), 0),
         (_Master("ERR Background append only file rewriting already in progress"), AofReading(whole=False), 1),
-        (_Master(_FORK), AofReading(whole=False, obstacle="Redis cannot, and its own log says why"), 1),
+        (_Master(_FORK), AofReading(whole=False, obstacle="BGREWRITEAOF failed; see the log of Redis"), 1),
     ],
 )  # fmt: skip
 async def test_what_is_found(master: _Master, look: AofReading, asked: int) -> None:

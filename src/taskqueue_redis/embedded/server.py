@@ -150,7 +150,7 @@ class EmbeddedRedis:
             facts = self.directory.stat()
         except OSError as error:
             raise ConfigurationError(
-                f"the directory {self.directory} cannot be made for the embedded store: {error.strerror}"
+                f"the directory {self.directory} cannot be created for the embedded store: {error.strerror}"
             ) from None
         if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
             raise ConfigurationError(
@@ -185,7 +185,7 @@ class EmbeddedRedis:
 
     def _name_holders(self) -> None:
         """Write the ids of this process and the server into the lock file, for the error message of other processes."""
-        assert self._lock is not None  # noqa: S101 - called only with the lock
+        assert self._lock is not None  # noqa: S101 - all callers hold the lock
         with contextlib.suppress(OSError):  # the ids are needed only for an error message
             text = f"{os.getpid()} {self.pid or ''}\n".encode()
             os.ftruncate(self._lock, os.pwrite(self._lock, text, 0))
@@ -225,7 +225,7 @@ class EmbeddedRedis:
             with settings.open("rb") as read, log.open("ab") as output:
                 output.write(_SEPARATOR.encode())
                 output.flush()
-                process = subprocess.Popen(  # noqa: S603 - the program of find_binary, with our own settings
+                process = subprocess.Popen(  # noqa: S603 - it runs only the program that find_binary has found
                     # Pass the settings by stdin: in a path, Redis would interpret wildcards such as "*".
                     [binary.path, "-"],
                     cwd=self.directory,
@@ -377,4 +377,4 @@ def _alive(pid: str) -> bool:
 def _short_folder() -> str | None:
     """Return a folder with a short path for a socket; None if the default temporary folder is short enough."""
     usual = tempfile.gettempdir()
-    return None if len(os.fsencode(usual)) < _SOCKET_BYTES // 2 else "/tmp"  # noqa: S108 - mkdtemp is safe there
+    return None if len(os.fsencode(usual)) < _SOCKET_BYTES // 2 else "/tmp"  # noqa: S108 - mkdtemp creates a private folder there

@@ -127,7 +127,7 @@ async def _rewrite(ask: Ask, *, failed: bool) -> AofReading:
     except ScriptError as error:  # another process may have requested a rewrite at the same moment
         failed = "in progress" not in error.text
     return AofReading(
-        whole=False, obstacle="Redis cannot, and its own log says why" if failed else ""
+        whole=False, obstacle="BGREWRITEAOF failed; see the log of Redis" if failed else ""
     )
 
 
