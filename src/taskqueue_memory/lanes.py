@@ -5,16 +5,26 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
+from taskqueue_core.authoring.entries import Entry
 from taskqueue_core.tasks import State
 from taskqueue_memory.due_heap import ROOM
 
-if TYPE_CHECKING:
-    from taskqueue_memory.records import TaskRecord
+
+class LaneItem(Entry, kw_only=True, eq=False):
+    """An entry with the fields that a lane needs."""
+
+    seq: int = 0
+    """position in the lane; items of lanes and heaps that were added with another number are outdated"""
+    held: bool = False
+    """whether the entry waits for its ordering key and is therefore in no lane of the queue"""
 
 
-class Lane:
+T = TypeVar("T", bound=LaneItem)
+
+
+class Lane(Generic[T]):
     """Waiting entries in the order in which they became available; redelivered entries come first.
 
     Entries that were cancelled or moved are dropped later: when they reach the front of the lane, or when they
@@ -23,12 +33,12 @@ class Lane:
 
     def __init__(self) -> None:
         self._bound = ROOM
-        self._fresh: deque[tuple[int, TaskRecord]] = deque()
-        self._late: list[tuple[int, TaskRecord]] = []
+        self._fresh: deque[tuple[int, T]] = deque()
+        self._late: list[tuple[int, T]] = []
         """entries that became available before some entries of ``_fresh`` but were added after them"""
-        self._returned: list[tuple[int, TaskRecord]] = []
+        self._returned: list[tuple[int, T]] = []
 
-    def append(self, record: TaskRecord) -> None:
+    def append(self, record: T) -> None:
         """Add a newly available entry at the end."""
         if (
             len(self._fresh) >= self._bound
@@ -36,15 +46,15 @@ class Lane:
             self._clear()
         self._fresh.append((record.seq, record))
 
-    def let_in(self, record: TaskRecord) -> None:
+    def let_in(self, record: T) -> None:
         """Insert an entry that became available earlier, at the position of its sequence number."""
         self._push(self._late, record)
 
-    def put_back(self, record: TaskRecord) -> None:
+    def put_back(self, record: T) -> None:
         """Insert a redelivered entry, at the position of its sequence number among the redelivered ones."""
         self._push(self._returned, record)
 
-    def pop(self) -> TaskRecord | None:
+    def pop(self) -> T | None:
         """Remove and return the first entry; return None if the lane is empty."""
         record = self.peek()
         if record is not None:
@@ -56,7 +66,7 @@ class Lane:
                 self._fresh.popleft()
         return record
 
-    def peek(self) -> TaskRecord | None:
+    def peek(self) -> T | None:
         """Return the first entry, after dropping outdated ones; return None if the lane is empty."""
         while self._fresh and not _waits(self._fresh[0]):
             self._fresh.popleft()
@@ -72,15 +82,15 @@ class Lane:
         heads = [self.peek(), _first(self._late), self._fresh[0][1] if self._fresh else None]
         return min((head.available_at for head in heads if head is not None), default=None)
 
-    def returned(self) -> list[TaskRecord]:
+    def returned(self) -> list[T]:
         """Return the redelivered entries, in no particular order."""
         return [item[1] for item in self._returned if _waits(item)]
 
-    def others(self) -> list[TaskRecord]:
+    def others(self) -> list[T]:
         """Return the entries that were not redelivered, in no particular order."""
         return [item[1] for item in (*self._fresh, *self._late) if _waits(item)]
 
-    def _push(self, heap: list[tuple[int, TaskRecord]], record: TaskRecord) -> None:
+    def _push(self, heap: list[tuple[int, T]], record: T) -> None:
         if len(self._late) + len(self._returned) >= self._bound:
             self._clear()
         heapq.heappush(heap, (record.seq, record))
@@ -93,16 +103,16 @@ class Lane:
         self._bound = 2 * (len(self._fresh) + len(self._late) + len(self._returned)) + ROOM
 
 
-class Lanes:
+class Lanes(Generic[T]):
     """The waiting entries of a queue in fifo order, in one lane per priority."""
 
     def __init__(self) -> None:
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, Lane[T]] = {}
 
-    def __iter__(self) -> Iterator[Lane]:
+    def __iter__(self) -> Iterator[Lane[T]]:
         return iter(self._lanes.values())
 
-    def lane(self, record: TaskRecord) -> Lane:
+    def lane(self, record: T) -> Lane[T]:
         """Return the lane of an entry's priority; create it if it does not exist."""
         priority = record.task.priority
         if priority not in self._lanes:
@@ -110,7 +120,7 @@ class Lanes:
             self._lanes = dict(sorted(self._lanes.items(), reverse=True))
         return self._lanes[priority]
 
-    def pop(self) -> TaskRecord | None:
+    def pop(self) -> T | None:
         """Remove and return the first entry of the highest priority; return None if all lanes are empty."""
         for lane in self._lanes.values():
             record = lane.pop()
@@ -118,12 +128,12 @@ class Lanes:
                 return record
         return None
 
-    def heads(self) -> list[Lane]:
+    def heads(self) -> list[Lane[T]]:
         """Return the lanes that are not empty, the highest priority first."""
         return [lane for lane in self if lane.peek() is not None]
 
 
-def _first(heap: list[tuple[int, TaskRecord]]) -> TaskRecord | None:
+def _first(heap: list[tuple[int, T]]) -> T | None:
     while heap:
         if _waits(heap[0]):
             return heap[0][1]
@@ -131,29 +141,29 @@ def _first(heap: list[tuple[int, TaskRecord]]) -> TaskRecord | None:
     return None
 
 
-def _waits(item: tuple[int, TaskRecord]) -> bool:
+def _waits(item: tuple[int, T]) -> bool:
     seq, record = item
     return record.state is State.WAITING and record.seq == seq
 
 
-class OrderingKeys:
+class OrderingKeys(Generic[T]):
     """The entry that holds each ordering key of a queue, and the entries that wait for a key."""
 
     def __init__(self) -> None:
-        self._holders: dict[str, TaskRecord] = {}
-        self._held: dict[str, Lane] = {}
+        self._holders: dict[str, T] = {}
+        self._held: dict[str, Lane[T]] = {}
 
-    def __iter__(self) -> Iterator[Lane]:
+    def __iter__(self) -> Iterator[Lane[T]]:
         """Iterate over the lanes of entries that wait for an ordering key."""
         return iter(self._held.values())
 
-    def comes(self, record: TaskRecord, key: str) -> None:
+    def comes(self, record: T, key: str) -> None:
         """Give an available entry its ordering key. If another entry has the key, set ``held`` and let it wait."""
         record.held = self._holders.setdefault(key, record) is not record
         if record.held:
             self._held.setdefault(key, Lane()).append(record)
 
-    def goes(self, record: TaskRecord, key: str) -> TaskRecord | None:
+    def goes(self, record: T, key: str) -> T | None:
         """Release the ordering key of an ended or dead entry. Return the next holder; None if no entry waits for it."""
         if self._holders.get(key) is not record:
             return None

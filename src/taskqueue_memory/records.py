@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
-from taskqueue_core.authoring.entries import Entry
 from taskqueue_core.authoring.fair_order import PriorityFloor
 from taskqueue_core.authoring.helpers import UNLIMITED, QueueRoom, room_of
 from taskqueue_core.capabilities import Order, QueueSettings
@@ -21,30 +20,47 @@ from taskqueue_core.tasks import (
 )
 from taskqueue_memory.due_heap import DueHeap
 from taskqueue_memory.lanes import Lanes, OrderingKeys
-from taskqueue_memory.tenants import Tenants, TenantUsage
-
-if TYPE_CHECKING:
-    from taskqueue_memory.subscription import MemorySubscription
+from taskqueue_memory.tenants import TenantItem, Tenants
 
 _SMALL = 512
 """maximum size in bytes of a payload that is kept after its task has ended; a longer one is replaced by a digest"""
 
 
-class TaskRecord(Entry, kw_only=True, eq=False):
-    """An entry with its queue, its position and its owner."""
+class Consumer(Protocol):
+    """The part of an open subscription that the store uses."""
+
+    consumer: str
+    keys: tuple[str, ...]
+    since: float
+    owned: dict[str, TaskRecord]
+    """records of the deliveries that the subscription owns, by receipt"""
+    ready: dict[QueueState, None]
+    """queues that may have work, in the order in which they are served"""
+
+    @property
+    def in_flight(self) -> int:
+        """The number of deliveries that the subscription owns."""
+
+    def new_receipt(self) -> str:
+        """Return a new receipt that cannot be guessed."""
+
+    def wake(self) -> bool:
+        """Wake a receive that waits. Return whether there was one."""
+
+    def revoke(self, receipt: str) -> None:
+        """Record that the subscription no longer owns a delivery."""
+
+    async def close(self) -> None:
+        """Release all deliveries that the subscription owns."""
+
+
+class TaskRecord(TenantItem, kw_only=True, eq=False):
+    """An entry with its queue and its owner."""
 
     queue: QueueState
-    seq: int = 0
-    """position in the lane; items of lanes and heaps that were added with another number are outdated"""
-    held: bool = False
-    """whether the entry waits for its ordering key and is therefore in no lane of the queue"""
-    usage: TenantUsage | None = None
-    """counters of the entry's tenant; None unless the order is fair"""
-    seated: bool = False
-    """whether the tenant's counters include this entry as in flight"""
     digest: bytes | None = None
     """digest of a long payload, which is dropped when the task has ended"""
-    owner: MemorySubscription | None = None
+    owner: Consumer | None = None
     patience: float = 0.0
     """seconds for which a delivery may report no progress"""
     watch: int = 0
@@ -91,8 +107,8 @@ class QueueState:
         self.settings = QueueSettings()
         self.records: dict[str, TaskRecord] = {}
         self.dead: dict[str, TaskRecord] = {}
-        self.subscribers: dict[MemorySubscription, None] = {}
-        self.waiting: dict[MemorySubscription, None] = {}
+        self.subscribers: dict[Consumer, None] = {}
+        self.waiting: dict[Consumer, None] = {}
         """subscribers with a receive that waits; the one that has waited longest comes first"""
         self.scheduled = DueHeap(is_scheduled)
         self.flights = DueHeap(is_in_flight)
@@ -101,7 +117,7 @@ class QueueState:
         self.limited = False
         """whether a limit applies to deliveries"""
         self.bucket: Bucket | None = None
-        self.alarm: MemorySubscription | None = None
+        self.alarm: Consumer | None = None
         """the waiting subscription whose timer wakes it when a limit allows a delivery again"""
         self.alarm_at = 0.0
         self.published = 0
@@ -111,10 +127,10 @@ class QueueState:
         self.delivered = self.redelivered = self.retried = self.lost = 0
         self.available = 0
         """number of waiting entries in lanes, that is, without those that wait for an ordering key"""
-        self.turns: OrderingKeys = OrderingKeys()
-        self.fair: Tenants | None = None
+        self.turns: OrderingKeys[TaskRecord] = OrderingKeys()
+        self.fair: Tenants[TaskRecord] | None = None
         """the waiting entries by tenant if the order is fair, else None"""
-        self._lines: Lanes | Tenants = Lanes()
+        self._lines: Lanes[TaskRecord] | Tenants[TaskRecord] = Lanes()
         self._floor: PriorityFloor | None = None
         self._choice = False
         """whether several priorities had waiting entries when the last entry was taken"""

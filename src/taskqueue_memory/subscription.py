@@ -27,7 +27,6 @@ class MemorySubscription(SubscriptionBase):
         self.keys = keys
         self.since = store.clock.now()
         self.owned: dict[str, TaskRecord] = {}
-        """records of the deliveries that the subscription owns, by receipt"""
         self.ready: dict[QueueState, None] = {}
         """queues that may have work, in the order in which they are served"""
         self._store = store
@@ -110,18 +109,15 @@ class MemorySubscription(SubscriptionBase):
         return len(self.owned)
 
     def new_receipt(self) -> str:
-        """Return a new receipt that cannot be guessed."""
         return f"{self._secret}.{next(self._numbers)}"
 
     def wake(self) -> bool:
-        """Wake a receive that waits. Return whether there was one."""
         if self._waiter is None or self._waiter.done():
             return False
         self._waiter.set_result(None)
         return True
 
     def revoke(self, receipt: str) -> None:
-        """Record that the subscription no longer owns a delivery."""
         self._revoked.append(receipt)
         self._revocation.set()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any, Generic, TypeVar
 
 from taskqueue_core.authoring.fair_order import FairRotation
 from taskqueue_core.authoring.helpers import QueueRoom, room_of
@@ -16,10 +16,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.rate_limit import Bucket, bucket_after
 from taskqueue_core.tasks import State
 from taskqueue_memory.due_heap import DueHeap
-from taskqueue_memory.lanes import Lane
-
-if TYPE_CHECKING:
-    from taskqueue_memory.records import TaskRecord
+from taskqueue_memory.lanes import Lane, LaneItem
 
 _DUST = 1e-6
 
@@ -51,7 +48,7 @@ class TenantUsage:
         return not (self.waiting or self.fresh or self.in_flight)
 
 
-class _TenantLane(Lane):
+class _TenantLane(Lane[Any]):
     def __init__(self, account: TenantUsage) -> None:
         super().__init__()
         self.usage = account
@@ -61,7 +58,19 @@ class _TenantLane(Lane):
         """cost of the deliveries of this lane when its tenant began to rest; None before"""
 
 
-class Tenants:
+class TenantItem(LaneItem, kw_only=True, eq=False):
+    """An entry that is counted for its tenant if the order is fair."""
+
+    usage: TenantUsage | None = None
+    """counters of the entry's tenant; None unless the order is fair"""
+    seated: bool = False
+    """whether the tenant's counters include this entry as in flight"""
+
+
+T = TypeVar("T", bound=TenantItem)
+
+
+class Tenants(Generic[T]):
     """The waiting entries of a queue in fair order. Each step takes O(log tenants)."""
 
     def __init__(self, settings: QueueSettings) -> None:
@@ -72,7 +81,7 @@ class Tenants:
         self._marks = itertools.count(1)
         self._adopt(settings)
 
-    def __iter__(self) -> Iterator[Lane]:
+    def __iter__(self) -> Iterator[Lane[Any]]:
         for account in self._accounts.values():
             yield from account.lanes.values()
 
@@ -85,7 +94,7 @@ class Tenants:
             account.bucket = bucket_after(account.bucket, before, self._limits.rate_limit, now)
             self._review(account, now)
 
-    def attach(self, record: TaskRecord) -> TenantUsage:
+    def attach(self, record: T) -> TenantUsage:
         """Count an entry for its tenant, and return the tenant's counters."""
         name = record.task.tenant
         account = self._accounts.get(name)
@@ -102,14 +111,14 @@ class Tenants:
         account = self._accounts.get(name)
         return 0 if account is None else account.fresh
 
-    def lane(self, record: TaskRecord) -> Lane:
+    def lane(self, record: T) -> Lane[Any]:
         """Return the lane of an entry's tenant and priority; create it if it does not exist."""
         account, priority = self.attach(record), record.task.priority
         if priority not in account.lanes:
             account.lanes[priority] = _TenantLane(account)
         return account.lanes[priority]
 
-    def offered(self, record: TaskRecord) -> None:
+    def offered(self, record: T) -> None:
         """Count an entry that has entered its lane. With its first entry, a tenant joins the rotation."""
         account, lane = self._lane_of(record)
         lane.count += 1
@@ -119,7 +128,7 @@ class Tenants:
         elif lane.count == 1:
             self._walk(record.task.priority).join(lane)
 
-    def withdrawn(self, record: TaskRecord) -> None:
+    def withdrawn(self, record: T) -> None:
         """Count an entry that has left its lane. With its last entry, a tenant leaves the rotation."""
         account, lane = self._lane_of(record)
         lane.count -= 1
@@ -132,7 +141,7 @@ class Tenants:
             if not account.resting:
                 self._walk(record.task.priority).leave(lane)
 
-    def handed_out(self, record: TaskRecord, now: float) -> None:
+    def handed_out(self, record: T, now: float) -> None:
         """Charge a delivery to its tenant's turn and rate limit."""
         account, lane = self._lane_of(record)
         weight = self._weights.get(account.name or "", 1) if self._weights else 1
@@ -141,7 +150,7 @@ class Tenants:
             account.bucket.fill(self._limits.rate_limit, now)
             account.bucket.tokens -= 1
 
-    def entered(self, record: TaskRecord, fresh: int, now: float) -> None:
+    def entered(self, record: T, fresh: int, now: float) -> None:
         """Update the tenant's counters after a state change; ``fresh`` is added to its undelivered tasks."""
         account = record.usage
         if account is None:  # the entry has not waited since the order became fair
@@ -154,7 +163,7 @@ class Tenants:
             self._review(account, now)
             self.forget(now, 2)
 
-    def pop(self) -> TaskRecord | None:
+    def pop(self) -> T | None:
         """Remove and return the first entry of the next tenant in the highest priority; None if there is none."""
         for walk in self._walks.values():
             lane = walk.next()
@@ -162,7 +171,7 @@ class Tenants:
                 return lane.pop()
         return None
 
-    def heads(self) -> list[Lane]:
+    def heads(self) -> list[Lane[Any]]:
         """Return the next tenant's lane of each priority that can be served, the highest priority first."""
         return [lane for walk in self._walks.values() if (lane := walk.next()) is not None]
 
@@ -196,7 +205,7 @@ class Tenants:
         self._openings = DueHeap[TenantUsage](lambda account, mark: account.alarm == mark)
         self._fillings = DueHeap[TenantUsage](lambda account, mark: account.fills == mark)
 
-    def _lane_of(self, record: TaskRecord) -> tuple[TenantUsage, _TenantLane]:
+    def _lane_of(self, record: T) -> tuple[TenantUsage, _TenantLane]:
         account = record.usage or self.attach(record)
         return account, account.lanes[record.task.priority]
 

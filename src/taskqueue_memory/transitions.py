@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -19,11 +18,8 @@ from taskqueue_core.tasks import (
     State,
     Task,
 )
-from taskqueue_memory.records import QueueState, TaskRecord
+from taskqueue_memory.records import Consumer, QueueState, TaskRecord
 from taskqueue_memory.steps import Steps
-
-if TYPE_CHECKING:
-    from taskqueue_memory.subscription import MemorySubscription
 
 _CHUNK = 1000
 
@@ -109,7 +105,7 @@ class MemoryStore(Steps):
 
     def take(
         self,
-        subscription: MemorySubscription,
+        subscription: Consumer,
         queue: QueueState,
         now: float,
         expired: list[Expired],
@@ -145,7 +141,7 @@ class MemoryStore(Steps):
         self._finish(record, State.DONE, "acked", verb="ack")
         return Settled.OK
 
-    def redeliver(self, delivery: Delivery, loser: MemorySubscription | None) -> Settled:
+    def redeliver(self, delivery: Delivery, loser: Consumer | None) -> Settled:
         """Make an entry available again, at its old position. With a ``loser``, count a loss if it is the owner."""
         verb = "lost" if loser else "redeliver"
         record = self.receipts.get(delivery.receipt)
@@ -164,7 +160,7 @@ class MemoryStore(Steps):
         self._finish(record, State.DEAD, "dead_lettered", verb="dead", error=error)
         return Settled.OK
 
-    def adopt(self, subscription: MemorySubscription, receipt: str) -> Delivery | None:
+    def adopt(self, subscription: Consumer, receipt: str) -> Delivery | None:
         """Move a delivery to another subscription of the same consumer; return None if the receipt is not current."""
         record = self.receipts.get(receipt)
         if record is None or record.owner is None or record.owner.consumer != subscription.consumer:

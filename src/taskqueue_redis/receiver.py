@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -12,11 +12,9 @@ from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.tasks import Delivery, Expired, Received
 from taskqueue_redis.connection.failures import AnswerLost, ScriptError
 from taskqueue_redis.context import RedisContext
+from taskqueue_redis.scripts.receipts import Consumer
 from taskqueue_redis.scripts.runner import seconds
 from taskqueue_redis.scripts.task_codec import CORRUPT, ENTRY, deliveries_of
-
-if TYPE_CHECKING:
-    from taskqueue_redis.subscription import RedisSubscription
 
 _POLL_EVERY = 8
 """number of receives after which queues that are not known to have work are checked too"""
@@ -64,7 +62,7 @@ class Receiver:
     An unavailable partition does not delay the other partitions: a background task reads it until it answers.
     """
 
-    def __init__(self, context: RedisContext, consumer: RedisSubscription) -> None:
+    def __init__(self, context: RedisContext, consumer: Consumer) -> None:
         self._context = context
         self._consumer = consumer
         self._partitions = tuple(context.scripts.partitions.group(consumer.keys))

@@ -35,7 +35,6 @@ class RedisSubscription(SubscriptionBase):
         self.since = context.clock.now()
         self._closing = asyncio.Event()
         self.asleep = False
-        """whether a receive waits, or will wait if the read in progress returns nothing"""
         self._context = context
         self._partitions = context.scripts.partitions.group(keys)
         self._joined: set[str] = set()
@@ -148,13 +147,11 @@ class RedisSubscription(SubscriptionBase):
         return receipts
 
     def revoke(self, receipts: Iterable[str]) -> None:
-        """Record that the subscription no longer owns some deliveries."""
         self._revoked += receipts
         if self._revoked:
             self._revocation.set()
 
     async def join(self) -> None:
-        """Register with all partitions of the subscription, unless that was done."""
         if len(self._joined) == len(self._partitions) or self._closing.is_set():
             return
         async with self._joining:
@@ -174,7 +171,6 @@ class RedisSubscription(SubscriptionBase):
             await self.join()
 
     async def enter(self, partition: str) -> None:
-        """Register with one partition, unless that was done."""
         if partition in self._joined:
             return
         async with self._entering[partition]:
@@ -215,12 +211,10 @@ class RedisSubscription(SubscriptionBase):
             self._joined.discard(partition)
 
     def mark_uncertain(self) -> None:
-        """Make the next receive first read what is in flight, because the store may have lost its last writes."""
         if self._joined:
             self._receiver.mark_all_uncertain()
 
     def wake(self, key: str | None) -> None:
-        """End the wait of a receive, so that it reads again; ``key`` is a queue that has work."""
         self.asleep = False
         if key is not None:
             self._receiver.ready.setdefault(key)

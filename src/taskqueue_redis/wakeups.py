@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 from taskqueue_core.clock import Timer
 from taskqueue_core.errors import TaskQueueError
@@ -12,11 +12,8 @@ from taskqueue_redis.connection.background import Owned
 from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.connection.pubsub import Doorbell
-from taskqueue_redis.scripts.receipts import Receipts
+from taskqueue_redis.scripts.receipts import Consumer, Receipts
 from taskqueue_redis.scripts.runner import ScriptRunner, microseconds, seconds
-
-if TYPE_CHECKING:
-    from taskqueue_redis.subscription import RedisSubscription
 
 T = TypeVar("T")
 
@@ -39,14 +36,14 @@ class Wakeups:
     """The open subscriptions and signals of this process, with the timers and notifications that wake them."""
 
     def __init__(self, scripts: ScriptRunner, receipts: Receipts, process_id: str) -> None:
-        self.subscriptions: dict[RedisSubscription, None] = {}
+        self.subscriptions: dict[Consumer, None] = {}
         """subscriptions that are not closed"""
         self._scripts = scripts
         self._receipts = receipts
         self._clock = scripts.clock
         self._process_id = process_id
         self._listener = Doorbell(scripts.client, self._on_message, self.reconnected)
-        self._listening: dict[str, dict[RedisSubscription, None]] = {}
+        self._listening: dict[str, dict[Consumer, None]] = {}
         """registered subscriptions by key, those that were woken least recently first"""
         self._signals: dict[str, dict[RedisRoomSignal, None]] = {}
         """open signals by channel"""
@@ -68,7 +65,7 @@ class Wakeups:
         for subscription in tuple(self.subscriptions):
             await subscription.join()
 
-    async def listen(self, subscription: RedisSubscription) -> None:
+    async def listen(self, subscription: Consumer) -> None:
         """Wake a subscription from now on when its queues have work. Return once no notification can be missed."""
         keys = subscription.keys
         for key in keys:
@@ -80,7 +77,7 @@ class Wakeups:
         channels += [channel_of(name, "process", self._process_id) for name in names]
         await self._subscribe(channels)
 
-    def leave(self, subscription: RedisSubscription) -> None:
+    def leave(self, subscription: Consumer) -> None:
         """Stop waking a subscription."""
         of = self._scripts.partitions.of
         unused = _remove(self._listening, subscription.keys, subscription)
@@ -208,7 +205,7 @@ class Wakeups:
         for partition in {self._scripts.partitions.of(key) for key in self._listening}:
             self._fall_due(partition)
 
-    def _registered(self) -> dict[RedisSubscription, None]:
+    def _registered(self) -> dict[Consumer, None]:
         """Return the registered subscriptions, each of them once."""
         return {each: None for listening in self._listening.values() for each in listening}
 

@@ -181,12 +181,12 @@ class ReleasesOnRetry(FacadePublisher):
         return answer
 
 
-class _ClingingTurns(OrderingKeys):
+class _ClingingTurns(OrderingKeys[Any]):
     def goes(self, record: TaskRecord, key: str) -> TaskRecord | None:
         return None if record.state is State.DEAD else super().goes(record, key)
 
 
-class _ClassyTurns(OrderingKeys):
+class _ClassyTurns(OrderingKeys[Any]):
     def goes(self, record: TaskRecord, key: str) -> TaskRecord | None:
         held = sorted(self._held[key].others(), key=_rank) if key in self._held else []
         self._held[key] = Lane()
@@ -196,7 +196,7 @@ class _ClassyTurns(OrderingKeys):
 
 
 class _OtherTurns(FacadePublisher):
-    turns: type[OrderingKeys]
+    turns: type[OrderingKeys[Any]]
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         for task in tasks:
@@ -240,7 +240,7 @@ class OwesTheAbsent(FacadeSubscription):
         return received
 
 
-def _fair_ones(subscription: FacadeSubscription) -> Iterator[Tenants]:
+def _fair_ones(subscription: FacadeSubscription) -> Iterator[Tenants[Any]]:
     for key in subscription.inner.keys:
         fair = queue_of(subscription.facade, key).fair
         if fair is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from taskqueue_core.tasks import State, Task
 from taskqueue_memory.due_heap import ROOM, DueHeap
@@ -19,7 +20,7 @@ def entry(seq: int, state: State = State.WAITING) -> TaskRecord:
     return record
 
 
-def taken(lane: Lane) -> list[int]:
+def taken(lane: Lane[Any]) -> list[int]:
     """Take all that waits, as a queue does: who is taken waits no more. Return the places."""
     seqs = []
     while (record := lane.pop()) is not None:
@@ -64,7 +65,7 @@ def test_an_agenda_keeps_its_order_when_cleared() -> None:
 def test_a_lane_is_cleared_when_it_is_full() -> None:
     """Entries out of date are kept up to a bound: those that arrive, were let in, or were handed back (fault M5)."""
     for add in (Lane.append, Lane.let_in, Lane.put_back):
-        lane = Lane()
+        lane: Lane[Any] = Lane()
         for seq in range(ROOM):
             add(lane, entry(seq, State.DONE))
         assert _size(lane) == ROOM
@@ -80,7 +81,7 @@ def test_a_lane_is_cleared_when_it_is_full() -> None:
 
 def test_a_lane_has_twice_the_room_of_what_waits() -> None:
     """Where much waits, clearing comes later: it costs no more than what has arrived since (fault M5)."""
-    lane = Lane()
+    lane: Lane[Any] = Lane()
     for seq in range(ROOM):
         lane.append(entry(seq, State.WAITING if seq < 10 else State.DONE))
     for seq in range(100, 120):
@@ -104,7 +105,7 @@ def test_a_lane_keeps_its_order_when_cleared() -> None:
     for seed in range(20):
         source = random.Random(seed)
         for add in (Lane.let_in, Lane.put_back):
-            lane = Lane()
+            lane: Lane[Any] = Lane()
             stays = set(source.sample(range(ROOM), ROOM // 2)) | {ROOM}
             for seq in (*source.sample(range(ROOM), ROOM), ROOM):
                 add(lane, entry(seq, State.WAITING if seq in stays else State.DONE))
@@ -114,7 +115,7 @@ def test_a_lane_keeps_its_order_when_cleared() -> None:
 
 def test_a_lane_merges_its_parts() -> None:
     """Handed back first, then by place, whether an entry waited here from the start or was let in (fault M5)."""
-    lane = Lane()
+    lane: Lane[Any] = Lane()
     for seq in (2, 4, 7):
         lane.append(entry(seq))
     for seq in (3, 8, 6):
@@ -131,11 +132,11 @@ def test_a_lane_merges_its_parts() -> None:
 def test_the_oldest_may_be_in_any_part() -> None:
     """Since when the longest has waited is seen in all three (fault M5)."""
     for oldest in (Lane.append, Lane.let_in, Lane.put_back):
-        lane = Lane()
+        lane: Lane[Any] = Lane()
         for seq, add in enumerate((Lane.append, Lane.let_in, Lane.put_back), start=10):
             add(lane, entry(1 if add is oldest else seq))
         assert lane.oldest() == 1
 
 
-def _size(lane: Lane) -> int:
+def _size(lane: Lane[Any]) -> int:
     return len(lane._fresh) + len(lane._late) + len(lane._returned)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from taskqueue_redis.subscription import RedisSubscription
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 _RECEIPT = re.compile(r"([0-9]{1,17})\.([sr][0-9])\.([0-9a-f]{1,64}-[0-9]{1,12})\.(.{1,200})")
 
@@ -29,11 +27,38 @@ def parse_receipt(receipt: str) -> IssuedReceipt | None:
     return None if parts is None else IssuedReceipt(*parts.groups())
 
 
+class Consumer(Protocol):
+    """The part of an open subscription that the other parts of the backend use."""
+
+    token: str
+    keys: tuple[str, ...]
+    asleep: bool
+    """whether a receive waits, or will wait if the read in progress returns nothing"""
+
+    async def join(self) -> None:
+        """Register with all partitions of the subscription, unless that was done."""
+
+    async def enter(self, partition: str) -> None:
+        """Register with one partition, unless that was done."""
+
+    async def close(self) -> None:
+        """Release all deliveries, and unregister from the store."""
+
+    def wake(self, key: str | None) -> None:
+        """End the wait of a receive, so that it reads again; ``key`` is a queue that has work."""
+
+    def revoke(self, receipts: Iterable[str]) -> None:
+        """Record that the subscription no longer owns some deliveries."""
+
+    def mark_uncertain(self) -> None:
+        """Make the next receive first read what is in flight, because the store may have lost its last writes."""
+
+
 class Receipts:
     """The receipts that consumers of this process hold, including those that another process has settled."""
 
     def __init__(self) -> None:
-        self._holders: dict[str, RedisSubscription] = {}
+        self._holders: dict[str, Consumer] = {}
         self._uncertain: set[str] = set()
 
     def mark_uncertain(self) -> None:
@@ -44,7 +69,7 @@ class Receipts:
         """Return whether this process holds a receipt, and no failover since can have made it invalid."""
         return receipt in self._holders and receipt not in self._uncertain
 
-    def add(self, receipt: str, holder: RedisSubscription) -> None:
+    def add(self, receipt: str, holder: Consumer) -> None:
         """Record the holder of a receipt."""
         self._holders[receipt] = holder
 
@@ -56,11 +81,11 @@ class Receipts:
     def holds(self, receipt: str) -> bool:
         return receipt in self._holders
 
-    def of(self, holder: RedisSubscription) -> list[str]:
+    def of(self, holder: Consumer) -> list[str]:
         """Return the receipts of a consumer. Slow, because it searches all receipts."""
         return [receipt for receipt, other in self._holders.items() if other is holder]
 
-    def drop(self, holder: RedisSubscription) -> list[str]:
+    def drop(self, holder: Consumer) -> list[str]:
         """Delete and return the receipts of a consumer."""
         receipts = self.of(holder)
         for receipt in receipts:

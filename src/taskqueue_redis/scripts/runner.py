@@ -182,7 +182,7 @@ class ScriptRunner:
         """Run an idempotent script, and wait until enough replicas have its writes if a queue requires that.
 
         The script returns the required number of replicas, followed by its results; only the results are returned.
-        Raises the errors of `run`; and `BackendUnavailable`, caused by `AnswerLost`, if replicas do not confirm in time.
+        Raises the errors of `run`, and `BackendUnavailable` caused by `AnswerLost` if replicas do not confirm in time.
         """
         reply: list[Any]
         if self._replicated.isdisjoint(keys):
