@@ -25,11 +25,7 @@ T = TypeVar("T", bound=LaneItem)
 
 
 class Lane(Generic[T]):
-    """Waiting entries in the order in which they became available; redelivered entries come first.
-
-    Entries that were cancelled or moved are dropped later: when they reach the front of the lane, or when they
-    outnumber the other entries.
-    """
+    """Waiting entries in order of availability, redelivered ones first. Cancelled and moved ones are dropped later."""
 
     def __init__(self) -> None:
         self._bound = ROOM
@@ -39,7 +35,6 @@ class Lane(Generic[T]):
         self._returned: list[tuple[int, T]] = []
 
     def append(self, record: T) -> None:
-        """Add a newly available entry at the end."""
         if (
             len(self._fresh) >= self._bound
         ):  # clean before adding: the new entry is not in state WAITING yet

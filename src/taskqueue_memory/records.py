@@ -238,14 +238,12 @@ class QueueState:
 
     @property
     def ledger(self) -> Ledger:
-        """The number of published entries, and of entries in each state."""
         return Ledger(
             published=self.published, **{state.value: self.states[state] for state in State}
         )
 
     @property
     def stats(self) -> QueueStats:
-        """The statistics of the queue."""
         ages = [lane.oldest() for lane in (*self._lines, *self.turns)]
         return QueueStats(
             key=self.key,

@@ -45,7 +45,6 @@ class Steps:
                 self.queues.pop(queue.key, None)
 
     def find(self, key: str, task_id: str) -> TaskRecord | None:
-        """Return the record of a task; None if there is none."""
         queue = self.queues.get(key)
         return queue.records.get(task_id) if queue else None
 
@@ -90,10 +89,7 @@ class Steps:
                 tasks -= 1
 
     def hand_back(self, record: TaskRecord, *, lost: bool, reported: bool = True) -> None:
-        """Take back a delivery. A task that was ``lost`` too often becomes a dead letter.
-
-        ``reported``: the owner itself has released the delivery; otherwise the owner is notified.
-        """
+        """Take back a delivery, and notify its owner unless ``reported``. Too many losses make a dead letter."""
         queue = record.queue
         queue.redelivered += 1
         queue.lost += lost

@@ -1,8 +1,4 @@
-"""The fair order: within a priority, tenants take turns. Each tenant may have limits.
-
-A tenant that has reached a limit rests: it leaves the rotations and is not checked again until one of its deliveries
-ends or its rate limit allows the next delivery.
-"""
+"""The fair order: within a priority, tenants take turns. A tenant that has reached one of its limits is left out."""
 
 from __future__ import annotations
 

@@ -67,11 +67,10 @@ class RedisBackend:
         return Health(ok=ok, backend="redis", details=details)
 
     async def aclose(self) -> None:
-        """Release all deliveries and close all connections; the tasks stay in the store.
+        """Release all deliveries and close all connections.
 
         If the store is unavailable, give up after about a second, or after TASKQUEUE_REDIS_ANSWER_TIMEOUT if it has
-        only just stopped answering. Calls that still wait for the store then raise `BackendUnavailable`, and deliveries
-        that were not released are redelivered when their leases expire.
+        only just stopped answering. Waiting calls then raise `BackendUnavailable`, and the leases expire.
         """
         context = self._context
         if context.closing.is_set():

@@ -57,10 +57,7 @@ class _Batch(msgspec.Struct):
 
 
 class Receiver:
-    """Receives for one consumer, with one script call per partition.
-
-    An unavailable partition does not delay the other partitions: a background task reads it until it answers.
-    """
+    """Receives for one consumer, with a script call per partition. Background tasks read unavailable partitions."""
 
     def __init__(self, context: RedisContext, consumer: Consumer) -> None:
         self._context = context

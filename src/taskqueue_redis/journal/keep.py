@@ -33,11 +33,7 @@ def variables(path: Path) -> Mapping[str, str]:  # noqa: ARG001 - Redis writes n
 
 
 async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, str]) -> None:
-    """Write the state changes of a queue to ``path`` as lines of JSON, numbered from 1.
-
-    A gap in the numbers means that changes are missing. If the journal does not go back to ``since``, the numbers begin
-    at 2.
-    """
+    """Write a queue's state changes since ``since`` to ``path`` as JSON lines. Missing ones leave gaps in ``seq``."""
     settings = RedisSettings(url=store[_URL]) if _URL in store else load_settings(RedisSettings)  # type: ignore[arg-type]
     wanted = key.encode()
     began = int((since - _SLACK) * _MICROSECONDS)

@@ -70,7 +70,6 @@ class Receipts:
         return receipt in self._holders and receipt not in self._uncertain
 
     def add(self, receipt: str, holder: Consumer) -> None:
-        """Record the holder of a receipt."""
         self._holders[receipt] = holder
 
     def forget(self, receipt: str) -> None:

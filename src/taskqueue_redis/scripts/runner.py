@@ -89,7 +89,6 @@ class StoreClock:
         return self._clock.now() + self.offset
 
     def call_at(self, time: float, callback: Callable[[], None]) -> Timer:
-        """Call ``callback`` at a time of the store's clock."""
         return self._clock.call_at(time - self.offset, callback)
 
     def learn(self, time: bytes) -> None:

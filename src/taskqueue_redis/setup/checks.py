@@ -164,10 +164,7 @@ class ServerChecks:
 
 
 async def check_server(client: Link) -> ServerFacts:
-    """Check the servers and return the facts. The check does no harm and needs no rights besides those of the scripts.
-
-    Raises `ConfigurationError`, which says what to do, if a server is unsuitable; `Failure` if it is unavailable.
-    """
+    """Check the servers and return the facts. Raises `ConfigurationError` if one is unsuitable, or a `Failure`."""
     settings = client.settings
     try:
         # PING waits until Redis has loaded its data. Until then, INFO would report no append-only file.
