@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.authoring.helpers import checked_progress, checked_settings
+from taskqueue_core.authoring.helpers import checked_progress, checked_settings, workers_of
 from taskqueue_core.capabilities import Durability, Maintained, Order, QueueSettings
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
 from taskqueue_core.limits import check_name
@@ -29,6 +29,13 @@ from taskqueue_redis.scripts.task_record import dead_letter_of, ledger_of, pairs
 
 _CHUNK = 500
 _log = logging.getLogger("taskqueue.redis")
+
+
+class _Consumer(msgspec.Struct):
+    consumer: str
+    since: float
+    keys: tuple[str, ...] = ()
+    in_flight: int = 0
 
 
 class _ScriptCaller:
@@ -154,24 +161,14 @@ class RedisControl(_ScriptCaller):
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         await self._context.wakeups.join_all()
-        connections: dict[str, set[str]] = {}
-        matches: dict[str, WorkerInfo] = {}
+        consumers: dict[bytes, _Consumer] = {}
         for partition in self._context.scripts.partitions.names:
             for token, name, since, keys, in_flight in await self._run("workers", partition):
-                worker = name.decode()
-                connections.setdefault(worker, set()).add(token)
-                known = matches.get(worker)
-                began = seconds(since)
-                matches[worker] = WorkerInfo(
-                    worker_id=worker,
-                    connections=len(connections[worker]),
-                    keys=tuple(
-                        sorted({*(known.keys if known else ()), *(key.decode() for key in keys)})
-                    ),
-                    in_flight=in_flight + (known.in_flight if known else 0),
-                    since=min(began, known.since) if known else began,
-                )
-        return tuple(worker for _, worker in sorted(matches.items()))
+                consumer = consumers.setdefault(token, _Consumer(name.decode(), seconds(since)))
+                consumer.since = min(consumer.since, seconds(since))
+                consumer.keys += tuple(key.decode() for key in keys)
+                consumer.in_flight += in_flight
+        return workers_of(consumers.values())
 
     async def maintain(self) -> Maintained:
         promoted = forgotten = recovered = 0
