@@ -151,7 +151,7 @@ class Steps:
         deadline = record.task.deadline
         if (
             deadline is not None and deadline <= record.updated_at
-        ):  # it passed while the task was a dead letter
+        ):  # the deadline passed while the task was dead
             self.timers.deadlines.add(deadline, record, record.seq)
 
     def _begin(self, record: TaskRecord) -> TaskRecord:

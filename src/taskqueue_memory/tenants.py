@@ -51,7 +51,7 @@ class _TenantLane(Lane[Any]):
         self.count = 0
         """number of waiting entries in this lane"""
         self.spent: int | None = None
-        """cost of the deliveries of this lane when its tenant began to rest; None before"""
+        """cost of this lane's deliveries at the time when its tenant reached a limit; None before"""
 
 
 class TenantItem(LaneItem, kw_only=True, eq=False):

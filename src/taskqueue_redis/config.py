@@ -48,7 +48,7 @@ class RedisSettings(BaseSettings):
     partitions: int | None = Field(None, ge=1, le=1024)
     """number of hash slots over which queues are distributed, fixed at installation; unset: 1, or 8 on a cluster"""
     connections: int = Field(16, ge=1, le=1000)
-    """maximum number of connections per server for commands that wait for replicas; all others share one connection"""
+    """maximum number of connections per server to wait for replicas; all other commands share a separate connection"""
     in_flight: int = Field(1000, ge=1, le=100_000)
     """maximum number of commands in progress per server; further ones wait"""
     connect_timeout: float = Field(2.0, gt=0, le=_MINUTE, allow_inf_nan=False)

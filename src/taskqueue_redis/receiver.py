@@ -197,7 +197,7 @@ class Receiver:
         return len(names | self._unavailable.keys()) < len(self._partitions)
 
     def set_aside(self, partition: str, read: asyncio.Task[_Batch] | None = None) -> None:
-        """Read a partition in the background until it answers. ``read`` is a read of it that is already running."""
+        """Read a partition in the background until it answers, beginning with ``read`` if that is already running."""
         if partition not in self._unavailable:
             asking = self._context.background.start(self._ask(partition, read))
             self._unavailable[partition] = asking
