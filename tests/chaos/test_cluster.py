@@ -13,7 +13,7 @@ from taskqueue_core.capabilities import dead_lettering_of, dead_letters_of
 from taskqueue_core.tasks import Task
 from taskqueue_redis.connection.cluster import slot_of
 from taskqueue_redis.scripts.runner import Partitions
-from taskqueue_redis.wakeups import signal_channel
+from taskqueue_redis.wakeups import channel_of
 from tests.chaos.cases import CHAOS, LONG, SEEDS, passed, small
 from tests.chaos.clustered import Clustered, Sharded, standstill
 from tests.chaos.history import Event, What
@@ -157,7 +157,7 @@ async def test_keys_of_a_script_share_a_slot(folder: Path, cluster: Cluster) -> 
             partition,
             f"{partition}:meta",
             f"{partition}:q:{{x}}/t",
-            signal_channel(partition, "{y}"),
+            channel_of(partition, "bell", "{y}"),
         ]
         assert len({slot_of(key) for key in keys}) == 1
     async with Clustered(folder, clustered(), cluster=cluster) as world:

@@ -89,11 +89,11 @@ def traced(name: str) -> str:
 def install() -> Callable[[], None]:
     """Have this process run wrapped scripts from now on; return what ends that."""
     runner.source = traced  # type: ignore[assignment] # without its cache, which is in `_wrapped`
-    runner._digest.cache_clear()
+    runner.script_digest.cache_clear()
 
     def end() -> None:
         runner.source = _plain
-        runner._digest.cache_clear()
+        runner.script_digest.cache_clear()
 
     return end
 
