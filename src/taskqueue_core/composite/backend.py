@@ -216,7 +216,7 @@ class CompositeBackend(ABC):
         """Return the parts of the queue ``key`` that may have issued a receipt, likeliest first.
 
         Each part comes with the receipt as it is known there. If ``key`` is empty, the queue is unknown, and a part
-        with an empty key stands for any queue of the member.
+        with an empty key means any queue of the member.
         """
 
     def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
