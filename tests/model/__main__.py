@@ -2,7 +2,7 @@
 
 python3 dev.py model [--small]
 
-Without options the large bound, in some minutes; with --small that of the tests.
+By default it visits the large worlds, which takes minutes; with --small it visits those of the tests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.model.small import Small
 
 
 def main(arguments: list[str]) -> int:
-    """Say what was found; 1 if a law is broken."""
+    """Print what was found in each world; return 1 if a law is broken, otherwise 0."""
     states = broken = 0
     for name, plan in (SMALL if "--small" in arguments else LARGE).items():
         began = time.monotonic()
