@@ -10,7 +10,7 @@ from tests.chaos.world import Outcome, Shape
 LEASE = 1.2
 HOUSEKEEPING = 0.3
 PASSES = 2 * 1.5 * HOUSEKEEPING
-"""maximum seconds between the start of one pass of housekeeping and the end of the next but one"""
+"""maximum seconds until two passes of maintenance have run"""
 SLACK = 5.0
 """extra seconds allowed on a machine that is busy with other work"""
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(1, 10))]

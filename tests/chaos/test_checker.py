@@ -51,7 +51,7 @@ def test_every_false_record_is_found(mutation: Mutation) -> None:
         seen += 1
         verdict = check(*mutant)
         assert broken(verdict) & mutation.rules, f"seed {seed}: {verdict}"
-    assert seen >= 3, "the lie did not apply often enough to prove anything"
+    assert seen >= 3, "the mutation applied too rarely to prove anything"
 
 
 def test_every_rule_has_a_test() -> None:

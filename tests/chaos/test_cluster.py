@@ -126,7 +126,7 @@ async def test_a_busy_slot_moves(folder: Path, cluster: Cluster, seed: int) -> N
     assert figures.tasks == world.shape.tasks
     assert figures.duplicates == 0
     waited = _answered_after(outcome.events, "alpha", spans)
-    assert waited, "nobody met the moving slot"
+    assert waited, "no publish waited for the moving slot"
     assert not world.errors
 
 

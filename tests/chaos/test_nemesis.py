@@ -19,7 +19,7 @@ def drawn(seed: int, menu: str) -> tuple[Fault, ...]:
 
 @pytest.mark.parametrize("menu", sorted(MENUS))
 def test_a_seed_is_a_schedule(menu: str) -> None:
-    """Equal seeds give equal schedules, other seeds other ones; faults are sorted and within the time."""
+    """Equal seeds give equal schedules, other seeds different ones; faults are sorted by time and within the limit."""
     faults = drawn(7, menu)
     assert faults == drawn(7, menu)
     assert faults != drawn(8, menu)

@@ -118,7 +118,7 @@ async def test_an_entity_that_is_held_holds_up_no_other(folder: Path, seed: int)
             held.add(story.ordering_key)
             again = [one.store_at for one in story.handouts if one.order > handout.order]
             back = min([back, *again])
-    assert back < math.inf, "nobody waited: the frozen one held nothing"
+    assert back < math.inf, "the frozen consumer held no delivery"
     others: dict[str | None, float] = {}
     waits: list[float] = []
     for story in history.stories.values():
@@ -129,7 +129,7 @@ async def test_an_entity_that_is_held_holds_up_no_other(folder: Path, seed: int)
         elif frozen < called < frozen + 0.5 * LEASE:
             others.setdefault(story.ordering_key, out)
     assert others
-    assert max(others.values()) < back, "an entity waited until what the frozen one held came back"
+    assert max(others.values()) < back, "an entity waited for the deliveries of the frozen consumer"
     assert max(waits) >= 0.5 * LEASE
 
 
@@ -166,7 +166,7 @@ async def test_a_flood_of_high_priorities(folder: Path, seconds: float, rate: in
     high = [place for place, priority in enumerate(firsts) if priority == 9]
     # Use only the first 80 percent, because retried tasks of high priority come after the flood.
     flooded = firsts[high[0] : high[round(0.8 * len(high))]]
-    assert firsts.count(0) > flooded.count(0), "low ones waited all the while"
+    assert firsts.count(0) > flooded.count(0), "all low priorities were delivered during the flood"
     assert flooded.count(0) >= 0.8 * share * len(flooded)
 
 

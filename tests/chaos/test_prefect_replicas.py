@@ -61,9 +61,9 @@ class Night:
     """Clients, simulated workers, one real worker, and the faults that hit them and the servers."""
 
     def __init__(self, site: Site, replicas: list[Replica], seed: int) -> None:
-        """Create the state of a night.
+        """Prepare the clients and workers.
 
-        The first replica may be frozen but not killed: it creates the real worker's runs.
+        The first replica may be frozen but not killed, because it creates the real worker's runs.
         """
         self.random = Random(seed)
         self.site = site

@@ -71,7 +71,9 @@ class Run:
         first = await self._fence()
         end = time.monotonic() + _PATIENCE + grants / 200
         while await self._fence() - first < grants or self.killed < 3 or self.frozen < 3:
-            assert time.monotonic() < end, f"{await self._fence() - first} granted: it stands still"
+            assert time.monotonic() < end, (
+                f"{await self._fence() - first} slots granted: no progress"
+            )
             await asyncio.sleep(0.2 * self._chance.random())
             number = self._chance.randrange(_LEASERS)
             leaser = self._leasers[number]

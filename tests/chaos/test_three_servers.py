@@ -55,5 +55,7 @@ async def test_one_of_each_every_two_seconds(folder: Path, seconds: int) -> None
     assert (killed.count("server"), killed.count("worker")) == (pairs, pairs)
     assert not onlooker.faults
     assert onlooker.samples >= seconds
-    assert onlooker.equal >= 3, "at the end nothing moves any more, and three servers were asked"
+    assert onlooker.equal >= 3, (
+        "at the end the ledger is stable, so all three servers must match it"
+    )
     print(f"{figures}; {onlooker.samples} looks, {onlooker.equal} at what stood still")  # noqa: T201 - figures

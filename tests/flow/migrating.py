@@ -124,7 +124,7 @@ class Story(msgspec.Struct):
         lost = [name for name in self.stored if not self.done[name]]
         assert not lost, f"confirmed and never executed: {lost}"
         both = [name for name, sides in self.done.items() if sides > 1]
-        assert not both, f"on both sides: {both}"
+        assert not both, f"done in both backends: {both}"
         again = [name for name, times in self.acked.items() if times > 1]
         assert not again, f"settled twice: {again}"
         for books in (self.old, self.new):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.fast_clock
 
 
 async def test_from_one_side_to_the_other() -> None:
-    """A20, fault J1: old tasks run from the old side, new ones go to the new side; then the migration can finish."""
+    """A20, fault J1: old tasks run from the old backend, new ones go to the new one; then the migration can finish."""
     async with pair() as two:
         assert await two.publish("a", "b") == [ACCEPTED] * 2
         assert (await status(two.both)).phase is MigrationPhase.IDLE
@@ -70,7 +70,7 @@ async def test_one_copy_of_an_id() -> None:
 
 
 async def test_forgotten_ids_are_free() -> None:
-    """Law 7: an id is free again once its window has passed, even if the old side still keeps the result."""
+    """Law 7: an id is free again once its window has passed, even if the old backend still keeps the result."""
     async with pair() as two:
         await two.publish("a")
         async with two.both.subscribe([KEY], "worker") as subscription:
@@ -85,7 +85,7 @@ async def test_forgotten_ids_are_free() -> None:
 
 
 async def test_a_publisher_of_yesterday() -> None:
-    """Fault J5: a publisher that knows only the old side is refused; tasks it stored before the start are executed."""
+    """Fault J5: a publisher that knows only the old backend is refused; tasks it stored before the start still run."""
     async with pair() as two:
         await two.publish("a")
         await start(two.both)
@@ -106,7 +106,7 @@ async def test_a_publisher_of_yesterday() -> None:
 
 
 async def test_a_queue_first_used_meanwhile() -> None:
-    """Fault J5: if a queue is first used during a migration, the old side is closed to it before the new one opens."""
+    """Fault J5: if a queue is first used during a migration, the old backend refuses it before the new one opens."""
     async with pair() as two:
         await start(two.both)
         assert await two.publish("a") == [ACCEPTED]
@@ -115,7 +115,7 @@ async def test_a_queue_first_used_meanwhile() -> None:
 
 
 async def test_receipts_never_cross(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault J3: if both sides issue the same receipt, each settlement still ends the right delivery."""
+    """Fault J3: if both backends issue the same receipt, each settlement still ends the right delivery."""
     monkeypatch.setattr("secrets.token_hex", lambda _=None: "same")
     monkeypatch.setattr("secrets.token_urlsafe", lambda _=None: "same")
     async with pair() as two:
@@ -183,7 +183,7 @@ async def test_a_worker_that_was_there_before() -> None:
 
 
 async def test_dead_letters_of_both() -> None:
-    """A20: dead letters of both sides are listed page by page, the old side's first, and are not moved."""
+    """A20: dead letters of both backends are listed page by page, the old backend's first, and are not moved."""
     async with pair() as two:
         async with two.both.subscribe([KEY], "worker") as subscription:
             for number in range(6):
@@ -203,7 +203,7 @@ async def test_dead_letters_of_both() -> None:
 
 
 async def test_settings_move_and_hold_on_both_sides() -> None:
-    """A20: start copies settings that the new side lacks; later changes and pauses apply to both sides (laws 5, 9)."""
+    """A20: start copies settings that the new backend lacks; later changes and pauses apply to both (laws 5, 9)."""
     async with pair() as two:
         await two.old.control.configure(KEY, QueueSettings(max_losses=1, capacity=9))
         await two.old.control.configure("other", QueueSettings(max_losses=2))
@@ -226,7 +226,7 @@ async def test_settings_move_and_hold_on_both_sides() -> None:
 
 
 async def test_copies_move() -> None:
-    """D9, fault J7: a task that the old side has copied to bound queues is not copied again by the new side (law 7)."""
+    """D9, fault J7: a task that the old backend copied to bound queues is not copied again by the new one (law 7)."""
     async with pair() as two:
         await two.both.control.configure(KEY, QueueSettings(bound_to=("a", "b")))
         await two.publish("x")

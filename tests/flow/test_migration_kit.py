@@ -95,6 +95,6 @@ class TestRolledBack(Pair, _Main):
 
 
 class TestNotStarted(Pair, _Main):
-    """The conformance kit before the start of a migration, when the old side has all tasks (A20)."""
+    """The conformance kit before the start of a migration, when the old backend has all tasks (A20)."""
 
     __test__ = True

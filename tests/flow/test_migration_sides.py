@@ -30,7 +30,7 @@ pytestmark = pytest.mark.fast_clock
 
 
 async def test_what_the_new_side_cannot_keep() -> None:
-    """A20: if the new side does not support a queue's settings, start fails, names the queue and closes nothing."""
+    """A20: if the new backend does not support a queue's settings, start fails, names the queue and closes nothing."""
     old = MemoryBackend()
     await old.control.configure(KEY, QueueSettings(floor_share=0.1))
     new = RecordBackend("dict", DictStore(Disk()), ManualClock(), durable=True)
@@ -70,7 +70,7 @@ def test_control_is_needed() -> None:
 
 
 async def test_a_dead_old_side_does_not_block_the_new_one() -> None:
-    """Fault J6: while the old side is down or silent, the new side accepts and delivers; later the old side drains."""
+    """Fault J6: while the old backend is down or silent, the new one accepts and delivers; later the old one drains."""
     async with pair() as two:
         await two.publish("a", "b")
         await start(two.both)
@@ -93,7 +93,7 @@ async def test_a_dead_old_side_does_not_block_the_new_one() -> None:
 
 
 async def test_a_dead_side_is_reported() -> None:
-    """Fault J6: if the new side or both sides are down, callers get an error and no publish counts as accepted."""
+    """Fault J6: if the new backend or both are down, callers get an error, and no publish counts as accepted."""
     async with pair() as two:
         await start(two.both)
         subscription = two.both.subscribe([KEY], "worker")
@@ -109,7 +109,7 @@ async def test_a_dead_side_is_reported() -> None:
 
 
 async def test_strict_takes_in_only_what_both_sides_know() -> None:
-    """Fault J6: in mode strict, a publish fails while the old side cannot be asked for the ids it knows (law 7)."""
+    """Fault J6: in mode strict, a publish fails while the old backend cannot be asked for the ids it knows (law 7)."""
     async with pair(MigrationMode.STRICT) as two:
         await start(two.both)
         await two.publish("a")
@@ -121,7 +121,7 @@ async def test_strict_takes_in_only_what_both_sides_know() -> None:
 
 
 async def test_strict_keeps_the_order() -> None:
-    """Fault J4: in strict mode a queue's new side waits until the old one has no live task or retry of it (law 4)."""
+    """Fault J4: in strict mode a queue's new backend waits until the old one has no live task or retry (law 4)."""
     async with pair(MigrationMode.STRICT) as two:
         await two.publish("a", "b", ordering_key="entity")
         await start(two.both)
@@ -144,7 +144,7 @@ async def test_strict_keeps_the_order() -> None:
 
 
 async def test_strict_keeps_limits() -> None:
-    """A20: a queue's in-flight limit and rate limit apply to both sides of a migration together (law 5)."""
+    """A20: a queue's in-flight limit and rate limit apply to both backends of a migration together (law 5)."""
     async with pair(MigrationMode.STRICT) as two:
         limits = QueueSettings(max_inflight=2, rate_limit=RateLimit(max_tokens=2, interval=10))
         await two.both.control.configure(KEY, limits)
@@ -201,7 +201,7 @@ async def test_back_from_a_side_that_is_lost() -> None:
 
 
 async def test_what_comes_late_is_not_kept_here() -> None:
-    """A20: a delivery that a slow side sends too late for its receive goes to a later receive, or back to its queue."""
+    """A20: a delivery that a slow backend sends too late for its receive goes to a later one, or back to its queue."""
     async with pair() as two:
         await two.publish("a")
         await start(two.both)

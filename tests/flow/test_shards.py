@@ -113,7 +113,7 @@ async def test_one_entity_one_shard() -> None:
     assert len({shard_of(task, 16) for task in tasks}) == 1
     assert shard_of(Task(key=KEY, id="entity"), 16) == shard_of(tasks[0], 16)
     assert shard_of(Task(key=KEY, id="t1"), 1000) == 457, (
-        "the hash is for ever: it says where ids are known"
+        "the hash must not change: it decides which shard knows an id"
     )
 
 
@@ -171,7 +171,7 @@ async def test_order_per_entity(seed: int) -> None:
                 for delivery in (await subscription.receive(3, 0.05)).deliveries:
                     entity = str(delivery.task.ordering_key)
                     running[entity] += 1
-                    assert running[entity] == 1, f"two of {entity} at a time"
+                    assert running[entity] == 1, f"two tasks of {entity} at a time"
                     await asyncio.sleep(0)
                     running[entity] -= 1
                     if rng.random() < 0.1:
@@ -251,7 +251,7 @@ async def test_limits_need_one_partition(limit: dict[str, Any]) -> None:
 
 
 async def test_what_cannot_be_sharded() -> None:
-    """A16: names of shards are not accepted as queue names; long names and targets of copies cannot be sharded (D9)."""
+    """A16: shard names are no queue names; queues with long names or that receive copies cannot be sharded (D9)."""
     backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     inside = Generation(1, 4).shard_key(KEY, 2)
     assert Shard.read(inside) == (KEY, 2, (1, 4))
@@ -354,7 +354,7 @@ async def test_a_change_that_was_killed(cut: int) -> None:
 
 
 async def test_two_change_it_at_once() -> None:
-    """Law 10: two concurrent changes of the shard count take effect one after the other; the chain does not fork."""
+    """Law 10: two concurrent changes of the shard count take effect one after the other, as separate generations."""
     inner = MemoryBackend(clock=LoopClock())
     processes = [ShardedBackend(inner) for _ in range(3)]
     await asyncio.gather(shard(processes[0], 4), shard(processes[1], 6))

@@ -40,7 +40,7 @@ class TestObserved(SlotsSuite):
 
 
 async def test_the_new_sides_in_every_phase() -> None:
-    """In every phase of a migration the new side's slots are used; the old side's pool is untouched (A20; fault H9)."""
+    """In every phase of a migration, slots are those of the new backend; the old pool is untouched (A20; fault H9)."""
     old, new = MemoryBackend(), MemoryBackend()
     backend = MigratingBackend(old, new)
     assert slots_of(backend) is new.slots
@@ -53,7 +53,7 @@ async def test_the_new_sides_in_every_phase() -> None:
     assert bound is not None
     await start(backend)
     (kept,) = await slots_of(backend).renew(bound, ttl=60)
-    assert kept is not None, "the job runs, and nobody holds its slot"
+    assert kept is not None, "the job still runs, so its slot must stay leased"
     assert kept.token != bound.token
     for move in (rollback, start, finish):
         await move(backend)
@@ -89,7 +89,7 @@ async def test_where_there_are_none(open_backend: Callable[[], Backend]) -> None
 
 
 async def test_a_side_without_slots() -> None:
-    """If one side of a migration has no slots, the migrating backend has none either (A20)."""
+    """If one backend of a migration has no slots, the migrating backend has none either (A20)."""
     backend = MigratingBackend(MemoryBackend(), _Slotless())
     with pytest.raises(CapabilityMissing, match="one backend of the migration has no slots"):
         backend.slots  # noqa: B018 - reading the attribute raises the error

@@ -1,4 +1,4 @@
-"""The store's operations in a small world; each also updates what the laws expect of the tasks."""
+"""The store's operations in the small model of the system; each also updates what the laws expect of the tasks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The key under which a state counts as visited: states that differ only in worker names or numeric values are equal.
+"""Keys that identify the states of the small model, so that equivalent states are visited once.
 
-Numbers are reduced to their order.
+States are equivalent if they differ only in worker names, or in numbers that have the same order.
 """
 
 from __future__ import annotations

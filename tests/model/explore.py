@@ -1,4 +1,4 @@
-"""Visits every state of a small world, breadth first, so that a broken law is shown by a shortest sequence of steps."""
+"""Visits every state of a small model, breadth first, so that a broken law is shown by a shortest sequence of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The participants of a small world, and the bounds of its exploration."""
+"""The participants of the small model (tasks and workers), and the bounds of its exploration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Todo(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The bounds of a world: its tasks, and how many faults of each kind may happen."""
+    """The bounds of an exploration: its tasks, and how many faults of each kind may happen."""
 
     todo: tuple[Todo, ...]
     crashes: int = 1

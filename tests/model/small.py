@@ -1,7 +1,7 @@
-"""A world small enough to visit all its states: a few tasks, two workers, and a bounded number of faults.
+"""A model of the whole system ("world") that is small enough to visit all its states.
 
-Faults: a worker is killed, or frozen until the store gives it up; the answer of a call is lost, or its request arrives
-late; the master dies while its replica lags by one write.
+It has a few tasks, two workers and a bounded number of faults: a worker is killed, or frozen until the store gives it
+up; the answer of a call is lost, or its request arrives late; the master dies while its replica lags by one write.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Step = tuple[str, "Small | Broken"]
 
 
 class Small:
-    """One state of a small world."""
+    """One state of the modelled system: the store, the workers, what the laws expect, and the remaining faults."""
 
     def __init__(self, plan: Plan, spec: type[Spec] = Spec) -> None:
         self.plan = plan

@@ -1,4 +1,4 @@
-"""All laws hold in every state of the small worlds, and the exploration finds each known mistake."""
+"""All laws hold in every state of the small models, and the exploration finds each known mistake."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUICK = (
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in SMALL]
 )
 def test_every_law_holds_in_every_state(name: str) -> None:
-    """R0 to R10, R13, R14, fault M2: no sequence of steps and faults within the bounds of the world breaks a law."""
+    """R0 to R10, R13, R14, fault M2: no sequence of steps and faults within the model's bounds breaks a law."""
     found = explore(Small(SMALL[name]))
     assert not found.counterexample, f"\n{found.counterexample}"
     assert found.states > 500
