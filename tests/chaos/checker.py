@@ -42,7 +42,7 @@ RULES: dict[str, Rule] = {
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Summary of a list of durations in seconds."""
+    """Summary of a list of durations in seconds: their number, 99th percentile and maximum."""
 
     count: int = 0
     p99: float = 0.0

@@ -78,7 +78,7 @@ async def test_a_master_with_a_replica_dies(folder: Path, timeout: int) -> None:
 @each_seed
 @pytest.mark.parametrize("coverage", ["yes", "no"])
 async def test_a_master_without_a_replica_dies(folder: Path, coverage: str, seed: int) -> None:
-    """Fault D3: if a master without a replica dies, its queues stop; all do if the cluster must cover all slots.
+    """Fault D3: if a master without a replica dies, its queues stop, or all if the cluster must cover all slots.
 
     The master returns with its append-only file: all queues continue, and nothing is lost or delivered twice.
     """

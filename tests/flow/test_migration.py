@@ -140,7 +140,7 @@ async def test_receipts_never_cross(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_each_verb_at_its_origin() -> None:
-    """A20: retries, dead-lettering, hand-overs and revocations go to the side that has the task."""
+    """A20: retries, dead-lettering, hand-overs and revocations go to the backend that has the task."""
     async with pair() as two:
         await two.publish("a", "b", "c", "d")
         await start(two.both)
