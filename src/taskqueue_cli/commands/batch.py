@@ -107,7 +107,7 @@ def publish_file(
             size = os.fstat(file.fileno()).st_size or None
             with _progress(quiet=as_json) as progress:
                 bar = progress.add_task("publishing", total=size)
-                advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - only passed on
+                advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - short, and used only once
                 with_backend(
                     server, lambda backend: _publish(backend, file, key, result, advance, end=end)
                 )
