@@ -67,7 +67,7 @@ class QueueSettings(BaseModel):
     result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
     """seconds for which a result is kept"""
     durability: Durability | None = None
-    """durability of confirmed tasks; ``None`` uses the store's own. Refused if the store does not support it"""
+    """durability of confirmed tasks; ``None`` means the store's default. Refused if the store does not support it"""
     replicas: int = Field(default=1, ge=1, le=100)
     """number of replicas that must have a task before it is confirmed, if the durability is ``replicated``"""
     journal: bool = False
