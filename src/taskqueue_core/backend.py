@@ -144,7 +144,7 @@ class Capability(StrEnum):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The declared abilities of a backend. The kit tests the declared ones, and core refuses to use any other."""
+    """The abilities that a backend declares. The conformance kit tests them, and core refuses to use any other."""
 
     names: frozenset[Capability] = frozenset()
     shared: bool = False

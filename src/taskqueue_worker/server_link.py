@@ -74,7 +74,7 @@ class Backoff:
         return wait * (0.5 + self._uniform() / 2)
 
     def reset(self, *, at_once: bool = True) -> None:
-        """Restart the sequence of delays after a successful connection: with 0, or if not ``at_once`` with ``base``."""
+        """Restart the delays after a successful connection. The first is 0, or ``base`` if not ``at_once``."""
         self._tries = 0 if at_once else 1
 
 

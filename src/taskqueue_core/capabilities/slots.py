@@ -8,13 +8,13 @@ state      meaning                                          when the slot become
 ========== ================================================ =====================================================
 unassigned held by a client that looks for a job            the lease expires, or the endpoint may get no jobs
 assigned   bound to a job, which may be on the server       the lease has expired, and the server was seen idle
-detached   its job runs on the server without a holder      as for assigned; the lease lasts as long as the job may
+detached   its job runs on the server without a holder      as for assigned; the lease should outlast the job
 ========== ================================================ =====================================================
 
 A lease expires at its ``expires_at``. A lease with a job is then *overdue*: the slot is still held, and the token is
 still valid. If the server does not report its running jobs, the lease ends when it expires.
 
-Laws, which the kit checks:
+Laws, which the conformance kit checks:
 
 * A slot has at most one holder, and a job at most one lease. Assigning a job that has a lease transfers that lease.
 * Each lease has a token of its own, with an increasing fence. A stale token changes nothing.
