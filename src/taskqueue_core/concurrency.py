@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 
 
 async def gather_all(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
-    """Return the results of all calls, in order. If some fail, wait until all have ended, and raise one exception."""
+    """Return the results of all calls, in order. If some fail, wait for all to end, and raise the first exception."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

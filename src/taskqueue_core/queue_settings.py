@@ -41,9 +41,8 @@ def read_settings(text: bytes) -> QueueSettings:
     if path[0] == "weights":  # omit the tenant's name, because an error must not repeat input
         path = ("weights",)
     *parents, name = map(str, path)
-    if (
-        fault["type"] == "extra_forbidden"
-    ):  # omit the unknown name, because an error must not repeat input
+    # Omit an unknown name, because an error must not repeat input.
+    if fault["type"] == "extra_forbidden":
         parent = ".".join(parents)
         known = ", ".join(_PARTS[parent].model_fields)
         raise InvalidInput(parent or "settings", "an unknown field", known)

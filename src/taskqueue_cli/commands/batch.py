@@ -36,7 +36,7 @@ _MAX_SHOWN = 20
 
 
 class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a task in one line of a batch file."""
+    """The fields of a task to publish, from one line of a batch file or from command-line options."""
 
     key: str | None = None
     payload: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))

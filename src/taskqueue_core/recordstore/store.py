@@ -30,7 +30,7 @@ class Record(Entry, kw_only=True, eq=False):
 
     @property
     def due(self) -> float | None:
-        """The time at which the schedule, or a loss after too long without progress, makes the task available."""
+        """The time at which a scheduled task becomes due, or a delivery without progress is lost; ``None``: never."""
         if self.state is State.SCHEDULED:
             return self.at
         if self.state is not State.IN_FLIGHT or self.patience is None:
@@ -61,8 +61,8 @@ class RecordStore(ABC):
     """A store of records, counters, settings and rate-limit buckets that only this process uses.
 
     All methods except `open`, `close` and `transaction` are called inside a transaction, and must see its changes.
-    Calls come from one thread and never overlap. The methods raise only exceptions of this package:
-    `BackendUnavailable` if the store fails or contains data that cannot be decoded.
+    Calls come from one thread and never overlap. The methods raise only exceptions of this package; they
+    raise `BackendUnavailable` if the store fails or contains data that cannot be decoded.
     """
 
     @abstractmethod
@@ -116,11 +116,14 @@ class RecordStore(ABC):
 
     @abstractmethod
     def due(self, key: str, until: float, limit: int) -> Sequence[Record]:
-        """Return up to ``limit`` records of a key whose ``due`` is at most ``until``, sorted by ``due`` and ``seq``."""
+        """Return up to ``limit`` records of a key whose ``due`` is at most ``until``, sorted by ``due`` and ``seq``.
+
+        ``until`` may be infinity, which means all records that have a ``due``.
+        """
 
     @abstractmethod
     def alarms(self, until: float, limit: int) -> Sequence[Record]:
-        """Return up to ``limit`` records, of any key, whose ``alarm`` is at most ``until``, sorted by both."""
+        """Return up to ``limit`` records of all keys with ``alarm`` up to ``until``, sorted by ``alarm`` and ``seq``."""
 
     @abstractmethod
     def owned(self, owner: int | None = None) -> Sequence[Record]:
