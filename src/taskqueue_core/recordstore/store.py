@@ -123,7 +123,7 @@ class RecordStore(ABC):
 
     @abstractmethod
     def alarms(self, until: float, limit: int) -> Sequence[Record]:
-        """Return up to ``limit`` records of all keys with ``alarm`` up to ``until``, sorted by ``alarm`` and ``seq``."""
+        """Return up to ``limit`` records of any key with ``alarm`` up to ``until``, sorted by ``alarm`` and ``seq``."""
 
     @abstractmethod
     def owned(self, owner: int | None = None) -> Sequence[Record]:
