@@ -82,7 +82,7 @@ Event = Welcomed | Delivered | Revoked | Draining | StoreChanged | Complained
 
 
 class ClientSession:
-    """The worker's state. `receive` reads a frame and returns events; `outgoing` yields the frames to send.
+    """The worker's side of the protocol. `receive` reads a frame and returns events; `outgoing` yields frames to send.
 
     ``capacity`` is the maximum number of deliveries that the worker runs at once.
     """
