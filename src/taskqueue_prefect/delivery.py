@@ -286,7 +286,7 @@ class SharedQueueDelivery:
         if self._subscription is not None:
             await close(self._subscription)
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes this argument by position
         if ok:
             self._host.forget()
             LOG.info("store of the task queue available again")

@@ -193,7 +193,7 @@ class Sender:
                 task.cancel()
             await asyncio.gather(*remaining, return_exceptions=True)
             await self._cached_lookup.aclose()
-            # During an outage, the call may time out; the leases then expire by themselves.
+            # If this call times out, for example during an outage, the leases of the callbacks expire by themselves.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FINAL_SECONDS):
                     await close(subscription)
@@ -309,7 +309,7 @@ def _classify(reply: PostReply, seconds: float) -> tuple[Outcome, float]:
     return Failed(error), min(after, _MAX_RETRY_AFTER)
 
 
-async def _log_outage(available: bool, code: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
+async def _log_outage(available: bool, code: str) -> None:  # noqa: FBT001 - `OutageRetry` passes this argument by position
     if available:
         _log.info("store available again; sending callbacks")
     else:

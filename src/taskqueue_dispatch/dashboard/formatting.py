@@ -39,7 +39,7 @@ def texts(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
 
 
 def shape(snapshot: PoolSnapshot) -> str:
-    """Return a digest that changes when the page must be reloaded, because more than its texts has changed."""
+    """Return a digest of the page's structure. If it changes, the page must be reloaded, not only its texts."""
     parts = [
         snapshot.error,
         [model.model for model in snapshot.models],

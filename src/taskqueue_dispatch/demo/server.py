@@ -36,7 +36,7 @@ from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.process.serve import ServerProcess
 
 _REFUSE_ONE_IN = 10
-"""the receiver refuses one callback of this many, at its first attempt"""
+"""the receiver refuses the first attempt of one in this many callbacks"""
 
 
 class _CallbackBody(msgspec.Struct, frozen=True):
