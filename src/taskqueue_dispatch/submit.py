@@ -105,7 +105,7 @@ class Submitter:
         *,
         check_callback: Callable[[str], Awaitable[object]] | None = None,
     ) -> None:
-        """Do no I/O. ``check_callback`` raises `InvalidInput` for a forbidden URL. Without it, callbacks are refused."""
+        """Do no I/O. ``check_callback`` raises `InvalidInput` for a forbidden URL; without it, all URLs are refused."""
         self._backend = backend
         self._queue = Queue(backend)
         self._pool = slots_of(backend)

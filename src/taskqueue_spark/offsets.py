@@ -167,7 +167,7 @@ class _Step:
         for cut in (self._at(time), self._at(time + 1)):
             if any(cut[name] > self._start[name] for name in self.behind):
                 return cut
-        # The times do not rise, because a clock was set back; advance a single shard instead.
+        # The times do not rise, because a clock was set back. Therefore advance this shard only.
         return {**self._start, shard: index}
 
     def within(self, span: int, most: dict[str, int]) -> dict[str, int]:

@@ -127,7 +127,8 @@ class StoreReader(DataSourceReader):
             return await control_of(backend).queues()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, _QueuePartition):  # there is no queue
+        if not isinstance(partition, _QueuePartition):
+            # Spark passes another partition if there is no queue.
             return
         pages = self._tasks if self._options.resource == "tasks" else self._dead_letters
         arrow = to_arrow_schema(self._schema, timezone="UTC")
@@ -154,7 +155,7 @@ class StoreReader(DataSourceReader):
 
 
 async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
-    """Yield the dead letters that exist at the beginning in pages, each once, even if some are redriven meanwhile.
+    """Yield pages of the dead letters that exist at the beginning, each once, even if some are redriven meanwhile.
 
     Tasks that become dead letters during the read may be included.
     """

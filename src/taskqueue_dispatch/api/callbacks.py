@@ -29,7 +29,7 @@ _LEASE_TOKEN = Query(
 
 
 async def push(call: RequestContext) -> Response:
-    """Report how a job ended, so that the dispatcher need not poll for it. The only credential is the token of its slot.
+    """Report how a job ended, so that the dispatcher does not poll it. The token of its slot is the only credential.
 
     409: the slot belongs to another job by now, or a result has already arrived. The report is then kept for an hour
     and not used.

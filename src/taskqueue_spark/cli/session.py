@@ -78,7 +78,7 @@ def work(options: EngineOptions, *, small: bool = False) -> Iterator[Work]:
     """
     check_installed()
     with explain_missing_modules():
-        from taskqueue_spark.session import SMALL_DATA, session  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark.session import SMALL_DATA, session  # noqa: PLC0415 - imports Spark, which is slow
     conf = (SMALL_DATA if small and not options.distributed else {}) | options.spark_settings
     with (
         tempfile.TemporaryDirectory(prefix="taskqueue-pipeline-") as folder,

@@ -59,7 +59,7 @@ def stream(
         )
     source = source_of(options)
     with explain_missing_modules():
-        from taskqueue_spark.service import StreamOptions, run  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark.service import StreamOptions, run  # noqa: PLC0415 - imports Spark, which is slow
     stream_options = StreamOptions(
         out=options.out.expanduser().absolute(),
         source=source,

@@ -23,7 +23,7 @@ def files_of(path: str) -> list[str]:
             str(path) for path in Path(path).iterdir() if not path.name.startswith((".", "_"))
         ]
     else:
-        matches = [path] if Path(path).exists() else glob.glob(path)  # noqa: PTH207 - patterns may be absolute
+        matches = [path] if Path(path).exists() else glob.glob(path)  # noqa: PTH207 - `Path.glob` refuses absolute patterns
     return sorted(name for name in matches if Path(name).is_file())
 
 

@@ -127,7 +127,7 @@ def _rows(transitions: DataFrame) -> DataFrame:
 def _about(rows: DataFrame, sample: int) -> DataFrame:
     """Return a row per key: its counts, its peak rate, and its busiest time.
 
-    The busiest time is the shortest span of whole seconds with as many arrivals as the sample, or else the whole time.
+    The busiest time is the shortest span of whole seconds with ``sample`` arrivals; the whole time if there are fewer.
     """
     counts = {
         "deliveries": "count_if(delivered)",

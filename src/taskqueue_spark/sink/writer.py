@@ -130,7 +130,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     def commit(
         self,
         messages: list[WriterCommitMessage | None],
-        batchId: int | None = None,  # noqa: N803 - Spark's name
+        batchId: int | None = None,  # noqa: N803 - Spark defines this signature
     ) -> None:
         sent = [message for message in messages if isinstance(message, Sent)]
         batch = self._job if batchId is None else str(batchId)
@@ -164,7 +164,7 @@ async def _arriving(batches: Iterator[pa.RecordBatch]) -> AsyncIterator[pa.Recor
 def writer(
     options: Mapping[str, str],
     schema: StructType,
-    overwrite: bool,  # noqa: FBT001 - Spark passes it by position
+    overwrite: bool,  # noqa: FBT001 - Spark passes this argument by position
     *,
     stream: bool = False,
 ) -> TaskWriter | RedriveWriter:
