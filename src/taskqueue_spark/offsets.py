@@ -120,7 +120,7 @@ def admitted(
     """Return the offsets at which the next step ends: after about ``rows`` transitions or ``seconds`` of journal time.
 
     All shards end at the same time, so that none is ahead of another. A step is never empty if there are new
-    transitions. Transitions of one script and of one microsecond stay together, even if they exceed the limit.
+    transitions. Transitions of one Redis script and of one microsecond stay together, even if they exceed the limit.
     """
     step = _Step(journal, start, ends)
     indexes = step.whole

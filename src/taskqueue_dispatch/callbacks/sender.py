@@ -63,7 +63,7 @@ _THROTTLE_SECONDS = 30.0
 _MAX_RETRY_AFTER = 6 * 3600.0
 """largest ``Retry-After`` in seconds that is obeyed"""
 _POLL_SECONDS, _MAX_POLL_SECONDS = 1.0, 30.0
-"""shortest and longest delay in seconds until a job past its deadline that has not ended is checked again"""
+"""shortest and longest seconds between two checks of a job that is past its deadline but has not ended"""
 _RETRY = RetryPolicy(base=5.0, cap=6 * 3600.0, jitter=0.2)
 _STORED_SECONDS = 86_400.0
 """seconds for which the outcome of a callback is kept, and for which a second callback with its id is dropped"""

@@ -12,7 +12,7 @@ _NEVER: tuple[Network, ...] = tuple(
     map(
         ip_network,
         (
-            "0.0.0.0/8",  # "this host": some systems connect to themselves
+            "0.0.0.0/8",  # "this host": some systems treat it as their own address
             "224.0.0.0/4",  # multicast
             "255.255.255.255/32",  # broadcast
             "::/128",

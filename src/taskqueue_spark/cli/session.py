@@ -148,7 +148,7 @@ def _failures(log: Path) -> Iterator[None]:
 
 
 def _error_of(text: str) -> SparkFailed:
-    """Return the error of this package in the text of a Spark error; without one, its cause or first line."""
+    """Return the error of this package that is quoted in the text of a Spark error; else its cause or first line."""
     if ours := _OURS.findall(text):
         name, message = ours[-1]
         kind = getattr(errors, name, TaskQueueError)

@@ -89,7 +89,7 @@ def audit(options: PipelineOptions, *, live: Live = None, grace: Grace = 60.0) -
     """Check whether a task was lost: every published task has completed, explicitly failed, or is still in the store.
 
     Each life of a task has one verdict, and the sums must balance. The exit code is 1 if they do not, if a task is
-    lost, or if a task ended twice or in a similar way broke the rules. If a part of the journal is missing, the result
+    lost, or if a task has an impossible history, for example two ends. If a part of the journal is missing, the result
     is "unknown", never "no loss".
     """
     with snapshot_tables(options, live=live, grace=grace) as (opened, build):

@@ -70,7 +70,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         self._job = secrets.token_hex(8)
 
     async def check_store(self) -> None:
-        """Raise `BackendUnavailable` if the store is unavailable, `ConfigurationError` if its queue does not fit.
+        """Raise `BackendUnavailable` if the store is unavailable, `ConfigurationError` if the queue forgets ids early.
 
         Writing waits for a store during an outage; this check reports a wrong address at once.
         """
