@@ -57,7 +57,7 @@ class DispatchSettings(BaseSettings):
     """secrets (``whsec_…``) with which every callback is signed; set the old and the new one during a rotation"""
     callback_ports: Annotated[tuple[int, ...], *COMMAS] = (443, 8443)
     callback_http: bool = False
-    """allow callbacks to http:// URLs, which anyone on the network path can read and change"""
+    """whether to allow callbacks to http:// URLs, which anyone on the network path can read and change"""
     callback_networks: Annotated[tuple[str, ...], *COMMAS] = ()
     """private networks in which callbacks are allowed; all other private addresses are refused"""
     callback_timeout: _Seconds = 20.0

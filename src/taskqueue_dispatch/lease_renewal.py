@@ -88,7 +88,7 @@ class LeaseRenewer:
         return held
 
     def drop(self, held: RenewedLease) -> None:
-        """Stop renewing a lease, because it was released or shall expire. Idempotent."""
+        """Stop renewing a lease, because it was released or should expire. Idempotent."""
         self._held.pop(held, None)
 
     def change(self, held: RenewedLease, lease: SlotLease) -> None:

@@ -43,7 +43,7 @@ class PrefectSettings(BaseSettings):
     )
 
     strict: bool = False
-    """refuse to start a server that would use Prefect's own queue, or whose source is not supported"""
+    """whether a server that would use Prefect's own queue, or whose source is not supported, refuses to start"""
     capacity: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """maximum number of runs of a task that were not delivered yet; default: Prefect's ``max_scheduled_queue_size``"""
     max_losses: int = Field(default=5, ge=0, le=1000)

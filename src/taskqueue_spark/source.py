@@ -28,7 +28,7 @@ class TaskQueueDataSource(DataSource):
         return "taskqueue"
 
     def schema(self) -> StructType:
-        from taskqueue_spark.options import resource_of  # noqa: PLC0415 - Spark imports this module often, so keep that fast
+        from taskqueue_spark.options import resource_of  # noqa: PLC0415 - Spark often imports this module, which must be fast
 
         resource = resource_of(self.options)
         if resource == "journal":

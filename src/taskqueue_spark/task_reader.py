@@ -45,12 +45,12 @@ DEAD_LETTERS = _struct(
     ("deadline", _TIME), ("max_attempts", _WHOLE), ("history", spark.ArrayType(_FAILURE)), ("as_of", _TIME),
     nullable=_OPTIONAL,
 )  # fmt: skip
-"""schema of one row per dead letter, with the names of `taskqueue_core.tasks.DeadLetter` and of its task"""
+"""schema of one row per dead letter, with the field names of `taskqueue_core.tasks.DeadLetter` and of its task"""
 TASKS = _struct(
     ("key", _TEXT), ("task_id", _TEXT), ("state", _TEXT), ("attempt", _WHOLE), ("losses", _WHOLE), *_OWNERS,
     ("since", _TIME), ("as_of", _TIME), nullable=_OPTIONAL,
 )  # fmt: skip
-"""schema of one row per task. Each shard of a queue has its own key, as in a journal. ``since``: see `Listed`"""
+"""schema of one row per task. Each shard has its own key. ``since``: last change of the task's record; see `Listed`"""
 _SCHEMAS = {"dead_letters": DEAD_LETTERS, "tasks": TASKS}
 _PAGE = 200
 _LIVE = frozenset(state for state in State if state.live)

@@ -20,7 +20,7 @@ _CRASH_AT, _FALSE_REPORT_AT = 0.1, 0.12
 _DOWN_SECONDS = 1.0
 _FALSE_REPORT_SECONDS = 2.0
 _FULL_TIMEOUT = 0.5
-"""seconds to wait until all slots of the server are in use; after that, one slot in use is enough"""
+"""seconds for which a crash waits until all slots of its server are in use; then, one slot in use is enough"""
 _POLL_SECONDS = 0.01
 
 

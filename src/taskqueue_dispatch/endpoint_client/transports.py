@@ -22,7 +22,7 @@ from taskqueue_dispatch.endpoint_policy import EndpointPolicy
 from taskqueue_dispatch.outbound_http.dns import CachedLookup, Resolve
 
 _IDLE = 2.0
-"""seconds for which an idle connection is kept; less than on servers (uvicorn: 5), which rarely close it first"""
+"""seconds for which an idle connection is kept; servers keep it longer (uvicorn: 5), so they rarely close it first"""
 _MAX_UNUSED = 256
 """maximum number of transports that are kept without a running request"""
 _UNUSED = 60.0

@@ -76,7 +76,7 @@ def first_timed(file: BinaryIO, start: int, end: int) -> tuple[int, int, int] | 
 def before(file: BinaryIO, position: int) -> tuple[ParsedLine | None, bool]:
     """Return the last transition before a position, and whether damaged lines follow it.
 
-    Only as many bytes are searched as a line may have.
+    At most the maximum length of a line is searched.
     """
     spoilt = False
     end, rest = position, b""
