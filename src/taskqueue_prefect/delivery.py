@@ -130,7 +130,7 @@ class SharedQueueDelivery:
         return _current.get()
 
     def observed(self, client_id: object) -> None:
-        """Process a message of the worker, which acknowledges the last run. Closes the socket with 4001 for a bad id."""
+        """Process a message of the worker, which acknowledges the last run. A bad id closes the socket with 4001."""
         if not isinstance(client_id, str):
             raise _violation(f"client_id: a {type(client_id).__name__}; allowed: text")
         if client_id != self._client:
