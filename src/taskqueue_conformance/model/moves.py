@@ -82,7 +82,7 @@ class Moves(BackendMachine):
         self.done(f"{about} {answer or 'lease_lost'}")
 
     def the_dead(self, key: str, chosen: Sequence[str], moved: int) -> list[Entry]:
-        """Return the dead entries among ``chosen``, or all of the queue; fail unless there are ``moved`` of them."""
+        """Return the dead entries with the ids ``chosen`` (empty: all); fail unless there are ``moved`` of them."""
         entries = [self.model.entries.get((key, name)) for name in chosen]
         if not chosen:
             entries = [entry for entry in self.model.entries.values() if entry.task.key == key]
@@ -95,7 +95,7 @@ class Moves(BackendMachine):
         return any(entry.state in states for entry in self.model.entries.values())
 
     def done(self, answer: str) -> None:
-        """Log the answer of a call with the history, and compare the store's ledgers and statuses with the model."""
+        """Log the answer of a call in the history, and compare the store's ledgers and statuses with the model."""
         note(f"# {self.bench.now:.3f}: {answer}")
         for key in KEYS if self.has(Capability.CONTROL) else ():
             known = [task_id for queue, task_id in self.model.entries if queue == key]

@@ -184,7 +184,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert given == ["high", "high", "middle", "middle", "low", "low"]
 
     async def test_the_least_used_first(self, bench: Bench) -> None:
-        """At equal priority, the endpoint with the fewest leases is first, then the earlier one (B9)."""
+        """At equal priority, the endpoint with the fewest leases is first, then the one registered first (B9)."""
         for server in ("c", "a", "b"):
             await bench.pool.serve(server, 2)
         leases = await bench.pool.take(3)
@@ -194,7 +194,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert next_one.server == "a"
 
     async def test_where_the_model_is_loaded(self, bench: Bench) -> None:
-        """At equal priority, the server that ran the model last is first; a lease shows a switch (A18, A19)."""
+        """At equal priority, a server that last ran the model is first; a lease shows a change of model (A18, A19)."""
         for server in ("s1", "s2"):
             await bench.pool.serve(server, 4)
             await bench.pool.serve(server, 4, model=OTHER_MODEL)

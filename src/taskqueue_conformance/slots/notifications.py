@@ -113,7 +113,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.outcome(waiting)
 
     async def test_many_want_the_same_slots(self, bench: Bench) -> None:
-        """Of many concurrent ``acquire``, as many succeed as there are slots (B6, C20; FIX-C4, fault H1)."""
+        """Many concurrent calls of ``acquire`` get as many slots as there are (B6, C20; FIX-C4, fault H1)."""
         await bench.pool.serve("s1", 3)
         await bench.pool.serve("s2", 2)
         calls = [bench.slots.acquire(MODEL, f"h{n}", ttl=LONG, limit=2) for n in range(10)]

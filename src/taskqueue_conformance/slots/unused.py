@@ -72,7 +72,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
 
 
 async def _busy_and_idle(bench: Bench) -> tuple[SlotLease, SlotLease]:
-    """Return an assigned and an unassigned lease on ``s1``, after acquiring others elsewhere."""
+    """Return an assigned and an unassigned lease on ``s1``, after acquiring leases of other endpoints."""
     busy, idle = (await bench.pool.serving("job-1", slots=3))[0], (await bench.pool.take())[0]
     await bench.pool.serve("s2", slots=3, priority=6)
     await bench.pool.serve(slots=1, model=OTHER_MODEL)

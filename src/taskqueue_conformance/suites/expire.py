@@ -85,7 +85,7 @@ class ExpireSuite(Harness):
         await bench.expect(expired=1)
 
     async def test_ack_keeps_the_deadline_away(self, bench: Bench) -> None:
-        """A task that was acked before its deadline stays done (law 2)."""
+        """A task that was acked before its deadline does not expire later (law 2)."""
         subscription, delivery = await bench.running("t1", deadline=bench.now + bench.short)
         await subscription.ack(delivery)
         await bench.advance(2 * bench.short)

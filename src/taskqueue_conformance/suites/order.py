@@ -31,7 +31,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """Tests of ``order`` and ``weights``."""
 
     async def test_what_needs_fair_order(self, bench: Bench) -> None:
-        """In fifo order, settings of tenants are refused by their names (B5)."""
+        """In fifo order, settings of tenants are refused with an error that names them (B5)."""
         await bench.fair(**FAIR)
         for name, value in FAIR.items():
             with pytest.raises(ValidationError, match=f"{name} needs order 'fair'"):

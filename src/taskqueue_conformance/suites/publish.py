@@ -104,7 +104,7 @@ class PublishSuite(Harness):
 
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_known_when_cancelled_and_dead(self, bench: Bench) -> None:
-        """The ids of cancelled tasks and dead letters are known, too (law 7)."""
+        """The ids of cancelled tasks and dead letters are still recognized as duplicates (law 7)."""
         subscription = await bench.subscribed("t1", "t2")
         assert await bench.control.cancel(KEY, "t1")
         await _resent(bench, "t1")

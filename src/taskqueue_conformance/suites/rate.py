@@ -75,7 +75,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         check_rate(taken, _FAST)
 
     async def test_work_that_comes_later(self, bench: Bench) -> None:
-        """A receive that waits already gets a later task once there is a token for that task (law 5; F3)."""
+        """A waiting receive gets a task that is published later, once there is a token for it (law 5; F3)."""
         await bench.limit(rate_limit=_FAST)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(4)))
         taken = await bench.take(subscription, 4)
