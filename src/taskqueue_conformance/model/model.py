@@ -176,7 +176,7 @@ class Model(Shelf):
         answer: Delivery | None,
         span: Span,
     ) -> None:
-        """Record an adoption or its refusal; ``rivals`` are the subscriptions of the same worker."""
+        """Record an adoption or its refusal; ``rivals`` are all subscriptions of the worker that adopts."""
         entry = self._held(delivery)
         right = entry is not None and self.owners[delivery.receipt] in rivals
         if not (entry is not None and entry.maybe_late(span)):

@@ -23,7 +23,7 @@ _MAX_LOSSES = 2
 
 
 class Moves(BackendMachine):
-    """State machine base with a backend, its model, and methods that compare their answers."""
+    """Base of the queue state machine: a backend, its model, and methods that compare the two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Moves(BackendMachine):
             self.model.check(key, ledger, dict(zip(known, statuses, strict=True)), span)
 
     def at(self, units: int | None) -> float | None:
-        """Return the store's time that is ``units`` from now, or ``None``."""
+        """Return the store's time in ``units`` from now; ``None`` for ``None``."""
         return None if units is None else self.bench.now + units * self.unit
 
     def has(self, capability: Capability) -> bool:

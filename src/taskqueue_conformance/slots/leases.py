@@ -56,7 +56,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(unassigned=1)
 
     async def test_release_gives_back(self, bench: Bench) -> None:
-        """A release frees the slot in each state; a second one is refused (B7; OPEN-C4, FIX-C8)."""
+        """A lease can be released in each state, which frees its slot, but only once (B7; OPEN-C4, FIX-C8)."""
         await bench.pool.serve(slots=3)
         leases = await bench.pool.take(3)
         await bench.slots.assign((leases[1], "job-1"), (leases[2], "job-2"), ttl=LONG)

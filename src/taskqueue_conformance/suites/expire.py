@@ -21,7 +21,7 @@ class ExpireSuite(Harness):
         assert await bench.take(subscription) == [], "delivered at its deadline (law 8)"
 
     async def test_reported_by_receive(self, bench: Bench) -> None:
-        """A receive that finds expired tasks reports each once, and delivers the following ones (law 8)."""
+        """A receive that finds expired tasks reports each once, and delivers the tasks behind them (law 8)."""
         await bench.publish("t1", "t2", deadline=bench.now + bench.short)
         await bench.publish("t3")
         await bench.advance(bench.short)

@@ -82,7 +82,7 @@ class PublishSuite(Harness):
         assert len(await bench.take(bench.subscribe(KEY, OTHER), 3)) == 2
 
     async def test_known_in_every_live_state(self, bench: Bench) -> None:
-        """An id is known while its task is scheduled, waiting, in flight or released (law 7)."""
+        """A task published again is a duplicate if it is scheduled, waiting, in flight or released (law 7)."""
         subscription = bench.subscribe()
         await bench.publish("scheduled", not_before=bench.now + 3600)
         await _resent(bench, "scheduled")

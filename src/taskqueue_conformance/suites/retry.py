@@ -76,7 +76,7 @@ class RetrySuite(Harness):
 
     @needs("atomic_retry")
     async def test_waiting_and_scheduled_tasks(self, bench: Bench) -> None:
-        """A retry moves a waiting or scheduled entry to its new time, and copies nothing (laws 1, 8)."""
+        """A retry moves a waiting or scheduled entry to its new time, and creates no copy (laws 1, 8)."""
         tasks = await bench.publish("t1")
         tasks += await bench.publish("t2", not_before=bench.now + 3600)
         for task in tasks:

@@ -193,10 +193,10 @@ class CompositeBackend(ABC):
 
     @abstractmethod
     def public_key(self, part: QueuePart) -> str | None:
-        """Return the public name of the queue that a part belongs to; ``None`` for a hidden queue."""
+        """Return the public name of the queue that a part belongs to; ``None`` for an internal queue."""
 
     def public_name(self, member: int, key: str) -> str:
-        """Return the public name of a member's queue, or ``key`` itself for a hidden queue."""
+        """Return the public name of a member's queue, or ``key`` itself for an internal queue."""
         return self.public_key(QueuePart(member, key)) or key
 
     @abstractmethod
@@ -231,7 +231,7 @@ class CompositeBackend(ABC):
         """Return a delivery that a member's `adopt` returned, as consumers see it, with the receipt ``receipt``."""
         return structs.replace(self.from_member(member, delivery), receipt=receipt)
 
-    def is_optional(self, member: Member) -> bool:  # noqa: ARG002 - overriding methods use it
+    def is_optional(self, member: Member) -> bool:  # noqa: ARG002 - overriding methods use the argument
         """Whether the backend works without a member, so that calls to it have a timeout."""
         return False
 

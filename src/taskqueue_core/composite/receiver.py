@@ -23,7 +23,7 @@ _UNSEEN = 1.0
 
 
 class MultiReceiver(SubscriptionBase):
-    """Opens and retires sources as the receive plan requires, and receives from them."""
+    """Base of a composite subscription: opens and retires sources as the plan requires, and receives from them."""
 
     def __init__(self, composite: CompositeBackend, keys: tuple[str, ...], consumer: str) -> None:
         self.keys = keys

@@ -72,7 +72,7 @@ def only_open_side(settings: Sequence[QueueSettings]) -> int | None:
 
 
 class MigrationRouter:
-    """Reads and changes the settings that decide which side accepts the tasks of a queue.
+    """The settings that decide which side accepts the tasks of a queue, with methods to read and change them.
 
     Outdated cached values do no harm: a closed side refuses the task, and the caller calls `forget` and reads again.
     """
@@ -112,7 +112,7 @@ class MigrationRouter:
         )
 
     async def phase(self, *, fresh: bool = False) -> MigrationPhase:
-        """Return the phase, read again if ``fresh`` or older than one second. The new side records the start."""
+        """Return the phase of the migration. It is read again with ``fresh``, or if the cached value is over a second old."""
         now = asyncio.get_running_loop().time()
         if self._phase is None or fresh or now >= self._phase[0] + _REMEMBERED:
             self._phase = now, await self._read_phase()
@@ -200,7 +200,7 @@ class MigrationRouter:
         )
 
     async def turn(self, key: str, number: int) -> None:
-        """Move the intake of a queue to one side. The other side is closed first, so that never both accept tasks."""
+        """Move the intake of a queue to one side. The other side is closed first, so that only one accepts tasks."""
         await self.close(key, 1 - number)
         await self.reopen(key, number)
         self._open[key] = number
