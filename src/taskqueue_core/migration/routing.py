@@ -112,7 +112,7 @@ class MigrationRouter:
         )
 
     async def phase(self, *, fresh: bool = False) -> MigrationPhase:
-        """Return the phase of the migration. It is read again with ``fresh``, or if the cached value is over a second old."""
+        """Return the phase of the migration. Read it again if ``fresh``, or if the cached phase is a second old."""
         now = asyncio.get_running_loop().time()
         if self._phase is None or fresh or now >= self._phase[0] + _REMEMBERED:
             self._phase = now, await self._read_phase()
