@@ -1,4 +1,4 @@
-"""The seconds that each area of the tests may take. An area over its budget fails a run on an idle machine."""
+"""Time budgets per test area, in seconds. On an idle machine, the run fails if an area exceeds its budget."""
 
 import os
 import time
@@ -21,15 +21,15 @@ BUDGETS = {
     ("prefect",): (160, 350),
     ("chaos",): (100, 500),
 }
-"""Seconds for folders under tests/ that share a budget, added up over three processes on two cores: of the tests of
-every day, and of all tests. Other folders have none."""
+"""Budgets in seconds: for the everyday tests, and for all tests. Folders of one entry share its budget. Times are
+summed over three processes on two cores. Folders that are not listed have no budget."""
 IDLE = 0.1
-"""A machine is idle if no more than this share of its processors is in use when the tests have ended."""
+"""The machine counts as idle if at most this share of its CPU time is in use after the tests have ended."""
 _STAT = Path("/proc/stat")
 
 
 def busy(seconds: float = 1.0) -> float | None:
-    """Return the share of the processors that is in use now; None where the system does not count it."""
+    """Return the share of CPU time in use, measured now over ``seconds``; None if the system does not report it."""
     if not _STAT.exists():
         return None
     before = _idle()
@@ -38,13 +38,13 @@ def busy(seconds: float = 1.0) -> float | None:
 
 
 def _idle() -> float:
-    """Return seconds in which the processors had nothing to do, or waited for a disk."""
+    """Return the CPU seconds spent idle or waiting for a disk since boot."""
     idle, waiting = map(int, _STAT.read_text().split()[4:6])
     return (idle + waiting) / os.sysconf("SC_CLK_TCK")
 
 
 class Line(NamedTuple):
-    """One line of the table."""
+    """One line of the printed table of times and budgets."""
 
     text: str
     over: bool
@@ -53,7 +53,7 @@ class Line(NamedTuple):
 _lines = pytest.StashKey[list[Line]]()
 
 
-@pytest.hookimpl(trylast=True)  # when the processes of the tests have ended
+@pytest.hookimpl(trylast=True)  # after the xdist worker processes have ended
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the run if an area is over its budget and the machine was idle."""
     config = session.config
@@ -80,7 +80,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table."""
+    """Print the time of each area and its budget."""
     found = terminalreporter.config.stash.get(_lines, [])
     if found:
         terminalreporter.section("seconds by area")
@@ -89,7 +89,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def seconds_by_area(reports: Iterable[pytest.TestReport]) -> dict[str, float]:
-    """Return the seconds of set-up, call and tear-down of all tests by top-level folder under tests/."""
+    """Return the total seconds of set-up, call and tear-down, by top-level folder under tests/."""
     seconds: dict[str, float] = defaultdict(float)
     for report in reports:
         folders = report.nodeid.partition("::")[0].split("/")[:-1]
@@ -99,7 +99,7 @@ def seconds_by_area(reports: Iterable[pytest.TestReport]) -> dict[str, float]:
 
 
 def lines(seconds: dict[str, float], *, everything: bool) -> Iterator[Line]:
-    """Give a line for each budget that was used and each area without one."""
+    """Yield a line for each budget of which tests have run, and for each area without a budget."""
     rest = dict(seconds)
     for areas, budgets in BUDGETS.items():
         used = [area for area in areas if area in rest]

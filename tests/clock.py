@@ -1,8 +1,9 @@
-"""An event loop for tests that would only wait: where nothing is left to do, its clock jumps to the next timer.
+"""An event loop with a fast clock: when no work is pending, the clock jumps to the next timer instead of waiting.
 
-A test with the mark ``fast_clock`` runs on such a loop, in folders whose ``conftest.py`` imports the hook below.
-Periods in it may be as long as in production and are exact, however busy the machine is. All that it waits for must be
-in its own process: sockets, timers and threads of its loop.
+A test with the mark ``fast_clock`` runs on this loop if the ``conftest.py`` of its folder imports
+`pytest_asyncio_loop_factories`. Such tests can use the time periods of production; these are exact, even on a busy
+machine. The test may only wait for sockets, timers and threads of its own process, because the loop cannot see other
+processes.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import pytest
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 _QUIET = 0.005
-"""real seconds in which what one socket was given arrives at another"""
+"""real seconds to wait for data that one socket of this process has sent to another"""
 _STEP = 0.0002
-"""seconds that each round of the loop takes: about what a slow machine needs for it"""
+"""seconds added to the clock in each iteration of the loop: about what an iteration takes on a slow machine"""
 _EPOCH = time.time() - time.monotonic()
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """Waits for nothing but sockets and threads."""
+    """Event loop that really waits only for sockets and threads, and skips the time until the next timer."""
 
     def __init__(self) -> None:
         self.seconds = time.monotonic()
@@ -34,20 +35,21 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         super().__init__(_Selector(self))
 
     def time(self) -> float:
-        """Return seconds of this loop's own clock."""
+        """Return the loop's own clock in seconds."""
         return self.seconds
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Run a function in a thread. The clock does not jump before its end."""
+        """Run a function in a thread. The clock does not jump until the function has returned."""
         self.in_threads += 1
         future = super().run_in_executor(executor, func, *args)
         future.add_done_callback(self._returned)
         return future
 
-    async def shutdown_default_executor(self, *timeout: Any) -> None:  # none in Python 3.11
-        """Wait for the ends of the threads, in which the clock does not jump either."""
+    # no timeout parameter in Python 3.11
+    async def shutdown_default_executor(self, *timeout: Any) -> None:
+        """Wait until the executor's threads have ended. The clock does not jump meanwhile."""
         self.in_threads += 1
         await super().shutdown_default_executor(*timeout)
 
@@ -56,14 +58,14 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.DefaultSelector):
-    """Takes the seconds that it was to wait from the loop's clock alone."""
+    """Selector that advances the loop's clock by the timeout instead of waiting for it."""
 
     def __init__(self, loop: JumpingLoop) -> None:
         super().__init__()
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready, or let time pass."""
+        """Return the sockets that are ready; if none is, advance the loop's clock."""
         self._loop.seconds += _STEP
         if timeout is None:
             return super().select(None)
@@ -72,7 +74,8 @@ class _Selector(selectors.DefaultSelector):
             ready = super().select(timeout)
             self._loop.seconds += min(timeout, time.monotonic() - began)
             return ready
-        without_sockets = len(self.get_map()) == 1  # what wakes the loop itself
+        # only the loop's own wake-up socket is registered
+        without_sockets = len(self.get_map()) == 1
         ready = super().select(0 if without_sockets else min(timeout, _QUIET))
         if not ready:
             self._loop.seconds += timeout
@@ -80,19 +83,19 @@ class _Selector(selectors.DefaultSelector):
 
 
 class LoopClock:
-    """The clock of a backend, which goes as that of the running loop does."""
+    """Clock for a backend that follows the time of the running event loop."""
 
     def now(self) -> float:
-        """Return Unix seconds."""
+        """Return the current time as Unix seconds."""
         return _EPOCH + asyncio.get_running_loop().time()
 
     def call_at(self, when: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
-        """Call back at a time."""
+        """Schedule ``callback`` for the Unix time ``when``."""
         return asyncio.get_running_loop().call_later(max(0.0, when - self.now()), callback)
 
 
 def jump(seconds: float) -> None:
-    """Let time pass in which nothing runs, as in a process that is stopped."""
+    """Advance the clock by ``seconds`` without running any callback, as if the process had been stopped meanwhile."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, JumpingLoop)
     loop.seconds += seconds
@@ -102,6 +105,6 @@ def jump(seconds: float) -> None:
 def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Give a test that is marked its loop."""
+    """Choose the event loop of a test: `JumpingLoop` if it has the mark ``fast_clock``, otherwise a normal one."""
     marked = item.get_closest_marker("fast_clock")
     return {"loop": JumpingLoop if marked else asyncio.new_event_loop}

@@ -1,4 +1,4 @@
-"""What holds for every test: who runs it, and after a run the time of each area against its budget."""
+"""Settings for all tests: how they are distributed over processes, and the time budget of each area."""
 
 import signal
 
@@ -12,5 +12,5 @@ __all__ = [
     "pytest_xdist_make_scheduler",
 ]
 
-# A shell starts what it puts in the background with SIGINT ignored, which every process of the tests would inherit.
+# A shell starts background jobs with SIGINT ignored, and all test processes would inherit that. So restore the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)

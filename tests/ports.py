@@ -6,7 +6,7 @@ import socket
 
 
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
+    """Return the number of a loopback port that was unused at the time of the call."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Runs the fuzz tests, random histories, the audit and a burst of jobs at their large size. Arguments go to pytest."""
+"""Runs the fuzz tests, random histories, the audit and a burst of jobs at a large size. Arguments go to pytest."""
 
 import os
 import sys

@@ -46,7 +46,7 @@ def mount(app: typer.Typer, points: Iterable[EntryPoint] | None = None) -> None:
     for point in sorted(entry_points(group=COMMANDS_GROUP) if points is None else points):
         try:
             cast("Commands", point.load()).add_to(app)
-        except Exception as error:  # noqa: BLE001 - any package may be broken
+        except Exception as error:  # noqa: BLE001 - a broken package may raise any exception
             _add_broken(app, point.name, f"{type(error).__name__}: {error}")
 
 

@@ -71,7 +71,7 @@ def print_fields(fields: Mapping[str, str]) -> None:
 def make_table(
     name: str, *, numbers: Iterable[str] = (), texts: Iterable[str] = (), padding: int = 1
 ) -> Table:
-    """Return a table without rows. Its columns are ``name`` in bold, then numbers on the right, then texts."""
+    """Return a table without rows. Its columns are ``name`` in bold, then right-aligned numbers, then texts."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, padding), pad_edge=False)
     table.add_column(name, style="bold", overflow="fold")
     for title in numbers:
@@ -82,7 +82,7 @@ def make_table(
 
 
 def note(text: str, style: str = "") -> None:
-    """Print a note on stderr."""
+    """Print a message on stderr, because stdout contains only results."""
     _stderr.print(Text(text, style), soft_wrap=True)
 
 

@@ -72,7 +72,7 @@ class Publisher(Protocol):
 
 
 class Subscription(Protocol):
-    """A consumer's access to a set of keys. While it is open and the consumer alive, its deliveries stay leased."""
+    """A consumer's access to a set of keys. Its deliveries stay leased while it is open and the consumer is alive."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         """Receive up to ``limit`` deliveries from all keys in one atomic step, waiting up to ``timeout`` seconds.
@@ -90,7 +90,10 @@ class Subscription(Protocol):
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        """End deliveries as executed, and store their results as JSON text: one per delivery, or no results at all."""
+        """End the deliveries of tasks that were executed, and store the results of the tasks.
+
+        ``results`` is empty, or contains one item per delivery: the result as JSON text, or ``None``.
+        """
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         """Release deliveries. Their tasks are available at once, ahead of new tasks, with the same attempt (law 3).
@@ -141,7 +144,7 @@ class Capability(StrEnum):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The declared abilities of a backend. The kit tests the declared ones, and core refuses to use any other."""
+    """The abilities that a backend declares. The conformance kit tests them, and core refuses to use any other."""
 
     names: frozenset[Capability] = frozenset()
     shared: bool = False
@@ -153,7 +156,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(Protocol):
-    """The access to one store. The constructor does no I/O; the first call connects."""
+    """An object that gives core access to one store. The constructor does no I/O; the first call connects."""
 
     @property
     def capabilities(self) -> Capabilities:

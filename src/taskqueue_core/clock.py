@@ -69,7 +69,7 @@ class ManualClock:
             self._now = max(self._now, when)
             timer.fire()
         self._now = end
-        # a woken coroutine may wake another; no backend has a chain of more than five
+        # A woken coroutine may wake another, and so on. No backend has a chain of more than five.
         for _ in range(5):
             await asyncio.sleep(0)
 

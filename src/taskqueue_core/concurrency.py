@@ -10,7 +10,10 @@ T = TypeVar("T")
 
 
 async def first_completed(*coroutines: Coroutine[Any, Any, T]) -> T:
-    """Return or raise the outcome of the first coroutine to end, the first argument if several do; cancel the rest."""
+    """Return the result, or raise the exception, of the coroutine that ends first, and cancel the others.
+
+    If several have ended, the first of them in the order of the arguments counts.
+    """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -31,7 +34,7 @@ Answer = TypeVar("Answer")
 
 
 async def gather_all(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
-    """Return the results of all calls, in order. If calls fail, raise the first one's exception when all have ended."""
+    """Return the results of all calls, in order. If some fail, wait for all to end, and raise the first exception."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

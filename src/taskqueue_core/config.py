@@ -135,7 +135,7 @@ def load_settings(kind: type[S]) -> S:
     if _old_side.get():
         prefix = _OLD_PREFIX + prefix.removeprefix(_PREFIX)
     folder = os.environ.get(SECRETS_DIR) or None
-    if folder is not None and not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises for some texts
+    if folder is not None and not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises OSError for some texts
         raise ConfigurationError(f"{SECRETS_DIR}: the directory does not exist")
     try:
         return kind(_env_prefix=prefix, _secrets_dir=folder)

@@ -17,11 +17,11 @@ from taskqueue_core.tasks import DeadLetter
 Letters = Sequence[DeadLetter]
 _FIRST, _LARGEST = 100, 500
 _LIGHT = 1024 * 1024
-"""bytes of payloads in a batch up to which the next batch may be larger"""
+"""number of bytes: if the payloads of a batch are smaller in total, the next batch may be larger"""
 _LOOKED_AT = 10_000
 """maximum number of dead letters that one call reads"""
 _PAGE_BYTES = 4 * 1024 * 1024
-"""bytes of payloads after which a page ends"""
+"""number of bytes: a page ends when the payloads in it are larger in total"""
 _CURSOR = re.compile(r"<([0-9.e+-]{1,30})(?::([0-9]{1,20}(?:[.][0-9]{1,20})?))?>(.+)")
 
 
@@ -35,7 +35,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     before: float | None
     """time before which the task became a dead letter"""
     made: float
-    """time of creation: `act` skips later dead letters, because it may have redriven them itself"""
+    """time at which the filter was made; `act` skips newer dead letters, because it may have redriven their tasks"""
 
     @classmethod
     def of(
@@ -47,7 +47,10 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         failed_before: float | None = None,
         older_than: float | None = None,
     ) -> Self:
-        """Return a filter created at the time ``now``. Raises `InvalidInput`, also if both times are given."""
+        """Return a filter that is made at the time ``now``.
+
+        Raises `InvalidInput` for an invalid value, or if both ``failed_before`` and ``older_than`` are given.
+        """
         for field, text in (("reason", reason), ("error", error)):
             if text is not None and not 0 < len(text) <= LIMITS.text:
                 raise InvalidInput(field, kind_of(text), f"text of 1 to {LIMITS.text} characters")
@@ -97,7 +100,8 @@ class _Pieces:
         self._read += len(piece)
         light = sum(len(dead_letter.task.payload) for dead_letter in piece) < _LIGHT
         self._size = min(_LARGEST, 2 * self._size) if light else _FIRST
-        await asyncio.sleep(0)  # lets other coroutines run: a store in this process never suspends
+        # Let other coroutines run, because the calls of a store in this process never wait.
+        await asyncio.sleep(0)
         return piece, more
 
 
@@ -111,9 +115,9 @@ async def page(
 ) -> tuple[list[DeadLetter], str | None]:
     """Return a page of the matching dead letters, and the position of the next page if there is one.
 
-    A position is the id of a task and, if the text is not too long, the time at which it became a dead letter. With
-    another time, the task is elsewhere in the list, and the position is invalid. An invalid position means the
-    beginning.
+    A position contains the id of a task and, unless the text would be too long, the time at which the task became a
+    dead letter. If the task has become a dead letter again since, its place in the list has changed, so the position is
+    invalid. An invalid position means the beginning of the list.
     """
     matches: list[DeadLetter] = []
     pieces, size = _Pieces(dead_letters, key), 0
@@ -145,7 +149,7 @@ async def act(
 ) -> tuple[int, str | None]:
     """Redrive or discard matching dead letters; return their number, and the position of the next call.
 
-    A position contains the time of the first call: the next calls skip dead letters that are newer than that.
+    A position contains the time of the first call, so that the next calls skip dead letters that are newer.
     """
     pieces, count = _Pieces(dead_letters, key), 0
     position = after
@@ -165,7 +169,8 @@ async def act(
             after, following = stay[-1].task.id, _cursor_of(stay[-1], made)
         if not more:
             return count, None
-        if pieces.over:  # if no dead letter remains, return the position of a removed one: it means the beginning
+        # If no dead letter was skipped, return the position of a removed one, which means the beginning of the list.
+        if pieces.over:
             return count, following or _cursor_of(piece[-1], made)
 
 
@@ -178,7 +183,7 @@ def _cursor_of(dead_letter: DeadLetter, made: float | None = None) -> str:
 async def _resolved(
     dead_letters: DeadLetters, key: str, position: str | None
 ) -> tuple[str | None, float | None]:
-    """Return the task id in a position, ``None`` for the beginning, and the time of the first call, if it is known."""
+    """Decode a position: return its task id (``None``: the beginning) and the time of the first call, if it has one."""
     if position is None or (match := _CURSOR.fullmatch(position)) is None:
         return position, None
     died, made, task_id = match.groups()
@@ -198,7 +203,10 @@ class FiltersDeadLetters(Protocol):
 async def act_on_all(
     dead_letters: DeadLetters, verb: str, key: str, now: float, **conditions: Any
 ) -> int:
-    """Redrive or discard (``verb``) all dead letters that match the arguments of `DeadLetterFilter.of`; count them."""
+    """Redrive or discard (``verb``) all dead letters that match the conditions, and return their number.
+
+    The conditions are the arguments of `DeadLetterFilter.of`.
+    """
     if isinstance(dead_letters, FiltersDeadLetters):
         return await dead_letters.act_on_filter(verb, key, now, **conditions)
     dead_letter_filter, count, after = DeadLetterFilter.of(now, **conditions), 0, None

@@ -5,7 +5,7 @@ A batch causes one hook call and one span. Without plugins and OpenTelemetry pro
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from taskqueue_core import telemetry
@@ -34,6 +34,7 @@ from taskqueue_core.tasks import (
     Delivery,
     Health,
     Received,
+    Refusal,
     Settled,
     Task,
 )
@@ -113,12 +114,19 @@ class InstrumentedPublisher:
         guard = self._guard
         if guard is not None and not guard.checked:
             await guard.check()
-        with telemetry.publishing(tasks) as carrying:
-            confirmations = await self._inner.publish(*carrying)
+        if telemetry.active():
+            with telemetry.publishing(tasks) as carrying:
+                confirmations = await self._inner.publish(*carrying)
+            tasks = carrying
+        else:
+            confirmations = await self._inner.publish(*tasks)
         if self._hooks.listening:
-            self._hooks.fire("published", tasks=carrying, confirmations=confirmations)
+            self._hooks.fire("published", tasks=tasks, confirmations=confirmations)
         if guard is not None:
-            await guard.check_refused(confirmations)
+            for confirmation in confirmations:
+                if confirmation.code is Refusal.MOVED:
+                    await guard.check_refused(confirmations)
+                    break
         return confirmations
 
     async def schedule_retry(
@@ -130,7 +138,12 @@ class InstrumentedPublisher:
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        with telemetry.operation("retry", (task,)):
+        if telemetry.active():
+            with telemetry.operation("retry", (task,)):
+                confirmation = await self._inner.schedule_retry(
+                    task, at, error=error, token=token, settles=settles
+                )
+        else:
             confirmation = await self._inner.schedule_retry(
                 task, at, error=error, token=token, settles=settles
             )
@@ -164,10 +177,13 @@ class InstrumentedSubscription(SubscriptionBase):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         if self._guard is not None and not self._guard.checked:
             await self._guard.check()
-        with telemetry.operation("receive") as operation:
+        if telemetry.active():
+            with telemetry.operation("receive") as operation:
+                received = await self._inner.receive(limit, timeout)
+                if operation is not None:
+                    operation.tasks = _tasks(received.deliveries)
+        else:
             received = await self._inner.receive(limit, timeout)
-            if operation is not None:
-                operation.tasks = _tasks(received.deliveries)
         if self._hooks.listening:
             if received.deliveries:
                 self._hooks.fire(
@@ -180,29 +196,31 @@ class InstrumentedSubscription(SubscriptionBase):
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        return await self._settle("ack", deliveries, self._inner.ack(*deliveries, results=results))
+        try:
+            if telemetry.active():
+                with telemetry.operation("ack", _tasks(deliveries)):
+                    outcomes = await self._inner.ack(*deliveries, results=results)
+            else:
+                outcomes = await self._inner.ack(*deliveries, results=results)
+        except LeaseLost:
+            self._hooks.fire("settled", deliveries=deliveries, verb="ack", outcomes=_STALE)
+            raise
+        if self._hooks.listening:
+            self._hooks.fire("settled", deliveries=deliveries, verb="ack", outcomes=outcomes)
+        return outcomes
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         verb = "lost" if lost else "redeliver"
-        outcomes = await self._settle(
-            verb, deliveries, self._inner.redeliver(*deliveries, lost=lost)
-        )
-        for delivery, outcome in zip(deliveries, outcomes, strict=True):
-            if outcome is Settled.DEAD:
-                self._hooks.fire("dead_lettered", delivery=delivery, verdict=_LOST_TOO_OFTEN)
-        return outcomes
-
-    async def _settle(
-        self, verb: str, deliveries: Sequence[Delivery], call: Awaitable[tuple[Settled, ...]]
-    ) -> tuple[Settled, ...]:
         try:
             with telemetry.operation(verb, _tasks(deliveries)):
-                outcomes = await call
+                outcomes = await self._inner.redeliver(*deliveries, lost=lost)
         except LeaseLost:
             self._hooks.fire("settled", deliveries=deliveries, verb=verb, outcomes=_STALE)
             raise
-        if self._hooks.listening:
-            self._hooks.fire("settled", deliveries=deliveries, verb=verb, outcomes=outcomes)
+        self._hooks.fire("settled", deliveries=deliveries, verb=verb, outcomes=outcomes)
+        for delivery, outcome in zip(deliveries, outcomes, strict=True):
+            if outcome is Settled.DEAD:
+                self._hooks.fire("dead_lettered", delivery=delivery, verdict=_LOST_TOO_OFTEN)
         return outcomes
 
     async def dead_letter(

@@ -126,7 +126,7 @@ def check_time(field: str, value: object) -> None:
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and 0 <= value < _END_OF_TIME  # excludes NaN too
+        and 0 <= value < _END_OF_TIME  # NaN fails this comparison
     ):
         return
     raise InvalidInput(field, _number(value), "Unix seconds, finite, before the year 10000")

@@ -24,23 +24,25 @@ _PARTS: Mapping[str, type[BaseModel]] = {
 
 
 def read_settings(text: bytes) -> QueueSettings:
-    """Return the settings in a JSON object. Raises `InvalidInput`; values of other types are not converted."""
+    """Return the settings in a JSON object. Raises `InvalidInput`, also for a value that would need conversion."""
     try:
         settings = QueueSettings.model_validate_json(text, strict=True)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False)[0]
     else:
         return _named(settings)
-    # Two settings contradict each other: pydantic's message begins with the name of the one to change.
+    # A value error without a location means that two settings contradict each other. Its message begins with the name
+    # of the setting to change.
     if not fault["loc"] and fault["type"] == "value_error":
         name, _, reason = fault["msg"].removeprefix("Value error, ").partition(" ")
         name, reason = (name[:-1], reason) if name.endswith(":") else (name, f"it {reason}")
         raise InvalidInput(name, kind_of(fault["input"][name]), f"its default, because {reason}")
     path = fault["loc"] or ("settings",)
-    if path[0] == "weights":  # omit the tenant's name: input is never repeated in errors
+    if path[0] == "weights":  # omit the tenant's name, because an error must not repeat input
         path = ("weights",)
     *parents, name = map(str, path)
-    if fault["type"] == "extra_forbidden":  # the unknown name itself is input, and never repeated
+    # Omit an unknown name, because an error must not repeat input.
+    if fault["type"] == "extra_forbidden":
         parent = ".".join(parents)
         known = ", ".join(_PARTS[parent].model_fields)
         raise InvalidInput(parent or "settings", "an unknown field", known)
@@ -83,9 +85,8 @@ async def change_settings(
         try:
             settings = await control.settings(key)
             if version is not None:
-                settings.followed_by(
-                    QueueSettings(version=version)
-                )  # raises if the version differs
+                # Raise `SettingsConflict` if the version differs.
+                settings.followed_by(QueueSettings(version=version))
             wanted = edit(settings)
             return settings if wanted == settings else await control.configure(key, wanted)
         except SettingsConflict:

@@ -56,14 +56,14 @@ class RateLimit(BaseModel):
 
 
 class Bucket(msgspec.Struct):
-    """The tokens of a queue with a rate limit: their number at a time."""
+    """The number of tokens that a queue with a rate limit has, and the time to which the number applies."""
 
     tokens: float
     at: float
 
     def fill(self, limit: RateLimit, now: float) -> int:
         """Add the tokens for the time since the last call. Return the number of whole tokens."""
-        # if the store's clock goes back, the same period must not add tokens twice
+        # If the store's clock goes back, the same period must not add tokens twice.
         if now > self.at:
             if self.tokens < limit.max_tokens:
                 self.tokens += (now - self.at) * limit.max_tokens / limit.period
@@ -103,7 +103,7 @@ def capacity_for(concurrency: Iterable[int], *factor: int) -> int:
 
 
 def intake_for(capacity: int) -> dict[str, Any]:
-    """Return the settings for ``capacity``: 0, which the setting itself does not allow, pauses publishing instead."""
+    """Return the settings for a capacity. For 0, which the setting ``capacity`` forbids, publishing is paused."""
     return {"capacity": max(1, _checked("capacity", capacity)), "intake_paused": capacity == 0}
 
 

@@ -123,7 +123,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             check_json("payload", self.payload, LIMITS.payload)
         if self.headers != {}:
             check_headers("headers", self.headers)
-            # a copy, because the caller may change the original
+            # Store a copy, because the caller may change the original.
             msgspec.structs.force_setattr(self, "headers", dict(self.headers))
         if type(self.priority) is not int or self.priority not in _PRIORITIES:
             raise InvalidInput("priority", f"{kind_of(self.priority)} out of range", "0 to 9")
@@ -144,7 +144,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         """Return a task whose payload is ``payload`` encoded as JSON. Raises `InvalidInput`, as `encode_json` does."""
         text = encode_json("payload", payload)
         task = cls(key=key, **fields)
-        msgspec.structs.force_setattr(task, "payload", text)  # avoids a second check of the text
+        msgspec.structs.force_setattr(task, "payload", text)  # set here to avoid a second check
         return task
 
     def value(self) -> Any:
@@ -161,7 +161,7 @@ def _plain(key: str, priority: int) -> Task:
 
 
 def stored_task(key: str, task_id: str, priority: int, payload: bytes) -> Task:
-    """Return a task that was stored with only these fields. They were checked when it was published, and not again."""
+    """Return a stored task that has only these fields. They are not checked again, because publishing checked them."""
     task: Task = _plain(key, priority).__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
     msgspec.structs.force_setattr(task, "id", task_id)
     msgspec.structs.force_setattr(task, "payload", payload)

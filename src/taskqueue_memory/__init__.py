@@ -1,4 +1,4 @@
-"""The memory backend: volatile, in one process, and the readable reference of the contract."""
+"""The memory backend: keeps tasks in one process, without persistence. It is the reference implementation."""
 
 from taskqueue_memory.backend import MemoryBackend, MemorySettings, create_backend
 

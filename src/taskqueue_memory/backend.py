@@ -22,18 +22,18 @@ from taskqueue_memory.transitions import MemoryStore
 
 
 class MemorySettings(BaseSettings):
-    """The settings of the memory backend."""
+    """Settings of the memory backend, read from the environment variables ``TASKQUEUE_MEMORY_…``."""
 
     model_config = SettingsConfigDict(
         env_prefix="TASKQUEUE_MEMORY_", env_file=".env", extra="ignore"
     )
 
     journal: Path | None = None
-    """append every transition to this file, one JSON object per line"""
+    """file to which every state change is appended, one JSON object per line; None writes no journal"""
 
 
 class MemoryPublisher:
-    """See `taskqueue_core.backend.Publisher`. Every call is one atomic step."""
+    """Publisher of the memory backend. Each call is atomic."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -54,19 +54,18 @@ class MemoryPublisher:
         return self._store.retry(task, at, error, token, settles)
 
     def room_signal(self, *keys: str) -> MemoryRoomSignal:
-        """See `taskqueue_core.capabilities.room.RoomSignals`."""
         return MemoryRoomSignal(self._store.signals, checked_keys(keys))
 
 
 class MemoryBackend:
-    """See `taskqueue_core.backend.Backend`. Tasks live as long as the object; one event loop at a time."""
+    """Backend that keeps its tasks in this object. It works in one event loop at a time."""
 
     capabilities = Capabilities(names=frozenset(Capability))
 
     def __init__(
         self, *, clock: Clock | None = None, settings: MemorySettings | None = None
     ) -> None:
-        """Start empty. A ``clock`` other than the system's is for tests."""
+        """Use the system's clock unless a test passes another ``clock``."""
         settings = settings or MemorySettings()
         self._journal = MemoryJournal(settings.journal) if settings.journal else None
         self._store = MemoryStore(clock or SystemClock(), self._journal)
@@ -77,16 +76,13 @@ class MemoryBackend:
         self.slots = MemorySlots(self._store.clock)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> MemorySubscription:
-        """See `taskqueue_core.backend.Backend.subscribe`."""
         check_name("consumer", consumer)
         return MemorySubscription(self._store, checked_keys(keys), consumer)
 
     def now(self) -> float:
-        """Return this process's time."""
         return self._store.clock.now()
 
     async def health(self) -> Health:
-        """Report counts."""
         journal = None if self._journal is None else not self._journal.failed
         return Health(
             ok=not self._closed,
@@ -95,18 +91,17 @@ class MemoryBackend:
         )
 
     async def aclose(self) -> None:
-        """Close every subscription and the journal; the tasks are gone with the object."""
         if self._closed:
             return
         self._closed = True
         open_ones = {s: None for queue in self._store.queues.values() for s in queue.subscribers}
         for subscription in open_ones:
             await subscription.close()
-        self._store.stop()
+        self._store.timers.stop()
         if self._journal is not None:
             self._journal.close()
 
 
 def create_backend() -> MemoryBackend:
-    """Make a memory backend by its settings."""
+    """Return a memory backend with the settings of the environment."""
     return MemoryBackend(settings=load_settings(MemorySettings))

@@ -1,4 +1,4 @@
-"""The operator's side: control and dead letters."""
+"""Operations for operators of the memory backend: control and dead letters."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from taskqueue_memory.records import TaskRecord
 from taskqueue_memory.transitions import MemoryStore
 
 _AT_ONCE = 500
-"""tasks of one call before others have their turn"""
+"""number of records that a call processes before it lets other asyncio tasks run"""
 
 
 class MemoryControl:
-    """See `taskqueue_core.capabilities.Control`."""
+    """Control operations of the memory backend."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -35,8 +35,7 @@ class MemoryControl:
         return tuple(sorted(self._store.queues))
 
     async def settings(self, key: str) -> QueueSettings:
-        queue = self._store.queues.get(key)
-        return queue.settings if queue else QueueSettings()
+        return self._store.known(key).settings
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
@@ -48,12 +47,10 @@ class MemoryControl:
         return self._store.configure(key, settings)
 
     async def ledger(self, key: str) -> Ledger:
-        queue = self._store.queues.get(key)
-        return queue.ledger if queue else Ledger()
+        return self._store.known(key).ledger
 
     async def stats(self, key: str) -> QueueStats:
-        queue = self._store.queues.get(key)
-        return queue.stats if queue else QueueStats(key=key, ledger=Ledger())
+        return self._store.known(key).stats
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
         records = (self._store.find(key, task_id) for task_id in task_ids)
@@ -75,10 +72,10 @@ class MemoryControl:
         return record is not None and self._store.cancel(record)
 
     async def purge(self, key: str) -> int:
-        queue = self._store.queues.get(key)
-        records = list(queue.records.values()) if queue else []
+        records = list(self._store.known(key).records.values())
         idle = [r for r in records if r.state in (State.WAITING, State.SCHEDULED)]
-        idle.sort(key=lambda record: not record.held)  # lest they get the keys of those before
+        # Held records first: each cancelled holder of an ordering key would otherwise pass the key on to one of them.
+        idle.sort(key=lambda record: not record.held)
         done = 0
         async for record in _in_turn(idle):
             if record.state in (State.WAITING, State.SCHEDULED):
@@ -95,23 +92,23 @@ class MemoryControl:
         promoted = self._store.catch_up()
         recovered, self._store.recovered = self._store.recovered, 0
         self._store.forget_tenants()
+        expired, forgotten = tuple(self._store.expire()), self._store.forget()
+        unclaimed = sorted(
+            queue.key
+            for queue in self._store.queues.values()
+            if queue.states[State.WAITING] and not queue.subscribers
+        )
         return Maintained(
             promoted=promoted,
-            expired=tuple(self._store.expire()),
-            forgotten=self._store.forget(),
+            expired=expired,
+            forgotten=forgotten,
             recovered=recovered,
-            unclaimed=tuple(
-                sorted(
-                    queue.key
-                    for queue in self._store.queues.values()
-                    if queue.states[State.WAITING] and not queue.subscribers
-                )
-            ),
+            unclaimed=tuple(unclaimed),
         )
 
 
 class MemoryDeadLetters:
-    """See `taskqueue_core.capabilities.DeadLetters`."""
+    """Dead-letter operations of the memory backend."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -119,17 +116,15 @@ class MemoryDeadLetters:
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        queue = self._store.queues.get(key)
-        if queue is None:
-            return ()
-        rest = iter(queue.dead.items())
-        if after in queue.dead:
+        dead = self._store.known(key).dead
+        rest = iter(dead.items())
+        if after in dead:
             next(task_id for task_id, _ in rest if task_id == after)
         return tuple(record.dead_letter for _, record in islice(rest, limit))
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        task_records = self._dead(key, (task_id,))
-        return task_records[0].dead_letter if task_records else None
+        record = self._store.known(key).dead.get(task_id)
+        return record.dead_letter if record else None
 
     async def redrive(self, key: str, *task_ids: str) -> int:
         return await _each(self._dead(key, task_ids), self._store.redrive)
@@ -138,12 +133,10 @@ class MemoryDeadLetters:
         return await _each(self._dead(key, task_ids), self._store.discard)
 
     def _dead(self, key: str, task_ids: tuple[str, ...] = ()) -> Sequence[TaskRecord]:
-        queue = self._store.queues.get(key)
-        if queue is None:
-            return []
+        dead = self._store.known(key).dead
         if not task_ids:
-            return tuple(queue.dead.values())
-        return [queue.dead[task_id] for task_id in dict.fromkeys(task_ids) if task_id in queue.dead]
+            return tuple(dead.values())
+        return [dead[task_id] for task_id in dict.fromkeys(task_ids) if task_id in dead]
 
 
 async def _each(dead: Sequence[TaskRecord], end: Callable[[TaskRecord], None]) -> int:
@@ -156,7 +149,7 @@ async def _each(dead: Sequence[TaskRecord], end: Callable[[TaskRecord], None]) -
 
 
 async def _in_turn(records: Sequence[TaskRecord]) -> AsyncIterator[TaskRecord]:
-    """Yield records; after every `_AT_ONCE` of them other tasks of the loop run, and may change records."""
+    """Yield the records. After every `_AT_ONCE` of them, other asyncio tasks run and may change the remaining ones."""
     for number, record in enumerate(records, 1):
         yield record
         if not number % _AT_ONCE:

@@ -1,4 +1,4 @@
-"""Records by date. What has become pointless is dropped when it comes up, or once it outnumbers the rest."""
+"""A heap of records by due time. Outdated items are dropped when they reach the top or outnumber the others."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Generic, TypeVar
 
 _NEVER = float("inf")
 ROOM = 64
-"""so many items may be out of date before anything is cleared"""
+"""number of outdated items that a heap or lane may always keep before it is cleaned"""
 
 
 R = TypeVar("R")
 
 
 class DueHeap(Generic[R]):
-    """A heap of records with a date each, in memory proportional to those that still matter."""
+    """A heap of records by due time. Its size is proportional to the number of items that are not outdated."""
 
     def __init__(self, matters: Callable[[R, int], bool]) -> None:
-        """Drop an item where ``matters``, given its record and the mark that it was noted with, says no."""
+        """Treat an item as outdated if ``matters``, called with its record and its mark, returns False."""
         self._matters = matters
         self._items: list[tuple[float, int, int, R]] = []
         self._order = itertools.count()
         self._bound = ROOM
         self.first = _NEVER
-        """the first date, whether it still matters or not"""
+        """the earliest due time, even if its item is outdated; infinity if the heap is empty"""
 
     def __len__(self) -> int:
-        """Count all items, those out of date included."""
+        """Return the number of items, including outdated ones."""
         return len(self._items)
 
     def add(self, at: float, record: R, mark: int) -> None:
-        """Add a due time of ``record``. The ``mark`` distinguishes it from other due times of the record."""
-        # before the new item, which may matter only in a moment
+        """Add a due time of ``record``. The ``mark`` distinguishes it from the record's other due times."""
+        # Clean before the new item is added, because the caller may update the record's state only after this call.
         if len(self._items) >= self._bound:
             self._items = [item for item in self._items if self._matters(item[3], item[2])]
             heapq.heapify(self._items)
@@ -42,7 +42,7 @@ class DueHeap(Generic[R]):
         self.first = self._items[0][0]
 
     def next_at(self) -> float | None:
-        """Return the first date that still matters."""
+        """Return the earliest due time that is not outdated; None if there is none."""
         while self._items:
             at, _, mark, record = self._items[0]
             if self._matters(record, mark):
@@ -51,7 +51,7 @@ class DueHeap(Generic[R]):
         return None
 
     def take(self, now: float, chunk: int | None = None) -> Iterator[R]:
-        """Take the records whose date has come, in its order, up to ``chunk`` of them."""
+        """Remove and yield up to ``chunk`` records that are due at time ``now``, the earliest first."""
         taken = 0
         while (chunk is None or taken < chunk) and (at := self.next_at()) is not None and at <= now:
             taken += 1

@@ -1,13 +1,13 @@
-"""The journal: every transition as one line of JSON, for the data pipeline.
+"""The journal of the memory backend: a file with one line of JSON per state change, for the data pipeline.
 
 Fields of version 2, in this order: ``v``, ``run`` (random, one per start of the process), ``seq``
 (from 1 without gaps within a run), ``ts`` (Unix seconds), ``event``, ``key``, ``task_id``,
 ``attempt``, ``losses``, ``state`` (after the event), ``priority``, ``tenant``, ``worker``,
 ``error`` (of the attempt that failed), ``reason`` (of a dead letter), ``ordering_key``, ``due_at``
-(of a task that is for later: Unix seconds).
+(of a scheduled task: when it becomes available, Unix seconds).
 
 Events: published, available, delivered, acked, redelivered, lost, retried, dead_lettered, redriven,
-discarded, expired, cancelled; and configured, of no task, whose ``reason`` is the queue's settings as JSON.
+discarded, expired, cancelled. The event ``configured`` has no task; its ``reason`` holds the queue's settings as JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One transition."""
+    """One line of the journal: one state change of a task."""
 
     v: int = JOURNAL_VERSION
     run: str
@@ -54,15 +54,15 @@ class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryJournal:
-    """Appends lines, each by one write, so that a killed process leaves whole lines."""
+    """Appends each line with a single write, so that a killed process leaves no partial line."""
 
     def __init__(self, path: Path) -> None:
-        """Open (or create, readable by the owner alone) the file. Raises `ConfigurationError` if it can't be."""
+        """Open the file, or create it so that only its owner can read it. Raises `ConfigurationError` on failure."""
         self._run = secrets.token_hex(4)
         self._seq = 0
         self._torn = False
         self.failed = False
-        """a write failed: lines are missing from there on, which a reader sees by the gap in ``seq``"""
+        """whether a write has failed; readers detect the missing lines by gaps in ``seq``"""
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as error:
@@ -80,7 +80,7 @@ class MemoryJournal:
         error: str | None,
         due_at: float | None,
     ) -> None:
-        """Append one transition. A full disk stops the journal's growth, never the queue's work."""
+        """Append a state change. A failed write is logged once and does not stop the queue."""
         self._append(
             ts=now,
             event=event,
@@ -99,7 +99,7 @@ class MemoryJournal:
         )
 
     def write_settings(self, key: str, settings: QueueSettings, now: float) -> None:
-        """Append that a queue has other settings."""
+        """Append the event ``configured`` with a queue's new settings."""
         self._append(
             ts=now, event="configured", key=key, task_id="", attempt=0, losses=0, state="", priority=0, tenant=None,
             worker=None, error=None, reason=settings.model_dump_json(), ordering_key=None, due_at=None,
@@ -110,7 +110,9 @@ class MemoryJournal:
         line = JournalLine(run=self._run, seq=self._seq, **fields)
         data = _encoder.encode(line) + b"\n"
         try:
-            if self._torn:  # so that what came through of that line does not spoil this one
+            if (
+                self._torn
+            ):  # end the line that was written only in part, so that this one can be parsed
                 data = b"\n" + data
             written = os.write(self._file, data)
         except OSError as refusal:
@@ -121,10 +123,10 @@ class MemoryJournal:
                 self._fail(OSError("a line was written only in part"))
 
     def close(self) -> None:
-        """Close the file. Idempotent; what is written after is lost."""
+        """Close the file. Idempotent; lines that are written afterwards are lost."""
         if self._file != _CLOSED:
             os.close(self._file)
-            self._file = _CLOSED  # the number may be given to another file
+            self._file = _CLOSED  # the system may give this file descriptor to another file
 
     def _fail(self, error: OSError) -> None:
         if not self.failed:
@@ -133,9 +135,9 @@ class MemoryJournal:
 
 
 def variables(path: Path) -> Mapping[str, str]:
-    """Have the server write into the file."""
+    """Return the environment variables that make a server write its journal to ``path``."""
     return {"TASKQUEUE_MEMORY_JOURNAL": str(path)}
 
 
 async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, str]) -> None:
-    """Do nothing: it is there."""
+    """Do nothing, because the server has already written the journal."""

@@ -1,4 +1,4 @@
-"""Lanes of waiting entries, and the plain order: a lane per priority, first in, first out."""
+"""Lanes of waiting entries, and the fifo order of a queue: one lane per priority, first in, first out."""
 
 from __future__ import annotations
 
@@ -13,48 +13,44 @@ from taskqueue_memory.due_heap import ROOM
 
 
 class LaneItem(Entry, kw_only=True, eq=False):
-    """An entry that may be in a lane."""
+    """An entry with the fields that a lane needs."""
 
     seq: int = 0
-    """its position in its lane; an item of a lane or heap with another one is out of date"""
+    """position in the lane; items of lanes and heaps that were added with another number are outdated"""
     held: bool = False
-    """waiting for its ordering key, in no lane"""
+    """whether the entry waits for its ordering key and is therefore in no lane of the queue"""
 
 
 T = TypeVar("T", bound=LaneItem)
 
 
 class Lane(Generic[T]):
-    """Waiting entries in the order of becoming available; returned ones first.
-
-    Entries leave lazily: one that was cancelled or moved meanwhile is dropped when it comes up, or once such entries
-    outnumber the rest.
-    """
+    """Waiting entries in order of availability, redelivered ones first. Cancelled and moved ones are dropped later."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._bound = ROOM
         self._fresh: deque[tuple[int, T]] = deque()
         self._late: list[tuple[int, T]] = []
-        """became available before some of the fresh, and were let in after them"""
+        """entries that became available before some entries of ``_fresh`` but were added after them"""
         self._returned: list[tuple[int, T]] = []
 
     def append(self, record: T) -> None:
-        """Add a newly available entry."""
-        if len(self._fresh) >= self._bound:  # before the new item, which waits only in a moment
+        if (
+            len(self._fresh) >= self._bound
+        ):  # clean before adding: the new entry is not in state WAITING yet
             self._clear()
         self._fresh.append((record.seq, record))
 
     def let_in(self, record: T) -> None:
-        """Add an entry that became available earlier, at the place of its original sequence."""
+        """Insert an entry that became available earlier, at the position of its sequence number."""
         self._push(self._late, record)
 
     def put_back(self, record: T) -> None:
-        """Add a returned entry, at the place of its original sequence."""
+        """Insert a redelivered entry, at the position of its sequence number among the redelivered ones."""
         self._push(self._returned, record)
 
     def pop(self) -> T | None:
-        """Take the first entry."""
+        """Remove and return the first entry; return None if the lane is empty."""
         record = self.peek()
         if record is not None:
             if self._returned:
@@ -66,7 +62,7 @@ class Lane(Generic[T]):
         return record
 
     def peek(self) -> T | None:
-        """Return the first entry, after dropping those that are out of date."""
+        """Return the first entry, after dropping outdated ones; return None if the lane is empty."""
         while self._fresh and not _waits(self._fresh[0]):
             self._fresh.popleft()
         if self._returned and (record := _first(self._returned)) is not None:
@@ -77,16 +73,16 @@ class Lane(Generic[T]):
         return fresh
 
     def oldest(self) -> float | None:
-        """Return since when the one that has waited the longest has been waiting."""
+        """Return the time at which the longest-waiting entry became available; None if the lane is empty."""
         heads = [self.peek(), _first(self._late), self._fresh[0][1] if self._fresh else None]
         return min((head.available_at for head in heads if head is not None), default=None)
 
     def returned(self) -> list[T]:
-        """Return the released entries, in any order."""
+        """Return the redelivered entries, in no particular order."""
         return [item[1] for item in self._returned if _waits(item)]
 
     def others(self) -> list[T]:
-        """Return the entries that were not released, in any order."""
+        """Return the entries that were not redelivered, in no particular order."""
         return [item[1] for item in (*self._fresh, *self._late) if _waits(item)]
 
     def _push(self, heap: list[tuple[int, T]], record: T) -> None:
@@ -103,18 +99,16 @@ class Lane(Generic[T]):
 
 
 class Lanes(Generic[T]):
-    """The waiting entries of a queue in fifo order."""
+    """The waiting entries of a queue in fifo order, in one lane per priority."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._lanes: dict[int, Lane[T]] = {}
 
     def __iter__(self) -> Iterator[Lane[T]]:
-        """Iterate over all lanes."""
         return iter(self._lanes.values())
 
     def lane(self, record: T) -> Lane[T]:
-        """Return the lane of an entry."""
+        """Return the lane of an entry's priority; create it if it does not exist."""
         priority = record.task.priority
         if priority not in self._lanes:
             self._lanes[priority] = Lane()
@@ -122,7 +116,7 @@ class Lanes(Generic[T]):
         return self._lanes[priority]
 
     def pop(self) -> T | None:
-        """Take the first entry of the highest priority."""
+        """Remove and return the first entry of the highest priority; return None if all lanes are empty."""
         for lane in self._lanes.values():
             record = lane.pop()
             if record is not None:
@@ -130,7 +124,7 @@ class Lanes(Generic[T]):
         return None
 
     def heads(self) -> list[Lane[T]]:
-        """Return the lane that is next in each priority that can be served, the highest first."""
+        """Return the lanes that are not empty, the highest priority first."""
         return [lane for lane in self if lane.peek() is not None]
 
 
@@ -148,29 +142,24 @@ def _waits(item: tuple[int, T]) -> bool:
 
 
 class OrderingKeys(Generic[T]):
-    """The holder of each ordering key of a queue, and those that wait for it."""
+    """The entry that holds each ordering key of a queue, and the entries that wait for a key."""
 
     def __init__(self) -> None:
-        """Start with no keys."""
         self._holders: dict[str, T] = {}
         self._held: dict[str, Lane[T]] = {}
 
     def __iter__(self) -> Iterator[Lane[T]]:
-        """Iterate over the lanes of those that wait for their key."""
+        """Iterate over the lanes of entries that wait for an ordering key."""
         return iter(self._held.values())
 
-    def __len__(self) -> int:
-        """Count the keys that are held."""
-        return len(self._holders)
-
     def comes(self, record: T, key: str) -> None:
-        """Have an entry that becomes available hold its key, or wait for it: it is ``held`` then."""
+        """Give an available entry its ordering key. If another entry has the key, set ``held`` and let it wait."""
         record.held = self._holders.setdefault(key, record) is not record
         if record.held:
             self._held.setdefault(key, Lane()).append(record)
 
     def goes(self, record: T, key: str) -> T | None:
-        """Release the key of an entry that ended or died. Return its next holder, ready for its lane."""
+        """Release the ordering key of an ended or dead entry. Return the next holder; None if no entry waits for it."""
         if self._holders.get(key) is not record:
             return None
         lane = self._held.get(key)

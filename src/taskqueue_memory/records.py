@@ -1,4 +1,4 @@
-"""The data of the store and its order, without policy: a record per task, a queue per key."""
+"""Data structures of the memory backend: a `TaskRecord` per task and a `QueueState` per queue."""
 
 from __future__ import annotations
 
@@ -19,83 +19,79 @@ from taskqueue_core.tasks import (
     State,
 )
 from taskqueue_memory.due_heap import DueHeap
-from taskqueue_memory.lanes import Lane, Lanes, OrderingKeys
+from taskqueue_memory.lanes import Lanes, OrderingKeys
 from taskqueue_memory.tenants import TenantItem, Tenants
 
-_SMALL = 512  # bytes of a payload that are not worth a digest
+_SMALL = 512
+"""maximum size in bytes of a payload that is kept after its task has ended; a longer one is replaced by a digest"""
 
 
 class Consumer(Protocol):
-    """An open subscription, as far as the store knows it."""
+    """The part of an open subscription that the store uses."""
 
     consumer: str
     keys: tuple[str, ...]
     since: float
     owned: dict[str, TaskRecord]
-    """what it has in flight, by receipt"""
+    """records of the deliveries that the subscription owns, by receipt"""
     ready: dict[QueueState, None]
-    """queues that may have work, the next one to be served first"""
+    """queues that may have work, in the order in which they are served"""
 
     @property
     def in_flight(self) -> int:
-        """How many deliveries it owns."""
-        ...
+        """The number of deliveries that the subscription owns."""
 
     def new_receipt(self) -> str:
-        """Return a receipt that cannot be guessed."""
-        ...
+        """Return a new receipt that cannot be guessed."""
 
     def wake(self) -> bool:
-        """Wake a waiting receive; say whether there was one."""
-        ...
+        """Wake a receive that waits. Return whether there was one."""
 
     def revoke(self, receipt: str) -> None:
-        """Note that a delivery is no longer owned."""
-        ...
+        """Record that the subscription no longer owns a delivery."""
 
     async def close(self) -> None:
-        """Release everything that is owned."""
-        ...
+        """Release all deliveries that the subscription owns."""
 
 
 class TaskRecord(TenantItem, kw_only=True, eq=False):
-    """An entry and its place."""
+    """An entry with its queue and its owner."""
 
     queue: QueueState
     digest: bytes | None = None
-    """what is kept of a long payload after the end"""
+    """digest of a long payload, which is dropped when the task has ended"""
     owner: Consumer | None = None
     patience: float = 0.0
-    """how long its delivery may be without progress"""
+    """seconds for which a delivery may report no progress"""
     watch: int = 0
-    """names the date on which that is over; 0 for no such date"""
+    """id of the current progress timeout; 0 if there is none"""
 
     def is_of(self, payload: bytes) -> bool:
-        """See `Entry.is_of`: also of a payload that was let go."""
+        """Return whether this is the task's payload, even if only a digest of the payload is kept."""
         if self.digest is None:
             return self.task.payload == payload
         return self.digest == _digest(payload)
 
     def shed(self) -> None:
-        """Let go of a long payload: an ended task is kept to recognise it, not to run it again."""
+        """Replace a long payload by its digest, because an ended task is kept only to detect duplicates."""
         if self.digest is None and len(self.task.payload) > _SMALL:
             self.digest = _digest(self.task.payload)
             self.task = msgspec.structs.replace(self.task, payload=b"null")
 
     @property
     def kept_until(self) -> float:
-        """When an ended record may be forgotten, by the settings in force."""
+        """The time at which an ended record may be deleted, by the current settings of the queue."""
         window = self.updated_at + self.queue.settings.dedupe_window
         return max(window, self.result_until) if self.result else window
 
 
 def is_scheduled(record: TaskRecord, seq: int) -> bool:
-    """Whether a record still waits for the date it had at that sequence."""
+    """Return whether a record is still scheduled for the time that was set together with sequence number ``seq``."""
     return record.state is State.SCHEDULED and record.seq == seq
 
 
 def is_in_flight(record: TaskRecord, watch: int) -> bool:
-    """Whether a record is still in the delivery, and without progress since, that was watched under that mark."""
+    """Return whether a delivery is still in flight, without progress since the timeout with id ``watch`` was set."""
     return record.watch == watch
 
 
@@ -104,7 +100,7 @@ def _digest(payload: bytes) -> bytes:
 
 
 class QueueState:
-    """One queue: its records by id, its waiting entries in their order, its counters."""
+    """One queue: its records by task id, its waiting entries in their order, and its counters."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -113,34 +109,34 @@ class QueueState:
         self.dead: dict[str, TaskRecord] = {}
         self.subscribers: dict[Consumer, None] = {}
         self.waiting: dict[Consumer, None] = {}
-        """subscribers in a waiting receive, the longest first"""
+        """subscribers with a receive that waits; the one that has waited longest comes first"""
         self.scheduled = DueHeap(is_scheduled)
         self.flights = DueHeap(is_in_flight)
         self.bounded = False
-        """a limit applies to publishes"""
+        """whether a limit applies to publishing"""
         self.limited = False
-        """a limit applies to deliveries"""
+        """whether a limit applies to deliveries"""
         self.bucket: Bucket | None = None
         self.alarm: Consumer | None = None
-        """the waiting subscription whose timer wakes it when there is a token"""
+        """the waiting subscription whose timer wakes it when a limit allows a delivery again"""
         self.alarm_at = 0.0
         self.published = 0
         self.fresh = 0
-        """tasks that were never delivered: they count against the capacity"""
+        """number of tasks that were never delivered, which count against the capacity"""
         self.states: Counter[State] = Counter()
         self.delivered = self.redelivered = self.retried = self.lost = 0
         self.available = 0
-        """entries that wait only for a limit"""
+        """number of waiting entries in lanes, that is, without those that wait for an ordering key"""
         self.turns: OrderingKeys[TaskRecord] = OrderingKeys()
         self.fair: Tenants[TaskRecord] | None = None
-        """the lines, if the order is fair"""
+        """the waiting entries by tenant if the order is fair, else None"""
         self._lines: Lanes[TaskRecord] | Tenants[TaskRecord] = Lanes()
         self._floor: PriorityFloor | None = None
         self._choice = False
-        """several priorities could be served when the last entry was taken"""
+        """whether several priorities had waiting entries when the last entry was taken"""
 
     def configure(self, settings: QueueSettings, now: float) -> None:
-        """Put settings in force, on what waits too."""
+        """Apply new settings, also to the entries that already wait."""
         before, self.settings, self.alarm = self.settings, settings, None
         self.bucket = bucket_after(self.bucket, before.rate_limit, settings.rate_limit, now)
         self.bounded = bool(
@@ -163,7 +159,7 @@ class QueueState:
             self.fair.configure(settings, now)
 
     def room(self, now: float) -> QueueRoom:
-        """Return what the limits leave to be delivered."""
+        """Return how many deliveries the limits allow now, and when they allow the next one."""
         if not self.limited:
             return UNLIMITED
         room = room_of(self.settings, self.bucket, self.states[State.IN_FLIGHT], now)
@@ -171,34 +167,28 @@ class QueueState:
 
     @property
     def ready(self) -> int:
-        """How many entries wait for no limit but the queue's own."""
+        """The number of entries in lanes whose tenant has not reached a limit."""
         return self.available - (0 if self.fair is None else self.fair.resting)
 
-    # order
-
-    def lane(self, record: TaskRecord) -> Lane[TaskRecord]:
-        """Return the lane that an entry is about to enter."""
-        return self._lines.lane(record)
-
     def append(self, record: TaskRecord) -> None:
-        """Have a newly available entry wait."""
+        """Add a newly available entry at the end of its lane."""
         self._lines.lane(record).append(record)
         self._offered(record)
 
     def let_in(self, record: TaskRecord, now: float) -> None:
-        """Have an entry wait at its place that waited for its ordering key until now."""
+        """Insert an entry that has just obtained its ordering key, at the position of its sequence number."""
         self._lines.lane(record).let_in(record)
         self._offered(record)
         if self.fair is not None:
             self.fair.entered(record, 0, now)
 
     def put_back(self, record: TaskRecord) -> None:
-        """Have a returned entry wait."""
+        """Insert a redelivered entry at its old position."""
         self._lines.lane(record).put_back(record)
         self._offered(record)
 
     def withdraw(self, record: TaskRecord) -> None:
-        """Note that an entry is about to wait no more."""
+        """Update the counters for an entry that is about to leave the state WAITING."""
         if record.held:
             record.held = False
         else:
@@ -207,7 +197,7 @@ class QueueState:
                 self.fair.withdrawn(record)
 
     def pop(self) -> TaskRecord | None:
-        """Take the waiting entry that is next."""
+        """Remove and return the entry that is delivered next; return None if no entry can be delivered."""
         if self._floor is None:
             return self._lines.pop()
         heads = self._lines.heads()
@@ -217,7 +207,7 @@ class QueueState:
         return self._lines.pop()
 
     def handed_out(self, record: TaskRecord, now: float) -> None:
-        """Charge for an entry that is about to be in flight."""
+        """Count a delivery, and charge it to the rate limits, the tenant and the floor share."""
         self.delivered += 1
         if self.bucket is not None:
             self.bucket.tokens -= 1
@@ -232,7 +222,7 @@ class QueueState:
             self.fair.offered(record)
 
     def _reorder(self, settings: QueueSettings) -> None:
-        """Have all that waits do so in the other order. What does not wait counts for its tenant when it does."""
+        """Move the waiting entries to lanes of the new order. Other entries are counted for their tenant later."""
         former, self.available = tuple(self._lines), 0
         for record in self.records.values():
             record.usage, record.seated = None, False
@@ -246,18 +236,14 @@ class QueueState:
             for record in (record for lane in self.turns for record in lane.others()):
                 self.fair.attach(record)
 
-    # statistics
-
     @property
     def ledger(self) -> Ledger:
-        """The counters."""
         return Ledger(
             published=self.published, **{state.value: self.states[state] for state in State}
         )
 
     @property
     def stats(self) -> QueueStats:
-        """The queue at a glance."""
         ages = [lane.oldest() for lane in (*self._lines, *self.turns)]
         return QueueStats(
             key=self.key,

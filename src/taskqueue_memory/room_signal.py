@@ -1,4 +1,4 @@
-"""Signals for publishers that wait for room."""
+"""Signals for publishers that wait until a full queue may accept tasks again."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from taskqueue_core.clock import Clock
 
 
 class RoomNotifier:
-    """The open signals by queue, and the queues from which copies go to other queues."""
+    """The open signals of each queue, and for each queue the queues whose tasks are copied into it (fan-out)."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start with none."""
         self.clock = clock
         self.open: dict[str, dict[MemoryRoomSignal, None]] = {}
         self._sources: dict[str, set[str]] = {}
 
     def bind(self, key: str, before: Iterable[str], after: Iterable[str]) -> None:
-        """Note that what is published to ``key`` goes to other queues from now on."""
+        """Record that tasks published to ``key`` are copied to the queues ``after``, and no longer to ``before``."""
         for target in set(before):
             self._sources[target].discard(key)
             if not self._sources[target]:
@@ -28,14 +27,14 @@ class RoomNotifier:
             self._sources.setdefault(target, set()).add(key)
 
     def notify(self, key: str) -> None:
-        """Notify the signals of a queue and of those that are bound to it."""
+        """Notify the signals of a queue, and of the queues whose tasks are copied into it."""
         for name in (key, *self._sources.get(key, ())):
             for signal in self.open.get(name, ()):
                 signal.notify()
 
 
 class MemoryRoomSignal:
-    """See `taskqueue_core.capabilities.RoomSignal`."""
+    """A signal that some queues may accept tasks again, or that slots of some models may be free."""
 
     def __init__(self, signals: RoomNotifier, keys: tuple[str, ...]) -> None:
         self._signals = signals
@@ -43,11 +42,10 @@ class MemoryRoomSignal:
         self._notified = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake the waiter, or the next one."""
+        """End the current wait, or the next one if there is none now."""
         self._notified.set()
 
     async def wait(self, timeout: float) -> None:
-        """See `taskqueue_core.capabilities.RoomSignal.wait`."""
         if timeout > 0:
             clock = self._signals.clock
             timer = clock.call_at(clock.now() + timeout, self.notify)

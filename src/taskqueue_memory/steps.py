@@ -1,4 +1,4 @@
-"""The steps that transitions are made of: they keep counters, lanes, dates and wake-ups consistent."""
+"""Building blocks of the state changes. They keep counters, lanes, timers and wake-ups consistent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taskqueue_memory.timers import Timers
 
 
 class Steps:
-    """All queues of one backend. Every change of state goes through `_enter`."""
+    """All queues of one backend. Every state change goes through `_enter`."""
 
     def __init__(self, clock: Clock, journal: MemoryJournal | None) -> None:
         self.clock = clock
@@ -24,29 +24,32 @@ class Steps:
         self.receipts: dict[str, TaskRecord] = {}
         self.signals = RoomNotifier(clock)
         self.recovered = 0
-        """deliveries taken back without progress and not reported yet"""
+        """number of deliveries that were taken back for lack of progress since the last `maintain`"""
         self._seq = itertools.count(1)
-        self._timers = Timers(clock, self.catch_up)
+        self.timers = Timers(clock, self.catch_up)
 
     def queue(self, key: str) -> QueueState:
-        """Return the queue of a key, made on first sight."""
+        """Return the queue of a key; create it if it does not exist."""
         if key not in self.queues:
             self.queues[key] = QueueState(key)
         return self.queues[key]
 
+    def known(self, key: str) -> QueueState:
+        """Return the queue of a key; if it does not exist, a new one that is not stored."""
+        return self.queues.get(key) or QueueState(key)
+
     def leave(self, queues: Iterable[QueueState]) -> None:
-        """Forget queues without subscriptions that were never used: such keys come and go with workers."""
+        """Delete the queues that have no subscription, no settings, and to which no task was ever published."""
         for queue in queues:
             if not (queue.subscribers or queue.published or queue.settings.version):
                 self.queues.pop(queue.key, None)
 
     def find(self, key: str, task_id: str) -> TaskRecord | None:
-        """Return what is known of a task."""
         queue = self.queues.get(key)
         return queue.records.get(task_id) if queue else None
 
     def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """Put the next version of a queue's settings in force."""
+        """Apply new settings to a queue. Return them with their new version number."""
         queue = self.queue(key)
         before, after = queue.settings, queue.settings.followed_by(settings)
         queue.configure(after, self.clock.now())
@@ -57,14 +60,12 @@ class Steps:
         self.notify(queue, queue.available)
         return after
 
-    # time
-
     def catch_up(self) -> int:
-        """Take back what was without progress for too long. Make available what has fallen due, and count that."""
+        """Make due entries available and return their number. Take back deliveries that made no progress."""
         now = self.clock.now()
-        if now < self._timers.next_at:
+        if now < self.timers.next_at:
             return 0
-        due, hung = self._timers.due(now)
+        due, hung = self.timers.due(now)
         for record in due:
             self._make_available(record, "available")
         for record in hung:
@@ -72,23 +73,14 @@ class Steps:
         self.recovered += len(hung)
         return len(due)
 
-    def follow(self) -> None:
-        """Move the timer to the running event loop."""
-        self._timers.follow()
-
-    def stop(self) -> None:
-        """Forget the timer."""
-        self._timers.stop()
-
-    # wake-ups
-
     def notify(self, queue: QueueState, tasks: int) -> None:
-        """Wake as many waiting subscriptions as can take one of so many tasks, the one that waits longest first."""
+        """Wake up to ``tasks`` waiting subscriptions, as far as limits allow deliveries; the longest-waiting first."""
         if not queue.waiting:
             return
         if queue.limited:
             room = queue.room(self.clock.now())
-            may_open = room.opens_at is not None  # then one must look, to set itself an alarm
+            # If a limit opens later, one subscription must wake up to set a timer for that time.
+            may_open = room.opens_at is not None
             tasks = min(tasks, room.left or int(may_open))
         while tasks > 0 and queue.waiting:
             subscription = next(iter(queue.waiting))
@@ -96,13 +88,8 @@ class Steps:
             if subscription.wake():
                 tasks -= 1
 
-    # steps
-
     def hand_back(self, record: TaskRecord, *, lost: bool, reported: bool = True) -> None:
-        """Take an in-flight entry back; one that was lost too often dies.
-
-        With ``reported`` its owner asked for it; without, the owner is notified.
-        """
+        """Take back a delivery, and notify its owner unless ``reported``. Too many losses make a dead letter."""
         queue = record.queue
         queue.redelivered += 1
         queue.lost += lost
@@ -162,26 +149,28 @@ class Steps:
     def _leave_dead(self, record: TaskRecord) -> None:
         del record.queue.dead[record.task.id]
         deadline = record.task.deadline
-        if deadline is not None and deadline <= record.updated_at:  # it came while it was dead
-            self._timers.note_deadline(record, deadline)
+        if (
+            deadline is not None and deadline <= record.updated_at
+        ):  # the deadline passed while the task was dead
+            self.timers.deadlines.add(deadline, record, record.seq)
 
     def _begin(self, record: TaskRecord) -> TaskRecord:
-        """Put a new entry on the books; its first state follows."""
+        """Store a new record. The caller then sets its first state with `_enter`."""
         queue = record.queue
         queue.records[record.task.id] = record
         if queue.fair is not None:
             queue.fair.attach(record)
         if record.task.deadline is not None:
-            self._timers.note_deadline(record, record.task.deadline)
+            self.timers.deadlines.add(record.task.deadline, record, record.seq)
         return record
 
     def _offer(self, queue: QueueState) -> None:
-        if not queue.available:  # a queue that had work before is in every list
+        if not queue.available:  # otherwise all subscribers already have the queue in ``ready``
             for subscription in queue.subscribers:
                 subscription.ready[queue] = None
 
     def _make_available(self, record: TaskRecord, event: str) -> None:
-        """Have an entry wait, in its lane or for its ordering key, and wake a receiver that can take it."""
+        """Put an entry into its lane and wake a subscription, or let the entry wait for its ordering key."""
         record.seq = next(self._seq)
         queue, key = record.queue, record.task.ordering_key
         if key is not None:
@@ -196,7 +185,7 @@ class Steps:
         record.available_at = record.updated_at
 
     def _pass_key_on(self, record: TaskRecord, key: str) -> None:
-        """Have the next of those that waited for an ordering key wait in its lane."""
+        """Release an ordering key, and put the next entry that waits for it into its lane."""
         queue = record.queue
         following = queue.turns.goes(record, key)
         if following is not None:
@@ -207,12 +196,12 @@ class Steps:
     def _schedule(self, record: TaskRecord, at: float, event: str, **fields: str | None) -> None:
         record.seq = next(self._seq)
         self._enter(record, State.SCHEDULED, event, due_at=at, **fields)
-        self._timers.schedule(record, at)
+        self.timers.schedule(record, at)
 
     def _watch(self, record: TaskRecord) -> None:
-        """Note when a delivery will have been without progress for too long."""
+        """Restart the timeout after which a delivery without progress is taken back."""
         record.watch = next(self._seq)
-        self._timers.watch(record, self.clock.now() + record.patience)
+        self.timers.watch(record, self.clock.now() + record.patience)
 
     def _end_receipt(self, record: TaskRecord, verb: str | None, *, revoke: bool = False) -> None:
         receipt, owner = record.receipt, record.owner
@@ -243,7 +232,7 @@ class Steps:
         self._enter(record, state, event, worker=worker, error=error)
         if state is not State.DEAD:
             record.shed()
-            self._timers.ends.add(record.kept_until, record, record.seq)
+            self.timers.ends.add(record.kept_until, record, record.seq)
 
     def _expire(self, record: TaskRecord) -> Expired:
         self._finish(record, State.EXPIRED, "expired", revoke=True)

@@ -1,4 +1,4 @@
-"""A consumer's view over its keys, and the wake-up of a waiting receive."""
+"""Subscriptions of the memory backend: receiving, settling, and waking a receive that waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taskqueue_memory.transitions import MemoryStore
 
 
 class MemorySubscription(SubscriptionBase):
-    """A subscription. It owns its deliveries until they are settled, adopted or released."""
+    """A consumer's subscription. It owns its deliveries until they are settled, adopted or released."""
 
     def __init__(self, store: MemoryStore, keys: tuple[str, ...], consumer: str) -> None:
         self.consumer = consumer
@@ -28,12 +28,12 @@ class MemorySubscription(SubscriptionBase):
         self.since = store.clock.now()
         self.owned: dict[str, TaskRecord] = {}
         self.ready: dict[QueueState, None] = {}
-        """queues that may have work, the next one to be served first"""
+        """queues that may have work, in the order in which they are served"""
         self._store = store
         self.closed = False
         self._waiter: asyncio.Future[None] | None = None
         self._looked_at = self.since
-        """the time of the last look for work: what opens after it must wake"""
+        """time of the last check for work; a limit that opens later must wake this subscription"""
         self._revoked: list[str] = []
         self._revocation = asyncio.Event()
         self._secret = secrets.token_urlsafe(12)
@@ -44,7 +44,6 @@ class MemorySubscription(SubscriptionBase):
             self.ready[queue] = None
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        """See `taskqueue_core.backend.Subscription.receive`."""
         if limit < 1:
             checked_limit(limit)
         if self.closed:
@@ -65,30 +64,25 @@ class MemorySubscription(SubscriptionBase):
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.ack`."""
         checked = checked_results(deliveries, results)
         pairs = zip(deliveries, checked, strict=True)
         return answer([self._store.ack(delivery, result) for delivery, result in pairs])
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.redeliver`."""
         owner = self if lost else None
         return answer(self._store.redeliver(delivery, owner) for delivery in deliveries)
 
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        """See `taskqueue_core.capabilities.DeadLettering`."""
         return answer([self._store.dead_letter(delivery, reason, error)])[0]
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
-        """See `taskqueue_core.capabilities.Handover`."""
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
         return tuple(self._store.adopt(self, receipt) for receipt in receipts)
 
     async def revoked(self) -> tuple[str, ...]:
-        """See `taskqueue_core.capabilities.Revocation`."""
         await self._revocation.wait()
         receipts, self._revoked = tuple(self._revoked), []
         if not self.closed:
@@ -96,13 +90,14 @@ class MemorySubscription(SubscriptionBase):
         return receipts
 
     async def close(self) -> None:
-        """See `taskqueue_core.backend.Subscription.close`."""
         if self.closed:
             return
         self.closed = True
         for queue in self._queues:
             del queue.subscribers[self]
-            queue.waiting.pop(self, None)  # so that it is not woken for what it releases
+            queue.waiting.pop(
+                self, None
+            )  # otherwise it would be woken for the deliveries that it releases
         for record in tuple(self.owned.values()):
             self._store.hand_back(record, lost=False)
         self._store.leave(self._queues)
@@ -111,22 +106,18 @@ class MemorySubscription(SubscriptionBase):
 
     @property
     def in_flight(self) -> int:
-        """How many deliveries it owns."""
         return len(self.owned)
 
     def new_receipt(self) -> str:
-        """Return a receipt that cannot be guessed."""
         return f"{self._secret}.{next(self._numbers)}"
 
     def wake(self) -> bool:
-        """Wake a waiting receive; say whether there was one."""
         if self._waiter is None or self._waiter.done():
             return False
         self._waiter.set_result(None)
         return True
 
     def revoke(self, receipt: str) -> None:
-        """Note that a delivery is no longer owned."""
         self._revoked.append(receipt)
         self._revocation.set()
 
@@ -148,13 +139,13 @@ class MemorySubscription(SubscriptionBase):
                 continue
             delivery = self._store.take(self, queue, now, expired)
             if queue.available:
-                self.ready[queue] = None  # to the end: one each in turn, so that no key starves
+                self.ready[queue] = None  # to the end of the order, so that queues take turns
             if delivery is not None:
                 deliveries.append(delivery)
                 if queue in remaining:
                     remaining[queue] -= 1
             elif queue in self.ready:
-                break  # enough has expired for one call
+                break  # as many tasks have expired as one call may expire
         again = False
         for queue in self.ready:
             again = again or bool(queue.available and queue.room(now).left)
@@ -176,8 +167,8 @@ class MemorySubscription(SubscriptionBase):
         return _first([*dues, *(queue.room(now).opens_at for queue in self.ready)])
 
     def _alarm_at(self) -> float | None:
-        """Return when to wake for queues that time alone opens and that have no other timer."""
-        # As of the last look: a limit that has opened since has no time any more, and no timer would be set.
+        """Return when a limit opens for which no other subscription has set a timer; None if there is none."""
+        # Use the time of the last check: a limit that has opened since then reports no time, and no timer would be set.
         now, first = self._looked_at, None
         for queue in self.ready:
             opens_at = queue.room(now).opens_at
@@ -190,7 +181,7 @@ class MemorySubscription(SubscriptionBase):
         waiter = self._waiter = asyncio.get_running_loop().create_future()
         alarm = _first([end, self._alarm_at()])
         timer = None if alarm is None else self._store.clock.call_at(alarm, self._time_out)
-        self._store.follow()
+        self._store.timers.follow()
         for queue in self._queues:
             queue.waiting[self] = None
         try:
@@ -209,13 +200,13 @@ class MemorySubscription(SubscriptionBase):
                 timer.cancel()
 
     def _pass_on(self) -> None:
-        """Wake others for the work that this one was woken for, or had an alarm for, and has not taken."""
+        """Wake other subscriptions for work that this one was woken for but has not taken."""
         for queue in self.ready:
             self._store.notify(queue, queue.available)
 
 
 def _has_room(queue: QueueState, remaining: dict[QueueState, int], now: float) -> bool:
-    """Whether a queue has something to deliver, by the room that it had at the first look."""
+    """Return whether a queue has entries to deliver, and the limits read at the first call still allow deliveries."""
     if queue not in remaining:
         remaining[queue] = queue.room(now).left
     return remaining[queue] > 0 and queue.ready > 0

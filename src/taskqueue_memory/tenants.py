@@ -1,7 +1,4 @@
-"""The fair order: tenants that take turns within a priority, and the limits of each.
-
-A tenant at its limit rests: it is in no rotation and costs nothing until a delivery ends or a token is due.
-"""
+"""The fair order: within a priority, tenants take turns. A tenant that has reached one of its limits is left out."""
 
 from __future__ import annotations
 
@@ -21,29 +18,29 @@ _DUST = 1e-6
 
 
 class TenantUsage:
-    """What is kept of one tenant, as long as it has anything."""
+    """Counters and limits of one tenant, kept while it has tasks or its rate limit is not fully available."""
 
     __slots__ = ("alarm", "bucket", "fills", "fresh", "in_flight", "lanes", "name", "resting", "waiting")  # fmt: skip
 
     def __init__(self, name: str | None, bucket: Bucket | None) -> None:
         self.name = name
         self.lanes: dict[int, _TenantLane] = {}
-        """by priority, those that are not empty"""
+        """non-empty lanes by priority"""
         self.waiting = 0
-        """entries in its lanes"""
+        """number of entries in the tenant's lanes"""
         self.fresh = 0
-        """tasks that were never delivered"""
+        """number of tasks that were never delivered"""
         self.in_flight = 0
         self.bucket = bucket
         self.resting = False
         self.alarm = 0
-        """names the date on which it may have a token, while it rests and something waits for that"""
+        """id of the pending time at which the rate limit allows the next delivery; 0 if none is pending"""
         self.fills = 0
-        """names the date on which its bucket may be full"""
+        """id of the pending time at which the bucket is full again; 0 if none is pending"""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of it is there."""
+        """Whether the tenant has no waiting task, no undelivered task and no task in flight."""
         return not (self.waiting or self.fresh or self.in_flight)
 
 
@@ -52,18 +49,18 @@ class _TenantLane(Lane[Any]):
         super().__init__()
         self.usage = account
         self.count = 0
-        """of the entries that wait"""
+        """number of waiting entries in this lane"""
         self.spent: int | None = None
-        """what it had spent when it went to rest"""
+        """cost of this lane's deliveries at the time when its tenant reached a limit; None before"""
 
 
 class TenantItem(LaneItem, kw_only=True, eq=False):
-    """An entry that counts for its tenant in fair order."""
+    """An entry that is counted for its tenant if the order is fair."""
 
     usage: TenantUsage | None = None
-    """of its tenant, in fair order"""
+    """counters of the entry's tenant; None unless the order is fair"""
     seated: bool = False
-    """in flight, by its tenant's account"""
+    """whether the tenant's counters include this entry as in flight"""
 
 
 T = TypeVar("T", bound=TenantItem)
@@ -73,25 +70,19 @@ class Tenants(Generic[T]):
     """The waiting entries of a queue in fair order. Each step takes O(log tenants)."""
 
     def __init__(self, settings: QueueSettings) -> None:
-        """Start empty."""
         self.resting = 0
-        """entries that wait for their tenant's limit"""
+        """number of waiting entries whose tenant has reached a limit"""
         self._accounts: dict[str | None, TenantUsage] = {}
         self._walks: dict[int, FairRotation[_TenantLane]] = {}
         self._marks = itertools.count(1)
         self._adopt(settings)
 
-    def __len__(self) -> int:
-        """Count the tenants with a record."""
-        return len(self._accounts)
-
     def __iter__(self) -> Iterator[Lane[Any]]:
-        """Iterate over all lanes."""
         for account in self._accounts.values():
             yield from account.lanes.values()
 
     def configure(self, settings: QueueSettings, now: float) -> None:
-        """Put settings in force."""
+        """Apply the limits and weights of new settings to all tenants."""
         before = self._limits.rate_limit
         self._adopt(settings)
         for account in tuple(self._accounts.values()):
@@ -99,10 +90,8 @@ class Tenants(Generic[T]):
             account.bucket = bucket_after(account.bucket, before, self._limits.rate_limit, now)
             self._review(account, now)
 
-    # entries
-
     def attach(self, record: T) -> TenantUsage:
-        """Have an entry count for its tenant."""
+        """Count an entry for its tenant, and return the tenant's counters."""
         name = record.task.tenant
         account = self._accounts.get(name)
         if account is None:
@@ -119,14 +108,14 @@ class Tenants(Generic[T]):
         return 0 if account is None else account.fresh
 
     def lane(self, record: T) -> Lane[Any]:
-        """Return the lane that an entry is about to enter."""
+        """Return the lane of an entry's tenant and priority; create it if it does not exist."""
         account, priority = self.attach(record), record.task.priority
         if priority not in account.lanes:
             account.lanes[priority] = _TenantLane(account)
         return account.lanes[priority]
 
     def offered(self, record: T) -> None:
-        """Note that an entry is in its lane. A tenant joins the walk with its first one."""
+        """Count an entry that has entered its lane. With its first entry, a tenant joins the rotation."""
         account, lane = self._lane_of(record)
         lane.count += 1
         account.waiting += 1
@@ -136,7 +125,7 @@ class Tenants(Generic[T]):
             self._walk(record.task.priority).join(lane)
 
     def withdrawn(self, record: T) -> None:
-        """Note that an entry has left its lane. A tenant leaves the walk with its last one."""
+        """Count an entry that has left its lane. With its last entry, a tenant leaves the rotation."""
         account, lane = self._lane_of(record)
         lane.count -= 1
         account.waiting -= 1
@@ -149,7 +138,7 @@ class Tenants(Generic[T]):
                 self._walk(record.task.priority).leave(lane)
 
     def handed_out(self, record: T, now: float) -> None:
-        """Charge a tenant for an entry that it is about to have in flight."""
+        """Charge a delivery to its tenant's turn and rate limit."""
         account, lane = self._lane_of(record)
         weight = self._weights.get(account.name or "", 1) if self._weights else 1
         self._walks[record.task.priority].spend(lane, weight)
@@ -158,9 +147,9 @@ class Tenants(Generic[T]):
             account.bucket.tokens -= 1
 
     def entered(self, record: T, fresh: int, now: float) -> None:
-        """Note a change of state, and by how much it changed the tasks that were never delivered."""
+        """Update the tenant's counters after a state change; ``fresh`` is added to its undelivered tasks."""
         account = record.usage
-        if account is None:  # of before the order was fair
+        if account is None:  # the entry has not waited since the order became fair
             return
         account.fresh += fresh
         seated = record.state is State.IN_FLIGHT
@@ -170,10 +159,8 @@ class Tenants(Generic[T]):
             self._review(account, now)
             self.forget(now, 2)
 
-    # order
-
     def pop(self) -> T | None:
-        """Take the first entry of the next tenant in the highest priority."""
+        """Remove and return the first entry of the next tenant in the highest priority; None if there is none."""
         for walk in self._walks.values():
             lane = walk.next()
             if lane is not None:
@@ -181,11 +168,11 @@ class Tenants(Generic[T]):
         return None
 
     def heads(self) -> list[Lane[Any]]:
-        """Return the lane that is next in each priority that can be served, the highest first."""
+        """Return the next tenant's lane of each priority that can be served, the highest priority first."""
         return [lane for walk in self._walks.values() if (lane := walk.next()) is not None]
 
     def narrow(self, room: QueueRoom, available: int, now: float) -> QueueRoom:
-        """Return a queue's room, narrowed by the limits of the tenants with waiting tasks."""
+        """Return the queue's ``room``, reduced by the limits of the tenants that have waiting entries."""
         if self._openings:
             for account in tuple(self._openings.take(now)):
                 account.alarm = 0
@@ -199,13 +186,11 @@ class Tenants(Generic[T]):
         return QueueRoom(0, None if room.opens_at is None else max(opens_at, room.opens_at))
 
     def forget(self, now: float, chunk: int) -> None:
-        """Drop up to ``chunk`` records of tenants without tasks and with a full bucket."""
+        """Delete the counters of up to ``chunk`` tenants that have no tasks and a full bucket."""
         for account in tuple(self._fillings.take(now, chunk)) if self._fillings else ():
             account.fills = 0
             if account.idle:
                 self._retire(account, now)
-
-    # steps
 
     def _adopt(self, settings: QueueSettings) -> None:
         self._limits = QueueSettings(
@@ -227,7 +212,7 @@ class Tenants(Generic[T]):
         return self._walks[priority]
 
     def _review(self, account: TenantUsage, now: float) -> None:
-        """Have a tenant that is at its limit rest, and one that no longer is go on."""
+        """Stop serving a tenant that has reached a limit, and serve it again once its limits allow deliveries."""
         if account.resting or self._may_rest(account):
             room = room_of(self._limits, account.bucket, account.in_flight, now)
             if bool(room.left) is account.resting:
@@ -239,7 +224,7 @@ class Tenants(Generic[T]):
             self._retire(account, now)
 
     def _may_rest(self, account: TenantUsage) -> bool:
-        """Whether a tenant may be at its limit, as far as is seen without bringing its bucket up to date."""
+        """Return whether a tenant may have reached a limit. Fast, because it does not refill the bucket."""
         most, bucket = self._limits.max_inflight, account.bucket
         if most and account.in_flight >= most:
             return True
@@ -261,7 +246,7 @@ class Tenants(Generic[T]):
                 self._walk(priority).come_back(lane, lane.spent)
 
     def _retire(self, account: TenantUsage, now: float) -> None:
-        """Forget a tenant without tasks, once its bucket is full again."""
+        """Delete the counters of a tenant without tasks, once its bucket is full again."""
         limit, bucket = self._limits.rate_limit, account.bucket
         if limit is not None and bucket is not None:
             bucket.fill(limit, now)

@@ -1,7 +1,4 @@
-"""The transitions. Each is one synchronous method, so nothing can come between its steps: that is the atomicity.
-
-Every method leaves the ledger balanced.
-"""
+"""The state changes of tasks. Each is one synchronous method and therefore atomic, and leaves the ledger balanced."""
 
 from __future__ import annotations
 
@@ -28,12 +25,10 @@ _CHUNK = 1000
 
 
 class MemoryStore(Steps):
-    """All queues of one backend, and what may be done to them."""
-
-    # publish
+    """All queues of one backend, with a method for each state change."""
 
     def publish(self, task: Task) -> Confirmation:
-        """Add a task, once: to its queue, or to those that this one is bound to."""
+        """Store a task unless its id is known: in its queue, or in the queues to which its queue is bound."""
         now = self.clock.now()
         queue = self.queue(task.key)
         if queue.settings.bound_to:
@@ -63,7 +58,7 @@ class MemoryStore(Steps):
         )
 
     def _fan_out(self, task: Task, queue: QueueState, now: float) -> Confirmation:
-        """Put a copy of a task into each of the queues that its own is bound to, or into none."""
+        """Store a copy of a task in each queue to which its queue is bound, or in none of them."""
         copies = {key: structs.replace(task, key=key) for key in queue.settings.bound_to}
         self.forget(2 * len(copies))
         answers = {
@@ -89,7 +84,7 @@ class MemoryStore(Steps):
     def retry(
         self, task: Task, at: float, error: str | None, token: str | None, settles: Delivery | None
     ) -> Confirmation:
-        """Schedule the next attempt, once per token."""
+        """Schedule the next attempt of a task. A second call with the same token has no effect."""
         check_time("at", at)
         error = error and error[: LIMITS.text]
         queue = self.queue(task.key)
@@ -108,12 +103,14 @@ class MemoryStore(Steps):
         self._schedule(record, at, "retried", worker=worker, error=error)
         return Confirmation(key=task.key, task_id=task.id, status=Published.ACCEPTED)
 
-    # deliver
-
     def take(
-        self, subscription: Consumer, queue: QueueState, now: float, expired: list[Expired]
+        self,
+        subscription: Consumer,
+        queue: QueueState,
+        now: float,
+        expired: list[Expired],
     ) -> Delivery | None:
-        """Deliver the first waiting entry of a queue with room; up to a chunk of those past their deadline expire."""
+        """Deliver the next entry of a queue; None if there is none. Add entries past their deadline to ``expired``."""
         while len(expired) < _CHUNK and (record := queue.pop()) is not None:
             task = record.task
             if task.deadline is not None and task.deadline <= now:
@@ -132,10 +129,8 @@ class MemoryStore(Steps):
             return delivery
         return None
 
-    # settle
-
     def ack(self, delivery: Delivery, result: bytes | None) -> Settled:
-        """End an entry as done."""
+        """End a delivery as executed, and store the result."""
         record = self.receipts.get(delivery.receipt)
         if record is None:
             return self._settled_before(delivery, "ack")
@@ -144,7 +139,7 @@ class MemoryStore(Steps):
         return Settled.OK
 
     def redeliver(self, delivery: Delivery, loser: Consumer | None) -> Settled:
-        """Make an entry available again, at its old place; ``loser`` vanished with it, if it is the owner still."""
+        """Make an entry available again, at its old position. With a ``loser``, count a loss if it is the owner."""
         verb = "lost" if loser else "redeliver"
         record = self.receipts.get(delivery.receipt)
         if record is None or (loser is not None and record.owner is not loser):
@@ -153,7 +148,7 @@ class MemoryStore(Steps):
         return record.last[2] if record.last else Settled.OK
 
     def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:
-        """End an entry among the dead letters."""
+        """End a delivery, and make its task a dead letter."""
         record = self.receipts.get(delivery.receipt)
         if record is None:
             return self._settled_before(delivery, "dead")
@@ -163,7 +158,7 @@ class MemoryStore(Steps):
         return Settled.OK
 
     def adopt(self, subscription: Consumer, receipt: str) -> Delivery | None:
-        """Move a live delivery to another subscription of the same worker identity."""
+        """Move a delivery to another subscription of the same consumer; return None if the receipt is not current."""
         record = self.receipts.get(receipt)
         if record is None or record.owner is None or record.owner.consumer != subscription.consumer:
             return None
@@ -172,10 +167,8 @@ class MemoryStore(Steps):
         subscription.owned[receipt] = record
         return record.delivery
 
-    # operate
-
     def progress(self, receipt: str, value: float | str) -> bool:
-        """Note the progress of a delivery: it does not hang."""
+        """Store the progress of a delivery and restart its timeout. Return False if the receipt is not current."""
         record = self.receipts.get(receipt)
         if record is None:
             return False
@@ -185,36 +178,36 @@ class MemoryStore(Steps):
         return True
 
     def redrive(self, record: TaskRecord) -> None:
-        """Make a dead entry waiting again, at the end of its lane."""
+        """Make a dead letter available again, at the end of its lane."""
         record.redrive()
         self._make_available(record, "redriven")
 
     def discard(self, record: TaskRecord) -> None:
-        """Give a dead entry up for good."""
+        """End a dead letter permanently."""
         self._finish(record, State.DISCARDED, "discarded")
 
     def cancel(self, record: TaskRecord) -> bool:
-        """End a live entry as cancelled."""
+        """End an entry as cancelled. Return False if it is not live."""
         if not record.live:
             return False
         self._finish(record, State.CANCELLED, "cancelled", revoke=True)
         return True
 
-    # time
-
     def expire(self) -> Iterator[Expired]:
-        """End live entries that are past their deadline, a bounded number of them."""
-        for record in self._timers.past_deadline(self.clock.now(), _CHUNK):
+        """End and yield up to `_CHUNK` live entries that are past their deadline."""
+        for record in self.timers.deadlines.take(self.clock.now(), _CHUNK):
             if record.live:
                 yield self._expire(record)
 
     def forget(self, chunk: int = _CHUNK) -> int:
-        """Drop ended records whose windows have passed, a bounded number of them."""
-        now, gone, ends = self.clock.now(), 0, self._timers.ends
+        """Delete up to ``chunk`` ended records whose deduplication window has passed. Return how many were deleted."""
+        now, gone, ends = self.clock.now(), 0, self.timers.ends
         if now < ends.first:
             return 0
         for record in tuple(ends.take(now, chunk)):
-            if (until := record.kept_until) > now:  # the window has been widened since
+            if (
+                until := record.kept_until
+            ) > now:  # the deduplication window has been extended since
                 ends.add(until, record, record.seq)
             else:
                 del record.queue.records[record.task.id]
@@ -222,7 +215,7 @@ class MemoryStore(Steps):
         return gone
 
     def forget_tenants(self) -> None:
-        """Drop the records of tenants without tasks, a bounded number per queue."""
+        """Delete the counters of tenants without tasks, up to `_CHUNK` per queue."""
         now = self.clock.now()
         for queue in self.queues.values():
             if queue.fair is not None:

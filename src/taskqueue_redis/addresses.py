@@ -6,7 +6,7 @@ import ipaddress
 import re
 from enum import Enum
 from typing import Self
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -25,7 +25,7 @@ _FORMS = (
 
 
 class Kind(Enum):
-    """How the servers behind an address work together."""
+    """The deployment of the servers behind an address."""
 
     SINGLE = "single"
     SENTINEL = "sentinel"
@@ -33,6 +33,7 @@ class Kind(Enum):
 
 
 _SCHEMES = {
+    "unix": (Kind.SINGLE, False),
     "redis": (Kind.SINGLE, False),
     "rediss": (Kind.SINGLE, True),
     "redis+sentinel": (Kind.SENTINEL, False),
@@ -51,7 +52,7 @@ class HostAddress(msgspec.Struct, frozen=True):
 
     @property
     def loopback(self) -> bool:
-        """Whether it is on this machine for certain."""
+        """Whether the server is certainly on this machine."""
         return bool(self.path) or is_loopback(self.host)
 
     def __str__(self) -> str:
@@ -66,7 +67,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     tls: bool
     hosts: tuple[HostAddress, ...]
-    """one server, or some of the Sentinels or cluster nodes"""
+    """the server, or some of the Sentinels or cluster nodes"""
     service: str = ""
     """the name under which Sentinels know the master"""
     database: int = 0
@@ -76,7 +77,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> str:
-        """The URL without user, password and query: for logs, errors and health."""
+        """The URL without user, password and query, for logs, errors and health."""
         rest = f"/{self.service}" if self.service else ""
         rest += f"/{self.database}" if self.database else ""
         return f"{self.scheme}://{','.join(map(str, self.hosts))}{rest}"
@@ -86,7 +87,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, url: str, setting: str = "TASKQUEUE_REDIS_URL") -> Self:
-        """Parse a URL. Raises `ConfigurationError` that names the setting and what is allowed, never the value."""
+        """Parse a URL. Raises `ConfigurationError`, which names the setting and the allowed forms, never the value."""
         try:
             parts = urlsplit(url.strip())
         except ValueError:
@@ -96,15 +97,17 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
             raise _refusal(setting, "a URL with a query or fragment", allowed)
         login, _, hosts = parts.netloc.rpartition("@")
         user, _, password = login.partition(":")
-        if parts.scheme == "unix":
-            kind, tls, addresses, service, database = _socket(setting, parts, hosts)
-        elif parts.scheme in _SCHEMES:
-            kind, tls = _SCHEMES[parts.scheme]
-            addresses = _parse_hosts(setting, hosts, kind)
-            service, database = _path(setting, parts.path, kind)
-        else:
+        if parts.scheme not in _SCHEMES:
             got = "a URL with another scheme" if parts.scheme else "text without a scheme"
             raise _refusal(setting, got, _FORMS)
+        kind, tls = _SCHEMES[parts.scheme]
+        if parts.scheme != "unix":
+            addresses = _parse_hosts(setting, hosts, kind)
+            service, database = _path(setting, parts.path, kind)
+        elif hosts or parts.path in {"", "/"}:
+            raise _refusal(setting, "a unix URL without an absolute path", "unix:///path/to/socket")
+        else:
+            addresses, service, database = (HostAddress(path=unquote(parts.path)),), "", 0
         return cls(
             kind=kind,
             tls=tls,
@@ -118,7 +121,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine for certain; of names, only ``localhost`` is."""
+    """Return whether a host is certainly this machine: a loopback address, or the name ``localhost``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -127,14 +130,6 @@ def is_loopback(host: str) -> bool:
 
 def _refusal(setting: str, got: str, allowed: str) -> ConfigurationError:
     return ConfigurationError(f"{setting}: got {got}; allowed: {allowed}")
-
-
-def _socket(
-    setting: str, parts: SplitResult, hosts: str
-) -> tuple[Kind, bool, tuple[HostAddress, ...], str, int]:
-    if hosts or parts.path in {"", "/"}:
-        raise _refusal(setting, "a unix URL without an absolute path", "unix:///path/to/socket")
-    return Kind.SINGLE, False, (HostAddress(path=unquote(parts.path)),), "", 0
 
 
 def _parse_hosts(setting: str, hosts: str, kind: Kind) -> tuple[HostAddress, ...]:

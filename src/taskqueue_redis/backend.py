@@ -14,44 +14,41 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Health
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.context import make_context
+from taskqueue_redis.context import RedisContext
 from taskqueue_redis.control import RedisControl, RedisDeadLetters
 from taskqueue_redis.publisher import RedisPublisher
 from taskqueue_redis.slots.pool import RedisSlots
 from taskqueue_redis.subscription import RedisSubscription
 
 _OUTAGE_SECONDS = 1.0
-"""seconds for which a backend that is being closed waits for a store that is unavailable"""
+"""seconds for which `aclose` waits for a store that is unavailable"""
 
 
 class RedisBackend:
-    """See `taskqueue_core.backend.Backend`. One event loop at a time."""
+    """Backend on Redis or Valkey. It works in one event loop at a time."""
 
     capabilities = Capabilities(names=frozenset(Capability), shared=True, durable=True)
 
     def __init__(
         self, *, clock: Clock | None = None, settings: RedisSettings | None = None
     ) -> None:
-        """Do no input or output. A ``clock`` in place of the store's time is for tests."""
-        self._context = make_context(settings or load_settings(RedisSettings), clock)
+        """Create the backend without connecting. A test may pass a ``clock`` that replaces the store's time."""
+        self._context = RedisContext(settings or load_settings(RedisSettings), clock)
         self.publisher = RedisPublisher(self._context)
         self.control = RedisControl(self._context)
         self.dead_letters = RedisDeadLetters(self._context)
         self.slots = RedisSlots(self._context)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> RedisSubscription:
-        """See `taskqueue_core.backend.Backend.subscribe`."""
         check_name("consumer", consumer)
         subscription = RedisSubscription(self._context, checked_keys(keys), consumer)
         self._context.wakeups.subscriptions[subscription] = None
         return subscription
 
     def now(self) -> float:
-        """Return the store's time, as known from its last answer."""
         return self._context.clock.now()
 
     async def health(self) -> Health:
-        """See `taskqueue_core.backend.Backend.health`."""
         context = self._context
         details: dict[str, str | int | float | bool | None] = {"doorbell": context.wakeups.works}
         ok, anomalies = not context.closing.is_set(), 0
@@ -70,11 +67,10 @@ class RedisBackend:
         return Health(ok=ok, backend="redis", details=details)
 
     async def aclose(self) -> None:
-        """Release every delivery and close every connection; what the store holds stays.
+        """Release all deliveries and close all connections.
 
-        If the store is unavailable this is tried for about a second, or for TASKQUEUE_REDIS_ANSWER_TIMEOUT if it has
-        just become silent. Then calls that wait for it end with `BackendUnavailable`, and what was not released is
-        delivered again when its lease expires.
+        If the store is unavailable, give up after about a second, or after TASKQUEUE_REDIS_ANSWER_TIMEOUT if it has
+        only just stopped answering. Waiting calls then raise `BackendUnavailable`, and the leases expire.
         """
         context = self._context
         if context.closing.is_set():
@@ -83,7 +79,9 @@ class RedisBackend:
         deadline = asyncio.create_task(self._end_during_outage())
         try:
             for subscription in tuple(context.wakeups.subscriptions):
-                with contextlib.suppress(TaskQueueError):  # its leases expire
+                with contextlib.suppress(
+                    TaskQueueError
+                ):  # unreleased deliveries come back when their leases expire
                     await subscription.close()
             await self.publisher.sent()
             await context.checks.files.aclose()
@@ -97,11 +95,11 @@ class RedisBackend:
             await asyncio.wait([deadline])
 
     async def _end_during_outage(self) -> None:
-        """Close the connections once nothing has worked for a while: every call that waits for the store fails."""
+        """Close the connections once the store has been unavailable for a while, so that waiting calls fail."""
         pause = _OUTAGE_SECONDS
         while True:
             await asyncio.sleep(pause)
-            # Else it answers, or was unavailable for a moment only.
+            # Otherwise the store answers, or was unavailable only for a moment.
             if self._context.client.trouble.seconds >= _OUTAGE_SECONDS / 2:
                 break
             pause = _OUTAGE_SECONDS / 10
@@ -109,5 +107,5 @@ class RedisBackend:
 
 
 def create_backend() -> RedisBackend:
-    """Make a Redis backend by its settings."""
+    """Return a Redis backend with the settings of the environment."""
     return RedisBackend(settings=load_settings(RedisSettings))

@@ -1,7 +1,4 @@
-"""Settings of the Redis backend: ``TASKQUEUE_REDIS_…``.
-
-Connections are made to one `StoreAddress`, with `RedisSettings.password_now` and `RedisSettings.tls_context`.
-"""
+"""Settings of the Redis backend."""
 
 from __future__ import annotations
 
@@ -20,59 +17,59 @@ _MINUTE = 60.0
 
 
 class RedisSettings(BaseSettings):
-    """Settings of the Redis backend."""
+    """Settings of the Redis backend, read from the environment variables ``TASKQUEUE_REDIS_…``."""
 
     model_config = SettingsConfigDict(
         env_prefix="TASKQUEUE_REDIS_", env_file=".env", extra="ignore"
     )
 
     url: SecretStr = SecretStr("redis://127.0.0.1:6379")
-    """``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://``; it may hold a password"""
+    """URL of the server, which may contain a password; schemes: `redis`, `unix`, `redis+sentinel`, `redis+cluster`"""
     user: str = ""
-    """an ACL user; empty: that of the URL, or the default user"""
+    """ACL user; if empty, the user of the URL, or else the user ``default``"""
     password: SecretStr | None = None
-    """the user's password, if it is not in the URL"""
+    """password of the user, unless the URL contains it"""
     password_file: Path | None = None
-    """a file with the password; read at each connection, so that the password can be changed without a restart"""
+    """file with the password, read for each new connection, so that the password can be changed without a restart"""
     sentinel_user: str = ""
     sentinel_password: SecretStr | None = None
-    """for Sentinels that require a password"""
+    """password of the Sentinels, if they require one"""
     tls_ca_file: Path | None = None
-    """certificates that may sign the server's; unset: those that this machine trusts"""
+    """CA certificates that may sign the server's certificate; unset: those that this machine trusts"""
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
-    """this client's certificate and key, for servers that require one"""
+    """key of the client certificate ``tls_cert_file``, for servers that require one"""
     dangerously_skip_tls_verification: bool = False
-    """accept any certificate: an attacker in the network can then read and change everything"""
+    """accept any server certificate; an attacker in the network can then read and change everything"""
     allow_plaintext: bool = False
-    """use a Redis on another machine without TLS or without a password"""
+    """allow a server on another machine to be used without TLS or without a password"""
     prefix: str = Field("tq", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    """prefix of all keys and channels, after a brace"""
+    """prefix of all keys and channels; it follows an opening brace, for example ``{tq:0}``"""
     partitions: int | None = Field(None, ge=1, le=1024)
     """number of hash slots over which queues are distributed, fixed at installation; unset: 1, or 8 on a cluster"""
     connections: int = Field(16, ge=1, le=1000)
-    """maximum number of connections per server for commands that wait for replicas; all others share one connection"""
+    """maximum number of connections per server to wait for replicas; all other commands share a separate connection"""
     in_flight: int = Field(1000, ge=1, le=100_000)
     """maximum number of commands in progress per server; further ones wait"""
     connect_timeout: float = Field(2.0, gt=0, le=_MINUTE, allow_inf_nan=False)
-    """seconds for opening a connection, with TLS and login"""
+    """seconds after which opening a connection fails, including TLS and login"""
     answer_timeout: float = Field(5.0, gt=0, le=_MINUTE, allow_inf_nan=False)
     """seconds without data, while an answer is due, after which a connection is closed"""
-    # Enough for one lost answer and a second one; and less than a lease (15 s unless set), so that a heartbeat fails
-    # before the lease expires.
+    # Long enough for two attempts of `answer_timeout` each, and shorter than a lease (15 s by default), so that a
+    # heartbeat fails before the lease expires.
     operation_timeout: float = Field(10.0, gt=0, le=10 * _MINUTE, allow_inf_nan=False)
-    """seconds after which a command is not retried"""
+    """seconds after which a failing command is no longer retried"""
     journal_length: int | None = Field(None, ge=1000, le=1_000_000_000)
-    """minimum number of transitions in the journal of a partition, for every process from now on; queues opt in by
-    their settings. Unset: the value of the installation, a million at first"""
+    """minimum number of state changes in the journal of a partition, stored in Redis for all processes; unset: the
+    stored value, initially a million"""
     lease: float = Field(15.0, ge=1, le=3600, allow_inf_nan=False)
-    """seconds without a heartbeat after which the deliveries of a consumer go to others"""
+    """seconds without a heartbeat after which the deliveries of a consumer are given to other consumers"""
     housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)
-    """usual seconds between two runs of maintenance"""
+    """usual interval between two runs of maintenance, in seconds"""
     stale_consumers: float = Field(86_400.0, ge=60, allow_inf_nan=False)
-    """seconds after which an unregistered member of a stream's group that holds nothing is removed"""
+    """seconds after which an unregistered member of a stream's consumer group that has no deliveries is removed"""
     appendfsync: Literal["always", "everysec", "no"] | None = None
-    """how often Redis syncs its append-only file, if its ACL does not allow to read it"""
+    """value of ``appendfsync`` in redis.conf, for a Redis whose ACL does not allow its configuration to be read"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -106,7 +103,7 @@ class RedisSettings(BaseSettings):
 
     @property
     def partitions_of(self) -> int:
-        """The number of partitions."""
+        """The number of partitions: the setting ``partitions``, or its default for this kind of server."""
         return self.partitions or (8 if self.address.kind is Kind.CLUSTER else 1)
 
     @property
@@ -115,7 +112,7 @@ class RedisSettings(BaseSettings):
         return self.user or self.address.user
 
     def password_now(self) -> str:
-        """Return the password, or an empty text; a file is read at each call. Raises `ConfigurationError`."""
+        """Return the password; empty if none is set. Reads a password file at each call, or raises an error."""
         if self.password_file is None:
             secret = self.password.get_secret_value() if self.password else ""
             return secret or self.address.password
@@ -124,7 +121,7 @@ class RedisSettings(BaseSettings):
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(
                 f"TASKQUEUE_REDIS_PASSWORD_FILE: cannot be read ({type(error).__name__}); "
-                "allowed: a text file that holds the password alone"
+                "allowed: a text file that contains only the password"
             ) from None
 
     @cached_property

@@ -1,12 +1,10 @@
-"""What the parts of one Redis backend share."""
+"""State that the parts of one Redis backend share."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable
@@ -21,28 +19,27 @@ from taskqueue_redis.setup.checks import ServerChecks
 from taskqueue_redis.wakeups import Wakeups
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RedisContext:
-    """State that the parts of one Redis backend share."""
+    """The connection, the scripts and other state that the parts of one Redis backend share."""
 
-    settings: RedisSettings
-    client: Link
-    checks: ServerChecks
-    scripts: ScriptRunner
-    receipts: Receipts
-    """the deliveries that consumers of this process hold"""
-    settlement: Settlement
-    wakeups: Wakeups
-    """the open subscriptions, and the notifications for them"""
-    heartbeat: Heartbeat
-    clock: StoreClock
-    process_id: str
-    """random, and different at each start"""
-    background: Owned
-    """work that continues after its caller was cancelled; it ends before the connections are closed"""
-    closing: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    """set when the backend begins to close"""
-    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)
+    def __init__(self, settings: RedisSettings, clock: Clock | None) -> None:
+        """Create the state without connecting. A test may pass a ``clock`` that replaces the store's time."""
+        self.settings = settings
+        self.client = Link(settings)
+        self.checks = ServerChecks(self.client)
+        self.clock = StoreClock(clock)
+        self.scripts = ScriptRunner(self.client, self.checks, self.clock)
+        self.receipts = Receipts()
+        self.settlement = Settlement(self.scripts, self.receipts)
+        self.process_id = secrets.token_hex(8)
+        """random id of this backend, different at each start"""
+        self.wakeups = Wakeups(self.scripts, self.receipts, self.process_id)
+        self.heartbeat = Heartbeat(settings, self.receipts)
+        self.background = Owned()
+        """tasks that continue after their caller was cancelled; they end before the connections are closed"""
+        self.closing = asyncio.Event()
+        """set when the backend begins to close"""
+        self._numbers = itertools.count(1)
 
     def ensure_open(self) -> None:
         """Raise `BackendUnavailable` if the backend is closed."""
@@ -50,27 +47,5 @@ class RedisContext:
             raise BackendUnavailable("the backend is closed")
 
     def new_token(self) -> str:
-        """Return a token for a consumer, which no other consumer has."""
+        """Return a new token for a consumer, which is different from all other tokens."""
         return f"{self.process_id}-{next(self._numbers)}"
-
-
-def make_context(settings: RedisSettings, clock: Clock | None) -> RedisContext:
-    """Do no input or output. A ``clock`` in place of the store's time is for tests."""
-    client = Link(settings)
-    receipts = Receipts()
-    checks = ServerChecks(client)
-    scripts = ScriptRunner(client, checks, StoreClock(clock))
-    process_id = secrets.token_hex(8)
-    return RedisContext(
-        settings=settings,
-        client=client,
-        checks=checks,
-        scripts=scripts,
-        receipts=receipts,
-        settlement=Settlement(scripts, receipts),
-        wakeups=Wakeups(scripts, receipts, process_id),
-        heartbeat=Heartbeat(settings, receipts),
-        clock=scripts.clock,
-        process_id=process_id,
-        background=Owned(),
-    )

@@ -1,4 +1,4 @@
-"""What operators do: settings, statistics, dead letters, maintenance."""
+"""Operations for operators of the Redis backend: settings, statistics, dead letters, maintenance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.authoring.helpers import checked_progress, checked_settings
+from taskqueue_core.authoring.helpers import checked_progress, checked_settings, workers_of
 from taskqueue_core.capabilities import Durability, Maintained, Order, QueueSettings
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
 from taskqueue_core.limits import check_name
@@ -31,6 +31,13 @@ _CHUNK = 500
 _log = logging.getLogger("taskqueue.redis")
 
 
+class _Consumer(msgspec.Struct):
+    consumer: str
+    since: float
+    keys: tuple[str, ...] = ()
+    in_flight: int = 0
+
+
 class _ScriptCaller:
     def __init__(self, context: RedisContext) -> None:
         self._context = context
@@ -38,13 +45,21 @@ class _ScriptCaller:
     async def _of(self, script: str, key: str, *args: Arg) -> Any:
         return await self._run(script, self._context.scripts.partitions.of(key), key, *args)
 
+    async def _of_all(self, script: str, key: str, *args: Arg) -> int:
+        """Run a script for chunks of a queue's tasks until it reports the end; return the number of tasks."""
+        total, position, over = 0, b"", False
+        while not over:
+            number, over, position = await self._of(script, key, *args, position, _CHUNK)
+            total += number
+        return total
+
     async def _run(self, script: str, partition: str, *args: Arg) -> Any:
         self._context.ensure_open()
         return await self._context.scripts.run(script, partition, *args)
 
 
 class RedisControl(_ScriptCaller):
-    """See `taskqueue_core.capabilities.Control`."""
+    """Control operations of the Redis backend."""
 
     def __init__(self, context: RedisContext) -> None:
         super().__init__(context)
@@ -65,7 +80,11 @@ class RedisControl(_ScriptCaller):
         check_name("key", key)
         durabilities = await self._context.checks.durabilities(settings.replicas)
         checked_settings(settings, durabilities, journal=True, flow=True, order=True, fan_out=True)
-        self._check_bound(key, settings)
+        partition_of = self._context.scripts.partitions.of
+        if any(partition_of(other) != partition_of(key) for other in settings.bound_to):
+            raise InvalidInput(
+                "bound_to", "a queue in another partition", "queues of the same partition"
+            )
         replicated = settings.durability is Durability.REPLICATED
         changed = settings.model_copy(update={"version": settings.version + 1})
         reply = await self._of(
@@ -92,13 +111,6 @@ class RedisControl(_ScriptCaller):
         while remaining or cursor:  # sort the tasks that are already in the queue by tenant
             remaining, cursor = await self._of("sort", key, _CHUNK, cursor)
         return changed
-
-    def _check_bound(self, key: str, settings: QueueSettings) -> None:
-        partitions = self._context.scripts.partitions
-        if any(partitions.of(other) != partitions.of(key) for other in settings.bound_to):
-            raise InvalidInput(
-                "bound_to", "a queue in another partition", "queues of the same partition"
-            )
 
     async def ledger(self, key: str) -> Ledger:
         counters, _, _ = await self._of("stats", key)
@@ -145,32 +157,18 @@ class RedisControl(_ScriptCaller):
         return bool(await self._of("cancel", key, task_id))
 
     async def purge(self, key: str) -> int:
-        purged, upto, over = 0, b"", False
-        while not over:
-            number, over, upto = await self._of("purge", key, upto, _CHUNK)
-            purged += number
-        return purged
+        return await self._of_all("purge", key)
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         await self._context.wakeups.join_all()
-        connections: dict[str, set[str]] = {}
-        matches: dict[str, WorkerInfo] = {}
+        consumers: dict[bytes, _Consumer] = {}
         for partition in self._context.scripts.partitions.names:
             for token, name, since, keys, in_flight in await self._run("workers", partition):
-                worker = name.decode()
-                connections.setdefault(worker, set()).add(token)
-                known = matches.get(worker)
-                began = seconds(since)
-                matches[worker] = WorkerInfo(
-                    worker_id=worker,
-                    connections=len(connections[worker]),
-                    keys=tuple(
-                        sorted({*(known.keys if known else ()), *(key.decode() for key in keys)})
-                    ),
-                    in_flight=in_flight + (known.in_flight if known else 0),
-                    since=min(began, known.since) if known else began,
-                )
-        return tuple(worker for _, worker in sorted(matches.items()))
+                consumer = consumers.setdefault(token, _Consumer(name.decode(), seconds(since)))
+                consumer.since = min(consumer.since, seconds(since))
+                consumer.keys += tuple(key.decode() for key in keys)
+                consumer.in_flight += in_flight
+        return workers_of(consumers.values())
 
     async def maintain(self) -> Maintained:
         promoted = forgotten = recovered = 0
@@ -184,7 +182,7 @@ class RedisControl(_ScriptCaller):
         outcomes = await asyncio.gather(*passes, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for failure in failures:
-            # An unavailable partition does not keep the others from maintenance, unless all are unavailable.
+            # Ignore an unavailable partition unless all are unavailable, because the others have been maintained.
             if not isinstance(failure, BackendUnavailable) or len(failures) == len(names):
                 raise failure
         for partition, reply in zip(names, outcomes, strict=True):
@@ -216,7 +214,7 @@ class RedisControl(_ScriptCaller):
 
 
 def _limits(settings: QueueSettings) -> tuple[int | float, ...]:
-    """Return the numbers that the script reads as FLOWS."""
+    """Return the limits in the order of FLOWS in lua/lib/flow.lua."""
     return (
         settings.capacity or 0,
         settings.max_inflight,
@@ -239,7 +237,7 @@ def _bucket(limit: RateLimit | None) -> tuple[int, int]:
 
 
 class RedisDeadLetters(_ScriptCaller):
-    """See `taskqueue_core.capabilities.DeadLetters`."""
+    """Dead-letter operations of the Redis backend."""
 
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
@@ -261,8 +259,4 @@ class RedisDeadLetters(_ScriptCaller):
         if task_ids:
             chunks = [task_ids[n : n + _CHUNK] for n in range(0, len(task_ids), _CHUNK)]
             return sum([(await self._of("redrive", key, verb, "", _CHUNK, *c))[0] for c in chunks])
-        moved, upto, over = 0, b"", False
-        while not over:
-            number, over, upto = await self._of("redrive", key, verb, upto, _CHUNK)
-            moved += number
-        return moved
+        return await self._of_all("redrive", key, verb)

@@ -1,7 +1,4 @@
-"""Heartbeats for the consumers of this process, sent from a separate thread.
-
-A handler that blocks the event loop does not cost a consumer its leases; only a frozen process does.
-"""
+"""Heartbeats of consumers, sent from a thread, so that they keep their leases while a handler blocks the event loop."""
 
 from __future__ import annotations
 
@@ -17,24 +14,20 @@ from taskqueue_redis.scripts.receipts import Receipts
 from taskqueue_redis.scripts.runner import ScriptRunner
 
 _BEATS = 3
-"""heartbeats per lease"""
+"""number of heartbeats per lease"""
 _log = logging.getLogger("taskqueue.redis")
 
 
 class Heartbeat:
-    """Renews the leases of consumers, three times per lease."""
+    """Renews the leases of consumers, three times within the duration of a lease."""
 
     def __init__(self, settings: RedisSettings, receipts: Receipts) -> None:
-        """Do no input or output. What an expired consumer holds is revoked in the event loop of the first `add`."""
-        # A lost answer must not cost the lease: there is time for a second try.
+        """Revoke the deliveries of expired consumers in the event loop that calls `add` first."""
+        # Short timeouts leave time for a second attempt within the lease if an answer is lost.
         patience = settings.lease / 3
-        self._settings = settings.model_copy(
-            update={
-                "answer_timeout": min(settings.answer_timeout, patience),
-                "connect_timeout": min(settings.connect_timeout, patience),
-                "operation_timeout": min(settings.operation_timeout, settings.lease / 3),
-            }
-        )
+        names = ("answer_timeout", "connect_timeout", "operation_timeout")
+        timeouts = {name: min(getattr(settings, name), patience) for name in names}
+        self._settings = settings.model_copy(update=timeouts)
         self._receipts = receipts
         self._consumers: dict[str, set[str]] = {}
         self._lock = threading.Lock()
@@ -56,20 +49,20 @@ class Heartbeat:
                 self._thread.start()
 
     def remove(self, token: str) -> None:
-        """Send no more heartbeats for a consumer."""
+        """Stop sending heartbeats for a consumer."""
         with self._lock:
             for tokens in self._consumers.values():
                 tokens.discard(token)
 
     async def aclose(self) -> None:
-        """End the thread, also during a heartbeat: the store may be unavailable."""
+        """End the thread. A heartbeat in progress is cancelled, because the store may be unavailable."""
         with self._lock:
             self._closed = True
             thread, loop, beating = self._thread, self._loop, self._beating
         if thread is None:
             return
         if loop is not None and beating is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended
+            with contextlib.suppress(RuntimeError):  # the thread's event loop has ended
                 loop.call_soon_threadsafe(beating.cancel)
         await asyncio.to_thread(thread.join)
 
@@ -85,15 +78,15 @@ class Heartbeat:
         client = Link(self._settings)
         scripts = ScriptRunner(client)
         try:
-            pause = self._settings.lease / _BEATS
+            usual = pause = self._settings.lease / _BEATS
             while True:
                 await asyncio.sleep(pause)
-                pause = self._settings.lease / _BEATS
+                pause = usual
                 with self._lock:
                     consumers = {name: sorted(tokens) for name, tokens in self._consumers.items()}
                 beats = (self._beat(scripts, *pair) for pair in consumers.items())
                 if not all(await asyncio.gather(*beats)):
-                    pause /= 10  # the lease may end soon
+                    pause /= 10  # retry soon, because the leases may expire
         finally:
             await client.aclose()
 
@@ -111,6 +104,6 @@ class Heartbeat:
         for token in gone:
             self.remove(token.decode())
             if self._owner is not None:
-                with contextlib.suppress(RuntimeError):  # its loop has ended
+                with contextlib.suppress(RuntimeError):  # the event loop has ended
                     self._owner.call_soon_threadsafe(self._receipts.revoke_all, token.decode())
         return True

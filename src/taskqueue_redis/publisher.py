@@ -23,18 +23,18 @@ from taskqueue_redis.scripts.coalescer import Coalescer
 from taskqueue_redis.scripts.receipts import parse_receipt
 from taskqueue_redis.scripts.runner import Arg, microseconds
 from taskqueue_redis.scripts.task_codec import digest, encode
-from taskqueue_redis.wakeups import RedisRoomSignal, room_channel
+from taskqueue_redis.wakeups import RedisRoomSignal, channel_of
 
 _NO_MEMORY_RETRY_SECONDS = 1.0
 _PART = 250
-"""tasks per script call: one call blocks Redis for a few milliseconds at most"""
+"""maximum number of tasks per script call, so that a call blocks Redis only for a few milliseconds"""
 _PARTLY = "the store accepted only part of the batch"
 _DUPLICATE = -1
 _DIGITS = tuple(str(digit).encode() for digit in range(10))
 
 
 class RedisPublisher:
-    """See `taskqueue_core.backend.Publisher`. One round trip per batch and partition; large batches go in parts."""
+    """Publisher of the Redis backend: one round trip per batch and partition; large batches are sent in parts."""
 
     def __init__(self, context: RedisContext) -> None:
         self._context = context
@@ -102,10 +102,9 @@ class RedisPublisher:
         return Confirmation(key=task.key, task_id=task.id, status=status)
 
     def room_signal(self, *keys: str) -> RedisRoomSignal:
-        """See `taskqueue_core.capabilities.RoomSignals`."""
         self._context.ensure_open()
         partition_of = self._scripts.partitions.of
-        channels = (room_channel(partition_of(key), key) for key in checked_keys(keys))
+        channels = (channel_of(partition_of(key), "room", key) for key in checked_keys(keys))
         return RedisRoomSignal(self._context.wakeups, tuple(channels))
 
     async def sent(self) -> None:
@@ -115,8 +114,8 @@ class RedisPublisher:
     async def _send(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
         if len(tasks) <= _PART or self._scripts.waits_for_replicas(task.key for task in tasks):
             return await self._run(partition, tasks, *_script_args(tasks))
-        # While Redis executes a part, the next one is encoded. It is not sent before: a server that does not know the
-        # script refuses the calls until it does, and a later part could be executed before an earlier one.
+        # Encode the next part while Redis executes the current one, but send it only afterwards: if the server does not
+        # know the script yet and refuses a call, a later part could otherwise be executed before an earlier one.
         confirmations: list[Confirmation] = []
         running: asyncio.Task[Sequence[Confirmation]] | None = None
         try:
@@ -126,7 +125,7 @@ class RedisPublisher:
                 if running is not None:
                     confirmations += await running
                 running = asyncio.create_task(self._run(partition, part, *args))
-                await asyncio.sleep(0)  # it is sent before the next part is encoded
+                await asyncio.sleep(0)  # so that this part is sent before the next one is encoded
             if running is not None:
                 confirmations += await running
         except BackendUnavailable as error:
@@ -160,7 +159,7 @@ class RedisPublisher:
 
 
 def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg]]:
-    """Return the tasks by queue, and the arguments of the script."""
+    """Return the tasks by queue, and the arguments of the script ``publish``."""
     by_key: dict[str, list[Task]] = {}
     for task in tasks:
         by_key.setdefault(task.key, []).append(task)
@@ -175,10 +174,7 @@ def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg
 async def _gather_all(
     calls: Iterable[Awaitable[Sequence[Confirmation]]],
 ) -> list[Sequence[Confirmation]]:
-    """Return what each call returns; they start in their order.
-
-    Raises `BackendUnavailable` only if no call can have stored anything.
-    """
+    """Run calls concurrently and return their results. Raises `PublishUnconfirmed` if only some of them fail."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for failure in failures:

@@ -1,4 +1,4 @@
-"""Receiving for one consumer: which queues are read next, and what a lost answer had delivered."""
+"""Receiving for one consumer: choosing the queues to read, and recovering the deliveries of lost answers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from taskqueue_redis.scripts.runner import seconds
 from taskqueue_redis.scripts.task_codec import CORRUPT, ENTRY, deliveries_of
 
 _POLL_EVERY = 8
-"""every so many receives, queues that are not known to have work are checked as well"""
+"""number of receives after which queues that are not known to have work are checked too"""
 _ROUNDS = 5
 _PATIENCE = 0.25
-"""seconds for which a receive waits for a silent partition when others have answered"""
+"""seconds for which a receive waits for a silent partition after other partitions have answered"""
 _RETRY_SECONDS = 0.2
-"""seconds until a partition that failed is asked again"""
+"""seconds after which a partition that failed is read again"""
 
 
 class ConsumerExpired(Exception):
-    """The lease of this consumer expired: its deliveries went to others."""
+    """The lease of this consumer has expired, and its deliveries were given to other consumers."""
 
 
 class _Batch(msgspec.Struct):
-    """What one receive has collected."""
+    """The deliveries and other results of one receive, collected from several script calls."""
 
     by_key: dict[str, list[Delivery]] = {}
     expired: list[Expired] = []
@@ -38,7 +38,6 @@ class _Batch(msgspec.Struct):
     again: bool = False
 
     def add(self, other: _Batch) -> None:
-        """Add what another batch has collected."""
         for key, deliveries in other.by_key.items():
             self.by_key.setdefault(key, []).extend(deliveries)
         self.expired += other.expired
@@ -47,7 +46,6 @@ class _Batch(msgspec.Struct):
 
     @property
     def received(self) -> Received:
-        """The batch as the result of a receive."""
         lists = list(self.by_key.values())
         deliveries = lists[0] if len(lists) == 1 else _round_robin(lists)
         return Received(
@@ -59,27 +57,23 @@ class _Batch(msgspec.Struct):
 
 
 class Receiver:
-    """Reads for one consumer, with one script call per partition.
-
-    If there are several, an unavailable one does not delay the others: a background task asks it until it answers.
-    """
+    """Receives for one consumer, with a script call per partition. Background tasks read unavailable partitions."""
 
     def __init__(self, context: RedisContext, consumer: Consumer) -> None:
-        """Do no input or output."""
         self._context = context
         self._consumer = consumer
         self._partitions = tuple(context.scripts.partitions.group(consumer.keys))
         self.ready: dict[str, None] = {}
-        """queues that probably have work, the next one first"""
+        """queues that probably have work, in the order in which they are read"""
         self._reads = 0
         self._turn = 0
         self._uncertain: dict[str, bool] = {}
-        """partitions where a lost answer may have contained deliveries; true if acks may be undone as well"""
+        """partitions where a lost answer may have contained deliveries; True if a failover may also have undone acks"""
         self._unseen: list[Delivery] = []
         self._late: list[Expired] = []
         """expired tasks that a partition reported after its receive had ended"""
         self._unavailable: dict[str, asyncio.Task[None]] = {}
-        """partitions that are unavailable, with the background task that asks each"""
+        """unavailable partitions, each with the background task that reads it until it answers"""
         self._expired = False
 
     async def take(self, limit: int) -> Received:
@@ -92,7 +86,7 @@ class Receiver:
         if self._unseen:
             deliveries, self._unseen = self._unseen[:limit], self._unseen[limit:]
             now = self._context.clock.now()
-            # Maintenance ends those past their deadline.
+            # Skip tasks that are past their deadline; maintenance ends them.
             matches = [
                 delivery
                 for delivery in deliveries
@@ -110,7 +104,9 @@ class Receiver:
                 keys = tuple(self.ready)[:limit]
                 taken = await self._read(self._partitions[0], limit, keys, poll=poll)
         except BaseException as error:
-            self._unseen += taken.received.deliveries  # what other partitions returned
+            self._unseen += (
+                taken.received.deliveries
+            )  # keep what other partitions returned for the next receive
             self._late += taken.expired
             if isinstance(error, asyncio.CancelledError):
                 self._context.background.start(self._release_unseen())
@@ -118,12 +114,12 @@ class Receiver:
         return taken.received
 
     def mark_all_uncertain(self) -> None:
-        """Read, before the next receive, what the store has in flight here: acks may have been undone there."""
+        """Make the next receive first read what is in flight for this consumer, because acks may have been undone."""
         for partition in self._partitions:
             self._mark_uncertain(partition, undone=True)
 
     def forget(self) -> None:
-        """Forget all queues, deliveries and partitions, and end the background tasks."""
+        """Forget all queues, deliveries and partitions, and cancel the background tasks."""
         self.ready.clear()
         self._uncertain.clear()
         self._unseen.clear()
@@ -146,7 +142,7 @@ class Receiver:
                 names = [name for name in self._partitions if name not in self._unavailable]
                 await self._each(taken, {name: self._poll_partition(name) for name in names})
                 looked, poll = True, False
-                if self._unseen:  # older than what a read would return now
+                if self._unseen:  # return these first: they are older than what a read would return
                     break
                 continue
             chosen: dict[str, list[str]] = {}
@@ -162,14 +158,14 @@ class Receiver:
         taken.again = taken.again or bool(self._within_reach()) or bool(self._unseen)
 
     def _within_reach(self) -> tuple[str, ...]:
-        """Return the queues that probably have work, without those in unavailable partitions."""
+        """Return the queues that probably have work and whose partition is available."""
         if not self._unavailable:
             return tuple(self.ready)
         of = self._context.scripts.partitions.of
         return tuple(key for key in self.ready if of(key) not in self._unavailable)
 
     async def _each(self, taken: _Batch, reads: Mapping[str, Coroutine[Any, Any, _Batch]]) -> None:
-        """Collect what partitions return. A failed or silent one is left to a background task if there are others."""
+        """Collect the results of reads. Leave a partition without answer to a background task if others answer."""
         requested = {asyncio.create_task(read): name for name, read in reads.items()}
         late = set(requested)
         try:
@@ -197,11 +193,11 @@ class Receiver:
             self.set_aside(requested[waiter], waiter if waiter in late else None)
 
     def _others(self, names: set[str]) -> bool:
-        """Return whether any partition is available besides these."""
+        """Return whether a partition is available that is not in ``names``."""
         return len(names | self._unavailable.keys()) < len(self._partitions)
 
     def set_aside(self, partition: str, read: asyncio.Task[_Batch] | None = None) -> None:
-        """Ask a partition in the background until it answers; ``read`` is already running."""
+        """Read a partition in the background until it answers, beginning with ``read`` if that is already running."""
         if partition not in self._unavailable:
             asking = self._context.background.start(self._ask(partition, read))
             self._unavailable[partition] = asking
@@ -216,7 +212,7 @@ class Receiver:
             except TaskQueueError:
                 read = None
                 if self._context.closing.is_set():
-                    result = _Batch()  # no receive follows
+                    result = _Batch()  # no further receive uses the result
                 else:
                     await asyncio.sleep(_RETRY_SECONDS)
         self._unseen += result.received.deliveries
@@ -225,7 +221,7 @@ class Receiver:
         self._consumer.wake(None)
 
     async def _poll_partition(self, partition: str) -> _Batch:
-        """Find out which queues of a partition have work, or first what a lost answer had delivered."""
+        """Check which queues of a partition have work. After a lost answer, read its deliveries first."""
         await self._consumer.enter(partition)
         if partition in self._uncertain:
             await self._read_in_flight(partition)
@@ -282,10 +278,8 @@ class Receiver:
                 wakeups.note_opening(name.decode(), seconds(opens_at))
                 taken.dues.append(seconds(opens_at))
 
-    # after a lost answer
-
     def _mark_uncertain(self, partition: str, *, undone: bool = False) -> None:
-        self._turn += 1  # the store refuses a receive of an earlier turn that arrives from now on
+        self._turn += 1  # the store refuses delayed receive calls that have an earlier turn number
         self._uncertain[partition] = undone or self._uncertain.get(partition, False)
 
     async def _read_in_flight(self, only: str = "") -> None:
@@ -301,7 +295,7 @@ class Receiver:
                 raise
             deliveries = self._unknown(reply)
             if self._uncertain.pop(partition, False):
-                # A failover may have undone acks of some of them. All are released, and get new receipts.
+                # A failover may have undone acks of these deliveries. Release them all, so that they get new receipts.
                 await self._context.settlement.redeliver(deliveries, "")
                 continue
             for delivery in deliveries:
@@ -333,7 +327,7 @@ class Receiver:
             if deliveries:
                 await self._context.settlement.redeliver(deliveries, "")
         except (TaskQueueError, ConsumerExpired):
-            pass  # still uncertain: the next receive reads them again, and `close` releases them
+            pass  # the partitions stay uncertain: the next receive reads the deliveries, or `close` releases them
 
     async def _dead_letter_corrupt(self, corrupt: list[Delivery]) -> None:
         for delivery in corrupt:

@@ -1,9 +1,10 @@
-"""Settling deliveries: concurrent acks are sent together."""
+"""Settling deliveries. Concurrent acks are sent to the store together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.limits import LIMITS
@@ -12,23 +13,22 @@ from taskqueue_redis.scripts.coalescer import Coalescer
 from taskqueue_redis.scripts.receipts import Receipts, parse_receipt
 from taskqueue_redis.scripts.runner import Arg, ScriptRunner
 
-_ARGS = 4
-"""arguments per delivery of the script ``redeliver``"""
+T = TypeVar("T")
 _ANSWERS = {b"ok": Settled.OK, b"dead": Settled.DEAD, b"lost": Settled.LEASE_LOST}
 
 
 class _Ack(NamedTuple):
     tail: str
-    """of the receipt: lane, token and key"""
+    """the end of the receipt: lane, token and key"""
     known: bool
-    """whether this process received it, so that its receipt is certainly genuine"""
+    """whether this process received the delivery, so that the receipt is certainly genuine"""
     task_id: str
     fence: str
     result: bytes
 
 
 class Settlement:
-    """Settles deliveries, also those of other subscriptions."""
+    """Settles deliveries, including those of other subscriptions."""
 
     def __init__(self, scripts: ScriptRunner, receipts: Receipts) -> None:
         self._scripts = scripts
@@ -39,7 +39,6 @@ class Settlement:
         self, deliveries: Sequence[Delivery], results: Sequence[bytes | None]
     ) -> list[Settled]:
         """Settle deliveries as executed."""
-        answers = [Settled.LEASE_LOST] * len(deliveries)
         by_partition: dict[str, tuple[list[int], list[_Ack]]] = {}
         known: dict[str, str | None] = {}
         for index, (delivery, result) in enumerate(zip(deliveries, results, strict=True)):
@@ -54,10 +53,40 @@ class Settlement:
             indexes.append(index)
             known_here = self._receipts.is_known(delivery.receipt)
             acks.append(_Ack(tail, known_here, delivery.task.id, head, result or b""))
+        return await self._settle(deliveries, by_partition, self._acks.submit)
 
-        async def settle(partition: str, indexes: list[int], acks: list[_Ack]) -> None:
-            outcomes = await self._acks.submit(partition, acks)
-            for index, answer in zip(indexes, outcomes, strict=True):
+    async def redeliver(self, deliveries: Sequence[Delivery], loser: str) -> list[Settled]:
+        """Release deliveries. If ``loser`` is a consumer's token, count them as lost by that consumer."""
+        by_partition: dict[str, tuple[list[int], list[tuple[str, ...]]]] = {}
+        for index, delivery in enumerate(deliveries):
+            receipt = parse_receipt(delivery.receipt)
+            if receipt is None or receipt.key != delivery.task.key:
+                continue
+            partition = self._scripts.partitions.of(receipt.key)
+            indexes, releases = by_partition.setdefault(partition, ([], []))
+            indexes.append(index)
+            releases.append((receipt.key, delivery.task.id, receipt.fence, receipt.token))
+
+        async def send(partition: str, releases: Sequence[tuple[str, ...]]) -> list[Settled]:
+            reply: list[bytes] = []
+            for start in range(0, len(releases), LIMITS.batch):
+                args = chain.from_iterable(releases[start : start + LIMITS.batch])
+                reply += await self._scripts.run("redeliver", partition, loser, *args)
+            return [_ANSWERS[answer] for answer in reply]
+
+        return await self._settle(deliveries, by_partition, send)
+
+    async def _settle(
+        self,
+        deliveries: Sequence[Delivery],
+        by_partition: Mapping[str, tuple[list[int], list[T]]],
+        send: Callable[[str, Sequence[T]], Awaitable[Sequence[Settled]]],
+    ) -> list[Settled]:
+        """Call ``send`` with the items of each partition; an answer belongs to the delivery at the item's index."""
+        answers = [Settled.LEASE_LOST] * len(deliveries)
+
+        async def settle(partition: str, indexes: list[int], items: list[T]) -> None:
+            for index, answer in zip(indexes, await send(partition, items), strict=True):
                 answers[index] = answer
                 self._receipts.forget(deliveries[index].receipt)
 
@@ -68,33 +97,8 @@ class Settlement:
             await gather_all(settle(name, *batch) for name, batch in by_partition.items())
         return answers
 
-    async def redeliver(self, deliveries: Sequence[Delivery], loser: str) -> list[Settled]:
-        """Release deliveries; with the token of a ``loser``, as lost by that consumer."""
-        answers = [Settled.LEASE_LOST] * len(deliveries)
-        by_partition: dict[str, tuple[list[int], list[Arg]]] = {}
-        for index, delivery in enumerate(deliveries):
-            receipt = parse_receipt(delivery.receipt)
-            if receipt is None or receipt.key != delivery.task.key:
-                continue
-            partition = self._scripts.partitions.of(receipt.key)
-            indexes, args = by_partition.setdefault(partition, ([], []))
-            indexes.append(index)
-            args += (receipt.key, delivery.task.id, receipt.fence, receipt.token)
-
-        async def settle(partition: str, indexes: list[int], args: list[Arg]) -> None:
-            reply: list[bytes] = []
-            for start in range(0, len(args), _ARGS * LIMITS.batch):
-                batch = args[start : start + _ARGS * LIMITS.batch]
-                reply += await self._scripts.run("redeliver", partition, loser, *batch)
-            for index, answer in zip(indexes, reply, strict=True):
-                answers[index] = _ANSWERS[answer]
-                self._receipts.forget(deliveries[index].receipt)
-
-        await gather_all(settle(name, *batch) for name, batch in by_partition.items())
-        return answers
-
     async def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:
-        """Make a dead letter of a delivery."""
+        """Make the task of a delivery a dead letter."""
         receipt = parse_receipt(delivery.receipt)
         if receipt is None or receipt.key != delivery.task.key:
             return Settled.LEASE_LOST

@@ -1,4 +1,4 @@
-"""A consumer's subscription to its queues."""
+"""Subscriptions of the Redis backend: registering, receiving and settling."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from taskqueue_redis.scripts.task_codec import delivery_of
 
 _RELEASED_AT_ONCE = 200
 _CHECKS = 100
-"""number of receives in a row that may return nothing although the store reports more work"""
+"""maximum number of consecutive reads that return nothing although the store reports more work"""
 
 
 class RedisSubscription(SubscriptionBase):
-    """A subscription. It owns its deliveries while its process sends heartbeats, and registers at its first call."""
+    """A consumer's subscription. It registers at its first call, and owns its deliveries while heartbeats are sent."""
 
     def __init__(self, context: RedisContext, keys: tuple[str, ...], consumer: str) -> None:
         self.keys = keys
@@ -49,10 +49,7 @@ class RedisSubscription(SubscriptionBase):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._closing.is_set()
-
-    # receive
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         checked_limit(limit)
@@ -77,7 +74,7 @@ class RedisSubscription(SubscriptionBase):
         while not self._closing.is_set():
             if len(self._joined) < len(self._partitions):
                 await self._arrive()
-            self.asleep = True  # before the store is asked: no notification may be missed
+            self.asleep = True  # set before the store is read, so that no notification is missed
             self._woken.clear()
             if self._closing.is_set():
                 break
@@ -93,13 +90,11 @@ class RedisSubscription(SubscriptionBase):
             if end is not None and end <= self._context.clock.now():
                 return received
             if received.again and looked < _CHECKS:
-                looked += 1  # corrupt entries were removed, and there is more
+                looked += 1  # the store has removed corrupt entries, and has more entries
                 continue
             looked = 0
             await self._wait(end)
         return Received()
-
-    # settle
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
@@ -152,15 +147,11 @@ class RedisSubscription(SubscriptionBase):
         return receipts
 
     def revoke(self, receipts: Iterable[str]) -> None:
-        """Note deliveries that are no longer owned."""
         self._revoked += receipts
         if self._revoked:
             self._revocation.set()
 
-    # join and leave
-
     async def join(self) -> None:
-        """Register with the store, if that has not been done."""
         if len(self._joined) == len(self._partitions) or self._closing.is_set():
             return
         async with self._joining:
@@ -171,7 +162,7 @@ class RedisSubscription(SubscriptionBase):
         await gather_all(self.enter(partition) for partition in self._partitions)
 
     async def _arrive(self) -> None:
-        """Register with the store; if some partitions are unavailable, register with the others."""
+        """Register with all partitions. If only some have failed, let background tasks register with those."""
         missing = self._partitions.keys() - self._joined
         if missing and self._joined and not self._closing.is_set():
             for partition in missing:
@@ -180,7 +171,6 @@ class RedisSubscription(SubscriptionBase):
             await self.join()
 
     async def enter(self, partition: str) -> None:
-        """Register with a partition, if that has not been done."""
         if partition in self._joined:
             return
         async with self._entering[partition]:
@@ -192,7 +182,7 @@ class RedisSubscription(SubscriptionBase):
                 *self._partitions[partition],
             )  # fmt: skip
             self._context.clock.learn(now)
-            if token == self.token:  # else it has become a new consumer in the meantime
+            if token == self.token:  # otherwise `_restart` has changed the token in the meantime
                 self._joined.add(partition)
                 self._context.heartbeat.add(token, partition)
 
@@ -221,12 +211,10 @@ class RedisSubscription(SubscriptionBase):
             self._joined.discard(partition)
 
     def mark_uncertain(self) -> None:
-        """Read, before the next receive, what the store has in flight for this consumer."""
         if self._joined:
             self._receiver.mark_all_uncertain()
 
     def wake(self, key: str | None) -> None:
-        """End the wait of a receive; ``key`` is known to have work."""
         self.asleep = False
         if key is not None:
             self._receiver.ready.setdefault(key)
@@ -242,7 +230,7 @@ class RedisSubscription(SubscriptionBase):
                 timer.cancel()
 
     def _restart(self) -> None:
-        """Become a new consumer: the lease of this one expired, and its deliveries went to others."""
+        """Continue as a new consumer, because the lease of this one has expired and its deliveries went to others."""
         self._context.heartbeat.remove(self.token)
         self.revoke(self._context.receipts.drop(self))
         self._receiver.forget()

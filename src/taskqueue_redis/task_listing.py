@@ -1,12 +1,7 @@
-"""Listing all tasks of a queue, in small steps and without changing anything.
-
-Each step reads some hundred records, so that Redis serves other clients in between. Consumer groups are inspected,
-never read from.
-"""
+"""Listing all tasks of a queue, without changes, in small steps between which Redis serves other clients."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -15,13 +10,13 @@ from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure, NoScript, ScriptError
 from taskqueue_redis.journal.reader import StoreReader
-from taskqueue_redis.scripts.runner import Arg, Partitions, source
+from taskqueue_redis.scripts.runner import Arg, Partitions, script_digest, source
 from taskqueue_redis.scripts.task_record import TaskRecord, record_of, status_of
 
 _AT_ONCE = 300
-"""records per step, of some fifty bytes each"""
+"""number of records that one step reads; each has about fifty bytes"""
 _LOOKED_UP = 100
-"""tasks that one script call looks up"""
+"""maximum number of tasks whose status one script call reads"""
 _STATUS = "status"
 _GROUP = "g"
 _ALL = (0, 2**63)
@@ -39,19 +34,17 @@ class Listed(NamedTuple):
     tenant: str | None
     ordering_key: str | None
     since: int
-    """when its record last changed, in microseconds; a delivery does not change it"""
+    """time of the last change of the task's record, in microseconds; a delivery does not change the record"""
     as_of: int
-    """when it was read, in microseconds of the store's clock"""
+    """time at which the task was read, in microseconds of the store's clock"""
 
 
 class TaskLister(StoreReader):
     """Lists tasks of an installation."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        """Do no input or output."""
         super().__init__(settings)
         self._partitions: Partitions | None = None
-        self._digest = hashlib.sha1(source(_STATUS).encode(), usedforsecurity=False).hexdigest()
 
     async def queues(self) -> tuple[str, ...]:
         """Return the names of the queues of all partitions, sorted; a shard counts as a queue."""
@@ -62,10 +55,10 @@ class TaskLister(StoreReader):
         return tuple(sorted(names))
 
     async def read(self, key: str, states: Collection[State]) -> AsyncIterator[list[Listed]]:
-        """Yield the tasks of a queue that are in one of ``states``, some at a time, in no order.
+        """Yield the tasks of a queue that are in one of ``states``, in batches, in no particular order.
 
-        A task that is in the queue all the time is yielded at least once, and may be yielded again if the queue grows
-        or shrinks.
+        A task that is in the queue during the whole listing is yielded at least once. It may be yielded again if the
+        queue grows or shrinks.
         """
         partition = (await self._installed()).of(key)
         name = f"{partition}:q:{key}"
@@ -74,7 +67,7 @@ class TaskLister(StoreReader):
         in_flight: dict[str, tuple[int, int]] = {}
         while epoch is not None:
             seconds, more = await self._ask(partition, "TIME")
-            # Before the records are read, so that a task that was already delivered is reported as in flight.
+            # Read this before the records, so that a task that was already delivered is reported as in flight.
             for stream in in_flight:
                 in_flight[stream] = await self._pending(partition, f"{name}/{stream}")
             args = "HSCAN", f"{name}/t", cursor, "COUNT", _AT_ONCE
@@ -104,10 +97,10 @@ class TaskLister(StoreReader):
         return self._partitions
 
     async def _pending(self, partition: str, stream: str) -> tuple[int, int]:
-        """Return the lowest and the highest sequence of a stream that are in flight."""
+        """Return the lowest and the highest sequence number in flight in a stream."""
         try:
             reply = await self._client.command(partition, "XPENDING", stream, _GROUP)
-        except ScriptError:  # there is no such group: nothing was ever delivered
+        except ScriptError:  # the consumer group does not exist, because nothing was ever delivered
             return _NONE
         except Failure as failure:
             raise contract_error(failure) from failure
@@ -119,7 +112,7 @@ class TaskLister(StoreReader):
     async def _states(
         self, partition: str, epoch: bytes, key: str, ids: list[str]
     ) -> dict[str, State | None]:
-        """Return the states of tasks, each read in one step; ``None`` for a task that is gone."""
+        """Return the states of tasks, each read atomically; None for a task that no longer exists."""
         states: dict[str, State | None] = {}
         for start in range(0, len(ids), _LOOKED_UP):
             batch = ids[start : start + _LOOKED_UP]
@@ -132,7 +125,7 @@ class TaskLister(StoreReader):
     async def _fetch(self, partition: str, epoch: bytes, key: str, ids: list[str]) -> Any:
         args: list[Arg] = [2, partition, f"{partition}:nothing", epoch, "", key, *ids]
         try:
-            return await self._client.command(partition, "EVALSHA", self._digest, *args)
+            return await self._client.command(partition, "EVALSHA", script_digest(_STATUS), *args)
         except NoScript:
             return await self._ask(partition, "EVAL", source(_STATUS), *args)
         except Failure as failure:
@@ -140,7 +133,7 @@ class TaskLister(StoreReader):
 
 
 def _may_be_in_flight(record: TaskRecord, in_flight: Mapping[str, tuple[int, int]]) -> bool:
-    """Return whether a task may be in flight, so that its state must be read."""
+    """Return whether a task may be in flight, so that its status must be read."""
     if record.state is not State.WAITING or record.stream is None:
         return False
     low, high = in_flight.get(record.stream, _ALL)

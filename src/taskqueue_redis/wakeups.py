@@ -1,10 +1,10 @@
-"""Waking receives and signals that wait: one pub/sub connection per process, one timer per partition."""
+"""Waking of receives and signals that wait, by one pub/sub connection per process and one timer per partition."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 from taskqueue_core.clock import Timer
 from taskqueue_core.errors import TaskQueueError
@@ -19,89 +19,78 @@ T = TypeVar("T")
 
 _PROMOTED_AT_ONCE = 1000
 _RETRY_SECONDS = 1.0
-"""seconds until a promotion that failed is tried again"""
+"""seconds after which a failed promotion of due tasks is retried"""
 
 
-def signal_channel(partition: str, key: str) -> str:
-    """Return the channel of a queue's new work; without a key, of an earlier time at which something falls due."""
-    return f"{partition}:bell:{key}"
+def channel_of(partition: str, kind: Literal["bell", "room", "slots", "process"], name: str) -> str:
+    """Return the name of a channel.
 
-
-def room_channel(partition: str, key: str) -> str:
-    """Return the channel of a queue that refused a task and may accept one again."""
-    return f"{partition}:room:{key}"
-
-
-def slots_channel(partition: str, model: str) -> str:
-    """Return the channel of a model of which a slot may be free, or of whose job a note was left."""
-    return f"{partition}:slots:{model}"
-
-
-def process_channel(partition: str, process: str) -> str:
-    """Return the channel that notifies a process of deliveries which its consumers have lost."""
-    return f"{partition}:process:{process}"
+    ``bell``: new work in queue ``name``, or a new due time in the partition if ``name`` is empty. ``room``: the full
+    queue ``name`` may accept tasks again. ``slots``: free slots of a model, and notes for its jobs. ``process``:
+    deliveries that the consumers of a process have lost.
+    """
+    return f"{partition}:{kind}:{name}"
 
 
 class Wakeups:
-    """The open subscriptions and signals of this process, and what wakes them."""
+    """The open subscriptions and signals of this process, with the timers and notifications that wake them."""
 
     def __init__(self, scripts: ScriptRunner, receipts: Receipts, process_id: str) -> None:
-        """Do no input or output."""
         self.subscriptions: dict[Consumer, None] = {}
-        """those that are not closed"""
+        """subscriptions that are not closed"""
         self._scripts = scripts
         self._receipts = receipts
         self._clock = scripts.clock
         self._process_id = process_id
         self._listener = Doorbell(scripts.client, self._on_message, self.reconnected)
         self._listening: dict[str, dict[Consumer, None]] = {}
-        """registered subscriptions by key, the one that was not woken for the longest time first"""
+        """registered subscriptions by key, those that were woken least recently first"""
         self._signals: dict[str, dict[RedisRoomSignal, None]] = {}
         """open signals by channel"""
         self._timers: dict[str, tuple[int, Timer]] = {}
-        """by partition: when something falls due there, in microseconds"""
+        """by partition, the next due time in microseconds and its timer"""
         self._openings: dict[str, tuple[float, Timer]] = {}
-        """by queue: when its rate limit allows deliveries again"""
+        """by queue, the time at which its rate limit allows deliveries again, and the timer for that"""
         self._tasks = Owned()
         self._closed = False
         scripts.client.trouble.healed = self.reconnected
 
     @property
     def works(self) -> bool:
-        """Whether notifications arrive, or none is needed."""
+        """Whether notifications arrive, or are not needed because no subscription is registered."""
         return self._listener.works or not self._listening
 
     async def join_all(self) -> None:
-        """Return once every open subscription of this process is known to the store."""
+        """Register all open subscriptions of this process with the store."""
         for subscription in tuple(self.subscriptions):
             await subscription.join()
 
     async def listen(self, subscription: Consumer) -> None:
-        """Wake a subscription when its queues have work; return once no notification can be missed."""
+        """Wake a subscription from now on when its queues have work. Return once no notification can be missed."""
         keys = subscription.keys
         for key in keys:
             self._listening.setdefault(key, {})[subscription] = None
         partitions = self._scripts.partitions
         names = {partitions.of(key) for key in keys}
-        channels = [signal_channel(partitions.of(key), key) for key in keys]
-        channels += [signal_channel(name, "") for name in names]
-        channels += [process_channel(name, self._process_id) for name in names]
+        channels = [channel_of(partitions.of(key), "bell", key) for key in keys]
+        channels += [channel_of(name, "bell", "") for name in names]
+        channels += [channel_of(name, "process", self._process_id) for name in names]
         await self._subscribe(channels)
 
     def leave(self, subscription: Consumer) -> None:
-        """Wake a subscription no longer."""
+        """Stop waking a subscription."""
         of = self._scripts.partitions.of
         unused = _remove(self._listening, subscription.keys, subscription)
-        self._listener.ignore(*(signal_channel(of(key), key) for key in unused))
+        self._listener.ignore(*(channel_of(of(key), "bell", key) for key in unused))
 
     async def add_signal(self, signal: RedisRoomSignal) -> None:
-        """Notify a signal of what is published on its channels; return once nothing can be missed."""
+        """Notify a signal of messages on its channels from now on. Return once no message can be missed."""
         for channel in signal.channels:
             self._signals.setdefault(channel, {})[signal] = None
         await self._subscribe(signal.channels)
 
     def remove_signal(self, signal: RedisRoomSignal) -> None:
-        """Notify a signal no longer."""
+        """Stop notifying a signal."""
         self._listener.ignore(*_remove(self._signals, signal.channels, signal))
 
     async def _subscribe(self, channels: Iterable[str]) -> None:
@@ -111,7 +100,7 @@ class Wakeups:
             raise contract_error(failure) from failure
 
     def notify(self, key: str) -> None:
-        """Wake the subscription whose turn it is for a queue. It notifies the next one if it leaves work."""
+        """Wake the next subscription of a queue. It will wake another one if it leaves work."""
         listening = self._listening.get(key, {})
         for subscription in listening:
             if subscription.asleep:
@@ -121,7 +110,7 @@ class Wakeups:
                 return
 
     def note_due(self, partition: str, time: bytes) -> None:
-        """Promote, at ``time``, what falls due then. Empty: nothing will."""
+        """Promote due tasks of a partition at ``time``, in microseconds; an empty value means that nothing is due."""
         if not time:
             return
         due = int(time)
@@ -137,7 +126,7 @@ class Wakeups:
         self._timers[partition] = (due, timer)
 
     def note_opening(self, key: str, time: float) -> None:
-        """Wake a subscription of a queue at a time of the store, until when a rate limit stops deliveries."""
+        """Wake a subscription of a queue at a time of the store, when a rate limit allows deliveries again."""
         known = self._openings.get(key)
         if known is not None:
             if known[0] <= time:
@@ -154,7 +143,7 @@ class Wakeups:
         self.note_opening(key, at)  # a timer may fire slightly too early
 
     async def aclose(self) -> None:
-        """End all timers, the background work and the pub/sub connection."""
+        """Cancel all timers, end the background work, and close the pub/sub connection."""
         self._closed = True
         for _, timer in (*self._timers.values(), *self._openings.values()):
             timer.cancel()
@@ -165,7 +154,7 @@ class Wakeups:
 
     def _fall_due(self, partition: str) -> None:
         self._timers.pop(partition, None)
-        # Nothing else needs it: a receive promotes what is due itself.
+        # Without a waiting receive no promotion is needed, because the next receive promotes due tasks itself.
         if any(subscription.asleep for subscription in self._registered()):
             self._tasks.start(self._promote(partition))
 
@@ -191,7 +180,7 @@ class Wakeups:
                 signal.notify()
 
     def reconnected(self) -> None:
-        """Do what follows an outage: notifications may have been missed, and confirmed writes may be undone."""
+        """Recover after an outage, because notifications may have been missed and confirmed writes may be undone."""
         if not self._closed:
             self._tasks.start(self._recover())
             if self._scripts.checks is not None:
@@ -200,7 +189,7 @@ class Wakeups:
     async def _recover(self) -> None:
         checks = self._scripts.checks
         if checks is not None and await checks.failed_over():
-            # What the store has in flight here may have been settled already, before the failover.
+            # Deliveries that the store has in flight for this process may have been settled before the failover.
             self._receipts.mark_uncertain()
             for subscription in self._registered():
                 subscription.mark_uncertain()
@@ -217,12 +206,12 @@ class Wakeups:
             self._fall_due(partition)
 
     def _registered(self) -> dict[Consumer, None]:
-        """Return the subscriptions that listen, each once."""
+        """Return the registered subscriptions, each of them once."""
         return {each: None for listening in self._listening.values() for each in listening}
 
 
 def _remove(table: dict[str, dict[T, None]], names: Iterable[str], listener: T) -> list[str]:
-    """Remove a listener from a table, and return the names that have none left."""
+    """Remove a listener from a table, and return the names that have no listener left."""
     unused = []
     for name in names:
         listeners = table.get(name, {})
@@ -234,20 +223,18 @@ def _remove(table: dict[str, dict[T, None]], names: Iterable[str], listener: T) 
 
 
 class RedisRoomSignal:
-    """A signal of room in queues, or of free slots. See `taskqueue_core.capabilities.RoomSignal`."""
+    """A signal that queues may accept tasks again, or that slots may be free."""
 
     def __init__(self, wakeups: Wakeups, channels: tuple[str, ...]) -> None:
-        """Do no input or output."""
         self.channels = channels
         self._wakeups = wakeups
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """End a wait: there may be room."""
+        """End the current wait, or the next one if there is none now."""
         self._event.set()
 
     async def wait(self, timeout: float) -> None:
-        """See `taskqueue_core.capabilities.RoomSignal.wait`."""
         try:
             async with asyncio.timeout(timeout):
                 await self._event.wait()
@@ -265,5 +252,4 @@ class RedisRoomSignal:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop listening."""
         self._wakeups.remove_signal(self)

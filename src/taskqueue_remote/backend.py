@@ -60,7 +60,7 @@ class RemoteBackend:
         self.control = RemoteControl(self._client)
         self.dead_letters = RemoteDeadLetters(self._client)
 
-    def subscribe(self, keys: Iterable[str], consumer: str) -> NoReturn:  # noqa: ARG002 - as in `Backend`
+    def subscribe(self, keys: Iterable[str], consumer: str) -> NoReturn:  # noqa: ARG002 - the signature of `Backend`
         """Raise `CapabilityMissing`."""
         raise CapabilityMissing(
             "the server backend has no subscriptions: run a worker ('taskqueue worker module:attr'), "

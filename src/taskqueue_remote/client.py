@@ -106,7 +106,7 @@ class HttpClient:
         """Check the address and the token, without connecting. Raises `ConfigurationError` if one is invalid.
 
         ``tls_ca`` is a PEM file with the certificate authorities to trust, instead of those of the system. If the
-        server cannot be reached, the error suggests to run ``start_command``.
+        server cannot be reached, the error suggests running ``start_command``.
         """
         self.address = ServerAddress.of(url)
         check_token(token)

@@ -39,7 +39,7 @@ class _Cancelled(msgspec.Struct, frozen=True):
 
 
 class Count(msgspec.Struct, frozen=True):
-    """The number of tasks that one request changed, and where the next request continues; None if there is none."""
+    """The number of tasks that one request changed, and the position at which the next request continues, if any."""
 
     count: int
     next: str | None = None
@@ -107,7 +107,7 @@ class RemoteControl:
             known |= {task_id: bytes(result) for task_id, result in results.items()}
         return tuple(known.get(task_id) for task_id in task_ids)
 
-    async def progress(self, delivery: Delivery, value: float | str) -> NoReturn:  # noqa: ARG002 - as in `Control`
+    async def progress(self, delivery: Delivery, value: float | str) -> NoReturn:  # noqa: ARG002 - the signature of `Control`
         """Raise `CapabilityMissing`, because only a worker has deliveries whose progress it can report."""
         raise CapabilityMissing(
             "the server backend has no deliveries; report progress from a handler: Context.progress"

@@ -1,4 +1,4 @@
-"""The server: ``taskqueue serve``, or ``create_app`` for a server program of your own."""
+"""The server: ``serve`` runs it as ``taskqueue serve`` does; ``create_app`` returns only its ASGI application."""
 
 from taskqueue_server.app import create_app
 from taskqueue_server.process.serve import ServerProcess, serve

@@ -15,7 +15,7 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings
 from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_server import dashboard, prefect
-from taskqueue_server.api.table import OPERATIONS, Description
+from taskqueue_server.api.table import OPERATIONS, api_describer
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.metrics import http
 from taskqueue_server.metrics.exporter import Metrics
@@ -31,12 +31,13 @@ _OWN = (*OPERATIONS, *http.OPERATIONS, *dashboard.OPERATIONS, *prefect.OPERATION
 def create_app(
     backend: Backend, settings: Settings, extensions: Sequence[Extension] = ()
 ) -> Starlette:
-    """Create the server's application, which owns ``backend`` and closes it at the end.
+    """Create the server's ASGI application. It owns ``backend`` and closes it at shutdown.
 
-    The lifespan runs maintenance and drains connections. The caller chooses the extensions; see `load_extensions`.
+    The application runs maintenance until shutdown, and then drains the connections. It has the given extensions only;
+    `load_extensions` returns those that the settings name.
 
-    Raises `CapabilityMissing` if the backend lacks ``control``, ``dead_letters`` or what an extension needs, and
-    `ConfigurationError` for an invalid tokens file or for extensions with the same name or path.
+    Raises `CapabilityMissing` if the backend lacks ``control``, ``dead_letters`` or a capability that an extension
+    needs, and `ConfigurationError` for an invalid tokens file or for extensions with the same name or path.
     """
     check_extensions(_OWN, extensions)
     context = ServerContext(backend, settings)
@@ -84,6 +85,6 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.context = context
     app.state.metrics = metrics
-    app.state.description = Description(extensions)
+    app.state.describe_api = api_describer(extensions)
     app.state.links = tuple(link for extension in extensions for link in extension.links)
     return app

@@ -53,7 +53,8 @@ def set_up_logs(
 ) -> None:
     """Write logs of this package and of uvicorn to ``stream`` (default: standard error), unless logging is configured.
 
-    ``form``: JSON objects or key=value pairs, one per line; ``auto``: short lines on a terminal, pairs elsewhere.
+    ``form`` is ``json`` (one JSON object per line), ``text`` (key=value pairs), or ``auto`` (short lines on a terminal,
+    otherwise key=value pairs).
     """
     if logging.getLogger().handlers or logging.getLogger("taskqueue").handlers:
         return
@@ -61,15 +62,12 @@ def set_up_logs(
     handler = logging.StreamHandler(stream)
     for_people = form == "auto" and stream.isatty()
     handler.setFormatter(formatter(for_people=for_people, as_json=form == "json"))
-    own = logging.getLogger("taskqueue")
-    own.addHandler(handler)
-    own.setLevel(level)
-    own.propagate = False
     # Below WARNING, uvicorn logs URLs as the client sent them, including tokens in the query.
-    uvicorn_log = logging.getLogger("uvicorn")
-    uvicorn_log.addHandler(handler)
-    uvicorn_log.setLevel(logging.WARNING)
-    uvicorn_log.propagate = False
+    for name, lowest in (("taskqueue", level), ("uvicorn", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(lowest)
+        logger.propagate = False
 
 
 def set_level(name: str) -> None:
@@ -80,7 +78,10 @@ def set_level(name: str) -> None:
 
 
 def formatter(*, for_people: bool = False, as_json: bool = False) -> logging.Formatter:
-    """Return the formatter: time, level, logger, message and the allowed fields; ``for_people`` in short lines."""
+    """Return a formatter that writes time, level, logger, message and the fields in `FIELDS`.
+
+    The default form is key=value pairs; ``for_people`` selects short lines for a terminal, ``as_json`` JSON objects.
+    """
     pairs = structlog.processors.KeyValueRenderer(key_order=_HEAD, drop_missing=True)
     machine = _json if as_json else pairs
     time = "%H:%M:%S" if for_people else "iso"
@@ -118,10 +119,8 @@ def _escape(
         if isinstance(value, str):
             text = value if name in {"exception", "event"} else value[:_TEXT]
             if not text.isprintable():
-                text = "".join(c if c.isprintable() else _escaped(c) for c in text)
+                text = "".join(
+                    c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+                )
             event[name] = text
     return event
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

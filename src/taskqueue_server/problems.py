@@ -11,29 +11,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from taskqueue_core.errors import (
-    BackendUnavailable,
-    CapabilityMissing,
-    IdConflict,
-    InvalidInput,
-    LeaseLost,
-    PublishUnconfirmed,
-    QueueFull,
-    SettingsConflict,
-    TaskQueueError,
-)
+from taskqueue_core import errors
 from taskqueue_core.tasks import Refusal
 
 PROBLEM_TYPE = "application/problem+json"
 _RETRY_SECONDS = 1.0
-_STATUS: dict[type[TaskQueueError], int] = {
-    InvalidInput: 422,
-    IdConflict: 409,
-    SettingsConflict: 409,
-    LeaseLost: 409,
-    PublishUnconfirmed: 503,
-    BackendUnavailable: 503,
-    CapabilityMissing: 501,
+_STATUS: dict[type[errors.TaskQueueError], int] = {
+    errors.InvalidInput: 422,
+    errors.IdConflict: 409,
+    errors.SettingsConflict: 409,
+    errors.LeaseLost: 409,
+    errors.PublishUnconfirmed: 503,
+    errors.BackendUnavailable: 503,
+    errors.CapabilityMissing: 501,
 }
 _REFUSED: dict[str | None, int] = {
     None: 429,
@@ -42,7 +32,7 @@ _REFUSED: dict[str | None, int] = {
     Refusal.MOVED: 409,
 }
 _NOT_NOW = 503
-"""status of a refusal for which the publisher is not responsible"""
+"""HTTP status of refusals that are not in `_REFUSED`, such as while the intake of a queue is paused"""
 _ROUTING = {
     404: ("not_found", "no resource at this path"),
     405: ("method_not_allowed", "method not allowed at this path"),
@@ -59,11 +49,11 @@ class HttpProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     status: int
     detail: str
     code: str
-    """stable code for programs"""
+    """stable identifier of the error, for programs"""
     field: str | None = None
-    """field of the request that is invalid"""
+    """name of the invalid field of the request"""
     reason: str | None = None
-    """distinguishes several reasons for the same code"""
+    """more specific cause, if several causes share a ``code``"""
 
 
 class ProblemError(Exception):
@@ -92,7 +82,7 @@ class ProblemError(Exception):
 
 
 def respond(error: ProblemError) -> Response:
-    """Return the response that carries a problem document."""
+    """Return an HTTP response with the error's problem document."""
     return Response(
         _encoder.encode(error.problem),
         status_code=error.problem.status,
@@ -102,13 +92,13 @@ def respond(error: ProblemError) -> Response:
 
 
 def problem_of(error: Exception) -> ProblemError:
-    """Turn any error into a problem. Messages of errors from other packages are logged, never sent to the client."""
+    """Return the problem for any error. An unexpected error is logged, and the client gets a general message only."""
     if isinstance(error, ProblemError):
         return error
     if isinstance(error, HTTPException):
         code, detail = _ROUTING.get(error.status_code, ("http_error", error.detail))
         return ProblemError(error.status_code, code, detail, headers=dict(error.headers or {}))
-    if isinstance(error, TaskQueueError):
+    if isinstance(error, errors.TaskQueueError):
         return _of_ours(error)
     if isinstance(error, ClientDisconnect):
         return ProblemError(400, "disconnected", "the request ended before its body was complete")
@@ -116,21 +106,19 @@ def problem_of(error: Exception) -> ProblemError:
     return ProblemError(500, "internal", "internal error; see the server's log")
 
 
-def _of_ours(error: TaskQueueError) -> ProblemError:
-    if isinstance(error, QueueFull):
+def _of_ours(error: errors.TaskQueueError) -> ProblemError:
+    if isinstance(error, errors.QueueFull):
         status = refusal_status(error.code)
     else:
         status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
-    headers = {}
-    if status in (429, 503):
-        wait = error.retry_after if isinstance(error, QueueFull) else None
-        headers["retry-after"] = retry_after(wait)
-    field = error.field if isinstance(error, InvalidInput) else None
+    wait = error.retry_after if isinstance(error, errors.QueueFull) else None
+    headers = {"retry-after": retry_after(wait)} if status in (429, 503) else {}
+    field = error.field if isinstance(error, errors.InvalidInput) else None
     return ProblemError(status, error.code, str(error), field=field, headers=headers)
 
 
 def refusal_status(code: str | None) -> int:
-    """Return the HTTP status of a refused publish, by the code of the refusal."""
+    """Return the HTTP status for the `Refusal` code of a refused publish."""
     return _REFUSED.get(code, _NOT_NOW)
 
 
@@ -140,5 +128,5 @@ def retry_after(seconds: float | None) -> str:
 
 
 async def problem_response(_: Request, error: Exception) -> Response:
-    """Return the response for errors that Starlette catches: unknown paths and methods."""
+    """Return the response for an error that Starlette caught, such as an unknown path or method."""
     return respond(problem_of(error))

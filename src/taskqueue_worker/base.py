@@ -155,9 +155,9 @@ class BaseWorker(ABC):
         """Prepare the connection to the server or the store, and yield a function that creates a run's task source."""
 
     def stop(self, *, now: bool = False) -> None:
-        """Let `serve` return after the running handlers, which have the grace period to finish; none with ``now``.
+        """Make `serve` return when the running handlers have ended, or after the grace period, whichever is earlier.
 
-        Thread-safe. Has no effect if the worker is not running.
+        With ``now``, there is no grace period. Thread-safe. Has no effect if the worker is not running.
         """
         if current_run := self._current_run:
             current_run.stop(now=now)

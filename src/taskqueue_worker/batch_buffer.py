@@ -42,9 +42,8 @@ class BatchBuffer:
             size = min(handler.batch, self._concurrency)
             count = min(len(waiting), room, size)
             if count > 0 and (count == size or not self._running[key]):
-                self._waiting[key] = self._waiting.pop(
-                    key
-                )  # move the key to the end, so that keys take turns
+                # Move the key to the end, so that keys take turns.
+                self._waiting[key] = self._waiting.pop(key)
                 return handler, [waiting.popleft() for _ in range(count)]
         return None
 

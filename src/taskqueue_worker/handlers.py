@@ -24,7 +24,7 @@ class Handler(msgspec.Struct, frozen=True):
     is_async: bool
     timeout: float | None
     batch: int
-    """maximum number of tasks in one call; 0 if the function handles a single task, and no list of tasks"""
+    """maximum number of tasks in one call; 0 if each call handles a single task"""
 
 
 class Handlers:
@@ -66,7 +66,7 @@ class Handlers:
         inner = function
         while isinstance(inner, partial):
             inner = inner.func
-        call = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004 - the method is needed, not a test
+        call = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004 - not a test for callability
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             raise ConfigurationError(f"the handler of {key!r} is a generator, not a function")
         arguments = BatchArguments(function) if batch else Arguments(function)

@@ -111,7 +111,7 @@ class LocalTaskSource:
                 self._revoked_early.add(receipt)
         self._run.runner.revoke(receipts)
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - passed by position
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
         if ok:
             _log.info("store available again")
         else:
@@ -137,9 +137,8 @@ class LocalTaskSource:
             reports, self._progress = self._progress, {}
             for receipt, value in reports.items():
                 delivery = self._held.get(receipt)
-                with contextlib.suppress(
-                    *OUTAGE_ERRORS
-                ):  # a lost report is replaced by the next one
+                # The next progress report replaces one that is lost in an outage.
+                with contextlib.suppress(*OUTAGE_ERRORS):
                     if delivery and not await control.progress(delivery, value):
                         self._revoke_deliveries([receipt])
 

@@ -57,12 +57,12 @@ class LocalWorker(BaseWorker):
         """Return a local worker with the handlers and options of another worker, except its ``prefetch``."""
         local = cls(
             backend,
-            worker_id=worker._worker_id,  # noqa: SLF001 - both are a `BaseWorker`
-            concurrency=worker._concurrency,  # noqa: SLF001 - both are a `BaseWorker`
-            grace=worker._grace,  # noqa: SLF001 - both are a `BaseWorker`
-            quarantine=worker._quarantine,  # noqa: SLF001 - both are a `BaseWorker`
+            worker_id=worker._worker_id,  # noqa: SLF001 - an attribute of the common base class
+            concurrency=worker._concurrency,  # noqa: SLF001 - an attribute of the common base class
+            grace=worker._grace,  # noqa: SLF001 - an attribute of the common base class
+            quarantine=worker._quarantine,  # noqa: SLF001 - an attribute of the common base class
         )
-        local._handlers = worker._handlers  # noqa: SLF001 - both are a `BaseWorker`
+        local._handlers = worker._handlers  # noqa: SLF001 - an attribute of the common base class
         return local
 
     def configure(
@@ -89,7 +89,7 @@ class LocalWorker(BaseWorker):
     ) -> AsyncIterator[Callable[[WorkerRun], TaskSource]]:
         async with connect(self._backend) as queue:
             backend = queue.backend
-            dead_letters_of(backend)  # raise an error now, and not only at the first dead letter
+            dead_letters_of(backend)  # raises an error now, instead of at the first dead letter
             yield lambda run: LocalTaskSource(
                 backend,
                 backend.subscribe(self.keys, worker_id),

@@ -2,7 +2,7 @@
 
 ::
 
-    working ─ `limit` failures in a row ─> resting ─ cool-down over ─> probing ─ `probes` failed ones ─> ended
+    working ─ `limit` failures in a row ─> resting ─ cool-down over ─> probing ─ `probes` failed probes ─> ended
        ^                                      ^                          │ │
        │                                      └── failed, longer rest ───┘ │
        └───────────────────── one success, at any time ────────────────────┘

@@ -23,9 +23,9 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class TaskSource(OutcomeSettler, Protocol):
-    """The part of a worker that receives deliveries and reports outcomes, from and to a server or a backend.
+    """A worker's connection to a server or a backend: receives deliveries, and reports the outcomes of their tasks.
 
-    It cannot be started again.
+    A source can be started only once.
     """
 
     @property
@@ -36,7 +36,7 @@ class TaskSource(OutcomeSettler, Protocol):
         """Start to connect and receive."""
 
     def resize(self, capacity: int) -> None:
-        """Set the maximum number of deliveries to hold. It applies to the next deliveries, not to those received."""
+        """Set the maximum number of deliveries to hold. Deliveries that were received before are kept."""
 
     def leave(self, seconds: float) -> None:
         """End when all outcomes are confirmed, but after ``seconds`` at the latest.

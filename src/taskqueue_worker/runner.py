@@ -260,7 +260,7 @@ class HandlerRunner:
             call.timer.cancel()
         if call.handler.batch:
             self._buffer.ended(call.handler)
-        # The call and its tasks refer to one another; break the cycle, so that they are freed without the collector.
+        # The call and its tasks refer to one another. Break the cycle, so that no garbage collection is needed.
         jobs, call.jobs, call.task = call.jobs, [], None
         if isinstance(end, BaseException):
             self._finish_fatal(jobs, end)

@@ -71,7 +71,7 @@ async def open_socket(
     return await _NoRedirectConnect(
         address.socket_uri,
         additional_headers=None if token is None else {"Authorization": f"Bearer {token}"},
-        ssl=(tls or True) if secure else None,  # True means: trust the authorities of the system
+        ssl=(tls or True) if secure else None,  # True: trust the system's certificate authorities
         subprotocols=[Subprotocol(SUBPROTOCOL)],
         compression=None,
         max_size=LIMITS.frame,

@@ -74,7 +74,7 @@ class Backoff:
         return wait * (0.5 + self._uniform() / 2)
 
     def reset(self, *, at_once: bool = True) -> None:
-        """Restart the sequence of delays after a successful connection: with 0, or if not ``at_once`` with ``base``."""
+        """Restart the delays after a successful connection. The first is 0, or ``base`` if not ``at_once``."""
         self._tries = 0 if at_once else 1
 
 
@@ -165,7 +165,7 @@ class ServerLink:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._stay_connected())
-        except BaseException as error:  # noqa: BLE001 - passed on by the future `ended`
+        except BaseException as error:  # noqa: BLE001 - the future `ended` passes it on
             self.ended.set_exception(error)
         else:
             self.ended.set_result(None)

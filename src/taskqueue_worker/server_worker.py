@@ -89,8 +89,8 @@ class Worker(BaseWorker):
         check_token(token)
         warn_if_readable(address.shown, token, loopback=address.loopback)
         tls = trusting(tls_ca)
-        # If the URL contains a user name and a password, they use the Authorization header. The hello frame carries the
-        # token then.
+        # If the URL contains a user name and a password, they are sent in the Authorization header. Then the token is
+        # sent in the hello frame instead.
         header, hello = (None, token) if address.has_credentials else (token, None)
         capacity = self._concurrency + self._prefetch
         session = ClientSession(worker_id, self.keys, capacity, hello)

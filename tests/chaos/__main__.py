@@ -5,11 +5,11 @@ python3 dev.py chaos --outages
 python3 dev.py chaos --durability [RUNS]
 python3 dev.py chaos --fairness [TASKS]
 
-Without options: every test marked chaos, then a campaign of 20 seeds. With --seeds or --minutes: that
-campaign alone. A campaign goes on after the last seed of the one before, adds to the totals in
-tests/chaos/results/ and writes them into docs/reliability.md. With --seed: that run alone, again.
-With --outages: the long ones, some ten minutes. With --durability: what each class loses, some twenty.
-With --fairness: one tenant with a million tasks beside 99 with ten, some minutes.
+Without options: all tests marked chaos, then a campaign of 20 seeds. With --seeds or --minutes: only such a
+campaign. A campaign continues after the last seed of the previous one, adds its results to the totals in
+tests/chaos/results/ and writes the totals into docs/reliability.md. With --seed: only the run with this seed.
+With --outages: the long outages, about ten minutes. With --durability: the losses of each durability class, about
+twenty minutes. With --fairness: one tenant with a million tasks next to 99 tenants with ten, some minutes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_TASKS_PER_CHILD = 25
 
 
 def main(arguments: list[str]) -> int:
-    """Do what was asked for; 1 if anything failed."""
+    """Run what the arguments ask for; return 1 if anything failed, otherwise 0."""
     parser = argparse.ArgumentParser(
         prog="dev.py chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

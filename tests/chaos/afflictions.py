@@ -1,4 +1,4 @@
-"""What each fault of the nemesis does to the world."""
+"""How each kind of fault is carried out in a chaos run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RESTARTED = frozenset({"consumer", "producer", "worker", "server"})
 
 
 class Afflictions:
-    """Carries faults out in one world."""
+    """Carries out the faults of one chaos run."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -34,7 +34,7 @@ class Afflictions:
         self._one_at_a_time: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def inflict(self, fault: Fault) -> None:
-        """Begin a fault, wait for its length, and end it. A target that is still being healed is waited for."""
+        """Begin a fault, wait for its length and end it. Faults of the same target run one after the other."""
         whom = f"{fault.target} {fault.number}"
         async with self._one_at_a_time[whom]:
             await self._inflict(fault, whom)
@@ -51,8 +51,6 @@ class Afflictions:
             await self._process(fault)
         self.world.log.note(What.HEALED, name=fault.name, target=whom)
 
-    # Redis
-
     async def _redis(self, fault: Fault) -> None:
         redis = self.world.redis
         match fault.kind:
@@ -60,7 +58,7 @@ class Afflictions:
                 await asyncio.to_thread(redis.kill)
                 await asyncio.sleep(fault.length)
                 await asyncio.to_thread(redis.start)
-                # Before that Redis itself cannot bear another kill.
+                # Redis cannot survive another kill until its append-only file is complete.
                 await self.world.until(redis.whole, "its append-only file is whole")
             case "freeze":
                 redis.freeze()
@@ -91,10 +89,9 @@ class Afflictions:
             await self._call("CONFIG", "SET", name, back)
 
     async def _call(self, *words: str | int) -> None:
-        with contextlib.suppress(OSError, RedisError):  # it may be down: then the blow finds nobody
+        # Redis may be down; then the fault has no effect.
+        with contextlib.suppress(OSError, RedisError):
             await asyncio.to_thread(self.world.redis.call, *words)
-
-    # Queues
 
     async def _queue(self, fault: Fault) -> None:
         shape = self.world.shape
@@ -116,8 +113,6 @@ class Afflictions:
                 await limit(self.world, key, **shape.limits.get(key, {}))
             case _:
                 raise ValueError(f"a queue cannot be hit by {fault.kind}")
-
-    # Processes
 
     async def _process(self, fault: Fault) -> None:
         cast = self.world.cast
@@ -147,8 +142,6 @@ class Afflictions:
             if (actor.role, actor.number) in self.cut_off:
                 self.world.log.note(What.CUT, target=fresh.name)
             await self.world.present(fresh)
-
-    # Links
 
     async def _link(self, fault: Fault, role: str) -> None:
         link = await self.world.link(role, fault.number)

@@ -1,4 +1,4 @@
-"""What the named cases share: seeds, small shapes, and an assertion that says what went wrong."""
+"""What the chaos tests share: seeds, shapes of short runs, and an assertion that reports broken rules."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.chaos.world import Outcome, Shape
 LEASE = 1.2
 HOUSEKEEPING = 0.3
 PASSES = 2 * 1.5 * HOUSEKEEPING
-"""two passes of housekeeping, at their slowest"""
+"""maximum seconds until two passes of maintenance have run"""
 SLACK = 5.0
-"""for a machine that does other things as well, and stands still for a while"""
+"""extra seconds allowed on a machine that is busy with other work"""
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(1, 10))]
-"""one among the tests, ten in `dev.py chaos`"""
+"""one seed in ordinary test runs, ten with `dev.py chaos`"""
 CHAOS = pytest.mark.chaos
 LONG = pytest.mark.long
-"""not in the tests of every day, which have one case of each kind: kill, freeze, cut off, fail over"""
+"""mark for tests outside the everyday run, which has one test per kind of fault: kill, freeze, cut off, fail over"""
 
 
 def small(**more: object) -> Shape:
@@ -34,7 +34,7 @@ def small(**more: object) -> Shape:
 
 
 def passed(outcome: Outcome) -> Figures:
-    """Assert that no rule was broken, and return the figures."""
+    """Assert that no rule was broken, and return the figures of the run."""
     assert outcome.verdict.ok, str(outcome.verdict)
     figures = outcome.verdict.figures
     assert figures.lost == 0

@@ -1,4 +1,4 @@
-"""The processes of a run: started, killed, frozen and ended, each by its own id, and every step noted."""
+"""The processes of a chaos run: starts, kills, freezes and ends them by process id, and records each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.chaos.history import Log, What
 from tests.chaos.programs.common import Setup, perform
 
 _PATIENCE = 20.0
-# Processes are forked from one that has everything loaded: a start takes milliseconds.
+# Processes are forked from a server that has imported everything, so that a start takes milliseconds.
 _nursery = multiprocessing.get_context("forkserver")
 _nursery.set_forkserver_preload(
     [
@@ -31,7 +31,7 @@ _nursery.set_forkserver_preload(
 
 
 class Actor:
-    """One start of one process."""
+    """One start of a process."""
 
     def __init__(self, name: str, role: str, number: int, folder: Path) -> None:
         self.name = name
@@ -40,22 +40,22 @@ class Actor:
         self.log = folder / f"{name}.jsonl"
         self.output = folder / f"{name}.out"
         self.expected = False
-        """whether its end is part of the plan"""
+        """whether the run ended this process on purpose, so that its exit is not an error"""
         self.frozen = False
         self.process: BaseProcess
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process is still running or frozen."""
         return self.process.exitcode is None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal to the process, unless it has ended."""
         if self.alive and self.process.pid is not None:
             os.kill(self.process.pid, number)
 
     async def wait(self) -> int:
-        """Wait for its end; return its exit code."""
+        """Wait until the process has ended; return its exit code."""
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
         loop.add_reader(self.process.sentinel, over.set)
@@ -68,19 +68,19 @@ class Actor:
         return self.process.exitcode or 0
 
     def noted(self, mark: str) -> int:
-        """Return how often its log has this, so far."""
+        """Return how often the given text occurs in the process's event log so far."""
         return self.log.read_bytes().count(mark.encode()) if self.log.exists() else 0
 
     def tail(self) -> str:
-        """Return the end of what it printed."""
+        """Return the last 3000 characters that the process printed."""
         return self.output.read_text("utf-8", "replace")[-3000:] if self.output.exists() else ""
 
 
 class Cast:
-    """Everybody who takes part, under a role and a number that outlive a single start."""
+    """All processes of a run. A role and a number identify a process over several starts."""
 
     def __init__(self, folder: Path, log: Log) -> None:
-        """Processes log to files in ``folder``; what befalls them goes to ``log``."""
+        """Processes write their event logs to ``folder``; faults that hit them are recorded in ``log``."""
         self.folder = folder
         self.log = log
         self.actors: dict[tuple[str, int], Actor] = {}
@@ -88,17 +88,17 @@ class Cast:
         self._starts: dict[tuple[str, int], int] = {}
 
     def of(self, role: str) -> list[Actor]:
-        """Return the present actors of a role."""
+        """Return the latest start of each process with this role."""
         return [actor for (known, _), actor in self.actors.items() if known == role]
 
     def logs(self, role: str, number: int) -> tuple[str, ...]:
-        """Return the logs of all starts so far."""
+        """Return the paths of the event logs of all starts of a process."""
         return tuple(str(a.log) for a in self.all if (a.role, a.number) == (role, number))
 
     def start(
         self, role: str, number: int, env: Mapping[str, str], setup: Mapping[str, Any]
     ) -> Actor:
-        """Start the program of `tests.chaos.programs` that is named as the role; return without waiting for it."""
+        """Start the program of `tests.chaos.programs` named like the role, without waiting for it to be active."""
         starts = self._starts[role, number] = self._starts.get((role, number), 0) + 1
         actor = Actor(f"{role}-{number}.{starts}", role, number, self.folder)
         told = Setup(role=role, name=actor.name, log=str(actor.log), number=number, **setup)
@@ -111,7 +111,7 @@ class Cast:
         return actor
 
     async def kill(self, actor: Actor) -> None:
-        """End it with SIGKILL, and wait until it is gone."""
+        """Kill a process with SIGKILL and wait until it has ended."""
         actor.expected = True
         if actor.alive:
             self.log.note(What.KILLED, target=actor.name, name=actor.role)
@@ -119,27 +119,27 @@ class Cast:
         await actor.wait()
 
     def freeze(self, actor: Actor) -> None:
-        """Hold it still."""
+        """Stop a process with SIGSTOP."""
         if actor.alive and not actor.frozen:
             actor.frozen = True
             self.log.note(What.FROZEN, target=actor.name, name=actor.role)
             actor.signal(signal.SIGSTOP)
 
     def thaw(self, actor: Actor) -> None:
-        """Let it go on."""
+        """Continue a frozen process with SIGCONT."""
         if actor.frozen:
             actor.frozen = False
             actor.signal(signal.SIGCONT)
             self.log.note(What.THAWED, target=actor.name, name=actor.role)
 
     async def stop(self, actor: Actor, *, seconds: float = _PATIENCE) -> None:
-        """Ask it to end; one that does not is an error, and killed."""
+        """Ask a process to end with SIGTERM. If it does not, record an error and kill it."""
         actor.expected = True
         actor.signal(signal.SIGTERM)
         await self.ended(actor, seconds=seconds)
 
     async def ended(self, actor: Actor, *, seconds: float = _PATIENCE) -> None:
-        """Wait for its end by itself, which must be a good one."""
+        """Wait until a process ends by itself; record an error unless its exit code is 0."""
         try:
             async with asyncio.timeout(seconds):
                 code = await actor.wait()
@@ -151,7 +151,7 @@ class Cast:
             self.log.note(What.ERROR, note=f"{actor.name} ended with {code}: {actor.tail()}")
 
     def check(self) -> None:
-        """Note everybody who has ended badly though nobody asked for it."""
+        """Record an error for each process that has failed without having been killed on purpose."""
         for actor in self.all:
             if not actor.alive and not actor.expected and actor.process.exitcode:
                 actor.expected = True
@@ -159,7 +159,7 @@ class Cast:
                 self.log.note(What.ERROR, note=f"{actor.name} ended with {code}: {actor.tail()}")
 
     def inspect(self) -> None:
-        """Note every traceback that somebody printed."""
+        """Record an error for each process that printed a traceback."""
         for actor in self.all:
             said = actor.output.read_text("utf-8", "replace") if actor.output.exists() else ""
             _, mark, trace = said.partition("Traceback (most recent call last)")
@@ -167,7 +167,7 @@ class Cast:
                 self.log.note(What.ERROR, note=f"{actor.name} printed: {trace[-1500:]}")
 
     async def close(self) -> None:
-        """Kill whoever is left, and wait until all are gone."""
+        """Kill all remaining processes and wait until they have ended."""
         for actor in self.all:
             actor.signal(signal.SIGKILL)
         for actor in self.all:

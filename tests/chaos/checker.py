@@ -1,4 +1,4 @@
-"""Holds a history and the store's last word against every rule, and reads figures from them."""
+"""Checks the history of a run and the final state of the store against all rules, and computes figures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RULES: dict[str, Rule] = {
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How long something took, over a run."""
+    """Summary of a list of durations in seconds: their number, 99th percentile and maximum."""
 
     count: int = 0
     p99: float = 0.0
@@ -50,7 +50,7 @@ class Spread(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, times: Sequence[float]) -> Spread:
-        """Sum up."""
+        """Summarize a list of durations."""
         if not times:
             return cls()
         ordered = sorted(times)
@@ -58,32 +58,33 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to. Times are seconds."""
+    """Figures of a run. Times are in seconds."""
 
     tasks: int = 0
-    """confirmed by the store"""
+    """number of tasks that the store confirmed"""
     unknown: int = 0
-    """published, and never answered"""
+    """number of tasks that were published without ever getting a definite answer"""
     deliveries: int = 0
     duplicates: int = 0
-    """handed out again without having been given back"""
+    """number of deliveries made although the previous holder had not returned the task"""
     held: int = 0
-    """in the hands of what was killed, frozen or cut off: the most that duplicates may come to"""
+    """number of deliveries in the hands of processes that were killed, frozen or cut off; an upper bound for
+    `duplicates`"""
     stale: int = 0
-    """settlements refused because the lease was lost"""
+    """number of settlements refused because the lease was lost"""
     lost: int = 0
     waived: int = 0
     faults: dict[str, int] = {}
     redelivery: dict[str, Spread] = {}
-    """by what befell the holder: killed, frozen, cut"""
+    """time until the next delivery, by what happened to the holder: killed, frozen or cut"""
     recovery: Spread = Spread()
-    """from the store's return to each consumer's first answered receive"""
+    """time from the store's return to each consumer's first answered receive"""
     publishing: Spread = Spread()
-    """from the store's return to each producer's first confirmed publish"""
+    """time from the store's return to each producer's first confirmed publish"""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checker found."""
+    """The result of a check: violations, violations excused by a failover, and figures."""
 
     violations: tuple[Violation, ...]
     waived: tuple[Violation, ...]
@@ -91,11 +92,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether no rule was broken, but for what a failover excuses."""
+        """Whether no rule was broken, except for violations that a failover excuses."""
         return not self.violations
 
     def __str__(self) -> str:
-        """Say what was broken, a rule at a time, with a few examples of each."""
+        """Return the number of violations per rule, with up to five examples of each."""
         by_rule: defaultdict[str, list[Violation]] = defaultdict(list)
         for violation in self.violations:
             by_rule[violation.rule].append(violation)
@@ -106,7 +107,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(events: Iterable[Event], dump: Dump, terms: Terms | None = None) -> Verdict:
-    """Apply every rule."""
+    """Apply every rule to a run's events and final state."""
     terms = terms or Terms()
     history = History(events)
     found = [one for rule in RULES.values() for one in rule(history, dump, terms)]
@@ -119,7 +120,7 @@ def check(events: Iterable[Event], dump: Dump, terms: Terms | None = None) -> Ve
 
 
 def figures(history: History, dump: Dump, terms: Terms, *, waived: int = 0) -> Figures:
-    """Read the figures from a history."""
+    """Compute the figures of a history."""
     stories = history.stories.values()
     return Figures(
         tasks=sum(story.stored for story in stories),
@@ -140,7 +141,7 @@ def figures(history: History, dump: Dump, terms: Terms, *, waived: int = 0) -> F
 def _holdings(
     history: History, terms: Terms
 ) -> Iterator[tuple[Event, float, list[tuple[float, ...]]]]:
-    """Yield each blow to a consumer, with the next hand-out of each task that it held (infinity if there was none)."""
+    """Yield each fault of a consumer with its end, and when each task it held was delivered next (empty if never)."""
     for event in history.of(What.KILLED, What.FROZEN, What.CUT):
         spans = history.harm[event.target]
         over = next(end for begin, end in spans if begin == event.at)
@@ -165,7 +166,7 @@ def _redelivery(history: History, terms: Terms) -> dict[str, Spread]:
 
 
 def _returns(history: History, sign: What) -> list[float]:
-    """How long each living process took to give a sign of life after each return of the store."""
+    """Return how many seconds each process that stayed alive took to give ``sign`` after each return of the store."""
     good = {"", "accepted", "duplicate"}
     signs: defaultdict[str, list[float]] = defaultdict(list)
     for event in history.of(sign):

@@ -1,4 +1,4 @@
-"""A world on a Redis Cluster: masters that die, slots that move, and how long each queue stood still meanwhile."""
+"""Chaos runs on a Redis Cluster: masters die, slots move, and the standstill of each queue is measured."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.redis.servers import RedisServer
 _PREFIX = "chaos"
 _PARTITIONS = 8
 CLUSTER_KEYS = ("beta", "epsilon", "gamma", "eta", "alpha", "mu")
-"""two queues on each of three masters, all in partitions of their own"""
+"""two queues on each of three masters; all six are in different partitions"""
 _LATE = 0.3
-"""replication runs behind the answers by less"""
+"""maximum seconds by which a replica lags behind the answers of its master"""
 _PAUSE = 0.01
-"""after each step of a slot that moves: as if there were more to move"""
+"""seconds to wait after each step of moving a slot, as if the slot had more keys"""
 _SIGNS = {
     What.PUBLISHED: frozenset({"accepted", "duplicate"}),
     What.DELIVERED: frozenset({""}),
@@ -36,9 +36,9 @@ _SIGNS = {
 
 
 class Clustered(World):
-    """Three masters, each with ``replicas`` replicas. Clients find their way by themselves, without links.
+    """A run on three masters with ``replicas`` replicas each. Clients connect directly, without fault proxies.
 
-    A ``cluster`` that runs already is emptied and used in place of one of its own, and runs on afterwards.
+    If a running ``cluster`` is given, it is emptied, used, and left running at the end.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Clustered(World):
         cluster: Cluster | None = None,
         **more: Any,
     ) -> None:
-        """Start nothing yet. ``config`` goes to every node."""
+        """Prepare the run without starting anything. ``config`` applies to every node."""
         engine = engine or find_engine()
         config = {**CONFIG, **(config or {})}
         self._borrowed = cluster is not None
@@ -63,13 +63,11 @@ class Clustered(World):
         self.partitions = Partitions(_PREFIX, _PARTITIONS)
         shape = msgspec.structs.replace(shape or Shape(), keys=keys, producers=max(2, len(keys)))
         self.errors: list[str] = []
-        """what the nodes say at the end of commands whose keys were not in one slot"""
+        """counters of commands that the nodes refused because their keys were in several slots; filled at the end"""
         super().__init__(folder, shape, engine=engine, redis=self.cluster.masters[0], **more)
 
-    # The stage
-
     async def raise_store(self) -> None:
-        """Start the nodes, and wait until all of them are well and in step; or empty those that run."""
+        """Start the nodes and wait until the cluster is complete; empty a cluster that runs already."""
         if self._borrowed:
             await asyncio.to_thread(self.cluster.everywhere, "FLUSHALL")
             await asyncio.to_thread(self.cluster.everywhere, "CONFIG", "RESETSTAT")
@@ -77,42 +75,40 @@ class Clustered(World):
             await asyncio.to_thread(self.cluster.start)
 
     async def lower_store(self) -> None:
-        """End the nodes, if they are this one's."""
+        """Stop the nodes, unless the cluster was passed in."""
         if not self._borrowed:
             await asyncio.to_thread(self.cluster.close)
 
     def open_backend(self, port: int, *, url: str = "") -> Backend:
-        """Make a backend that finds its way in the cluster."""
+        """Open a backend that discovers the cluster from any node."""
         return super().open_backend(port, url=url or self.cluster.url)
 
     async def environment(self, role: str, number: int) -> dict[str, str]:
-        """Lead everybody to the cluster, by all nodes."""
+        """Give every process the addresses of all nodes."""
         return await super().environment(role, number) | {"TASKQUEUE_REDIS_URL": self.cluster.url}
 
     def setup(self, role: str, number: int) -> dict[str, Any]:
-        """Each producer has a queue of its own, so that none waits for another one's node; consumers have all."""
+        """Give each producer one queue, so that it never waits for another queue's node; consumers get all queues."""
         told = super().setup(role, number)
         if role == "producer":
             told["keys"] = (self.shape.keys[number % len(self.shape.keys)],)
         return told
 
-    # Who has what
-
     def owner(self, key: str) -> RedisServer:
-        """Return the node that has a queue now."""
+        """Return the node that serves a queue now."""
         return self.cluster.owner(self.partitions.of(key))
 
     def keys_of(self, node: RedisServer) -> tuple[str, ...]:
-        """Return the queues that a node has now."""
+        """Return the queues that a node serves now."""
         return tuple(key for key in self.shape.keys if self.owner(key) is node)
 
     def keys_but(self, node: RedisServer) -> tuple[str, ...]:
-        """Return the queues that other nodes have."""
+        """Return the queues that other nodes serve."""
         theirs = self.keys_of(node)
         return tuple(key for key in self.shape.keys if key not in theirs)
 
     def slots_of_keys(self) -> set[int]:
-        """Return the slots of all keys there are, as the nodes have them."""
+        """Return the slots of all keys that are stored on the masters."""
         found: set[int] = set()
         for node in self.cluster.masters:
             cursor = b"0"
@@ -123,23 +119,22 @@ class Clustered(World):
                     break
         return found
 
-    # Faults
-
     def struck(self, name: str, node: RedisServer) -> float:
-        """Note that a fault of a node begins; return when."""
+        """Record that a fault of a node begins; return the time."""
         return self.log.note(What.FAULT, name=name, target=self._target(node)).at
 
     def healed(self, name: str, node: RedisServer) -> float:
-        """Note that it is over; return when."""
+        """Record that a fault of a node is over; return the time."""
         return self.log.note(What.HEALED, name=name, target=self._target(node)).at
 
     def _target(self, node: RedisServer) -> str:
         return f"redis {self.cluster.nodes.index(node)}"
 
     async def lose_master(self, node: RedisServer) -> float:
-        """Kill a master that has a replica, and wait until that has taken over; return the seconds this took.
+        """Kill a master that has a replica; return the seconds until the replica has taken over.
 
-        Replication runs behind the answers, so what was answered just before may be lost or undone.
+        Replicas lag behind their master's answers, so confirmations of the last moment may be lost or undone. The terms
+        of the run are adapted to that.
         """
         key = self.keys_of(node)[0]
         begin = self.struck("kill master", node)
@@ -156,7 +151,7 @@ class Clustered(World):
     async def kill_and_restart(
         self, node: RedisServer, seconds: float, *, until_down: bool = False
     ) -> None:
-        """Kill a master that has no replica; start it again a while after (``until_down``) the cluster went down."""
+        """Kill a master without a replica; restart it after ``seconds``, or that long after the cluster went down."""
         self.struck("kill master", node)
         await asyncio.to_thread(node.kill)
         if until_down:
@@ -170,19 +165,19 @@ class Clustered(World):
     async def move(
         self, key: str, target: RedisServer, *, pipeline: int = 1
     ) -> tuple[float, float]:
-        """Move the slot of a queue to another master, so many keys at a time; return from when to when."""
+        """Move the slot of a queue to another master, ``pipeline`` keys at a time; return when it began and ended."""
         slot = self.cluster.slot(self.partitions.of(key))
         begin = self.log.note(What.FAULT, name="move slot", target=f"slot of {key}").at
         await asyncio.to_thread(self.cluster.move, slot, target, pipeline=pipeline, pause=_PAUSE)
         return begin, self.log.note(What.HEALED, name="move slot", target=f"slot of {key}").at
 
     async def judge(self) -> Outcome:
-        """Ask the nodes, too, what they refused."""
+        """Read the nodes' error counters, then judge the run."""
         self.errors = await asyncio.to_thread(self._refused)
         return await super().judge()
 
     def _refused(self) -> list[str]:
-        """Return what running nodes count of commands whose keys were in several slots, or in none of theirs."""
+        """Return the running nodes' counts of commands refused because their keys were in several slots."""
         return [
             f"{name}:{count}"
             for node in self.cluster.nodes
@@ -193,29 +188,29 @@ class Clustered(World):
 
 
 class Sharded(Clustered):
-    """One queue over all masters, in as many shards as an operator says, who may change that at any time."""
+    """A run with one queue over all masters, divided into shards whose number may change at any time."""
 
     def __init__(self, folder: Path, shape: Shape | None = None, **more: Any) -> None:
-        """Start nothing yet."""
+        """Prepare a run with the one queue ``alpha``."""
         super().__init__(folder, shape, keys=("alpha",), **more)
 
     def open_backend(self, port: int, *, url: str = "") -> Backend:
-        """Make a backend that has shards."""
+        """Open a backend that supports shards."""
         return ShardedBackend(super().open_backend(port, url=url))
 
     def setup(self, role: str, number: int) -> dict[str, Any]:
-        """Everybody has shards."""
+        """Make every process use the backend that supports shards."""
         return super().setup(role, number) | {"word": "tests.chaos.programs.sharded"}
 
     async def spread(self, number: int) -> None:
-        """Change the number of shards, until that is confirmed."""
+        """Change the number of shards; return when the store has confirmed it."""
         await limit(self, "alpha", shards=number)
 
 
 def standstill(
     events: Sequence[Event], keys: Sequence[str], what: What, since: float, until: float
 ) -> float:
-    """Return the longest time, between two times, in which none of these queues gave a sign."""
+    """Return the longest time between two signs of activity of these queues, from ``since`` to ``until``."""
     good = _SIGNS[what]
     times = sorted(
         event.at

@@ -1,4 +1,4 @@
-"""What the cases share."""
+"""Fixtures and hooks for the chaos tests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import pytest
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder for a run: its logs stay there when it fails."""
+    """Return a folder for the logs of a run; pytest keeps it if the test fails."""
     return tmp_path / "run"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let a connection that reached a proxy while it was being stopped be closed by the garbage collector.
+    """Ignore warnings about a connection that reached a proxy just while it was being stopped.
 
-    asyncio lets it in after its server was closed; whichever test runs then would be blamed.
+    asyncio accepts such a connection after the server was closed. The garbage collector closes it later, and pytest
+    would then report the warning in whichever test is running.
     """
     ignore = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     here = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""Reads from a backend what the checker wants to know at the end of a run."""
+"""Reads the final state of the store for the checker: tasks, ledgers and dead letters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def ledgers_of(backend: Backend, keys: Iterable[str]) -> dict[str, Ledger]
 
 
 def live(ledgers: dict[str, Ledger]) -> int:
-    """Return how many entries have not ended."""
+    """Return the number of tasks that have not ended yet, over all ledgers."""
     return sum(one.waiting + one.scheduled + one.in_flight for one in ledgers.values())
 
 
@@ -35,7 +35,7 @@ async def dead_ids(backend: Backend, key: str) -> tuple[str, ...]:
 
 
 async def take_dump(backend: Backend, keys: Iterable[str], events: Iterable[Event]) -> Dump:
-    """Ask for every task that anybody has tried to publish, for the ledgers and the dead letters."""
+    """Read the state of every task that any process tried to publish, the ledgers, and the dead letters."""
     keys = tuple(keys)
     asked: dict[str, dict[str, None]] = {key: {} for key in keys}
     for event in events:

@@ -1,4 +1,4 @@
-"""What each class of durability loses, over many cuts: `python3 dev.py chaos --durability`."""
+"""Measures what each durability class loses, over many crashes: `python3 dev.py chaos --durability`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.redis.losses import LAG, Case, Cut, Loss, build_shim, measure
 RESULTS = Path(__file__).parent / "results" / "durability.json"
 _SLOW = 0.5
 _LOAD = (0.6, 1.2)
-"""seconds of load before a cut, at least and at most"""
+"""minimum and maximum seconds of load before a crash"""
 _LOAD_FOR_SYNCS = (2.0, 3.5)
-"""where it matters how long ago the last sync was: these come a second apart"""
+"""the same, for cases in which the time since the last sync to disk matters; Redis syncs once per second"""
 
 CASES = (
     Case(Durability.MEMORY, Cut.KILL),
@@ -40,7 +40,7 @@ _LOSSLESS = frozenset(
     case for case in CASES if case.durability in {Durability.DISK, Durability.REPLICATED}
 ) - {Case(Durability.DISK, Cut.KILL)}
 _MORE = 4
-"""times as many runs where nothing at all may be lost"""
+"""factor by which cases that must lose nothing are measured more often"""
 _WORDS = {
     Cut.KILL: "Redis killed",
     Cut.POWER: "power cut",
@@ -50,27 +50,27 @@ _WORDS = {
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """All runs of a case."""
+    """Results of all runs of one case."""
 
     case: Case
     runs: int = 0
     confirmed: int = 0
     lost: int = 0
     losing: int = 0
-    """runs that lost anything"""
+    """number of runs that lost anything"""
     most: int = 0
-    """lost in one run"""
+    """maximum number of tasks lost in one run"""
     oldest: float = 0.0
-    """seconds for which a task that is gone had been confirmed, at most"""
+    """maximum seconds for which a lost task had been confirmed before the crash"""
 
     @property
     def happened(self) -> str:
-        """What happened, for a reader."""
+        """Description of the crash for the table."""
         slow = f", each sync takes {self.case.slow_disk:g} s" if self.case.slow_disk else ""
         return f"{_WORDS[self.case.cut]}{slow}"
 
     def add(self, loss: Loss) -> None:
-        """Count one more run."""
+        """Add the result of one run."""
         self.runs += 1
         self.confirmed += loss.confirmed
         self.lost += len(loss.ages)
@@ -80,9 +80,9 @@ class Row(msgspec.Struct, kw_only=True):
 
 
 def campaign(runs: int, jobs: int = 2) -> Iterator[Row]:
-    """Measure every case so often, and write down what came of it. Yields each case when it is measured.
+    """Measure every case ``runs`` times and save the results. Yields each case when it has been measured.
 
-    Those that promise to lose nothing are measured four times as often.
+    Cases that promise to lose nothing are measured four times as often.
     """
     rows: list[Row] = []
     context = multiprocessing.get_context("spawn")
@@ -110,7 +110,7 @@ def _run(case: Case, number: int, shim: Path) -> Loss:
 
 
 def table(path: Path = RESULTS) -> str:
-    """Return what came of the last campaign as Markdown."""
+    """Return the results of the last campaign as a Markdown table."""
     lines = [
         "| `durability` | what happened | runs | confirmed | lost | lost in one run | the oldest |",
         "| --- | --- | --- | --- | --- | --- | --- |",

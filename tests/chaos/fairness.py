@@ -1,4 +1,4 @@
-"""How fair turns are: one tenant has many tasks, 99 others ten each, and three servers share the work."""
+"""Measures fairness between tenants: one tenant has many tasks, 99 others have ten each, three servers consume."""
 
 from __future__ import annotations
 
@@ -21,63 +21,64 @@ from tests.chaos.world import Shape, World
 
 RESULTS = Path(__file__).parent / "results" / "fairness.json"
 SLOWER = 2.0
-"""how many times longer the 99 may wait beside the one than alone"""
+"""maximum ratio between the waiting times of the 99 small tenants with and without the large one"""
 JAIN = 0.95
-"""Jain's index of what each tenant has had, at least; 1 is the same for all"""
+"""minimum of Jain's fairness index over the deliveries of all tenants; 1 means equal shares"""
 SLACK = 0.1
-"""seconds, for a machine that does other things as well"""
+"""extra seconds allowed on a busy machine"""
 MANY = 1_000_000
 _TENANTS = 99
 _EACH = 10
 _SERVERS = 3
 _AT_ONCE = 20
 _WORK = 0.005
-"""seconds of each batch"""
+"""seconds of work per batch"""
 _BATCH = 500
 _QUEUES = ("idle", "busy")
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured. Times are seconds from the confirmation of a task of the 99 to its hand-out."""
+    """What was measured. Times are seconds from the confirmation of a small tenant's task to its delivery."""
 
     tasks: int
-    """of the one tenant that has many"""
+    """number of tasks of the one large tenant"""
     idle_p50: float
     idle_p99: float
-    """of the 99, alone"""
+    """99th percentile of the 99 small tenants' waiting times when they are alone"""
     p50: float
     p99: float
-    """of the 99, beside it"""
+    """99th percentile of the 99 small tenants' waiting times next to the large tenant"""
     jain: float
-    """of the hand-outs of all 100 while all had something waiting: until the first of the 99 had all of its tasks"""
+    """Jain's index over the deliveries of all 100 tenants while all had waiting tasks, that is until the first small
+    tenant had received all of its tasks"""
 
     @property
     def ok(self) -> bool:
-        """Whether it is as fair as it has to be."""
+        """Whether waiting times and fairness index are within their limits."""
         return self.p99 <= SLOWER * self.idle_p99 + SLACK and self.jain >= JAIN
 
 
 class _Drain:
-    """Servers that take from one queue, and note when each tenant's tasks were handed out."""
+    """Several servers that consume one queue and record when each tenant's tasks were delivered."""
 
     def __init__(self, world: World, key: str, backends: Sequence[Backend]) -> None:
         self.world = world
         self.key = key
         self.backends = backends
         self.order: list[str] = []
-        """the tenant of each hand-out"""
+        """tenant of each delivery, in order"""
         self.out: dict[str, float] = {}
-        """when each task of the 99 was handed out"""
+        """time of delivery of each small tenant's task, by id"""
         self._enough = asyncio.Event()
 
     async def run(self) -> None:
-        """Take until all of the 99 have been handed out."""
+        """Consume until all tasks of the 99 small tenants have been delivered."""
         taking = [asyncio.create_task(self._serve(n)) for n in range(len(self.backends))]
         await self._enough.wait()
         await asyncio.gather(*taking)
 
     def under_way(self, number: int) -> bool:
-        """Whether so many have been handed out."""
+        """Return whether at least ``number`` tasks have been delivered."""
         return len(self.order) >= number
 
     async def _serve(self, number: int) -> None:
@@ -97,7 +98,7 @@ class _Drain:
 
 
 async def measure(folder: Path, tasks: int) -> Turns:
-    """Measure on a Redis of its own: the 99 alone, then beside one tenant with so many tasks."""
+    """Measure on a separate Redis: the 99 small tenants alone, then next to one tenant with ``tasks`` tasks."""
     shape = Shape(
         tasks=0, consumers=0, keys=_QUEUES, lease=15.0, answer_timeout=5.0, operation_timeout=10.0
     )
@@ -111,7 +112,8 @@ async def measure(folder: Path, tasks: int) -> Turns:
         for key in _QUEUES:
             drain = _Drain(world, key, backends)
             taking = asyncio.create_task(drain.run())
-            if key == "busy":  # they come while the one is served already
+            # The small tenants arrive while the large one is being served already.
+            if key == "busy":
                 await world.until(partial(drain.under_way, 200), "it is under way")
             sent = await _publish_few(world, key)
             since = len(drain.order)
@@ -137,7 +139,7 @@ async def _publish(world: World, ids: Sequence[str], tenant: str) -> None:
 
 
 async def _publish_few(world: World, key: str) -> dict[str, float]:
-    """Publish the tasks of the 99, all at once; return when they were confirmed."""
+    """Publish the tasks of the 99 small tenants in one call; return when each was confirmed."""
     tasks = [
         Task(key=key, id=f"{key}-{tenant}-{n}", tenant=f"t{tenant}")
         for n in range(_EACH)
@@ -153,7 +155,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 
 def _jain(order: Sequence[str], since: int) -> float:
-    """Return Jain's index of the tenants' hand-outs, from a place in the order on and as long as all had something."""
+    """Return Jain's index over the tenants' deliveries, from position ``since`` until a tenant has no tasks left."""
     had: Counter[str] = Counter()
     shares: Counter[str] = Counter()
     for place, tenant in enumerate(order):
@@ -166,7 +168,7 @@ def _jain(order: Sequence[str], since: int) -> float:
 
 
 def campaign(tasks: int = MANY) -> Turns:
-    """Measure, and write down what came of it."""
+    """Run the measurement and save its results."""
     folder = Path(tempfile.mkdtemp(prefix="taskqueue-fairness-"))
     try:
         turns = asyncio.run(measure(folder / "run", tasks))
@@ -177,7 +179,7 @@ def campaign(tasks: int = MANY) -> Turns:
 
 
 def table(path: Path = RESULTS) -> str:
-    """Return what the last campaign came to as Markdown."""
+    """Return the results of the last campaign as a Markdown table."""
     turns = msgspec.json.decode(path.read_bytes(), type=Turns)
     rows = [
         ("tasks of the one tenant", f"{turns.tasks:,}"),

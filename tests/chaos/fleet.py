@@ -1,4 +1,4 @@
-"""Three servers and many workers, of which one of each is killed every two seconds, and somebody who looks on."""
+"""Three servers and many workers; one server and one worker are killed every two seconds, and ledgers are compared."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tests.chaos.replicas import Replicas
 from tests.chaos.world import Shape
 
 EVERY = 2.0
-"""seconds from one pair of kills to the next"""
+"""seconds between two pairs of kills"""
 _AWAY = 0.3
-"""seconds for which a killed server is gone"""
+"""seconds before a killed server is started again"""
 _FIELD = re.compile(r'data-ledger-([a-z-]+)="(\d+)"')
 _GROWING = ("published", "done")
-"""what never shrinks; of the other counts nothing can be said from one look to the next"""
+"""counters of the ledger that never decrease; the other ones may change in either direction between two samples"""
 _LIVE = frozenset({"waiting", "scheduled", "in_flight"})
 
 
 def _settled(ledger: Ledger) -> dict[str, int]:
-    """Return the counts of tasks that have ended, and of all."""
+    """Return the counters of the ledger that do not concern live tasks."""
     return {
         name: count for name, count in msgspec.structs.asdict(ledger).items() if name not in _LIVE
     }
 
 
 class Fleet(Replicas):
-    """Servers, workers in processes of their own, and crowds of light ones."""
+    """A run with servers, workers in processes of their own, and processes that simulate many workers each."""
 
     def __init__(
         self, folder: Path, shape: Shape, *, crowds: int, each: int, workers: int, **more: Any
@@ -44,12 +44,12 @@ class Fleet(Replicas):
         self._each = each
 
     def setup(self, role: str, number: int) -> dict[str, Any]:
-        """A crowd is told how many it is."""
+        """Tell each process with the role ``crowd`` how many workers it simulates."""
         more = {"crowd": self._each} if role == "crowd" else {}
         return super().setup(role, number) | more
 
     async def begin(self) -> None:
-        """Start the servers and the crowds, wait until all workers are known, then start the producers."""
+        """Start servers, crowds and workers; wait until all workers are connected; then start the producers."""
         self.phase("load")
         for number in range(len(self._ports)):
             await self.start("server", number)
@@ -68,7 +68,7 @@ class Fleet(Replicas):
         return len(await self.control.workers()) >= expected
 
     async def rage(self, seconds: float) -> int:
-        """Kill one server and one worker every two seconds. Return how many pairs."""
+        """Kill one server and one worker every two seconds; return the number of such pairs."""
         chance = random.Random(self.seed)
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
@@ -84,37 +84,37 @@ class Fleet(Replicas):
 
     @property
     def addresses(self) -> list[str]:
-        """Where the servers listen that are there now."""
+        """URLs of the servers that are running now."""
         present = [a.number for a in self.cast.of("server") if a.alive]
         return [f"http://127.0.0.1:{self._ports[number].port}" for number in present]
 
     async def end(self) -> None:
-        """End the crowds too, before the servers."""
+        """Stop the crowds before the workers, producers and servers."""
         present = [actor for actor in self.cast.of("crowd") if actor.alive]
         await asyncio.gather(*(self.cast.stop(actor) for actor in present))
         await super().end()
 
 
 class Onlooker:
-    """Compares what every server's dashboard shows with what every server's API says, again and again."""
+    """Repeatedly compares the ledger on each server's dashboard with the ledger in its API."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.samples = 0
         self.equal = 0
-        """samples in which nothing moved meanwhile, so that they must be the same and are"""
+        """number of samples during which the ledger did not change, so that dashboard and API had to agree"""
         self.faults: list[str] = []
         self._fleet = fleet
         self._last = Ledger()
 
     async def look(self, over: asyncio.Event) -> None:
-        """Look until the end."""
+        """Sample all running servers repeatedly until ``over`` is set."""
         while not over.is_set():
             for address in self._fleet.addresses:
                 await self.sample(address)
             await asyncio.sleep(0.1)
 
     async def sample(self, address: str) -> bool:
-        """Ask one server: its API, its dashboard, and its API again. False if it went meanwhile."""
+        """Read a server's API, its dashboard, and its API again, and compare. Return False if it was not available."""
         try:
             async with httpx2.AsyncClient(base_url=address, trust_env=False, timeout=10) as client:
                 before = await self._asked(client)
@@ -129,7 +129,7 @@ class Onlooker:
         return True
 
     def _compare(self, address: str, before: Ledger, shown: Ledger, after: Ledger) -> None:
-        # Servers are asked one after the other, so what one has said the next one may not take back.
+        # Servers are sampled one after the other; no counter may be lower than what an earlier sample reported.
         looks = (self._last, before, shown, after)
         self._last = after
         if not all(ledger.balanced for ledger in looks):
@@ -138,14 +138,14 @@ class Onlooker:
             if any(getattr(one, name) > getattr(two, name) for name in _GROWING):
                 self.faults.append(f"{address}: went back: {looks}")
         if before == after:
-            # A retry may have been scheduled and have become due again in between.
+            # Compare only counts of ended tasks: in between, a retry may have been scheduled and have become due.
             if _settled(shown) != _settled(before):
                 self.faults.append(f"{address}: the dashboard shows {shown}, the API {before}")
             self.equal += 1
 
     async def _asked(self, client: httpx2.AsyncClient) -> Ledger | None:
         answer = await client.get("/v1/ledger")
-        if answer.status_code == 503:  # it has just been started, or the store was slow
+        if answer.status_code == 503:  # the server has just started, or the store was slow
             return None
         found = answer.raise_for_status().json()
         return Ledger(**{name: found[name] for name in Ledger.__struct_fields__})

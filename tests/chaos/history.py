@@ -1,8 +1,8 @@
-"""What happened in a run, as each process noted it: one JSON line per event, in an order that is real.
+"""The history of a run: each process appends one JSON line per event to its own file.
 
-Every line is one write to a file opened for appending, so it survives the SIGKILL of its writer, and a line is whole or
-absent. Times are those of the monotonic clock, which all processes of one machine share: an event that another one
-preceded for certain has the higher time.
+Each line is one write to a file opened for appending, so it survives a SIGKILL of its writer. Times are readings of the
+monotonic clock, which all processes of a machine share. So if one event certainly happened before another one, its time
+is lower.
 """
 
 from __future__ import annotations
@@ -21,93 +21,94 @@ from taskqueue_core.tasks import Delivery
 
 
 class What(StrEnum):
-    """What can happen. Calls and their answers are two events; a call without an answer may or may not have worked."""
+    """Kinds of events.
 
-    # producers
+    A call and its answer are two events; a call without an answer may or may not have had an effect.
+    """
+
     PUBLISH = "publish"
-    """called, for one task of the batch ``call``"""
+    """a publish was called; one event per task, ``call`` identifies the batch"""
     PUBLISHED = "published"
-    """answered: ``accepted``, ``duplicate``, ``conflict``, ``refused``, ``unavailable`` or ``unconfirmed``"""
+    """a publish was answered: ``accepted``, ``duplicate``, ``conflict``, ``refused``, ``unavailable`` or
+    ``unconfirmed``"""
 
-    # consumers
     RECEIVED = "received"
-    """a receive was answered, with ``count`` deliveries"""
+    """a receive was answered with ``count`` deliveries"""
     BLIND = "blind"
-    """a receive failed or was cancelled: something may have been handed out that nobody saw"""
+    """a receive failed or was cancelled, so the store may have made deliveries that the consumer does not know"""
     DELIVERED = "delivered"
-    """one delivery was seen"""
+    """one delivery of a receive"""
     ADOPTED = "adopted"
-    """one delivery moved to this process, its receipt unchanged"""
+    """this process adopted a delivery of another one; its receipt did not change"""
     REVOKED = "revoked"
-    """this process was told that a receipt of its own has ended"""
+    """the store told this process that one of its receipts is no longer valid"""
     SETTLE = "settle"
-    """called, for one receipt: ``verb`` is ack, redeliver, lost, dead_letter or retry (with ``due``)"""
+    """a settlement was called for one receipt; ``verb`` is ack, redeliver, lost, dead_letter or retry (with ``due``)"""
     SETTLED = "settled"
-    """answered: ``ok``, ``duplicate``, ``dead``, ``lease_lost`` or ``unknown``"""
+    """a settlement was answered: ``ok``, ``duplicate``, ``dead``, ``lease_lost`` or ``unknown``"""
     EXECUTED = "executed"
-    """a worker's handler began on a delivery: its side effect"""
+    """a worker's handler began to execute a delivery, which stands for its side effect"""
     CLOSE = "close"
-    """called: a subscription is closed, and what it holds is handed back"""
+    """a subscription is being closed, which returns its deliveries"""
     CLOSED = "closed"
 
-    # operators; each with ``count`` or ``outcome`` as it applies
+    # Calls of operators, with ``count`` or ``outcome`` where it applies.
     RETRY = "retry"
-    """a retry from afar, without a delivery in hand, with ``due``"""
+    """an operator schedules a retry for ``due`` without having a delivery of the task"""
     RETRIED = "retried"
     REDRIVE = "redrive"
     DISCARD = "discard"
     CANCEL = "cancel"
     PURGE = "purge"
 
-    # settings that rules depend on
+    # Changes of settings that rules depend on.
     SETTINGS = "settings"
-    """from here on for ``key``: ``name`` is max_losses; limit, rate or burst, for all or for each ``tenant_``; fair,
-    floor, shards or max_processing; or weight, of the tenant ``target``. ``value`` is its value, none if there is none
-    or nobody knows it for now"""
+    """a setting of queue ``key`` changes: ``name`` is max_losses; limit, rate or burst (with the prefix ``tenant_``:
+    for each tenant); fair, floor, shards or max_processing; or weight, of the tenant ``target``. ``value`` is its new
+    value; None if it is unset or not known at the moment"""
     PAUSE = "pause"
     PAUSED = "paused"
-    """confirmed, at ``store_at``"""
+    """a pause was confirmed; ``store_at`` is the store's time of the confirmation"""
     RESUME = "resume"
 
-    # callbacks and slots
     CALLBACK = "callback"
-    """one attempt for ``task``: ``receipt`` is its webhook-id, ``outcome`` what came of it"""
+    """one attempt to send the callback of ``task``: ``receipt`` is its webhook-id, ``outcome`` the result"""
     CALLBACK_ENDED = "callback_ended"
-    """the callback of ``task`` has reached its final state ``outcome``"""
+    """the callback of ``task`` has reached the final state ``outcome``"""
     SLOT_TAKEN = "slot_taken"
-    """``name`` is the slot, ``receipt`` its holder's token"""
+    """a slot was taken: ``name`` is the slot, ``receipt`` the token of its holder"""
     SLOT_FREED = "slot_freed"
 
-    # processes and faults, noted by the world (``target`` is whom it hit)
+    # Processes and faults; recorded by the test itself, ``target`` is the process or server concerned.
     STARTED = "started"
-    """``wall`` is how far the wall clock is ahead of the monotonic one"""
+    """a process started; ``wall`` is the difference between its wall clock and its monotonic clock"""
     KILLED = "killed"
     FROZEN = "frozen"
     THAWED = "thawed"
     ENDED = "ended"
     CUT = "cut"
-    """the target cannot reach the store from here on"""
+    """from now on ``target`` cannot reach the store"""
     MENDED = "mended"
     FAULT = "fault"
-    """``name`` began"""
+    """the fault ``name`` began"""
     HEALED = "healed"
-    """``name`` is over"""
+    """the fault ``name`` is over"""
     PHASE = "phase"
-    """``name``: load, faults, heal, quiesce, done"""
+    """the run enters a phase; ``name`` is load, faults, heal, quiesce or done"""
     ERROR = "error"
-    """something that must not happen: ``note`` says what"""
+    """an error that must not happen, described by ``note``"""
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One thing that happened. Fields that do not apply stay empty."""
+    """One event of a run. Fields that do not apply keep their defaults."""
 
     at: float
-    """monotonic seconds"""
+    """seconds of the monotonic clock"""
     by: str
-    """the process: a name that no other start has"""
+    """name of the process start that recorded the event; no two starts share one"""
     what: What
     call: int = 0
-    """pairs a call with its answer, within one process"""
+    """number that connects a call and its answer within one process"""
     key: str = ""
     task: str = ""
     receipt: str = ""
@@ -123,14 +124,14 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     priority: int = 5
     max_attempts: int | None = None
     payload: str = ""
-    """a digest, enough to tell two apart"""
+    """digest of the payload, to tell different payloads apart"""
     ordering_key: str = ""
     tenant: str = ""
     not_before: float | None = None
     deadline: float | None = None
     due: float | None = None
     store_at: float | None = None
-    """the store's time: of the hand-out, of the confirmation"""
+    """the store's time of the delivery or confirmation"""
     wall: float | None = None
     value: float | None = None
 
@@ -143,23 +144,23 @@ class Log:
     """Appends the events of one process to its file, each with one write."""
 
     def __init__(self, path: Path, by: str) -> None:
-        """Open ``path``, which other processes must not write to while its lines are to be read in order."""
+        """Open ``path``. Only one process may write to it, so that its lines are in order."""
         self.by = by
         self._calls = itertools.count(1)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def next_call(self) -> int:
-        """Return a number for a call and its answer."""
+        """Return a number that identifies a call and its answer."""
         return next(self._calls)
 
     def note(self, what: What, **fields: Any) -> Event:
-        """Append one event, timed now."""
+        """Append an event with the current time."""
         event = Event(at=time.monotonic(), by=self.by, what=what, **fields)
         os.write(self._file, _encoder.encode(event) + b"\n")
         return event
 
     def about(self, delivery: Delivery, what: What, **fields: Any) -> None:
-        """Append what happened to a delivery."""
+        """Append an event about a delivery."""
         self.note(
             what,
             key=delivery.task.key,
@@ -170,7 +171,7 @@ class Log:
         )
 
     def came(self, delivery: Delivery, what: What = What.DELIVERED) -> None:
-        """Append that a delivery came to this process, with all that it tells."""
+        """Append that this process received or adopted a delivery, with the delivery's details."""
         self.about(
             delivery,
             what,
@@ -180,7 +181,7 @@ class Log:
         )
 
     def started(self) -> None:
-        """Note the start of this process, and how its clocks stand to each other."""
+        """Append the start of this process and the difference between its clocks."""
         self.note(What.STARTED, wall=time.time() - time.monotonic())
 
     def close(self) -> None:
@@ -195,12 +196,12 @@ class Log:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """Yield the events of one file. A last line that its writer's death cut short is passed over."""
+    """Yield the events of one file. An incomplete last line, whose writer was killed, is skipped."""
     content = path.read_bytes()
     for line in content[: content.rfind(b"\n") + 1].splitlines():
         yield _decoder.decode(line)
 
 
 def merge(paths: Iterable[Path]) -> list[Event]:
-    """Return the events of several files in the order in which they happened."""
+    """Return the events of several files, ordered by time."""
     return sorted((event for path in paths for event in read(path)), key=lambda event: event.at)

@@ -1,4 +1,4 @@
-"""Limits and order of the flow in a run: set as an operator does, and noted in the form that the rules expect."""
+"""Changes limits, order and pauses of a queue as an operator does, and records them for the rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_FAIR = ("weights", "tenant_capacity", "tenant_max_inflight", "tenant_rate_li
 
 
 async def limit(world: World, key: str, **changes: Any) -> None:
-    """Change the limits of a queue, until the store has confirmed it. Until then the log says that none is known."""
+    """Change the limits of a queue until the store confirms it. Meanwhile the log says that the limits are unknown."""
     for name in _limits(QueueSettings()):
         world.log.note(What.SETTINGS, key=key, name=name)
     settings = await _change(world, key, **changes)
@@ -46,7 +46,7 @@ def _limits(settings: QueueSettings) -> dict[str, float | None]:
 
 
 async def swap(world: World, key: str) -> None:
-    """Give a queue the other order, which only fair order's settings have to make room for."""
+    """Switch a queue between fair and FIFO order; settings that only fair order allows are reset."""
     settings = await _change(world, key)
     unfair = {name: QueueSettings.model_fields[name].default for name in _OF_FAIR}
     other = (
@@ -56,20 +56,20 @@ async def swap(world: World, key: str) -> None:
 
 
 async def pause(world: World, key: str) -> None:
-    """Pause a queue, until the store has confirmed it."""
+    """Pause a queue; return when the store has confirmed it."""
     world.log.note(What.PAUSE, key=key)
     await _change(world, key, paused=True)
-    world.log.note(What.PAUSED, key=key, store_at=time.time())  # the store has this machine's clock
+    world.log.note(What.PAUSED, key=key, store_at=time.time())  # same clock as the store
 
 
 async def resume(world: World, key: str) -> None:
-    """Let a queue go on, until the store has confirmed it."""
+    """Resume a paused queue; return when the store has confirmed it."""
     world.log.note(What.RESUME, key=key)
     await _change(world, key, paused=False)
 
 
 async def _change(world: World, key: str, **changes: Any) -> QueueSettings:
-    """Change settings, or only read them where nothing is to be changed."""
+    """Change settings of a queue, or only read them if there are no changes; repeat until the store answers."""
     while True:
         try:
             if not changes:
@@ -77,5 +77,5 @@ async def _change(world: World, key: str, **changes: Any) -> QueueSettings:
             return await change_settings(
                 world.control, key, lambda found: found.model_copy(update=changes)
             )
-        except BackendUnavailable:  # done or not, it is the same to do it again
+        except BackendUnavailable:  # repeating the change is harmless
             await asyncio.sleep(_AGAIN)

@@ -1,4 +1,4 @@
-"""One lie each in a valid history, with the rules of which at least one must see it."""
+"""Falsifies valid histories in one point each, and names the rules that must detect it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.chaos.story import Dump, Known
 
 
 class Mutant(NamedTuple):
-    """A history and its dump, one of them no longer true."""
+    """A history and a final state, one of which has been falsified."""
 
     events: list[Event]
     dump: Dump
@@ -27,14 +27,14 @@ Change = Callable[[random.Random, list[Event], Dump], Mutant]
 
 
 class Mutation(NamedTuple):
-    """How to lie, and who must notice."""
+    """One way to falsify a history, and the rules of which at least one must detect it."""
 
     name: str
     rules: frozenset[str]
     change: Change
 
     def mutate(self, seed: int, events: list[Event], dump: Dump) -> Mutant | None:
-        """Lie, if this history has what the lie is about."""
+        """Return a falsified history; None if this history has no event that can be falsified in this way."""
         try:
             return self.change(random.Random(seed), events, dump)
         except _Inapplicable:
@@ -81,7 +81,7 @@ def lose_a_task(chance: random.Random, events: list[Event], dump: Dump) -> Mutan
 
 @_lie("R1")
 def miscount(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """A counter is off by one."""
+    """One counter of a ledger is off by one."""
     ((key, ledger),) = dump.ledgers.items()
     name = chance.choice(sorted(ledger))
     ledgers = {key: {**ledger, name: ledger[name] + chance.choice([-1, 1])}}
@@ -90,21 +90,21 @@ def miscount(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
 
 @_lie("R1")
 def keep_a_refused_one(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """The store has a task that it refused."""
+    """The store keeps a task that it refused."""
     event = _one(chance, events, What.PUBLISHED, outcome="refused")
     return Mutant(events, _set(dump, event.key, event.task, Known("done")))
 
 
 @_lie("R1")
 def invent_a_delivery(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """A task is delivered that nobody published."""
+    """A task is delivered that was never published."""
     event = _one(chance, events, What.DELIVERED)
     return Mutant(_changed(events, event, task="ghost"), dump)
 
 
 @_lie("R0")
 def accept_twice(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """A duplicate is taken for a new task."""
+    """A task is accepted a second time instead of being reported as a duplicate."""
     event = _one(chance, events, What.PUBLISHED, outcome="accepted")
     call = next(
         e for e in events if e.what is What.PUBLISH and (e.task, e.call) == (event.task, event.call)
@@ -115,7 +115,7 @@ def accept_twice(chance: random.Random, events: list[Event], dump: Dump) -> Muta
 
 @_lie("R0")
 def reuse_a_receipt(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """One receipt is issued for two hand-outs."""
+    """The same receipt is issued for two deliveries."""
     event = _one(chance, events, What.DELIVERED)
     other = _one(chance, events, What.DELIVERED)
     if event is other:
@@ -125,7 +125,7 @@ def reuse_a_receipt(chance: random.Random, events: list[Event], dump: Dump) -> M
 
 @_lie("R2")
 def forget_the_acks(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """A task is done though nobody acknowledged it."""
+    """A task is done although no ack was sent."""
     event = _one(chance, events, What.SETTLED, verb="ack", outcome="ok")
     whats = {What.SETTLE, What.SETTLED}
     rest = [e for e in events if e.what not in whats or e.task != event.task]
@@ -134,7 +134,7 @@ def forget_the_acks(chance: random.Random, events: list[Event], dump: Dump) -> M
 
 @_lie("R2")
 def ack_out_of_the_blue(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """A receipt is accepted that was never handed out."""
+    """The store accepts a receipt that it never issued."""
     event = _one(chance, events, What.SETTLED, outcome="ok")
     pair = [e for e in events if (e.by, e.call) == (event.by, event.call)]
     for one in pair:
@@ -144,7 +144,7 @@ def ack_out_of_the_blue(chance: random.Random, events: list[Event], dump: Dump) 
 
 @_lie("R3")
 def deliver_again(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """A task comes again after its end."""
+    """A task is delivered again after its end."""
     event = _one(chance, events, What.SETTLED, verb="ack", outcome="ok")
     before = next(e for e in events if e.what is What.DELIVERED and e.receipt == event.receipt)
     later = event.at - before.at + 0.0005
@@ -156,14 +156,14 @@ def deliver_again(chance: random.Random, events: list[Event], dump: Dump) -> Mut
 
 @_lie("R4")
 def end_otherwise(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """The store remembers another end than the one that it confirmed."""
+    """The store remembers another final state than the one it confirmed."""
     event = _one(chance, events, What.SETTLED, verb="ack", outcome="ok")
     return Mutant(events, _set(dump, event.key, event.task, Known("expired", 99)))
 
 
 @_lie("R4", "R2", "R5")
 def end_twice(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """One receipt is accepted for two verbs."""
+    """The store accepts two different settlements for one receipt."""
     event = _one(chance, events, What.SETTLED, verb="ack", outcome="ok")
     fields = {"call": 9999, "verb": "dead_letter"}
     call = msgspec.structs.replace(event, what=What.SETTLE, outcome="", at=event.at + 0.1, **fields)
@@ -173,21 +173,21 @@ def end_twice(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
 
 @_lie("R5", "R3")
 def accept_a_stale_one(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """A settlement that was refused as stale is accepted."""
+    """A settlement that was refused as stale counts as accepted."""
     event = _one(chance, events, What.SETTLED, verb="ack", outcome="lease_lost")
     return Mutant(_changed(events, event, outcome="ok"), dump)
 
 
 @_lie("R6")
 def burn_an_attempt(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """An attempt grows though nobody asked for a retry."""
+    """The attempt number grows although no retry was requested."""
     event = _one(chance, events, What.DELIVERED)
     return Mutant(_changed(events, event, attempt=event.attempt + 1), dump)
 
 
 @_lie("R6", "budget")
 def forget_a_loss(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """Losses fall within an attempt."""
+    """The number of losses decreases within an attempt."""
     event = _one(chance, events, What.DELIVERED, losses=1)
     before = [
         e for e in events if e.what is What.DELIVERED and e.task == event.task and e.at < event.at
@@ -199,7 +199,7 @@ def forget_a_loss(chance: random.Random, events: list[Event], dump: Dump) -> Mut
 
 @_lie("R7", "R8")
 def overtake(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """Two tasks of a batch change places."""
+    """Two tasks of one batch are delivered in the wrong order."""
     event = _one(chance, events, What.PUBLISHED, outcome="accepted")
     batch = [
         e.task
@@ -229,7 +229,7 @@ def overtake(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
 
 @_lie("R9")
 def come_early(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """A scheduled task comes before its time."""
+    """A scheduled task is delivered before it is due."""
     event = _one(chance, events, What.SETTLE, verb="retry")
     answer = next(
         e for e in events if e.what is What.SETTLED and (e.by, e.call) == (event.by, event.call)
@@ -245,14 +245,14 @@ def come_early(chance: random.Random, events: list[Event], dump: Dump) -> Mutant
 
 
 def _batch(chance: random.Random, events: list[Event], least: int) -> Event:
-    """A receive that had at least so many deliveries."""
+    """Return a receive that had at least ``least`` deliveries."""
     sizes = [e.count for e in events if e.what is What.RECEIVED and e.count >= least]
     return _one(chance, events, What.RECEIVED, count=chance.choice(sizes or [-1]))
 
 
 @_lie("R10")
 def exceed_the_limit_in_flight(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """More are handed out at once than may be in flight."""
+    """More tasks are delivered at once than the in-flight limit allows."""
     size = _batch(chance, events, 2).count
     limit = _one(chance, events, What.SETTINGS, name="limit")
     return Mutant(_changed(events, limit, value=size - 1.0), dump)
@@ -260,7 +260,7 @@ def exceed_the_limit_in_flight(chance: random.Random, events: list[Event], dump:
 
 @_lie("R11")
 def exceed_the_rate(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """More are handed out at once than the bucket holds."""
+    """More tasks are delivered at once than the token bucket holds."""
     size = _batch(chance, events, 2).count
     burst = _one(chance, events, What.SETTINGS, name="burst")
     return Mutant(_changed(events, burst, value=size - 1.0), dump)
@@ -268,19 +268,19 @@ def exceed_the_rate(chance: random.Random, events: list[Event], dump: Dump) -> M
 
 @_lie("R12")
 def ignore_a_pause(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """A task is handed out, be it again, after a pause was confirmed."""
+    """A task is delivered or redelivered after a pause was confirmed."""
     event = _one(chance, events, What.DELIVERED)
     at, store_at = event.at - 0.01, (event.store_at or 0) - 0.01
     resumed = [e.at for e in events if e.what is What.RESUME and e.key == event.key]
     if any(at < over <= event.at + 0.01 for over in resumed):
-        raise _Inapplicable  # it was no lie
+        raise _Inapplicable  # resumed by then, so still a valid history
     paused = Event(at=at, by="op", what=What.PAUSED, key=event.key, store_at=store_at)
     return Mutant([*events, paused], dump)
 
 
 @_lie("R13")
 def come_late(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """A task comes after its deadline."""
+    """A task is delivered after its deadline."""
     event = _one(chance, events, What.DELIVERED)
     for call in [e for e in events if e.what is What.PUBLISH and e.task == event.task]:
         events = _changed(events, call, deadline=event.store_at)
@@ -289,14 +289,14 @@ def come_late(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
 
 @_lie("R14")
 def leave_one_alive(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """A task is still waiting at the end."""
+    """A task is still waiting at the end of the run."""
     event = _one(chance, events, What.PUBLISHED, outcome="accepted")
     return Mutant(events, _set(dump, event.key, event.task, Known("waiting", 99)))
 
 
 @_lie("budget")
 def spare_the_holder(chance: random.Random, events: list[Event], dump: Dump) -> Mutant:
-    """A task was taken from somebody who was alive."""
+    """A task was redelivered although its holder was alive."""
     event = _one(chance, events, What.DELIVERED, losses=1)
     whats = {What.KILLED, What.FROZEN, What.THAWED}
     rest = [e for e in events if e.what not in whats]

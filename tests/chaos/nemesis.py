@@ -1,4 +1,4 @@
-"""The nemesis: which fault hits whom, when and for how long, all of it decided by a seed."""
+"""Schedules of faults: a seed decides which fault hits which target, when, and for how long."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import msgspec
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One fault. The same values have the same effect in every replay."""
+    """One fault of a schedule. Equal values mean the same fault in every replay."""
 
     kind: str
-    """what: kill, freeze, pause, forget, fill, idle, cut, block, deafen, lose, slow, slice, squeeze, swap"""
+    """kill, stop, freeze, pause, forget, fill, idle, cut, block, deafen, lose, slow, slice, squeeze or swap"""
     target: str
-    """whom: redis, consumer, producer, server, worker, link-… of one of these, or a queue"""
+    """redis, consumer, producer, server, worker, ``link-`` and one of these names, or queue"""
     number: int
-    """which of them, where there are several"""
+    """number of the target, if there are several"""
     start: float
-    """seconds after the faults begin"""
+    """seconds after the start of the faults phase"""
     length: float
-    """seconds; 0 for a blow"""
+    """duration in seconds; 0 if the fault is momentary"""
 
     @property
     def name(self) -> str:
-        """Kind and target: what faults are counted by."""
+        """Kind and target, under which faults are counted."""
         return f"{self.kind} {self.target}"
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return the fault as one line of text."""
         lasting = f" for {self.length:.3f} s" if self.length else ""
         return f"{self.start:6.3f} s  {self.kind} {self.target} {self.number}{lasting}"
 
 
 class Offer(NamedTuple):
-    """A kind of fault that a menu has: how often, and how long it may last."""
+    """A kind of fault in a menu, with its relative frequency and the limits of its duration."""
 
     kind: str
     target: str
@@ -46,15 +46,15 @@ class Offer(NamedTuple):
 
 
 _REDIS = (
-    Offer("kill", "redis", 3, 0.05, 0.6),  # SIGKILL; started again after so long
+    Offer("kill", "redis", 3, 0.05, 0.6),  # SIGKILL, then a restart after the fault's length
     Offer("freeze", "redis", 2, 0.1, 1.0),  # SIGSTOP
-    Offer("pause", "redis", 2, 0.1, 0.8),  # CLIENT PAUSE, of writes
+    Offer("pause", "redis", 2, 0.1, 0.8),  # CLIENT PAUSE, for writes
     Offer("forget", "redis", 2),  # SCRIPT FLUSH
-    Offer("fill", "redis", 2, 0.2, 0.8),  # maxmemory below what is used
-    Offer("idle", "redis", 1, 0.5, 1.0),  # the server closes what is idle for 1 s
+    Offer("fill", "redis", 2, 0.2, 0.8),  # maxmemory is set below the memory in use
+    Offer("idle", "redis", 1, 0.5, 1.0),  # Redis closes connections that are idle for 1 s
 )
 _PROCESSES = (
-    Offer("kill", "consumer", 4),  # SIGKILL; another one is started
+    Offer("kill", "consumer", 4),  # SIGKILL; a new process is started
     Offer("freeze", "consumer", 2, 0.1, 2.5),  # SIGSTOP
     Offer("kill", "producer", 2),
     Offer("freeze", "producer", 1, 0.1, 0.8),
@@ -63,12 +63,12 @@ _LINKS = tuple(
     offer
     for who in ("consumer", "producer")
     for offer in (
-        Offer("cut", f"link-{who}", 2),  # RST on every connection
-        Offer("lose", f"link-{who}", 3),  # one request is carried out, its reply lost
-        Offer("block", f"link-{who}", 1, 0.1, 1.0),  # nothing passes, sockets open
+        Offer("cut", f"link-{who}", 2),  # reset every connection
+        Offer("lose", f"link-{who}", 3),  # one request is carried out, but its reply is lost
+        Offer("block", f"link-{who}", 1, 0.1, 1.0),  # no data passes, but sockets stay open
         Offer("deafen", f"link-{who}", 1, 0.1, 1.0),  # requests pass, replies do not
-        Offer("slow", f"link-{who}", 1, 0.2, 1.0),  # 20 ms more on each round trip
-        Offer("slice", f"link-{who}", 1, 0.1, 0.5),  # a few bytes per segment
+        Offer("slow", f"link-{who}", 1, 0.2, 1.0),  # 20 ms are added to each round trip
+        Offer("slice", f"link-{who}", 1, 0.1, 0.5),  # data passes in segments of a few bytes
     )
 )
 _SERVERS = (
@@ -85,11 +85,11 @@ _SERVERS = (
     Offer("cut", "link-server", 1),
 )
 _QUEUES = (
-    Offer("pause", "queue", 6, 0.1, 1.0),  # an operator pauses it, and lets it go on
-    Offer("squeeze", "queue", 4, 0.1, 1.0),  # its limits are lowered, and set as before
+    Offer("pause", "queue", 6, 0.1, 1.0),  # an operator pauses the queue and resumes it later
+    Offer("squeeze", "queue", 4, 0.1, 1.0),  # the queue's limits are lowered, then reset
 )
 _ORDER = (
-    # fair order in place of fifo, or the other way, for a while
+    # The queue's order is switched between fair and FIFO, and back.
     Offer("swap", "queue", 6, 0.1, 1.5),
     *_QUEUES,
 )
@@ -108,10 +108,10 @@ MENUS: Mapping[str, tuple[Offer, ...]] = {
 def schedule(
     seed: int, menu: str, *, seconds: float, count: int, numbers: Mapping[str, int]
 ) -> tuple[Fault, ...]:
-    """Return ``count`` faults from a menu within ``seconds``; the same arguments, the same faults.
+    """Return up to ``count`` faults of a menu within ``seconds``; equal arguments give equal schedules.
 
-    ``numbers`` says how many there are of each target. A target is hit again only when its last
-    fault is over, so that every fault has its effect; what finds no time for that is left out.
+    ``numbers`` is the number of instances of each target. A target is hit again only after its last fault has ended, so
+    that each fault takes effect. Faults that do not fit into the time are left out.
     """
     chance = random.Random(f"{seed} {menu}")
     offers = MENUS[menu]
@@ -123,7 +123,7 @@ def schedule(
         number = chance.randrange(numbers.get(offer.target.removeprefix("link-"), 1))
         length = round(chance.uniform(offer.shortest, offer.longest), 3)
         whom = offer.target, number
-        start = round(max(start, free.get(whom, 0.0)), 3)  # noqa: PLW2901 - put off
+        start = round(max(start, free.get(whom, 0.0)), 3)  # noqa: PLW2901 - delayed until the target is free
         if start <= seconds:
             free[whom] = start + length + 0.05
             faults.append(Fault(offer.kind, offer.target, number, start, length))
@@ -131,17 +131,17 @@ def schedule(
 
 
 def describe(seed: int, menu: str, faults: Iterable[Fault]) -> str:
-    """Return a schedule as text: what is printed when a run fails."""
+    """Return a schedule as text, which is printed if a run fails."""
     return "\n".join([f"seed {seed}, menu {menu!r}:", *(f"  {fault}" for fault in faults)])
 
 
 def read_faults(table: Sequence[Mapping[str, Any]]) -> tuple[Fault, ...]:
-    """Return the faults of a list of tables, as the list of regressions keeps them."""
+    """Convert tables of the regressions file to faults."""
     return tuple(msgspec.convert(row, Fault) for row in table)
 
 
 async def unleash(faults: Iterable[Fault], inflict: Callable[[Fault], Awaitable[None]]) -> None:
-    """Inflict each fault at its time, side by side; return when the last one is over."""
+    """Carry out all faults concurrently, each at its time; return when the last one is over."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
 

@@ -1,4 +1,4 @@
-"""Outages: the store is killed, frozen, or cut off from everybody, for as long as is told; and who is back how soon."""
+"""Store outages of a given length (killed, frozen or cut off), and how soon every process works again afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.chaos.replicas import Replicas
 from tests.chaos.world import Outcome, Shape, World
 
 RECOVERY = 5.0
-"""seconds within which everybody is back once the store is"""
+"""maximum seconds from the store's return until every process works again"""
 RESULTS = Path(__file__).parent / "results" / "outages.json"
 _LOAD = 1.5
 """seconds of load before a long outage"""
@@ -47,19 +47,19 @@ _WORDS = {
 
 
 class Outage(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to the store, and for how many seconds it is away."""
+    """One outage: what happens to the store, and for how many seconds it is unavailable."""
 
     fault: str
-    """its id"""
+    """id of the fault, for example B1"""
     kind: str
     length: float
     links: bool = False
-    """whether it befalls all links in place of Redis"""
+    """whether the fault hits all links between processes and store instead of Redis"""
     servers: bool = False
-    """whether clients use servers, who alone use Redis"""
+    """whether clients use servers, which are then the only ones connected to Redis"""
 
     def __str__(self) -> str:
-        """Say it for a table."""
+        """Return the outage as a cell of the results table."""
         tail = ", seen through two servers" if self.servers else ""
         return f"{self.fault}: {_WORDS[self.kind]}{tail}"
 
@@ -75,11 +75,11 @@ LONG = (
     Outage(fault="B1", kind="kill", length=30),
     Outage(fault="B1", kind="kill", length=30, servers=True),
 )
-"""the longest first, so that two at a time end together"""
+"""sorted by length, longest first, so that two concurrent jobs end at about the same time"""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of an outage. Times are seconds since the store was back, of whoever took longest."""
+    """Result of an outage. Times are seconds after the store's return; the slowest process counts."""
 
     outage: Outage
     tasks: int = 0
@@ -94,7 +94,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 async def suffer(
     folder: Path, outage: Outage, shape: Shape, *, seed: int = 0, load: float = 0.0
 ) -> tuple[Outcome, Row]:
-    """Let an outage come over a world after so many seconds of load; all rules are checked, and that all come back."""
+    """Run an outage after ``load`` seconds of load; check all rules, and that every process recovers."""
     kind = Replicas if outage.servers else World
     connecting = {"TASKQUEUE_REDIS_CONNECT_TIMEOUT": "2"} if shape is _AS_SHIPPED else {}
     async with kind(folder, shape, seed=seed, env=connecting) as world:
@@ -115,7 +115,7 @@ async def suffer(
 def _row(outage: Outage, outcome: Outcome, names: list[str]) -> Row:
     figures = outcome.verdict.figures
     returned = max(event.at for event in outcome.events if event.what is What.HEALED)
-    # A producer may have had nothing left to do.
+    # Skip producers that had published everything before the store returned.
     over = {e.by for e in outcome.events if e.what is What.ENDED and e.at < returned}
     back = {name: _back(outcome.events, name, returned) for name in names if name not in over}
     problems = [str(one) for one in outcome.verdict.violations[:20]]
@@ -140,7 +140,7 @@ def _row(outage: Outage, outcome: Outcome, names: list[str]) -> Row:
 
 
 def _back(events: list[Event], name: str, returned: float) -> float | None:
-    """How long after the end of the outage a process had an answer that shows it at work; None if it never did."""
+    """Return how many seconds after the outage a process did work again; None if it never did."""
     sign = _SIGNS[name.partition("-")[0]]
     good = {"", "accepted", "duplicate"}
     return next(
@@ -157,7 +157,7 @@ def _back(events: list[Event], name: str, returned: float) -> float | None:
 
 
 def campaign(jobs: int = 2) -> Iterator[Row]:
-    """Let every long outage come, with the settings that ship, and write down what came of all of them."""
+    """Run every long outage with the default timeouts of the product, and save the results."""
     rows: list[Row] = []
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
@@ -170,11 +170,11 @@ def campaign(jobs: int = 2) -> Iterator[Row]:
 
 
 def _carry_out(outage: Outage) -> Row:
-    """Let one come. The logs of a run with problems are kept, in a folder for temporary files."""
+    """Run one outage. If there are problems, its logs stay in a temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="taskqueue-outage-"))
     try:
         _, row = asyncio.run(suffer(folder / "run", outage, _AS_SHIPPED, load=_LOAD))
-    except Exception as error:  # noqa: BLE001 - a run that breaks off is a failed one, the next goes on
+    except Exception as error:  # noqa: BLE001 - a run that breaks off counts as failed, and the next one follows
         row = Row(outage=outage, problems=(f"it broke off: {type(error).__name__}: {error}",))
     if row.problems:
         return msgspec.structs.replace(row, problems=(*row.problems, f"logs: {folder}"))
@@ -183,7 +183,7 @@ def _carry_out(outage: Outage) -> Row:
 
 
 def table(path: Path = RESULTS) -> str:
-    """Return what came of the last campaign as Markdown."""
+    """Return the results of the last campaign as a Markdown table."""
     lines = [
         "| outage | seconds | tasks | lost | duplicates | consumers back | producers back |",
         "| --- | --- | --- | --- | --- | --- | --- |",

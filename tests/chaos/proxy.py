@@ -1,4 +1,4 @@
-"""FaultProxy: one network link that can be broken in every way a network breaks, while it runs."""
+"""A TCP proxy that stands for one network link and simulates network faults at run time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class _Way:
-    """One direction of every connection of the link. Its faults act on what passes from now on."""
+    """One direction of all connections of a link. Faults apply to data forwarded from now on."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -31,7 +31,7 @@ class _Way:
         self.flips = 0.0
 
     def damaged(self, chunk: bytes) -> bytes:
-        """Return the chunk with each byte's lowest bits turned at the rate of flips."""
+        """Return the data with a random bit flipped in each byte, with probability ``flips`` per byte."""
         if not self.flips:
             return chunk
         return bytes(
@@ -41,7 +41,7 @@ class _Way:
 
 
 class _Connection:
-    """One client and its connection to the target: two pumps, which end together."""
+    """One client connection and its connection to the target. The two forwarding tasks end together."""
 
     def __init__(
         self, proxy: FaultProxy, client: asyncio.StreamWriter, target: asyncio.StreamWriter
@@ -69,7 +69,7 @@ class _Connection:
                 writer.close()
 
     def reset(self) -> None:
-        """Tear both halves down with RST: what is in flight is gone."""
+        """Reset both connections with RST, so that data in transit is lost."""
         for writer in (self.client, self.target):
             end = writer.get_extra_info("socket")
             if end is not None and end.fileno() >= 0:
@@ -82,9 +82,9 @@ class _Connection:
         while chunk := await reader.read(_CHUNK):
             if self._lost(chunk, way):
                 continue
-            # A latency holds up what follows as well, so bytes keep their order. While the way is
-            # blocked nothing more is read: what the peers send fills the kernel's buffers, and
-            # comes through when the way opens, as TCP would send it again.
+            # The delay also holds up the data behind it, so bytes stay in order. While the direction is blocked,
+            # nothing more is read: the data collects in the kernel's buffers and arrives when the direction opens, as
+            # if TCP had retransmitted it.
             if way.latency or way.rate:
                 pace = len(chunk) / way.rate if way.rate else 0.0
                 await asyncio.sleep(way.latency + pace)
@@ -95,15 +95,15 @@ class _Connection:
                 writer.write(chunk[start : start + size])
                 await writer.drain()
                 if way.slice:
-                    await asyncio.sleep(0)  # a segment of its own
+                    await asyncio.sleep(0)  # let the event loop send it as a separate segment
             self.proxy.passed += len(chunk)
         if writer.can_write_eof():
             writer.write_eof()
-        else:  # TLS cannot end one direction alone
+        else:  # TLS cannot close one direction only
             writer.close()
 
     def _lost(self, chunk: bytes, way: _Way) -> bool:
-        """Whether a reply is to vanish. Requests arm the connection, so that only their replies count."""
+        """Return whether to drop this data as a lost reply. Only connections with a matching request lose replies."""
         proxy = self.proxy
         if way is proxy.up:
             self.armed = self.armed or (bool(proxy.losing) and proxy.after in chunk)
@@ -123,10 +123,11 @@ class _Connection:
 
 
 class FaultProxy:
-    """Forwards TCP from a port of its own to ``target``, which is asked for anew with each connection.
+    """TCP proxy from a local port to ``target``, which may be a function that is called for each connection.
 
-    Lives in the running event loop, with a bounded buffer per direction. Faults are set at run time,
-    add up, and last until `heal`; ``up`` is what clients send, ``down`` what the target answers.
+    It runs in the current event loop and buffers a bounded amount of data per direction. Faults can be set at any time,
+    combine with each other, and last until `heal`. ``up`` is the direction from clients to the target, ``down`` the
+    opposite one.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class FaultProxy:
         seed: int = 0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Do no input or output yet. ``seed`` decides which bits flip. With ``tls`` clients speak TLS."""
+        """Prepare the proxy without opening a port. ``seed`` decides which bits flip; with ``tls``, clients use TLS."""
         self._target = target if callable(target) else lambda: target
         self._tls = tls
         self._server: asyncio.Server | None = None
@@ -147,32 +148,30 @@ class FaultProxy:
         self.up = _Way(chance)
         self.down = _Way(chance)
         self.losing = 0
-        """how many more replies will be lost"""
+        """number of replies that are still to be lost"""
         self.after = b""
         self.silently = False
         self.refusing = False
         self._stopped = False
         self.lost = 0
-        """replies lost so far"""
+        """number of replies lost so far"""
         self.passed = 0
-        """bytes forwarded so far"""
+        """number of bytes forwarded so far"""
         self.opened = 0
-        """connections accepted so far"""
-
-    # Where it is
+        """number of connections accepted so far"""
 
     @property
     def address(self) -> Address:
-        """Where clients connect."""
+        """Address to which clients connect."""
         return "127.0.0.1", self._port
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         return len(self._connections)
 
     async def start(self) -> Self:
-        """Listen; on the same port as before, if it was stopped."""
+        """Start listening; after a stop, on the same port as before."""
         self._stopped = False
         self._server = await asyncio.start_server(
             self._connected, "127.0.0.1", self._port, limit=_CHUNK, ssl=self._tls
@@ -181,7 +180,7 @@ class FaultProxy:
         return self
 
     async def aclose(self) -> None:
-        """Close the port and every connection."""
+        """Close the port and all connections."""
         self._stopped = True
         if self._server is not None:
             self._server.close()
@@ -191,16 +190,14 @@ class FaultProxy:
             task.cancel()
         await asyncio.gather(*accepted, return_exceptions=True)
         for writer in accepted.values():
-            writer.transport.abort()  # of one that was cancelled before it began
+            writer.transport.abort()  # for tasks that were cancelled before they ran
         if self._server is not None:
             await self._server.wait_closed()
             self._server = None
-        await asyncio.sleep(0)  # for one that is being let in
-
-    # Faults
+        await asyncio.sleep(0)  # let asyncio close a connection that it is just accepting
 
     def cut(self) -> int:
-        """Reset every open connection; return how many there were. New ones are let in."""
+        """Reset all open connections and return their number. New connections are accepted."""
         for connection in self._connections:
             connection.reset()
         return len(self._connections)
@@ -210,51 +207,48 @@ class FaultProxy:
         self.refusing = True
 
     def block(self, *, up: bool = True, down: bool = True) -> None:
-        """Let nothing through, in one direction or both, and keep all sockets open: a partition, or a half-open link.
+        """Block one or both directions but keep all sockets open: a partition, or a half-open link.
 
-        New connections are accepted by this machine's kernel and lead nowhere, just as slowly. What was sent
-        meanwhile comes through after `heal`, unless the connection has been cut or given up.
+        The kernel still accepts new connections, but no data passes on them either. Blocked data arrives after `heal`,
+        unless the connection was reset or closed meanwhile.
         """
         for way, blocked in ((self.up, up), (self.down, down)):
             if blocked:
                 way.open.clear()
 
     def lose_replies(self, count: int, *, after: bytes = b"", silently: bool = False) -> None:
-        """Deliver the next requests and lose what is answered, ``count`` times.
+        """Deliver the next ``count`` matching requests but lose their replies.
 
-        Only connections that have sent a request containing ``after`` since then lose their next
-        reply. With ``silently`` the connection stays open and never answers again; otherwise it is
-        reset.
+        A request matches if it contains ``after``. With ``silently`` the connection stays open and never answers again;
+        otherwise it is reset.
         """
         self.losing, self.after, self.silently = count, after, silently
 
     def delay(self, seconds: float) -> None:
-        """Make each round trip so much longer, half of it in either direction."""
+        """Add this delay to each round trip, half of it in each direction."""
         self.up.latency = self.down.latency = seconds / 2
 
     def throttle(self, rate: float) -> None:
-        """Forward so many bytes per second, in each direction of each connection."""
+        """Limit each direction of each connection to ``rate`` bytes per second."""
         self.up.rate = self.down.rate = rate
 
     def slice(self, size: int) -> None:
-        """Forward in segments of ``size`` bytes."""
+        """Forward data in segments of ``size`` bytes."""
         self.up.slice = self.down.slice = size
 
     def flip(self, probability: float, *, up: bool = False, down: bool = True) -> None:
-        """Turn one bit of a byte with this probability."""
+        """Flip a bit of each forwarded byte with this probability."""
         self.up.flips = probability if up else 0.0
         self.down.flips = probability if down else 0.0
 
     def heal(self) -> None:
-        """End every fault."""
+        """End all faults."""
         self.losing, self.after, self.silently, self.refusing = 0, b"", False, False
         self.up.heal()
         self.down.heal()
 
-    # Connections
-
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._stopped:  # it was let in at the very last
+        if self._stopped:  # accepted just while the proxy was being stopped
             writer.transport.abort()
             return
         task = asyncio.create_task(self._accept(reader, writer))

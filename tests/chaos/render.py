@@ -1,4 +1,4 @@
-"""Writes what campaigns came to into the docs."""
+"""Writes the results of campaigns into the documentation."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ BLOCKS = {
     "chaos --fairness": (PAGE, fairness.table),
     "chaos --durability": (DOCS / "redis.md", durability.table),
 }
-"""by the command that writes it: the page that it is in, and what makes its text of the last results"""
+"""for each command: the page that shows its results, and the function that renders the last results"""
 
 
 def render(page: Path = PAGE, totals: Path = TOTALS) -> None:
-    """Write the totals of all seeded runs."""
+    """Write the totals of all seeded runs into the page."""
     put("chaos", page, table(read_totals(totals)))
 
 
 def put(command: str, page: Path, text: str) -> None:
-    """Replace what stands between a command's marks."""
+    """Replace the text between the markers of a command in a page."""
     begin = BEGIN.format(command=command)
     head, found, rest = page.read_text("utf-8").partition(begin)
     if not found:
@@ -36,7 +36,7 @@ def put(command: str, page: Path, text: str) -> None:
 
 
 def table(totals: Totals) -> str:
-    """Return the totals as Markdown."""
+    """Return the totals as Markdown tables."""
     faults = sum(totals.faults.values())
     rows = [
         ("runs, each with a seed of its own", f"{totals.runs:,}"),

@@ -1,4 +1,4 @@
-"""A world with servers in between: producers publish over HTTP, workers are on sockets, all through a balancer."""
+"""Chaos runs with servers: producers publish over HTTP, workers use WebSockets, and a balancer is simulated."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.redis.reserved import PortHold, reserve
 
 _SERVERS = 2
 _HOUSEKEEPING = 2.0
-"""what servers do, whatever the store is told"""
+"""seconds between two passes of maintenance; a fixed default of the servers"""
 _WORKERS = 3
 
 
 class Replicas(World):
-    """Servers on one Redis. Each client's link leads to a server that runs, in turn; or to a fixed one.
+    """A run with servers on one Redis. Each client's link leads to the running servers in turn, or to a fixed one.
 
     ``pinned`` maps a role and number, such as ``("worker", 0)``, to the number of its server.
     """
@@ -40,7 +40,7 @@ class Replicas(World):
         pinned: Mapping[tuple[str, int], int] | None = None,
         **more: Any,
     ) -> None:
-        """Hold a port for each server; nothing runs yet."""
+        """Reserve a port for each server without starting anything."""
         shape = msgspec.structs.replace(shape or Shape(), housekeeping=_HOUSEKEEPING)
         super().__init__(folder, shape, **more)
         self.workers = workers
@@ -49,13 +49,13 @@ class Replicas(World):
         self._turns = itertools.count()
 
     async def close(self) -> None:
-        """End everything, and give the ports back."""
+        """End everything and release the ports."""
         await super().close()
         for port in self._ports:
             port.release()
 
     async def prepare(self) -> None:
-        """Retry at once: the default policy is for people, not for tests."""
+        """Set short retry delays, because the default policy would make the run too long."""
         await super().prepare()
         control = control_of(self.backend)
         for key in self.shape.keys:
@@ -80,7 +80,7 @@ class Replicas(World):
         return "127.0.0.1", self._ports[number].port
 
     async def environment(self, role: str, number: int) -> dict[str, str]:
-        """Servers get the store, everybody else the servers."""
+        """Give servers the store's address, and all other processes an address that leads to the servers."""
         if role == "server":
             return {
                 "TASKQUEUE_PORT": str(self._ports[number].port),
@@ -92,12 +92,12 @@ class Replicas(World):
         return {"TASKQUEUE_SERVER_URL": f"http://127.0.0.1:{port}", **self.more}
 
     def setup(self, role: str, number: int) -> dict[str, Any]:
-        """Producers speak to servers."""
+        """Make producers use the servers instead of the store."""
         word = {"word": "server"} if role == "producer" else {}
         return super().setup(role, number) | word
 
     async def begin(self) -> None:
-        """Start the servers, then everybody else."""
+        """Start the servers, then the workers and producers."""
         self.phase("load")
         for role, count in (
             ("server", len(self._ports)),
@@ -107,19 +107,19 @@ class Replicas(World):
             for number in range(count):
                 await self.start(role, number)
             for actor in self.cast.of(role):
-                if role != "worker":  # those are idle until there is something to do
+                if role != "worker":  # workers may be idle until a task is published
                     await self.present(actor)
 
     def active(self, actor: Actor) -> bool:
-        """Whether a server listens, a worker has started, or anybody else has done something."""
+        """Return whether a server listens, a worker has started, or any other process has recorded an action."""
         if actor.role == "server":
             return actor.noted('"serving"') > 0
-        if actor.role == "worker":  # there may be nothing to do for it
+        if actor.role == "worker":  # a worker may have no task to execute yet
             return actor.noted("\n") > 0
         return super().active(actor)
 
     async def end(self) -> None:
-        """End the workers, then the servers."""
+        """Stop workers and producers, then the servers."""
         for role in ("worker", "producer", "server"):
             present = [actor for actor in self.cast.of(role) if actor.alive]
             await asyncio.gather(*(self.cast.stop(actor) for actor in present))

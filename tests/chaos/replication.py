@@ -1,4 +1,4 @@
-"""Worlds whose Redis has a replica: one that can be cut off and promoted by hand, and one under Sentinels."""
+"""Chaos runs on a Redis with a replica, which is promoted either by the test or by Sentinels."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.redis.servers import RedisServer
 
 
 class Pair(World):
-    """A master and a replica, the link between them, and clients who are led to whichever is the master.
+    """A master and a replica with a breakable link between them; clients are led to the current master.
 
-    With ``confirmed``, a publish is confirmed once the replica has it. What is confirmed while the
-    replica is cut off may be lost, but then it is counted: no other loss is allowed.
+    With ``confirmed``, a publish is confirmed once the replica has it. Without it, tasks confirmed while the replica is
+    cut off may be lost; such losses are counted, and no others are allowed.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Pair(World):
         self.cut_at = 0.0
 
     async def prepare(self) -> None:
-        """Have the replica follow through the link, and wait until it is in step: else a failover proves nothing."""
+        """Connect the replica through the link and wait until it is in sync; else a failover would prove nothing."""
         await asyncio.to_thread(self.replica.start)
         await self.between.start()
         host, port = self.between.address
@@ -63,11 +63,11 @@ class Pair(World):
         )
 
     def target(self) -> Address:
-        """Lead clients to the master."""
+        """Return the address of the current master."""
         return "127.0.0.1", self.redis.port
 
     async def cut_replica_off(self) -> None:
-        """Let nothing more reach the replica, which must have been in step a moment ago."""
+        """Block the link to the replica, which must be connected at that moment."""
         theirs = await asyncio.to_thread(self.replica.info, "replication")
         assert theirs["master_link_status"] == "up"
         self.cut_at = time.monotonic()
@@ -75,18 +75,18 @@ class Pair(World):
         self.between.block()
 
     async def fail_over(self) -> None:
-        """Kill the master, promote the replica, and lead everybody there."""
+        """Kill the master, promote the replica, and redirect all clients."""
         self.log.note(What.FAULT, name="fail over", target="redis 0")
         await asyncio.to_thread(self.old.kill)
         await self.between.aclose()
         await asyncio.to_thread(self.replica.call, "REPLICAOF", "NO", "ONE")
         self.redis = self.replica
         self.backend = self.open_backend(self.redis.port)
-        if self.confirmed:  # there is no second replica that could confirm anything
+        if self.confirmed:  # no second replica is left that could confirm publishes
             await self._promise(None)
         for link in self.links.values():
             link.cut()
-        # An answer may have been on its way, so the span ends a little after the old master did.
+        # An answer may have been in transit when the old master died, so the waived span is a little longer.
         span = (self.cut_at - 0.05, time.monotonic() + 0.05)
         self.terms = msgspec.structs.replace(
             self.terms, waived=(span,), may_lose_publishes=not self.confirmed
@@ -94,7 +94,7 @@ class Pair(World):
         self.log.note(What.HEALED, name="fail over", target="redis 0")
 
     async def close(self) -> None:
-        """End both servers."""
+        """Close both servers and the link between them."""
         await super().close()
         await self.between.aclose()
         for server in (self.old, self.replica):
@@ -102,36 +102,36 @@ class Pair(World):
 
 
 class Guarded(World):
-    """A master, a replica and three Sentinels, who promote the replica by themselves. Clients ask them."""
+    """A master, a replica, and three Sentinels that promote the replica. Clients ask the Sentinels for the master."""
 
     def __init__(self, folder: Path, shape: Shape | None = None, **more: Any) -> None:
         self.sentinels = Sentinels(find_engine(), folder / "sentinels")
         super().__init__(folder, shape, redis=self.sentinels.servers[0], **more)
 
     async def raise_store(self) -> None:
-        """Start everything, and wait until replicas are in step and every Sentinel knows all."""
+        """Start all servers and wait until the replica is in sync and the Sentinels know each other."""
         await asyncio.to_thread(self.sentinels.start)
 
     def open_backend(self, port: int, *, url: str = "") -> Backend:
-        """Make a backend that asks the Sentinels."""
+        """Open a backend that finds the master through the Sentinels."""
         return super().open_backend(port, url=url or self.sentinels.url)
 
     async def environment(self, role: str, number: int) -> dict[str, str]:
-        """Lead everybody to the Sentinels, without a link."""
+        """Give every process the Sentinels' addresses; they connect without fault proxies."""
         return await super().environment(role, number) | {
             "TASKQUEUE_REDIS_URL": self.sentinels.url,
             "TASKQUEUE_REDIS_OPERATION_TIMEOUT": "8",
         }
 
     async def lose_master(self, kind: str) -> float:
-        """Kill or freeze the master; return how long the Sentinels took to promote the replica."""
+        """Kill or freeze the master; return the seconds until the Sentinels have promoted the replica."""
         begin = time.monotonic()
         self.log.note(What.FAULT, name=f"{kind} master", target="redis 0")
         (self.redis.kill if kind == "kill" else self.redis.freeze)()
         await self.until(self._promoted, "the Sentinels promote the replica")
         end = time.monotonic()
         self.log.note(What.HEALED, name=f"{kind} master", target="redis 0")
-        # Replication runs behind the answers, by a little: that little may be lost.
+        # The replica lags a little behind the master's answers, so the last confirmations may be lost.
         span = (begin - 0.3, end + 0.3)
         self.terms = msgspec.structs.replace(self.terms, waived=(span,), may_lose_publishes=True)
         return end - begin
@@ -142,6 +142,6 @@ class Guarded(World):
         return told["role"] == "master"
 
     async def close(self) -> None:
-        """End all servers."""
+        """Close all servers."""
         await super().close()
         await asyncio.to_thread(self.sentinels.close)

@@ -1,4 +1,4 @@
-"""Rules R0 to R6: what becomes of each task, and who may decide it."""
+"""Rules R0 to R6: the state and the end of each task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ENDS = {"ack": "done", "dead_letter": "dead"}
 
 
 def r0(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
-    """An id means one task: it is accepted once, with one payload; a receipt means one hand-out."""
+    """R0: an id means one task, accepted once and with one payload; a receipt means one delivery."""
     for story in history.stories.values():
         accepted = [one for one in story.publications if one.outcome == "accepted"]
         if len(accepted) > 1:
@@ -25,7 +25,7 @@ def r0(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
         name = f"{event.key}/{event.task}"
         if event.receipt in seen:
             other, at = seen[event.receipt]
-            # To a store that has gone back, the hand-out of the same task to the same consumer is the first one.
+            # A store that lost its last writes in a failover may repeat a delivery with the same receipt.
             waived = other == name and terms.waives(at)
             text = f"a receipt was issued twice, before for {other}"
             yield Violation("R0", text, name, waived)
@@ -33,7 +33,7 @@ def r0(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
 
 
 def r1(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
-    """What was confirmed is there, what was refused is not, nothing comes from nowhere, the books balance."""
+    """R1: confirmed tasks exist, refused ones do not, no task comes from nowhere, and the ledger balances."""
     for story in history.stories.values():
         known = dump.known(story.key, story.task)
         if story.stored and known is None:
@@ -65,7 +65,7 @@ def _equation(key: str, history: History, dump: Dump, terms: Terms) -> Iterator[
     sure = sum(story.stored for story in stories)
     most = sum(story.maybe for story in stories)
     again = sum(event.what is What.RETRY for story in stories for event in story.operators)
-    # reported one by one above
+    # Lost tasks were reported one by one above.
     lost = sum(story.stored and dump.known(key, story.task) is None for story in stories)
     if not sure - lost <= published <= most + again:
         yield Violation("R1", f"published {published}, but {sure} to {most + again} are known", key)
@@ -78,7 +78,7 @@ def _equation(key: str, history: History, dump: Dump, terms: Terms) -> Iterator[
 
 
 def r2(history: History, dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """Nothing is acknowledged that was not delivered, and nothing is done without an acknowledgement."""
+    """R2: a task is acknowledged only if it was delivered, and done only if it was acknowledged."""
     for story in history.stories.values():
         for one in story.stray:
             if one.ok:
@@ -96,14 +96,14 @@ def r2(history: History, dump: Dump, _terms: Terms) -> Iterator[Violation]:
 
 
 def r3(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
-    """Nothing is delivered after its end."""
+    """R3: a task is not delivered after its end."""
     for story in history.stories.values():
         for handout, end in story.settlements:
             if not end.ends:
                 continue
             for later in story.handouts:
                 if later.order <= handout.order or later.first.at < end.called.at:
-                    continue  # the second is R5's
+                    continue  # R5 covers deliveries made before the settlement was called
                 if not history.revived(story, end.called.at, later.first.at):
                     text = f"delivered again after {end.verb} at {end.called.at:.4f}"
                     waived = terms.waives(*end.times)
@@ -112,7 +112,7 @@ def r3(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
 
 
 def r4(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
-    """A task has exactly one end, the one that was confirmed; a receipt ends once."""
+    """R4: a task has exactly one end, which is the confirmed one; a receipt is settled once."""
     for story in history.stories.values():
         for handout in story.handouts:
             verbs = {one.verb for one in handout.settlements if one.ok}
@@ -153,7 +153,7 @@ def _touched(history: History, story: Story, since: float) -> bool:
 
 
 def r5(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
-    """A stale receipt is never accepted: one whose task has been handed out again, or moved on, before the call."""
+    """R5: a receipt is not accepted after the task was delivered again or ended otherwise."""
     for story in history.stories.values():
         last = None
         for handout in story.handouts:
@@ -163,7 +163,7 @@ def r5(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
         for handout, one in story.settlements:
             if not one.ok:
                 continue
-            # Sent again, it may be told what became of it when it was sent first.
+            # A repeated settlement may be told the result of its first call.
             first = min(o.called.at for o in handout.settlements if o.verb == one.verb)
             newer = [
                 later
@@ -178,7 +178,7 @@ def r5(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
 
 
 def r6(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
-    """The attempt grows by retries only, and the losses by losses only; both stay within their bounds."""
+    """R6: only retries increase the attempt, and only losses increase the losses; both stay within their limits."""
     bounds = history.setting("max_losses")
     for story in history.stories.values():
         limits = [one.called.max_attempts for one in story.publications]

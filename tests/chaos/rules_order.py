@@ -1,4 +1,4 @@
-"""Rules of order: R7 and R8, priorities, the share of the lowest one, and turns of tenants."""
+"""Rules of order: R7, R8, priority classes, the floor share of the lowest priority, and fair turns of tenants."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from tests.chaos.story import Dump, Handout, History, Story, Terms, Violation
 
 _INF = float("inf")
 _ROUNDING = 0.002
-"""the store may keep times in milliseconds"""
+"""seconds of tolerance, because the store may round times to milliseconds"""
 _CLOCKS = 0.1
-"""how far two readings of one machine's clocks may be apart"""
+"""maximum seconds by which readings of two clocks of one machine may differ"""
 _PROMOTION = 0.5
-"""how long after its time a scheduled task may take its place in the order"""
+"""maximum seconds between the due time of a scheduled task and its entry into the order"""
 _SHARE = 0.8
-"""the part of its share that the lowest priority must have had"""
+"""fraction of its promised share that the lowest priority must have received"""
 _OWED = 2.0
-"""hand-outs that the lowest priority may be behind its share"""
+"""number of deliveries by which the lowest priority may lag behind its share"""
 _SWAP = 1.0
-"""seconds in which what waits may be brought into another order, during which either may be seen"""
+"""seconds after a change of the order during which either order is accepted"""
 _TURNS = 2.0
-"""hand-outs that a tenant may have beyond its turns: it may just have had one, or be about to"""
+"""number of extra deliveries allowed to a tenant, which may just have had its turn or be about to have it"""
 
 
 class _Place(NamedTuple):
-    """When a task became available, and was first handed out."""
+    """When a task became available, and its first delivery."""
 
     early: float
-    """not before"""
+    """earliest time at which the task may have become available"""
     late: float
-    """no later; infinity where nobody knows"""
+    """latest time at which it became available; infinity if unknown"""
     number: int
-    """among all publishes, in the order of their calls"""
+    """position of its publish among all events, ordered by call"""
     first: Handout
     story: Story
 
 
 def _places(history: History, *, strict: bool) -> list[_Place]:
-    """Return the tasks whose first delivery is known, and when they became available.
+    """Return the tasks whose first delivery is certainly known, and when they became available.
 
-    A task that may have been handed out before, unseen, has no first delivery that we know of.
+    If a receive failed meanwhile, the task may have been delivered before without any record, so it is left out.
     """
     found: list[_Place] = []
     number = {id(event): place for place, event in enumerate(history.events)}
@@ -55,7 +55,7 @@ def _places(history: History, *, strict: bool) -> list[_Place]:
             continue
         stored = [one for one in story.publications if one.maybe]
         if not stored or (len(stored) > 1 and not any(one.outcome == "accepted" for one in stored)):
-            continue  # which of its publishes counted is not known
+            continue  # it is not known which of its publishes stored the task
         one = next((one for one in stored if one.outcome == "accepted"), stored[0])
         if any(other.called.at < one.called.at for other in stored):
             one = stored[0]
@@ -73,11 +73,11 @@ def _places(history: History, *, strict: bool) -> list[_Place]:
 
 
 def r7(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
-    """First deliveries of a lane are in the order in which its tasks became available.
+    """R7: first deliveries in a lane follow the order in which its tasks became available.
 
-    That order is known where one publish was answered before another was called, and within a batch. A lane is a
-    priority, and a tenant where the order is fair at any time. A task with an ordering key may be overtaken, as it
-    waits for others of its key, but overtakes nobody.
+    The order is known within a batch, and if one publish was answered before another was called. A lane is a priority,
+    or a tenant within a priority if the queue's order was fair at any time. A task with an ordering key may be
+    overtaken, because it waits for others of its key, but it must not overtake.
     """
     lanes: defaultdict[tuple[str, int, str], list[_Place]] = defaultdict(list)
     by_tenant = history.setting("fair")
@@ -91,7 +91,7 @@ def r7(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
 
 
 def _overtaken(rule: str, lane: list[_Place], before: list[_Place]) -> Iterator[Violation]:
-    """A task whose publish was called after another's was answered, and which came first all the same."""
+    """Yield tasks that were delivered before a task whose publish had been answered before theirs was called."""
     pending = sorted(before, key=lambda one: one.late)
     at = 0
     last: tuple[float, Story] | None = None
@@ -108,7 +108,7 @@ def _overtaken(rule: str, lane: list[_Place], before: list[_Place]) -> Iterator[
 
 
 def _shuffled(rule: str, lane: list[_Place], *, one_key: bool = False) -> Iterator[Violation]:
-    """A task that came before another one that stands before it in their common batch."""
+    """Yield tasks that were delivered before a task that precedes them in the same batch."""
     last: dict[tuple[str, int], tuple[Handout, Story]] = {}
     for one in sorted(lane, key=lambda one: one.number):
         first, story = one.first, one.story
@@ -126,10 +126,10 @@ def _shuffled(rule: str, lane: list[_Place], *, one_key: bool = False) -> Iterat
 
 
 def r8(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
-    """Of tasks with one ordering key the next is handed out once the one before has ended or died, and in order.
+    """R8: of tasks with one ordering key, the next is delivered only when the previous has ended, and in order.
 
-    What was scheduled in a shard, and falls due there after the number of shards has changed, comes before what is in
-    a new one.
+    Exception: a task scheduled in an old shard that falls due after the number of shards has changed is delivered
+    before the tasks of a new shard.
     """
     sharded = history.setting("shards")
     keys: defaultdict[tuple[str, str], list[tuple[Handout, Story]]] = defaultdict(list)
@@ -157,7 +157,7 @@ def r8(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
 
 
 def _may_have_ended(history: History, dump: Dump, story: Story, last: Handout, by: float) -> bool:
-    """Whether a task that was handed out may have ended, or died, by a time."""
+    """Return whether a delivered task may have ended by the given time."""
     for _, one in story.settlements:
         ending = one.verb in {"ack", "dead_letter"} or one.outcome == "dead"
         if ending and one.outcome != "lease_lost" and one.called.at <= by:
@@ -167,7 +167,7 @@ def _may_have_ended(history: History, dump: Dump, story: Story, last: Handout, b
         return True
     if any(e.what in {What.CANCEL, What.DISCARD} and e.at <= by for e in story.operators):
         return True
-    # Nobody says when somebody's loss was one too many; only that it was.
+    # It is not recorded which loss was one too many, only that the task became a dead letter.
     known = dump.known(story.key, story.task)
     died = known is not None and known.state == "dead"
     redriven = history.revived(story, last.first.at, _INF)
@@ -177,7 +177,7 @@ def _may_have_ended(history: History, dump: Dump, story: Story, last: Handout, b
 
 
 class _Queue(NamedTuple):
-    """One queue's hand-outs in the store's order, and the tasks that were certainly available."""
+    """The deliveries of one queue in the store's order, and the tasks that were certainly available."""
 
     handouts: list[tuple[float, Story]]
     waits: list[_Place]
@@ -195,13 +195,13 @@ def _queues(history: History) -> dict[str, _Queue]:
 
 
 def _held_up(history: History, key: str) -> bool:
-    """Whether a tenant may be at a limit of its own, so that others go before."""
+    """Return whether limits per tenant may hold up a tenant, so that others may be served first."""
     names = ("tenant_limit", "tenant_rate")
     return any(e.value is not None for name in names for e in history.setting(name).get(key, ()))
 
 
 def classes(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """No lower priority is first handed out while a higher one certainly waits, but for the floor's share."""
+    """Rule class: a lower priority is not delivered while a higher one certainly waits, unless a floor share is set."""
     for key, queue in _queues(history).items():
         floors = [e for e in history.setting("floor").get(key, ()) if e.value]
         if floors or _held_up(history, key):
@@ -223,7 +223,7 @@ def classes(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]
 
 
 def floor(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """While tasks of the lowest priority wait they have their share of what is handed out."""
+    """Rule floor: while tasks of the lowest priority wait, they get their share of the deliveries."""
     queues = _queues(history)
     for key, since, until, share in in_force(history, "floor"):
         queue = queues.get(key)
@@ -257,7 +257,7 @@ def _paused(history: History, key: str, begin: float, end: float) -> bool:
 
 
 def _merged(spans: Iterator[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """Yield the spans that some cover together."""
+    """Merge overlapping time spans."""
     begin, end = _INF, -_INF
     for since, until in sorted(span for span in spans if span[0] < span[1]):
         if since > end > begin:
@@ -268,7 +268,7 @@ def _merged(spans: Iterator[tuple[float, float]]) -> Iterator[tuple[float, float
 
 
 def fair(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """With fair order, while a tenant waits no other one has more than its turns before it."""
+    """Rule fair: with fair order, while a tenant waits, no other tenant gets more than its turns."""
     queues = _queues(history)
     for key, since, until, _ in in_force(history, "fair"):
         queue = queues.get(key)

@@ -1,4 +1,4 @@
-"""Rules R14 to R16, the budget of duplicates, and the logs: what holds for a run as a whole."""
+"""Rules for a run as a whole: R14 to R16, the budget of duplicates, and the logs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.chaos.rules_time import in_force
 from tests.chaos.story import LIVE, Dump, Handout, History, Story, Terms, Violation
 
 _FREEZE_THAT_COUNTS = 0.5
-"""the part of a lease for which a silent consumer must be silent before anything of its may be taken"""
+"""fraction of a lease for which a consumer must be silent before its deliveries may be taken from it"""
 
 _ROUNDING = 0.002
-"""the store may keep times in milliseconds"""
+"""seconds of tolerance, because the store may round times to milliseconds"""
 
 
 def r14(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
-    """Within a time after the last fault every task has ended."""
+    """R14: every task ends within the agreed time after the last fault."""
     for key, tasks in sorted(dump.tasks.items()):
         live = [(task, known) for task, known in tasks.items() if known and known.state in LIVE]
         for task, known in live:
@@ -31,7 +31,7 @@ def r14(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
 
 
 def r15(history: History, dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """The callback of an ended task is tried at least once, always under one id, and has one final state."""
+    """R15: the callback of an ended task is tried at least once, always with one id, and has one final state."""
     tried: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     ended: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for event in history.of(What.CALLBACK):
@@ -56,9 +56,10 @@ def r15(history: History, dump: Dump, _terms: Terms) -> Iterator[Violation]:
 
 
 def r16(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
-    """A slot has at most one holder, and none is lost.
+    """R16: a slot has at most one holder, and no slot is lost.
 
-    Taking is to be noted when it is answered and freeing when it is called: so every span in the log is certain.
+    The log records taking a slot when it is answered and freeing it when it is called, so each recorded span is
+    certain.
     """
     holders: dict[str, tuple[str, str]] = {}
     for event in history.of(What.SLOT_TAKEN, What.SLOT_FREED, What.KILLED):
@@ -77,13 +78,14 @@ def r16(history: History, dump: Dump, terms: Terms) -> Iterator[Violation]:
 
 
 def duplicates(history: History) -> Iterator[tuple[Story, Handout, Handout]]:
-    """Yield each hand-out of an attempt that somebody had already, and nobody had given back."""
+    """Yield each delivery of an attempt that had been delivered already and was not returned."""
     for story in history.stories.values():
         for handout, later in pairwise(story.handouts):
             one, two = handout.first, later.first
             if (one.attempt, one.prior) != (two.attempt, two.prior):
                 continue
-            # Even where it answered ``lease_lost``: sent again, after it had worked and the task had moved on.
+            # A return counts even if its answer was ``lease_lost``: it may be the repetition of a call that took
+            # effect.
             given_back = any(
                 settlement.verb in {"redeliver", "lost"} and settlement.called.at <= two.at
                 for settlement in handout.settlements
@@ -98,7 +100,7 @@ def duplicates(history: History) -> Iterator[tuple[Story, Handout, Handout]]:
 
 
 def budget(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
-    """A task is handed out again only because its holder was killed, frozen or cut off for long enough, or hung."""
+    """Rule budget: a task is delivered again only if its holder was killed, frozen or cut off long enough, or hung."""
     for story, handout, later in duplicates(history):
         silent = terms.lease * _FREEZE_THAT_COUNTS
         if _hung(history, story.key, handout, later):
@@ -117,7 +119,7 @@ def budget(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
 
 
 def _hung(history: History, key: str, handout: Handout, later: Handout) -> bool:
-    """Whether it was in hand for as long as the queue allows."""
+    """Return whether the delivery was held for the maximum processing time of the queue."""
     taken = later.store_at - handout.store_at
     return any(
         since <= later.first.at and taken >= value - _ROUNDING
@@ -126,6 +128,6 @@ def _hung(history: History, key: str, handout: Handout, later: Handout) -> bool:
 
 
 def logs(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """No process met an error that it had no answer to."""
+    """Rule log: no process recorded an unexpected error."""
     for event in history.of(What.ERROR):
         yield Violation("log", f"{event.by}: {event.note}")

@@ -10,13 +10,13 @@ from tests.chaos.story import Dump, Handout, History, Story, Terms, Violation
 
 _INF = float("inf")
 _ROUNDING = 0.002
-"""the store may keep times in milliseconds"""
+"""seconds of tolerance, because the store may round times to milliseconds"""
 _CLOCKS = 0.1
-"""how far two readings of one machine's clocks may be apart"""
+"""maximum seconds by which readings of two clocks of one machine may differ"""
 
 
 def r9(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """Nothing is delivered before its time: by the store's clock, and by ours."""
+    """R9: a task is not delivered before it is due, by the store's clock and by the consumer's."""
     for story in history.stories.values():
         for handout in story.handouts:
             due = _due(story, handout)
@@ -49,10 +49,10 @@ def _due(story: Story, handout: Handout) -> float | None:
 
 
 def r10(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """No more is in flight than the queue's limit allows.
+    """R10: no more tasks are in flight than the queue's limit allows.
 
-    What was in flight when a limit was lowered may go on, so only those count that were handed out since. A tenant's
-    limit does not count at all what was in flight before it.
+    Tasks that were in flight when a limit was lowered may finish, so only later deliveries can break the rule. Limits
+    per tenant ignore tasks that were in flight before.
     """
     for key, tenant, name in _limited(history, "limit"):
         for _, since, until, limit in in_force(history, name, key):
@@ -67,7 +67,7 @@ def r10(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
 def in_flight(
     history: History, key: str, tenant: str | None = None, *, since: float = -_INF
 ) -> Iterator[tuple[float, float, int]]:
-    """Yield each hand-out of a queue, or a tenant there: when seen, when made, how many are in flight for sure."""
+    """Yield for each delivery of a queue or tenant when it was seen, when it was made, and how many are in flight."""
     moments: list[tuple[float, int, float]] = []
     for story in history.stories.values():
         counts = story.key == key and tenant in {None, story.tenant}
@@ -85,7 +85,7 @@ def in_flight(
 
 
 def _until(history: History, story: Story, handout: Handout) -> float:
-    """When, at the earliest, a hand-out may have ended: before that it was certainly in flight."""
+    """Return the earliest time at which a delivery may have ended; before that it was certainly in flight."""
     ends = [handout.settled_at]
     ends += [later.first.at for later in story.handouts if later.order > handout.order]
     for since, by in handout.holders:
@@ -98,7 +98,7 @@ def _until(history: History, story: Story, handout: Handout) -> float:
 
 
 def _limited(history: History, name: str) -> Iterator[tuple[str, str | None, str]]:
-    """Yield whatever may have a limit: a queue, or a tenant there; and the setting's name."""
+    """Yield each queue, and each tenant of a queue, that may have this limit, with the name of its setting."""
     for key in history.setting(name):
         yield key, None, name
     name = f"tenant_{name}"
@@ -114,7 +114,7 @@ def _whose(key: str, tenant: str | None) -> str:
 def in_force(
     history: History, name: str, only: str | None = None
 ) -> Iterator[tuple[str, float, float, float]]:
-    """Yield each span of a setting: its key, since when and until when it was certainly in force, and its value."""
+    """Yield each span in which a setting was certainly in force: key, begin, end and value."""
     for key, changes in history.setting(name).items():
         for change, following in zip_longest(changes, changes[1:]):
             if change.value is not None and only in {None, key}:
@@ -122,7 +122,7 @@ def in_force(
 
 
 def r11(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """In every window of w seconds at most burst + rate * w deliveries."""
+    """R11: in every window of w seconds there are at most burst + rate * w deliveries."""
     for key, tenant, name in _limited(history, "rate"):
         bursts = list(in_force(history, name.replace("rate", "burst"), key))
         for _, since, until, rate in in_force(history, name, key):
@@ -148,7 +148,7 @@ def r11(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
 
 
 def r12(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """Nothing is handed out once a pause is confirmed, be it for the first time or again."""
+    """R12: after a pause was confirmed, no task is delivered or redelivered until the queue is resumed."""
     for paused in history.of(What.PAUSED):
         over = next(
             (e.at for e in history.of(What.RESUME) if e.key == paused.key and e.at > paused.at),
@@ -163,7 +163,7 @@ def r12(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
 
 
 def r13(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """Nothing is delivered at or after its deadline."""
+    """R13: no task is delivered at or after its deadline."""
     for story in history.stories.values():
         limits = [one.called.deadline for one in story.publications if one.maybe]
         known = [limit for limit in limits if limit is not None]

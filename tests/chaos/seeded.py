@@ -1,4 +1,4 @@
-"""One seeded run: which world, which faults; and what came of it, small enough to keep."""
+"""One seeded chaos run: the seed decides its faults and its kind; its result is small enough to keep."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.chaos.replicas import Replicas
 from tests.chaos.world import Shape, World
 
 MIX = ("mixed", "mixed", "mixed", "processes", "redis", "limits", "links", "servers", "order")
-"""the menus of consecutive seeds"""
+"""menus of faults, used in turn for consecutive seeds"""
 _SECONDS = 1.8
 _COUNT = 10
 _OVER_HTTP = 1500
-"""tasks of a run with servers in between"""
+"""maximum number of tasks of a run with servers"""
 _NUMBERS = {"consumer": 2, "producer": 2, "server": 2, "worker": 3, "queue": 3}
 _LIMITS: Mapping[str, Mapping[str, Any]] = {
     "alpha": {"max_inflight": 10},
     "beta": {"rate_limit": RateLimit(max_tokens=300)},
     "gamma": {"capacity": 100, "max_inflight": 15, "rate_limit": RateLimit(max_tokens=400)},
 }
-"""of runs with limits: small enough to hold up what such a run publishes"""
+"""limits for runs with the menu ``limits``; low enough to hold up the tasks of such a run"""
 _ORDERED: Mapping[str, Any] = {
     "entities": 40,
     "tenants": 5,
@@ -48,11 +48,11 @@ _ORDERED: Mapping[str, Any] = {
         },
     },
 }
-"""what runs with order have in place of the usual"""
+"""changes to the shape of runs with the menu ``order``"""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed to do a run again."""
+    """What is needed to repeat a run."""
 
     seed: int
     menu: str
@@ -60,14 +60,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a run."""
+    """The result of a run."""
 
     scenario: Scenario
     figures: Figures = Figures()
     violations: tuple[str, ...] = ()
     rules: dict[str, int] = {}
     folder: str = ""
-    """where the logs of a failed run are"""
+    """folder with the logs of a failed run; empty if the run passed"""
     wall: float = 0.0
 
     @property
@@ -76,20 +76,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return not self.violations
 
     def __str__(self) -> str:
-        """Say what a developer needs."""
+        """Return the schedule, the violations and the folder of the logs."""
         head = describe(self.scenario.seed, self.scenario.menu, self.scenario.faults)
         return "\n".join([head, *self.violations, f"logs: {self.folder}" if self.folder else ""])
 
 
 def scenario(seed: int, menu: str | None = None) -> Scenario:
-    """Return the scenario of a seed."""
+    """Return the scenario of a seed; by default, the seed also decides the menu."""
     menu = menu or MIX[seed % len(MIX)]
     faults = schedule(seed, menu, seconds=_SECONDS, count=_COUNT, numbers=_NUMBERS)
     return Scenario(seed=seed, menu=menu, faults=faults)
 
 
 def carry_out(told: Scenario, shape: Shape | None = None) -> Report:
-    """Do a run. The logs of one that failed are kept, in a folder for temporary files."""
+    """Execute a scenario. The logs of a failed run stay in a temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix=f"taskqueue-chaos-{told.seed}-"))
     report = asyncio.run(_carry_out(told, shape, folder))
     if report.ok:
@@ -108,7 +108,7 @@ async def _carry_out(told: Scenario, shape: Shape | None, folder: Path) -> Repor
     try:
         async with kind(folder / "run", shape, seed=told.seed) as world:
             outcome = await world.run(told.faults)
-    except Exception as error:  # noqa: BLE001 - a run that breaks off is a failed one, the next goes on
+    except Exception as error:  # noqa: BLE001 - a run that breaks off counts as failed, and the next one follows
         text = f"the run broke off: {type(error).__name__}: {error}"
         return Report(scenario=told, violations=(text,), rules={"broke off": 1}, folder=str(folder))
     verdict = outcome.verdict

@@ -1,8 +1,7 @@
-"""What several leasers asked of one slot pool and were told, and the rules that it must have kept (R16).
+"""Records of the calls of several leasers on one slot pool, and a check of the pool's rules (R16).
 
-A process may end between a question and its answer, so it is not known when a lease ended, only when it was there
-for certain: from the instant in which the store gave it, which its expiry tells, until somebody asked for what could
-end it.
+A process may die between a call and its answer, so the end of a lease is not known exactly. A lease certainly exists
+from the time at which the store granted it, computed from its expiry, until the first call that may have ended it.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ LEASE = 0.2
 SETTLED = 0.06
 IDLE = 0.05
 TOGETHER = 8
-"""jobs that the server ``both`` runs at once, of all its models"""
+"""number of jobs that the server ``both`` runs at once, over all its models"""
 _CLOCK = 2e-6
-"""seconds by which a time may be off that was a float"""
+"""seconds of tolerance for rounding errors of float times"""
 
 
 class Place(NamedTuple):
-    """An endpoint."""
+    """An endpoint of the test: a model on a server."""
 
     model: str
     server: str
@@ -44,7 +43,7 @@ PLACES = (
 
 
 class Held(msgspec.Struct, frozen=True):
-    """A lease as its holder was told."""
+    """A lease as it was returned to its holder."""
 
     fence: int
     model: str
@@ -55,47 +54,47 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One call: noted before it is sent, and again with its answer."""
+    """One call: recorded before it is sent, and again with its answer."""
 
     name: str
     what: str
     asked: float
     answered: float | None = None
     fences: list[int] = []
-    """of the leases that it shows"""
+    """fences of the leases passed to the call"""
     jobs: list[str] = []
-    """that they are to be bound to"""
+    """jobs to which the leases are to be assigned"""
     model: str = ""
     server: str = ""
     told: list[Held | None] = []
     released: list[bool] = []
     faults: list[str] = []
     silent: bool = False
-    """what a server did not answer: what is held of it without a job ends"""
+    """whether the server gave no answer; then the pool ends its leases that have no job"""
 
 
 class Figures(NamedTuple):
-    """What was found."""
+    """Result of a check."""
 
     granted: int
     broken: list[str]
     most: dict[tuple[str, str], int]
-    """slots that were held at once for certain, by endpoint"""
+    """maximum number of slots that were certainly leased at the same time, by endpoint"""
     told: Counter[str]
-    """answered calls by kind, and ends by kind"""
+    """number of answered calls and of ends, by kind"""
 
 
 class _Life:
-    """What is known of one lease."""
+    """What is known about one lease."""
 
     def __init__(self, held: Held, start: float) -> None:
         self.held = held
         self.start = start
         self.bound: float | None = None
-        """when its job was known"""
+        """time at which it was assigned to a job; None if it was not"""
         self.end = math.inf
         self.causes: list[float] = []
-        """when what may have ended it was asked for"""
+        """times of the calls that may have ended it"""
         self.expires_at = held.expires_at
 
     def may_end(self, at: float) -> None:
@@ -104,7 +103,7 @@ class _Life:
 
 
 def read(logs: Iterable[Path]) -> list[Call]:
-    """Return the calls of all processes, by when they were asked; the last line of a killed one may be cut."""
+    """Return the calls of all processes, ordered by time. An incomplete last line of a killed process is skipped."""
     calls: dict[str, Call] = {}
     for log in logs:
         for line in log.read_bytes().split(b"\n"):
@@ -117,7 +116,7 @@ def read(logs: Iterable[Path]) -> list[Call]:
 
 
 def check(calls: list[Call], places: Iterable[Place] = PLACES) -> Figures:
-    """Return what rules were broken, and figures."""
+    """Check the calls against all rules; return violations and figures."""
     lives = _lives(calls)
     _ends(calls, lives)
     by_place = {(place.model, place.server): place for place in places}
@@ -174,13 +173,14 @@ def _ends(calls: list[Call], lives: dict[int, _Life]) -> None:
 
 
 def _taken_over(call: Call, lives: dict[int, _Life], of_job: dict[str | None, list[_Life]]) -> None:
-    """Somebody may have come into the place of who had a job; what was shown for it is released then."""
+    """Record ends of leases by an assign: it may resume another lease of the same job and release the one passed in."""
     for place, (fence, job) in enumerate(zip(call.fences, call.jobs, strict=True)):
         told = None if call.answered is None else call.told[place]
         if told is not None and not told.resumed:
             continue
         lives[fence].may_end(call.asked)
-        for life in of_job[job]:  # of whatever model: one more cause than there is does no harm
+        # Models are not compared: an additional possible cause does no harm.
+        for life in of_job[job]:
             if life.start < call.asked or (told is not None and life.held.fence < told.fence):
                 life.may_end(call.asked)
 
@@ -215,7 +215,7 @@ def _overlap(lives: Iterable[_Life]) -> int:
 
 
 def _fences(lives: dict[int, _Life]) -> Iterator[str]:
-    """A fence rises with the store's time."""
+    """Yield violations of: fences grow with the store's time."""
     ordered = sorted(lives.items())
     latest = -math.inf
     for fence, life in ordered:
@@ -225,7 +225,7 @@ def _fences(lives: dict[int, _Life]) -> Iterator[str]:
 
 
 def _stale(calls: list[Call], lives: dict[int, _Life]) -> Iterator[str]:
-    """A token that is stale once stays so, nobody gives a slot back twice, and none is stale without a cause."""
+    """Yield violations of: stale tokens stay stale, slots are released once, no token becomes stale without cause."""
     over: dict[int, float] = {}
     for call in sorted(
         (one for one in calls if one.answered is not None), key=lambda one: one.answered or 0
@@ -246,7 +246,7 @@ def _stale(calls: list[Call], lives: dict[int, _Life]) -> Iterator[str]:
 
 
 def _too_early(calls: list[Call], lives: dict[int, _Life]) -> Iterator[str]:
-    """No lease with a job ends before its server was seen without it twice, so far apart."""
+    """Yield leases with a job that were ended too soon, before two observations of the server without the job."""
     for call in calls:
         for held in filter(None, call.told if call.what == "reconcile" else []):
             life = lives.get(held.fence)

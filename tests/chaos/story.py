@@ -1,4 +1,4 @@
-"""A history sorted by task: what the checker's rules look at."""
+"""The history of a run, grouped by task, as the checker's rules read it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STORED = frozenset({"accepted", "duplicate"})
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What the store said of one task at the end."""
+    """The final state of one task in the store."""
 
     state: str
     attempt: int = 1
@@ -27,43 +27,43 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store said at the end."""
+    """The final state of the store."""
 
     tasks: dict[str, dict[str, Known | None]] = {}
-    """by key and id; every id that anybody has tried to publish was asked for"""
+    """by key and id; contains every id that any process tried to publish, with None for unknown ones"""
     ledgers: dict[str, dict[str, int]] = {}
-    """by key: published, and a count per state"""
+    """counters by queue key: published, and one per state"""
     dead_letters: dict[str, tuple[str, ...]] = {}
     slots: dict[str, str] = {}
-    """slot to its holder's token, empty if it is free"""
+    """token of the holder of each slot, empty if it is free"""
 
     def known(self, key: str, task: str) -> Known | None:
-        """Return what is known of a task."""
+        """Return the final state of a task; None if the store does not know it."""
         return self.tasks.get(key, {}).get(task)
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What was agreed for a run: bounds, and what a fault may excuse."""
+    """What was agreed for a run: time limits, and what a fault may excuse."""
 
     lease: float = 6.0
-    """a consumer that is silent for less loses nothing"""
+    """lease in seconds; a consumer that is silent for less keeps its deliveries"""
     liveness: float = 30.0
-    """seconds after the last fault by which every task has ended"""
+    """maximum seconds from the last fault until every task has ended"""
     strict_order: bool = False
-    """the order of first deliveries holds even across receives that failed"""
+    """whether the order of first deliveries is checked even across receives that failed"""
     waived: tuple[tuple[float, float], ...] = ()
-    """spans of a failover: settlements and publishes answered within may be lost with the old master"""
+    """spans of a failover: publishes and settlements answered within them may be lost with the old master"""
     may_lose_publishes: bool = False
-    """whether publishes answered within a waived span may be lost, too (durability below ``replicated``)"""
+    """whether publishes answered within a waived span may be lost too (durability below ``replicated``)"""
     total_slots: int | None = None
 
     def waives(self, *times: float) -> bool:
-        """Whether one of these times lies in a waived span."""
+        """Return whether one of these times is in a waived span."""
         return any(start <= time <= end for start, end in self.waived for time in times)
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """One rule broken once."""
+    """One violation of a rule."""
 
     rule: str
     text: str
@@ -71,90 +71,90 @@ class Violation(msgspec.Struct, frozen=True):
     waived: bool = False
 
     def __str__(self) -> str:
-        """Say all of it in one line."""
+        """Return the violation as one line of text."""
         return f"{self.rule}{' (waived)' if self.waived else ''} {self.task}: {self.text}"
 
 
 class Publication(msgspec.Struct, frozen=True):
-    """One call to publish a task."""
+    """One call to publish a task, and its answer."""
 
     called: Event
     answered: Event | None
 
     @property
     def outcome(self) -> str:
-        """What was answered; ``unconfirmed`` if nothing was."""
+        """The answer; ``unconfirmed`` if there was none."""
         return self.answered.outcome if self.answered else "unconfirmed"
 
     @property
     def stored(self) -> bool:
-        """Whether the store said that it has the task."""
+        """Whether the answer says that the store has the task."""
         return self.outcome in _STORED
 
     @property
     def maybe(self) -> bool:
-        """Whether the store may have taken the task."""
+        """Whether the store may have stored the task."""
         return self.outcome not in _NOT_STORED
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """One call to settle a receipt."""
+    """One call to settle a receipt, and its answer."""
 
     called: Event
     answered: Event | None
 
     @property
     def verb(self) -> str:
-        """Which verb."""
+        """Kind of the settlement, for example ``ack``."""
         return self.called.verb
 
     @property
     def outcome(self) -> str:
-        """What was answered; ``unknown`` if nothing was."""
+        """The answer; ``unknown`` if there was none."""
         return self.answered.outcome if self.answered else "unknown"
 
     @property
     def times(self) -> tuple[float, ...]:
-        """When it was called, and answered if it was."""
+        """Time of the call and, if it was answered, of the answer."""
         return (self.called.at, *((self.answered.at,) if self.answered else ()))
 
     @property
     def ok(self) -> bool:
-        """Whether it surely took effect, now or before."""
+        """Whether this call or an earlier one certainly took effect."""
         return self.outcome in {"ok", "dead"}
 
     @property
     def ends(self) -> bool:
-        """Whether it surely ended the task."""
+        """Whether the settlement certainly ended the task."""
         return (self.ok and self.verb in {"ack", "dead_letter"}) or self.outcome == "dead"
 
 
 class Handout(msgspec.Struct):
-    """One receipt: one hand-out of one task, as the consumer saw it."""
+    """One delivery of a task, identified by its receipt, as the consumer saw it."""
 
     first: Event
     settlements: list[Settlement]
     holders: list[tuple[float, str]]
-    """since when who holds it; more than one if it was adopted"""
+    """names of the consumers that held it, each with the time since when; several if it was adopted"""
 
     @property
     def store_at(self) -> float:
-        """When, by the store's clock."""
+        """Time of the delivery by the store's clock."""
         return self.first.store_at or 0.0
 
     @property
     def order(self) -> tuple[float, float]:
-        """Sorts the hand-outs of a task."""
+        """Sort key for the deliveries of a task."""
         return self.store_at, self.first.at
 
     @property
     def settled_at(self) -> float:
-        """When its first settlement was called; infinity if none was."""
+        """Time at which its first settlement was called; infinity if there was none."""
         return min((one.called.at for one in self.settlements), default=_INF)
 
     @property
     def answered_at(self) -> float:
-        """When a settlement was first answered, one way or the other; infinity if none was."""
+        """Time of the first definite answer to a settlement; infinity if there was none."""
         return min(
             (
                 one.answered.at
@@ -166,50 +166,50 @@ class Handout(msgspec.Struct):
 
 
 class Story(msgspec.Struct):
-    """Everything about one task."""
+    """All that is known about one task."""
 
     key: str
     task: str
     publications: list[Publication]
     handouts: list[Handout]
     stray: list[Settlement]
-    """settlements of receipts that nobody was given for this task"""
+    """settlements with receipts that were never issued for this task"""
     operators: list[Event]
-    """operator's calls that name it"""
+    """calls of operators that name the task"""
 
     @property
     def name(self) -> str:
-        """Key and id."""
+        """Queue key and task id, separated by a slash."""
         return f"{self.key}/{self.task}"
 
     @property
     def priority(self) -> int:
-        """Its priority."""
+        """The task's priority."""
         return self.publications[0].called.priority if self.publications else 5
 
     @property
     def tenant(self) -> str:
-        """Its tenant; empty for none."""
+        """The task's tenant; empty if it has none."""
         return self.publications[0].called.tenant if self.publications else ""
 
     @property
     def ordering_key(self) -> str:
-        """Its ordering key; empty for none."""
+        """The task's ordering key; empty if it has none."""
         return self.publications[0].called.ordering_key if self.publications else ""
 
     @property
     def scheduled(self) -> bool:
-        """Whether it was not to be delivered before some time."""
+        """Whether the task was published with a time before which it must not be delivered."""
         return any(one.called.not_before is not None for one in self.publications)
 
     @property
     def stored(self) -> bool:
-        """Whether the store has confirmed it."""
+        """Whether the store confirmed the task."""
         return any(one.stored for one in self.publications) or self._retried
 
     @property
     def maybe(self) -> bool:
-        """Whether the store may have it."""
+        """Whether the store may have the task."""
         return any(one.maybe for one in self.publications) or self._retried
 
     @property
@@ -218,15 +218,15 @@ class Story(msgspec.Struct):
 
     @property
     def settlements(self) -> list[tuple[Handout, Settlement]]:
-        """All settlements of receipts that were handed out."""
+        """All settlements of known deliveries of the task."""
         return [(handout, one) for handout in self.handouts for one in handout.settlements]
 
 
 class History:
-    """The merged events of a run, indexed."""
+    """The merged events of a run, indexed by kind, task and receipt."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        """Index them. They need not be sorted."""
+        """Index the events, which need not be sorted."""
         self.events = sorted(events, key=lambda event: event.at)
         self.stories: dict[tuple[str, str], Story] = {}
         self.handouts: dict[str, Handout] = {}
@@ -243,13 +243,13 @@ class History:
             story.handouts.sort(key=lambda handout: handout.order)
 
     def of(self, *whats: What) -> Sequence[Event]:
-        """Return the events of some kinds, in order for each."""
+        """Return the events of these kinds, ordered by time."""
         if len(whats) == 1:
             return self._by_what[whats[0]]
         return sorted((e for what in whats for e in self._by_what[what]), key=lambda e: e.at)
 
     def revived(self, story: Story, start: float, end: float) -> bool:
-        """Whether an operator may have brought the task back to life between two times."""
+        """Return whether an operator may have revived the task between two times."""
         calls = [*story.operators, *(e for e in self._sweeping if e.key == story.key)]
         return any(
             event.what in {What.RETRY, What.REDRIVE} and start <= event.at <= end for event in calls
@@ -261,13 +261,13 @@ class History:
 
     @cached_property
     def wall(self) -> float:
-        """How far the store's clock is ahead of the monotonic one (all on one machine)."""
+        """Difference between the store's clock and the monotonic clock, in seconds."""
         offsets = [e.wall for e in self.of(What.STARTED) if e.wall is not None]
         return sorted(offsets)[len(offsets) // 2] if offsets else 0.0
 
     @cached_property
     def harm(self) -> Mapping[str, list[tuple[float, float]]]:
-        """When each process was dead, frozen or cut off: spans by its name."""
+        """Spans in which each process was dead, frozen or cut off, by its name."""
         spans: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
         ends = {What.FROZEN: What.THAWED, What.CUT: What.MENDED}
         for event in self.of(What.KILLED):
@@ -280,7 +280,7 @@ class History:
         return spans
 
     def harmed(self, by: str, start: float, end: float, *, for_at_least: float = 0.0) -> bool:
-        """Whether a process was out of action at some time between two, and long enough."""
+        """Return whether a process was out of action between two times, in a span of at least this many seconds."""
         return any(
             begin <= end and over >= start and over - begin >= for_at_least
             for begin, over in self.harm.get(by, ())
@@ -288,19 +288,19 @@ class History:
 
     @cached_property
     def _blind(self) -> list[float]:
-        # A call that was given up may still be carried out, when what held it up is over.
+        # A call that was given up may still be carried out after the obstacle is gone, so both ends of a fault count.
         signs = (What.BLIND, What.KILLED, What.FROZEN, What.THAWED, What.CUT, What.MENDED)
         events = [*self.of(*signs), *self.of(What.CLOSE)]
         events += [e for e in self.of(What.HEALED) if e.target.startswith("redis")]
         return sorted(event.at for event in events)
 
     def blind(self, start: float, end: float) -> bool:
-        """Whether something may have been handed out between two times that nobody saw."""
+        """Return whether there may have been deliveries between two times that no process saw."""
         at = bisect_left(self._blind, start)
         return at < len(self._blind) and self._blind[at] <= end
 
     def setting(self, name: str) -> dict[str, list[Event]]:
-        """Return the changes of a setting by key."""
+        """Return the changes of a setting, by queue key."""
         found: defaultdict[str, list[Event]] = defaultdict(list)
         for event in self.of(What.SETTINGS):
             if event.name == name:
@@ -329,7 +329,8 @@ class History:
         for event in self.of(What.DELIVERED):
             known = self.handouts.get(event.receipt)
             if known is None or (known.first.key, known.first.task) != (event.key, event.task):
-                # It was its holder's from the store's step on, even if that was frozen and saw it much later.
+                # The delivery belongs to its consumer from the store's time on, even if a frozen consumer saw it much
+                # later.
                 since = min(event.at, (event.store_at or _INF) - self.wall)
                 handout = Handout(event, [], [(since, event.by)])
                 self.handouts.setdefault(event.receipt, handout)

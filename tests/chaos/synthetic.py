@@ -1,4 +1,4 @@
-"""Valid histories without a store: a plain simulation of a queue, its users and some faults."""
+"""Valid histories made without a store, by a simulation of one queue, its clients and some faults."""
 
 from __future__ import annotations
 
@@ -10,49 +10,47 @@ from tests.chaos.history import Event, What
 from tests.chaos.story import Dump, Known
 
 WALL = 1_000_000.0
-"""how far the store's clock is ahead of the monotonic one"""
+"""difference between the simulated store's clock and the monotonic clock, in seconds"""
 _STATES = ("waiting", "scheduled", "in_flight", "done", "dead", "expired", "cancelled", "discarded")
 
 
 class Simulation:
-    """A store of one queue in which every call takes one tick, and the log of all who use it."""
+    """A simulated store with one queue, in which every call takes one millisecond, and the log of its clients."""
 
     def __init__(self, seed: int = 0, key: str = "q") -> None:
-        """Nothing has happened yet."""
+        """Create an empty store with an empty log."""
         self.random = random.Random(seed)
         self.key = key
         self.at = 100.0
         self.events: list[Event] = []
         self.tasks: dict[str, dict[str, Any]] = {}
         self.held: dict[str, tuple[str, str]] = {}
-        """current receipts: task and holder"""
+        """task and holder of each receipt that is still valid"""
         self.issued: dict[str, str] = {}
-        """receipt to task"""
+        """task of every receipt"""
         self.places = math.inf
-        """how many may be in flight"""
+        """maximum number of tasks in flight"""
         self.rate, self.burst = 0.0, math.inf
         self.paused = False
         self.fair = False
         self.floor = 0.0
         self._owed = 0.0
         self._spent: dict[tuple[int, str], float] = {}
-        """turns of each tenant that waits, within a priority"""
+        """turns used by each waiting tenant, by priority and tenant"""
         self._tokens, self._filled = math.inf, 0.0
         self._calls = 0
         self._receipts = 0
         self._places = 0.0
 
-    # The log
-
     def note(self, what: What, by: str, **fields: Any) -> Event:
-        """Append an event, a tick later."""
+        """Append an event, one millisecond after the previous one."""
         self.at += 0.001
         event = Event(at=self.at, by=by, what=what, **fields)
         self.events.append(event)
         return event
 
     def call(self) -> int:
-        """Return a number for a call."""
+        """Return a number that identifies a call."""
         self._calls += 1
         return self._calls
 
@@ -61,11 +59,9 @@ class Simulation:
         """The store's time."""
         return self.at + WALL
 
-    # Producers
-
     def publish(self, by: str, *ids: str, outcome: str = "accepted", **fields: Any) -> None:
-        """Publish a batch. ``unconfirmed`` stores it and loses the answer; ``refused`` does neither."""
-        self._promote()  # what fell due before comes first
+        """Publish a batch. ``unconfirmed`` stores it but loses the answer; ``refused`` does not store it."""
+        self._promote()  # tasks that were due before come first
         call = self.call()
         delay = fields.pop("delay", None)
         if delay is not None:
@@ -99,43 +95,39 @@ class Simulation:
         self._places += 1
         return self._places
 
-    # Operators
-
     def limit(self, places: float, rate: float, burst: float) -> None:
-        """Limit what is in flight, and the rate; the bucket is full."""
+        """Set the in-flight limit and the rate limit; the token bucket starts full."""
         self.places, self.rate, self.burst = places, rate, burst
         self._tokens, self._filled = burst, self.now
         for name, value in (("limit", places), ("rate", rate), ("burst", burst)):
             self.note(What.SETTINGS, "op", key=self.key, name=name, value=value)
 
     def order(self, *, fair: bool = False, floor: float = 0.0) -> None:
-        """Set the order of tenants, and the share of the lowest priority."""
+        """Set fair order of tenants, and the floor share of the lowest priority."""
         self.fair, self.floor = fair, floor
         for name, value in (("fair", float(fair)), ("floor", floor)):
             self.note(What.SETTINGS, "op", key=self.key, name=name, value=value or None)
 
     def pause(self) -> None:
-        """Hand nothing out."""
+        """Pause deliveries."""
         self.note(What.PAUSE, "op", key=self.key)
         self.paused = True
         self.note(What.PAUSED, "op", key=self.key, store_at=self.now)
 
     def resume(self) -> None:
-        """Go on."""
+        """Resume deliveries."""
         self.note(What.RESUME, "op", key=self.key)
         self.paused = False
 
     def _room(self) -> float:
-        """How many may be handed out now."""
+        """Return how many tasks may be delivered now."""
         tokens = self._tokens + self.rate * (self.now - self._filled)
         self._tokens, self._filled = min(self.burst, tokens), self.now
         running = sum(one["state"] == "in_flight" for one in self.tasks.values())
         return 0 if self.paused else min(self.places - running, self._tokens)
 
-    # Consumers
-
     def receive(self, by: str, limit: int = 10) -> list[str]:
-        """Hand out what is due, in order; return the receipts."""
+        """Deliver available tasks in order; return their receipts."""
         self._promote()
         chosen: list[str] = []
         for _ in range(int(max(0, min(limit, self._room())))):
@@ -163,7 +155,7 @@ class Simulation:
         return receipts
 
     def _next(self) -> str | None:
-        """Return the task whose turn it is, and count that."""
+        """Return the task to deliver next, and count the turn."""
         lanes: dict[int, list[str]] = {}
         for name, one in self.tasks.items():
             if one["state"] == "waiting" and not self._behind(one):
@@ -180,7 +172,7 @@ class Simulation:
         return self._turn(priority, lane) if self.fair else lane[0]
 
     def _behind(self, one: dict[str, Any]) -> bool:
-        """Whether another task of its ordering key, which was there before, has not ended."""
+        """Return whether an earlier task with the same ordering key has not ended."""
         live = {"waiting", "scheduled", "in_flight"}
         return bool(one["ordering_key"]) and any(
             other["ordering_key"] == one["ordering_key"]
@@ -190,7 +182,7 @@ class Simulation:
         )
 
     def _turn(self, priority: int, lane: list[str]) -> str:
-        """Return the first task of the tenant that has spent the least."""
+        """Return the first task of the tenant that has used the fewest turns."""
         heads = {self.tasks[name]["tenant"]: name for name in reversed(lane)}
         there = {t: n for (p, t), n in self._spent.items() if p == priority and t in heads}
         least = min(there.values(), default=0.0)
@@ -212,7 +204,7 @@ class Simulation:
         delay: float = 0.05,
         lose: bool = False,
     ) -> None:
-        """Settle a receipt, current or not; ``lose`` loses the answer."""
+        """Settle a receipt, which may be stale; with ``lose`` the answer is lost."""
         held = self.held.get(receipt)
         task = self.issued[receipt]
         due = self.now + delay if verb == "retry" else None
@@ -235,7 +227,7 @@ class Simulation:
         self.note(What.SETTLED, by, outcome="unknown" if lose else outcome, **fields)
 
     def take_back(self, by: str) -> None:
-        """Let the store find that a consumer is gone."""
+        """Return the deliveries of a consumer that is gone, counted as lost."""
         for receipt, (task, holder) in list(self.held.items()):
             if holder == by:
                 del self.held[receipt]
@@ -249,17 +241,15 @@ class Simulation:
                 one.update(state="waiting", place=(self._place(), 1))
                 one["since"] = min(one["since"], self._places)
 
-    # The end
-
     def drain(self, by: str) -> None:
-        """Bring every task to its end."""
+        """Deliver and ack until every task has ended."""
         while any(one["state"] in {"waiting", "scheduled"} for one in self.tasks.values()):
             for receipt in self.receive(by):
                 self.settle(by, receipt, "ack")
             self.at += 0.01
 
     def dump(self) -> Dump:
-        """Return what the store knows."""
+        """Return the final state of the simulated store."""
         asked = dict.fromkeys(e.task for e in self.events if e.what is What.PUBLISH)
         tasks = {
             name: Known(one["state"], one["attempt"], one["losses"])
@@ -277,10 +267,10 @@ class Simulation:
 
 
 class RandomRun(Simulation):
-    """A random valid run under limits: two producers, three consumers, lost answers, kills, freezes and pauses."""
+    """A random valid run with limits: two producers, three consumers, lost answers, kills, freezes and pauses."""
 
     def __init__(self, seed: int, steps: int = 60) -> None:
-        """Run it to the end."""
+        """Simulate the whole run."""
         super().__init__(seed)
         self.consumers = ["c1", "c2", "c3"]
         self.hands: dict[str, list[str]] = {name: [] for name in self.consumers}

@@ -1,4 +1,4 @@
-"""The checker sees what it is for: every rule, broken by hand and at random, and nothing in what is valid."""
+"""The checker detects violations of every rule, made by hand or at random, and accepts valid histories."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ seeds = st.integers(0, 2**32)
 
 @pytest.fixture
 def run() -> Simulation:
-    """A history with three tasks, two of them handed to c1."""
+    """A history with three tasks, two of which were delivered to c1."""
     run = Simulation()
     for name in ("p", "c1", "c2"):
         run.note(What.STARTED, name, wall=WALL)
@@ -41,7 +41,7 @@ def test_valid_histories_pass(seed: int) -> None:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_every_false_record_is_found(mutation: Mutation) -> None:
-    """One random lie in a random valid run is seen by the rule that is for it."""
+    """A random false record in a random valid run is detected by one of the rules made for it."""
     seen = 0
     for seed in range(25):
         run = RandomRun(seed)
@@ -51,17 +51,17 @@ def test_every_false_record_is_found(mutation: Mutation) -> None:
         seen += 1
         verdict = check(*mutant)
         assert broken(verdict) & mutation.rules, f"seed {seed}: {verdict}"
-    assert seen >= 3, "the lie did not apply often enough to prove anything"
+    assert seen >= 3, "the mutation applied too rarely to prove anything"
 
 
 def test_every_rule_has_a_test() -> None:
-    """No rule is without a lie or a case by hand."""
+    """Every rule is covered by a mutation or by a test of its own."""
     by_hand = {"R8", "R15", "R16", "class", "floor", "fair", "log"}
     assert {rule for one in MUTATIONS for rule in one.rules} | by_hand == set(RULES)
 
 
 def test_a_payload_that_changes(run: Simulation) -> None:
-    """R0: one id, two payloads, both confirmed."""
+    """R0: two different payloads confirmed for one id are a violation."""
     for what in (What.PUBLISH, What.PUBLISHED):
         told = {"outcome": "duplicate"} if what is What.PUBLISHED else {"payload": "other"}
         run.note(what, "p", call=99, key="q", task="t1", **told)
@@ -69,7 +69,7 @@ def test_a_payload_that_changes(run: Simulation) -> None:
 
 
 def test_a_task_from_nowhere(run: Simulation) -> None:
-    """R1: the ledger counts a task that nobody published."""
+    """R1: a ledger that counts a task which was never published is a violation."""
     dump = run.dump()
     ledger = dump.ledgers["q"]
     ledger["published"] += 1
@@ -78,7 +78,7 @@ def test_a_task_from_nowhere(run: Simulation) -> None:
 
 
 def test_an_unconfirmed_task_may_be_there_or_not(run: Simulation) -> None:
-    """R1: a publish without an answer leaves both open."""
+    """R1: a task whose publish got no answer may or may not exist; neither is a violation."""
     run.publish("p", "t4", outcome="unconfirmed")
     run.note(What.PUBLISH, "p", call=98, key="q", task="t5", payload="p")
     verdict = finished(run)
@@ -87,14 +87,14 @@ def test_an_unconfirmed_task_may_be_there_or_not(run: Simulation) -> None:
 
 
 def test_a_limit_that_is_kept(run: Simulation) -> None:
-    """R10: three in a row under a limit of 2."""
+    """R10: three tasks delivered one after the other under a limit of 2 are no violation."""
     run.note(What.SETTINGS, "op", key="q", name="limit", value=2.0)
     verdict = finished(run)
     assert verdict.ok, str(verdict)
 
 
 def test_a_limit_that_was_lowered(run: Simulation) -> None:
-    """R10: what is in flight may go on under a lower limit, and nothing may join it."""
+    """R10: when a limit is lowered, tasks in flight may finish, but no other task may be delivered."""
     lowered = [("limit", 2.0), ("limit", None), ("limit", 1.0)]
     for name, value in lowered:
         run.note(What.SETTINGS, "op", key="q", name=name, value=value)
@@ -107,7 +107,7 @@ def test_a_limit_that_was_lowered(run: Simulation) -> None:
 
 
 def test_a_limit_that_was_taken_away(run: Simulation) -> None:
-    """R10, R11: what is handed out before or after a limit is not held against it."""
+    """R10, R11: deliveries before a limit was set or after it was removed do not count."""
     for name, value in (("limit", 1.0), ("rate", 1.0), ("burst", 1.0)):
         run.note(What.SETTINGS, "op", key="q", name=name, value=value)
     run.at += 1.0
@@ -120,7 +120,7 @@ def test_a_limit_that_was_taken_away(run: Simulation) -> None:
 
 @pytest.mark.parametrize(("gap", "rules"), [(0.05, {"R11"}), (0.2, set())])
 def test_a_token_bucket(gap: float, rules: set[str]) -> None:
-    """R11: a burst of 2 and 10 a second: every 0.2 s is allowed, every 0.05 s is not."""
+    """R11: with a burst of 2 and 10 per second, one delivery every 0.2 s is allowed, one every 0.05 s is not."""
     run = Simulation()
     run.note(What.SETTINGS, "op", key="q", name="rate", value=10.0)
     run.note(What.SETTINGS, "op", key="q", name="burst", value=2.0)
@@ -132,7 +132,7 @@ def test_a_token_bucket(gap: float, rules: set[str]) -> None:
 
 
 def test_a_redelivery_in_a_pause(run: Simulation) -> None:
-    """R12: what had been handed out before is handed out again, though the queue is paused."""
+    """R12: a redelivery during a pause is a violation, although the task was delivered before the pause."""
     receipt = next(iter(run.held))
     run.note(What.PAUSED, "op", key="q", store_at=run.now)
     run.settle("c1", receipt, "redeliver")
@@ -143,7 +143,7 @@ def test_a_redelivery_in_a_pause(run: Simulation) -> None:
 
 
 def test_a_pause_that_is_kept(run: Simulation) -> None:
-    """R12: nothing comes until the queue goes on; what was out before may be settled."""
+    """R12: a pause without deliveries, while earlier deliveries are settled, is no violation."""
     run.note(What.PAUSED, "op", key="q", store_at=run.now)
     run.at += 1.0
     run.note(What.RESUME, "op", key="q")
@@ -162,8 +162,8 @@ def test_a_pause_that_is_kept(run: Simulation) -> None:
         ([], [], False),
     ],
 )
-def test_callbacks(ids: list[str], ends: list[str], right: bool) -> None:  # noqa: FBT001 - a case
-    """R15: tried at least once, one id, one end."""
+def test_callbacks(ids: list[str], ends: list[str], right: bool) -> None:  # noqa: FBT001 - a parametrized case
+    """R15: a callback must be tried at least once, with one id, and have one final state."""
     run = Simulation()
     run.note(What.SETTINGS, "op", key="q", name="callback", value=1.0)
     run.publish("p", "t1")
@@ -176,7 +176,7 @@ def test_callbacks(ids: list[str], ends: list[str], right: bool) -> None:  # noq
 
 
 def test_slots() -> None:
-    """R16: a slot changes hands when it was freed or its holder died, not before; none gets lost."""
+    """R16: a slot may get a new holder only after it was freed or its holder died, and no slot may be lost."""
     run = Simulation()
     terms, dump = Terms(total_slots=1), Dump(slots={"s": ""})
     run.note(What.SLOT_TAKEN, "d1", name="s", receipt="a")
@@ -191,13 +191,13 @@ def test_slots() -> None:
 
 
 def test_an_error_in_a_log(run: Simulation) -> None:
-    """An unhandled exception anywhere is a violation."""
+    """An unhandled exception in any process is a violation."""
     run.note(What.ERROR, "c1", note="ValueError")
     assert broken(finished(run)) == {"log"}
 
 
 def test_a_failover_waives_what_it_may(run: Simulation) -> None:
-    """A task whose ack fell into the cut may come again; one whose ack did not may not."""
+    """If an ack was answered in the failover span, a redelivery is excused; otherwise it is a violation."""
     start = run.at + 0.0005
     (receipt, _), (other, _) = run.held.items()
     run.settle("c1", receipt, "ack")
@@ -212,7 +212,7 @@ def test_a_failover_waives_what_it_may(run: Simulation) -> None:
 
 
 def test_a_delivery_that_was_undone_may_come_again_as_it_was(run: Simulation) -> None:
-    """One receipt for two hand-outs of a task is excused if a failover undid the first; for two tasks it never is."""
+    """One receipt for two deliveries of a task is excused if a failover undid the first; for two tasks it never is."""
     first, second = (event for event in run.events if event.what is What.DELIVERED)
     span = ((first.at - 0.0001, first.at + 0.0001),)
     again = msgspec.structs.replace(first, at=run.at)
@@ -225,7 +225,7 @@ def test_a_delivery_that_was_undone_may_come_again_as_it_was(run: Simulation) ->
 
 
 def test_lost_publishes_are_waived_only_where_that_was_agreed(run: Simulation) -> None:
-    """A publish in the cut may be lost below the durability ``replicated``, and is counted."""
+    """A publish lost in the failover span is excused only below durability ``replicated``, and is counted as lost."""
     span = ((run.at, run.at + 1.0),)
     run.publish("p", "t9")
     del run.tasks["t9"]
@@ -240,7 +240,7 @@ def test_lost_publishes_are_waived_only_where_that_was_agreed(run: Simulation) -
 
 
 def test_figures() -> None:
-    """Redelivery is timed from the kill, recovery from the store's return."""
+    """Redelivery times start at the kill of the holder, recovery times at the store's return."""
     run = Simulation()
     run.publish("p", "t1")
     run.receive("c1")
@@ -265,7 +265,7 @@ def test_figures() -> None:
 
 
 def test_dead_letters_and_states_that_disagree() -> None:
-    """R4: one is dead and among no dead letters, the other one is done and among them."""
+    """R4: a dead task that is not among the dead letters, and a done task that is, are violations."""
     dump = Dump(tasks={"q": {"a": Known("dead"), "b": Known("done")}}, dead_letters={"q": ("b",)})
     run = Simulation()
     run.publish("p", "a", "b")

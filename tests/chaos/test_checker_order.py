@@ -1,4 +1,4 @@
-"""What the checker demands of ordering keys, tenants, priorities and hung tasks, on histories made by hand."""
+"""The checker's rules for ordering keys, tenants, priorities and hung tasks, tested on handmade histories."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.verdicts import broken, finished
 
 
 def test_an_ordering_key_in_flight_twice() -> None:
-    """R8: two tasks of one ordering key side by side."""
+    """R8: two tasks of one ordering key in flight at the same time are a violation."""
     run = Simulation()
     run.publish("p", "t1", "t2", ordering_key="user")
     run.receive("c1", 1)
@@ -21,19 +21,19 @@ def test_an_ordering_key_in_flight_twice() -> None:
 
 @pytest.mark.parametrize("verb", ["retry", "redeliver"])
 def test_an_ordering_key_is_held_until_the_end(verb: str) -> None:
-    """R8: what comes back, or is tried again, holds its key meanwhile; the next one in between is a lie."""
+    """R8: a returned or retried task still blocks its ordering key; delivering the next task is a violation."""
     run = Simulation()
     run.publish("p", "t1", "t2", "t3", ordering_key="user")
     (receipt,) = run.receive("c1", 10)
     run.settle("c1", receipt, verb, delay=1.0)
-    run.tasks["t2"]["since"] = 0.0  # the store forgets who was first
+    run.tasks["t2"]["since"] = 0.0  # make the simulated store deliver t2 first
     run.receive("c1", 1)
     assert "R8" in broken(finished(run))
 
 
 @pytest.mark.parametrize("verb", ["ack", "retry", "redeliver", "dead_letter"])
 def test_ordering_keys_one_after_another(verb: str) -> None:
-    """R8: settled in any way, killed, then the next: nothing is wrong, and others pass by."""
+    """R8: tasks of one key, delivered after the previous was settled or lost, are no violation."""
     run = Simulation()
     run.publish("p", "t1", "t2", "t3", ordering_key="user")
     run.publish("p", "u1", "u2", ordering_key="other")
@@ -49,7 +49,7 @@ def test_ordering_keys_one_after_another(verb: str) -> None:
 
 
 def test_an_ordering_key_out_of_order() -> None:
-    """R8: the second of a key comes first, of another priority though it is."""
+    """R8: delivering the second task of an ordering key before the first is a violation."""
     run = Simulation()
     run.publish("p", "t1", ordering_key="user", priority=3)
     run.publish("p", "t2", ordering_key="user", priority=3)
@@ -58,7 +58,7 @@ def test_an_ordering_key_out_of_order() -> None:
 
 
 def test_a_lower_priority_in_between() -> None:
-    """Rule class: a low one goes out while a high one has been waiting for long."""
+    """Rule class: delivering a low priority while a high one has been waiting for long is a violation."""
     run = Simulation()
     run.publish("p", "low", priority=1)
     run.publish("p", "high", priority=9)
@@ -69,7 +69,7 @@ def test_a_lower_priority_in_between() -> None:
 
 
 def publish_two_classes(run: Simulation, number: int) -> None:
-    """Publish low ones, then high ones."""
+    """Publish tasks of a low priority, then the same number of a high one."""
     run.publish("p", *(f"low{n}" for n in range(number)), priority=1)
     run.publish("p", *(f"high{n}" for n in range(number)), priority=9)
     run.at += 1.0
@@ -77,7 +77,7 @@ def publish_two_classes(run: Simulation, number: int) -> None:
 
 @pytest.mark.parametrize(("share", "rules"), [(0.1, set()), (0.25, set()), (0.0, {"floor"})])
 def test_the_share_of_the_lowest(share: float, rules: set[str]) -> None:
-    """Rule floor: a quarter is promised; who gives it passes, who gives a tenth of that, or nothing, does not."""
+    """Rule floor: a promised share that is given breaks no rule; a store that gives nothing of it does."""
     run = Simulation()
     run.order(floor=0.1 if share == 0.1 else 0.25)
     run.floor = share
@@ -86,14 +86,14 @@ def test_the_share_of_the_lowest(share: float, rules: set[str]) -> None:
 
 
 def publish_two_tenants(run: Simulation) -> None:
-    """Publish many tasks of one tenant, then some of another."""
+    """Publish many tasks of one tenant, then a few of another."""
     run.publish("p", *(f"m{n}" for n in range(50)), tenant="many")
     run.publish("p", *(f"f{n}" for n in range(5)), tenant="few")
     run.at += 1.0
 
 
 def test_tenants_that_take_turns() -> None:
-    """Rule fair: one of each in turn; without it the few wait for the many, which is a lie where fair was promised."""
+    """Rule fair: tenants that take turns break no rule; one that waits for all tasks of another tenant breaks it."""
     for fair, rules in ((True, set()), (False, {"fair"})):
         run = Simulation()
         run.order(fair=True)
@@ -103,7 +103,7 @@ def test_tenants_that_take_turns() -> None:
 
 
 def test_turns_by_weight() -> None:
-    """Rule fair: who has the weight for it may have ten turns to one."""
+    """Rule fair: a tenant with a high weight may get many deliveries in a row."""
     run = Simulation()
     run.order(fair=True)
     run.fair = False
@@ -114,7 +114,7 @@ def test_turns_by_weight() -> None:
 
 
 def test_the_order_of_a_tenant() -> None:
-    """R7: with fair order, tasks of one tenant keep theirs, and those of two tenants have none between them."""
+    """R7: with fair order, the tasks of one tenant must stay in order; there is no order between tenants."""
     run = Simulation()
     run.order(fair=True)
     publish_two_tenants(run)
@@ -123,7 +123,7 @@ def test_the_order_of_a_tenant() -> None:
 
 
 def test_a_limit_per_tenant() -> None:
-    """R10: one tenant has two in flight where each may have one; with one of each nothing is wrong."""
+    """R10: two tasks of one tenant in flight break a limit of one per tenant; one task each of two tenants do not."""
     for second, rules in (("one", {"R10"}), ("two", set())):
         run = Simulation()
         run.note(What.SETTINGS, "op", key="q", name="tenant_limit", value=1.0)
@@ -134,7 +134,7 @@ def test_a_limit_per_tenant() -> None:
 
 
 def test_a_rate_per_tenant() -> None:
-    """R11: a burst of one tenant, where each may have a token at a time."""
+    """R11: two deliveries of one tenant at once break a limit of one token per tenant; those of two tenants do not."""
     for second, rules in (("one", {"R11"}), ("two", set())):
         run = Simulation()
         for name in ("tenant_rate", "tenant_burst"):
@@ -146,7 +146,7 @@ def test_a_rate_per_tenant() -> None:
 
 @pytest.mark.parametrize(("after", "rules"), [(0.5, {"budget"}), (2.5, set())])
 def test_a_delivery_that_hangs(after: float, rules: set[str]) -> None:
-    """Budget: what was in hand for longer than the queue allows may come again, and not before."""
+    """Budget: a delivery may be repeated only after it was held for the queue's maximum processing time."""
     run = Simulation()
     run.note(What.SETTINGS, "op", key="q", name="max_processing", value=2.0)
     run.publish("p", "t1")

@@ -1,4 +1,4 @@
-"""A Redis Cluster under load: masters die, with and without replicas; slots move; operators see every partition."""
+"""A Redis Cluster under load: masters die with and without a replica, slots move, operators see all partitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskqueue_core.capabilities import dead_lettering_of, dead_letters_of
 from taskqueue_core.tasks import Task
 from taskqueue_redis.connection.cluster import slot_of
 from taskqueue_redis.scripts.runner import Partitions
-from taskqueue_redis.wakeups import signal_channel
+from taskqueue_redis.wakeups import channel_of
 from tests.chaos.cases import CHAOS, LONG, SEEDS, passed, small
 from tests.chaos.clustered import Clustered, Sharded, standstill
 from tests.chaos.history import Event, What
@@ -25,14 +25,14 @@ from tests.redis.engines import find_engine
 pytestmark = LONG
 
 _ELECTION = 1.5
-"""seconds that nodes take to vote for a replica, whatever their timeout"""
+"""seconds that the nodes need to elect a replica, besides the node timeout"""
 _UNAFFECTED = 1.0
-"""seconds that nobody notices, on a machine that does other things as well"""
+"""maximum seconds of standstill that still count as unaffected, on a busy machine"""
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One for the tests in which no node dies: a cluster takes seconds to start."""
+    """A cluster shared by the tests in which no node dies, because starting one takes seconds."""
     with Cluster(find_engine(), tmp_path_factory.mktemp("cluster"), config=CONFIG) as cluster:
         yield cluster
 
@@ -49,9 +49,9 @@ def clustered(**more: object) -> Shape:
 
 @pytest.mark.parametrize("timeout", [500, pytest.param(1500, marks=CHAOS)])
 async def test_a_master_with_a_replica_dies(folder: Path, timeout: int) -> None:
-    """Fault D2: its queues are back within three node timeouts and an election, and the others go on meanwhile.
+    """Fault D2: a dead master's queues are back within three node timeouts and an election; other queues continue.
 
-    Replication runs behind the answers: what was confirmed last may be lost, or undone, in its queues and no others.
+    Replicas lag behind their master's answers: its last confirmations may be lost or undone, but only in its queues.
     """
     shape = clustered(tasks=1500, seconds=4.5, simple=True)
     config = {"cluster-node-timeout": str(timeout), "cluster-require-full-coverage": "no"}
@@ -78,9 +78,9 @@ async def test_a_master_with_a_replica_dies(folder: Path, timeout: int) -> None:
 @each_seed
 @pytest.mark.parametrize("coverage", ["yes", "no"])
 async def test_a_master_without_a_replica_dies(folder: Path, coverage: str, seed: int) -> None:
-    """Fault D3: where the cluster must cover all slots everything stops, else only its queues.
+    """Fault D3: if a master without a replica dies, its queues stop, or all if the cluster must cover all slots.
 
-    It comes back with its log: all go on, nothing is lost, and nothing comes twice.
+    The master returns with its append-only file: all queues continue, and nothing is lost or delivered twice.
     """
     shape = clustered(tasks=1200, seconds=4.5)
     config = {"cluster-node-timeout": "500", "cluster-require-full-coverage": coverage}
@@ -108,9 +108,9 @@ async def test_a_master_without_a_replica_dies(folder: Path, coverage: str, seed
 
 @each_seed
 async def test_a_busy_slot_moves(folder: Path, cluster: Cluster, seed: int) -> None:
-    """Fault D4: the slot of a busy queue goes from master to master, key by key; nothing is lost or overtaken.
+    """Fault D4: while the slot of a busy queue moves between masters, key by key, nothing is lost or overtaken.
 
-    Whoever asks meanwhile waits until all of its keys are on one side.
+    Calls wait until all of their keys are on one node.
     """
     shape = clustered(tasks=1200, seconds=2.0)
     async with Clustered(folder, shape, seed=seed, cluster=cluster) as world:
@@ -126,13 +126,13 @@ async def test_a_busy_slot_moves(folder: Path, cluster: Cluster, seed: int) -> N
     assert figures.tasks == world.shape.tasks
     assert figures.duplicates == 0
     waited = _answered_after(outcome.events, "alpha", spans)
-    assert waited, "nobody met the moving slot"
+    assert waited, "no publish waited for the moving slot"
     assert not world.errors
 
 
 @each_seed
 async def test_slots_move_while_consumers_die(folder: Path, cluster: Cluster, seed: int) -> None:
-    """Fault D4: three slots move, and consumers and producers are killed meanwhile."""
+    """Fault D4: three slots move while consumers and producers are killed; nothing is lost or delivered twice."""
     shape = clustered(tasks=1200, seconds=3.0, consumers=3)
     async with Clustered(folder, shape, seed=seed, cluster=cluster) as world:
         await world.begin()
@@ -151,13 +151,13 @@ async def test_slots_move_while_consumers_die(folder: Path, cluster: Cluster, se
 
 
 async def test_keys_of_a_script_share_a_slot(folder: Path, cluster: Cluster) -> None:
-    """Fault D1: whatever a partition's scripts touch is in one slot, so no node refuses or misses a key of theirs."""
+    """Fault D1: all keys of a partition's scripts are in one slot, so no node refuses a script or misses a key."""
     for partition in Partitions("tq", 64).names:
         keys = [
             partition,
             f"{partition}:meta",
             f"{partition}:q:{{x}}/t",
-            signal_channel(partition, "{y}"),
+            channel_of(partition, "bell", "{y}"),
         ]
         assert len({slot_of(key) for key in keys}) == 1
     async with Clustered(folder, clustered(), cluster=cluster) as world:
@@ -169,7 +169,7 @@ async def test_keys_of_a_script_share_a_slot(folder: Path, cluster: Cluster) -> 
 
 
 async def test_operators_see_every_partition(folder: Path, cluster: Cluster) -> None:
-    """FIX-C6, fault D5: lists, counts and purges are the truth of all partitions, of which each node has some."""
+    """FIX-C6, fault D5: lists, counts and purges cover all partitions, which are spread over several nodes."""
     keys = tuple(f"queue-{n}" for n in range(60))
     shape = clustered(tasks=0, consumers=0)
     async with Clustered(folder, shape, cluster=cluster) as world:
@@ -183,7 +183,7 @@ async def test_operators_see_every_partition(folder: Path, cluster: Cluster) -> 
         for delivery in taken.deliveries:
             if delivery.task.id == "t0":
                 await dead_lettering_of(backend, consumer).dead_letter(delivery, "why", None)
-        await consumer.close()  # the others wait again
+        await consumer.close()  # the tasks that were not dead-lettered wait again
         (*known,) = await control.queues()
         assert set(known) - set(world.shape.keys) == set(keys)
         for number, key in enumerate(keys):
@@ -207,9 +207,9 @@ async def test_operators_see_every_partition(folder: Path, cluster: Cluster) -> 
 
 @each_seed
 async def test_the_number_of_shards_changes(folder: Path, cluster: Cluster, seed: int) -> None:
-    """A16, fault D7: 4, 8, 3 and 8 shards again with all keys in flight, while consumers and producers are killed.
+    """A16, fault D7: changing to 4, 8, 3 and 8 shards while all keys are in flight and processes are killed is safe.
 
-    A key moves only when its old shard has none of it, so its tasks never run side by side, nor out of their order.
+    A key moves only when its old shard has no task of it, so its tasks never run concurrently or out of order.
     """
     shape = clustered(tasks=1200, seconds=3.2, consumers=3, entities=60, keyed=True, liveness=60.0)
     async with Sharded(folder, shape, seed=seed, cluster=cluster) as world:
@@ -228,7 +228,7 @@ async def test_the_number_of_shards_changes(folder: Path, cluster: Cluster, seed
 
 
 def _answered_after(events: Sequence[Event], key: str, spans: Sequence[tuple[float, float]]) -> int:
-    """Count the publishes that were called while a slot moved, and answered once it had."""
+    """Return the number of publishes that were called while a slot moved and answered after the move."""
     answers = {(e.by, e.call): e.at for e in events if e.what is What.PUBLISHED and e.key == key}
     calls = {(e.by, e.call): e.at for e in events if e.what is What.PUBLISH and e.key == key}
     return sum(

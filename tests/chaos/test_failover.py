@@ -1,4 +1,4 @@
-"""The master dies and its replica takes over, with and without all that the master had."""
+"""The master dies and its replica takes over, with or without the master's last writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.chaos.world import Outcome
 
 
 async def lagging_failover(world: Pair) -> Outcome:
-    """Cut the replica off under load, kill the master a while later, promote the replica."""
+    """Cut the replica off under load, kill the master a little later, promote the replica."""
     await world.begin()
     await world.holding("consumer", 0, 1)
     await world.cut_replica_off()
@@ -24,7 +24,7 @@ async def lagging_failover(world: Pair) -> Outcome:
 
 
 def in_the_cut(world: Pair, outcome: Outcome, what: What, *outcomes: str) -> int:
-    """Count what was answered while the replica was cut off."""
+    """Return the number of answers with these outcomes while the replica was cut off."""
     ((start, end),) = world.terms.waived
     return sum(
         event.what is what and event.outcome in outcomes and start <= event.at <= end
@@ -34,7 +34,7 @@ def in_the_cut(world: Pair, outcome: Outcome, what: What, *outcomes: str) -> int
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_what_the_replica_lacked_is_lost_and_no_more(folder: Path, seed: int) -> None:
-    """Faults C1 and C4: what is lost, or comes again, was confirmed in the cut; all else is kept, and in order."""
+    """Faults C1 and C4: a failover loses or repeats only what was confirmed while the replica was cut off."""
     async with Pair(
         folder, small(tasks=400, seconds=3.0, simple=True, liveness=6.0), seed=seed
     ) as world:
@@ -53,7 +53,7 @@ async def test_what_the_replica_lacked_is_lost_and_no_more(folder: Path, seed: i
 @LONG
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_nothing_confirmed_by_a_replica_is_lost(folder: Path, seed: int) -> None:
-    """Fault C2: a publish is confirmed once the replica has it; else it is sent again, here or to the next master."""
+    """Fault C2: a publish is confirmed only when the replica has it; otherwise it is repeated, so nothing is lost."""
     shape = small(tasks=400, seconds=3.0, simple=True, liveness=6.0)
     async with Pair(folder, shape, seed=seed, confirmed=True) as world:
         outcome = await lagging_failover(world)
@@ -65,7 +65,7 @@ async def test_nothing_confirmed_by_a_replica_is_lost(folder: Path, seed: int) -
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_replica_in_step_loses_nothing(folder: Path, seed: int) -> None:
-    """Failing over when the replica has everything: no loss, and no duplicate but for the deliveries of that moment."""
+    """A failover to a replica that has all writes loses nothing; only deliveries of that moment may be repeated."""
     shape = small(tasks=200, seconds=0.3, simple=True, lease=LEASE)
     async with Pair(folder, shape, seed=seed) as world:
         await world.begin()
@@ -83,7 +83,7 @@ async def test_a_replica_in_step_loses_nothing(folder: Path, seed: int) -> None:
 @pytest.mark.parametrize("kind", ["kill", "freeze"])
 @pytest.mark.chaos
 async def test_sentinels_promote_the_replica(folder: Path, kind: str) -> None:
-    """Fault C8: the master dies, or falls silent; everybody follows the Sentinels within 15 s, without a restart."""
+    """Fault C8: if the master dies or freezes, all clients follow the Sentinels within 15 s, without a restart."""
     shape = small(tasks=900, seconds=3.0, simple=True, liveness=40.0)
     async with Guarded(folder, shape) as world:
         await world.begin()

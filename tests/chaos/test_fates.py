@@ -1,4 +1,4 @@
-"""What becomes of single tasks under faults: retries, ids that come twice, redrives, cancels, long work."""
+"""Single tasks under faults: retries, repeated ids, redrives, cancels and long work."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ each_seed = pytest.mark.parametrize("seed", SEEDS)
 KEY = "alpha"
 _AGAIN = 0.03
 _LATE = 1.0
-"""seconds after its time that a retry comes at the latest, on a machine that does other things as well"""
+"""maximum seconds by which a typical retry may be late on a busy machine"""
 Answer = TypeVar("Answer")
 
 
 async def _answered(call: Callable[..., Awaitable[Answer]], *words: Any, **more: Any) -> Answer:
-    """Call until there is an answer."""
+    """Repeat a call until it is answered."""
     while True:
         try:
             return await call(*words, **more)
@@ -43,14 +43,14 @@ async def _statuses(world: World, count: int) -> list[TaskStatus]:
 
 
 async def _behind_links(world: World, count: int) -> list[Backend]:
-    """Return backends that each use a link of their own."""
+    """Return backends that each use their own breakable link."""
     links = [await world.link("consumer", number) for number in range(count)]
     return [world.open_backend(link.address[1]) for link in links]
 
 
 @pytest.mark.parametrize("seconds", [2.0, pytest.param(120.0, marks=CHAOS)])
 async def test_waiting_for_room_burns_no_attempt(folder: Path, seconds: float) -> None:
-    """FIX-C3, fault F6: while a single place is taken nothing of what waits is counted as tried, whatever fails."""
+    """FIX-C3, fault F6: while tasks wait for the one place in flight, their attempts do not grow, whatever fails."""
     shape = small(tasks=0, consumers=0, keys=(KEY,), limits={KEY: {"max_inflight": 1}})
     async with World(folder, shape) as world:
         await world.begin()
@@ -72,7 +72,7 @@ async def test_waiting_for_room_burns_no_attempt(folder: Path, seconds: float) -
 
 
 async def test_retries_come_in_their_band(folder: Path) -> None:
-    """Fault F7: four failures, then success: five attempts, each in the policy's band, though Redis dies in between."""
+    """Fault F7: five attempts come with delays within the policy's range, although Redis is killed in between."""
     policy, count, failures = RetryPolicy(base=0.1, cap=0.4, jitter=0.2), 40, 4
     chance = random.Random(7)
     dues: dict[tuple[str, int], float] = {}
@@ -115,9 +115,9 @@ async def test_retries_come_in_their_band(folder: Path) -> None:
 
 @each_seed
 async def test_one_id_from_many_sides(folder: Path, seed: int) -> None:
-    """Fault F18: three publishers send the same ids, while answers get lost: one copy of each.
+    """Fault F18: three publishers send the same ids while answers get lost; one copy of each is stored.
 
-    Another payload is a conflict, before the task ends and after.
+    Publishing an id with another payload is a conflict, before and after the task ends.
     """
     count = 120
     async with World(folder, small(tasks=0, consumers=0, keys=(KEY,)), seed=seed) as world:
@@ -162,7 +162,7 @@ async def test_one_id_from_many_sides(folder: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("count", [600, pytest.param(100_000, marks=CHAOS)])
 async def test_dead_letters_redriven_from_all_sides(folder: Path, count: int) -> None:
-    """Fault F19: three operators redrive all at once, twice, while answers get lost and Redis dies; once each."""
+    """Fault F19: three operators redrive twice while answers get lost and Redis dies; each task is redriven once."""
     async with World(
         folder, small(tasks=0, consumers=0, keys=(KEY,), operation_timeout=5.0)
     ) as world:
@@ -201,9 +201,9 @@ async def test_dead_letters_redriven_from_all_sides(folder: Path, count: int) ->
 
 @each_seed
 async def test_cancels_that_race(folder: Path, seed: int) -> None:
-    """Fault F21: waiting, scheduled, running and done tasks are cancelled from two sides as they are worked on.
+    """Fault F21: tasks in any state are cancelled from two sides while they are worked on; each has exactly one end.
 
-    Each has one end: what was cancelled was told so once, and its acknowledgement is refused; what was done was not.
+    The ack of a cancelled task is refused, and a task that is done is not cancelled.
     """
     count = 120
     async with World(folder, small(tasks=0, consumers=0, keys=(KEY,)), seed=seed) as world:
@@ -257,8 +257,8 @@ async def test_cancels_that_race(folder: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("leases", [3, pytest.param(10, marks=CHAOS)])
 async def test_work_that_takes_many_leases(folder: Path, leases: int) -> None:
-    """OPEN-C3, fault F22: it stays with its consumer for as long as that lives, whatever happens to Redis meanwhile."""
-    # One consumer alone: of two, one may have them all.
+    """OPEN-C3, fault F22: a task that takes many leases stays with its live consumer, whatever happens to Redis."""
+    # With two consumers, one of them might get all tasks.
     shape = small(
         tasks=40, seconds=0.2, simple=True, consumers=1, hold=leases * LEASE, liveness=60.0
     )

@@ -1,4 +1,4 @@
-"""Limits of the flow under faults: in flight, rates and pauses, over several consumers and servers."""
+"""In-flight limits, rate limits and pauses under faults, over several consumers and servers."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _LIMITS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 _FULL = 20
-"""tasks that show at the end whether a place was lost"""
+"""number of tasks published at the end, to see whether all places in flight are free again"""
 
 each_seed = pytest.mark.parametrize("seed", SEEDS)
 
 
 @each_seed
 async def test_limits_while_consumers_die(folder: Path, seed: int) -> None:
-    """F2, F3, F4, F5, faults F10, F13 and F14: whoever is killed or cut off, the limits hold.
+    """F2, F3, F4, F5, faults F10, F13 and F14: limits hold while consumers are killed or cut off.
 
-    What is retried while the queue is full is not lost. Every place comes free again: what is published at the end
-    fills them all.
+    A task that is retried while its queue is full is not lost. All places in flight become free again: tasks published
+    at the end use all of them.
     """
     shape = small(consumers=3, lease=1.0, hold=0.1, limits=_LIMITS)
     async with World(folder, shape, seed=seed) as world:
@@ -62,13 +62,13 @@ async def test_limits_while_consumers_die(folder: Path, seed: int) -> None:
         outcome = await world.finish()
     assert passed(outcome).tasks == shape.tasks + _FULL
     assert _most(outcome, "alpha") == _PLACES
-    assert any(event.outcome == "refused" for event in outcome.events)  # the queue was full
-    assert _broken_by_lower_limits(outcome, world.terms) == {"R10", "R11"}  # they were reached
+    assert any(event.outcome == "refused" for event in outcome.events)  # a queue was full
+    assert _broken_by_lower_limits(outcome, world.terms) == {"R10", "R11"}  # limits were reached
 
 
 @each_seed
 async def test_limits_through_servers(folder: Path, seed: int) -> None:
-    """F2, F3, F4, F5, faults F10, F13 and F14: two servers and three workers keep common limits, whoever goes."""
+    """F2, F3, F4, F5, faults F10, F13 and F14: servers and workers share limits, even while some of them are killed."""
     async with Replicas(folder, small(hold=0.1, limits=_LIMITS), seed=seed) as world:
         await world.begin()
         await world.holding("server", 0, 3)
@@ -76,17 +76,17 @@ async def test_limits_through_servers(folder: Path, seed: int) -> None:
         await world.inflict("lose", "link-server", 1)
         await world.inflict("stop", "server", 0, 0.1)
         await world.inflict("cut", "link-worker", 1)
-        if seed:  # what it holds comes back only after a lease and two passes
+        if seed:  # its deliveries return only after a lease and two passes
             await world.inflict("kill", "server", 1, 0.2)
         await _fill_every_place(world)
         outcome = await world.finish()
     assert passed(outcome).tasks == world.shape.tasks + _FULL
     assert _most(outcome, "alpha") == _PLACES
-    assert any(event.outcome == "refused" for event in outcome.events)  # the queue was full
+    assert any(event.outcome == "refused" for event in outcome.events)  # a queue was full
 
 
 def _broken_by_lower_limits(outcome: Outcome, terms: Terms) -> set[str]:
-    """Return the rules that would have been broken had the limits been a fifth lower."""
+    """Return the rules that would be broken if the limits had been a fifth lower."""
     lower = [
         msgspec.structs.replace(event, value=0.8 * event.value)
         if event.name in {"limit", "rate", "burst"} and event.value
@@ -97,7 +97,7 @@ def _broken_by_lower_limits(outcome: Outcome, terms: Terms) -> set[str]:
 
 
 async def _fill_every_place(world: World) -> None:
-    """Once nothing is alive any more, publish what takes every place."""
+    """Wait until no task is live, then publish enough tasks to use all places."""
     await world.heal()
     for producer in world.cast.of("producer"):
         await world.cast.ended(producer)
@@ -106,7 +106,7 @@ async def _fill_every_place(world: World) -> None:
 
 
 def _most(outcome: Outcome, key: str) -> int:
-    """Return how many were in flight at most, once nothing was alive any more."""
+    """Return the maximum number of tasks in flight after the final tasks were published."""
     filled = min(e.at for e in outcome.events if e.what is What.PUBLISH and e.by == "world")
     seen = in_flight(History(outcome.events), key)
     return max((running for at, _, running in seen if at > filled), default=0)
@@ -114,9 +114,9 @@ def _most(outcome: Outcome, key: str) -> int:
 
 @each_seed
 async def test_a_pause_in_a_burst(folder: Path, seed: int) -> None:
-    """F6, fault F15: from the confirmation on nothing is handed out, not even while Redis is killed and comes back.
+    """F6, fault F15: after a confirmed pause nothing is delivered, not even if Redis is killed and restarted.
 
-    What runs goes on for longer than a lease, and is settled; publishing goes on. Then nothing is missing.
+    Running tasks may take longer than a lease and are settled; publishing continues. Nothing is lost.
     """
     shape = small(consumers=2, tasks=2000, seconds=0.8, take=10, keys=("alpha",), simple=True)
     async with World(folder, shape, seed=seed) as world:
@@ -126,7 +126,7 @@ async def test_a_pause_in_a_burst(folder: Path, seed: int) -> None:
         await world.until(lambda: world.published() >= 400, "the burst is under way")
         await _paused(world, 0.2)
         await world.inflict("kill", "redis", 0, 0.1)
-        await world.cast.stop(slow)  # it ends what it has in hand
+        await world.cast.stop(slow)  # it settles its deliveries first
         await resume(world, "alpha")
         outcome = await world.finish()
     figures = passed(outcome)
@@ -137,14 +137,14 @@ async def test_a_pause_in_a_burst(folder: Path, seed: int) -> None:
 
 
 async def _slow_consumer(world: World) -> Actor:
-    """Start one more consumer, which works on each of twenty tasks for up to one and a half leases."""
+    """Start a consumer that holds twenty deliveries and works on each for up to one and a half leases."""
     number = world.shape.consumers
     setup = world.setup("consumer", number) | {"hold": 1.5 * LEASE, "limit": 20, "take": 1}
     return world.cast.start("consumer", number, await world.environment("consumer", number), setup)
 
 
 async def _paused(world: World, seconds: float) -> None:
-    """Pause the first queue. Publishing goes on, and nothing else than a settlement changes the ledger."""
+    """Pause the first queue; assert that publishing continues and only settlements change the rest of the ledger."""
     key = world.shape.keys[0]
     await pause(world, key)
     before = await world.control.ledger(key)
@@ -171,7 +171,7 @@ _CROWD: Mapping[str, Mapping[str, Any]] = {
 @CHAOS
 @pytest.mark.parametrize("seed", range(3))
 async def test_fifty_workers_on_three_servers(folder: Path, seed: int) -> None:
-    """F2, F3, F5, F6, OPEN-F1, faults F12, F13, F14 and F15: all of it at once, whoever dies."""
+    """F2, F3, F5, F6, OPEN-F1, faults F12, F13, F14 and F15: all limits hold together, whichever process dies."""
     shape = small(
         tasks=3000, seconds=10.0, limits=_CROWD, tenants=5, entities=60, priorities=(2, 5, 5, 8),
         answer_timeout=2.0, operation_timeout=4.0, liveness=90.0,

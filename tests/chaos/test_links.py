@@ -1,4 +1,4 @@
-"""Answers that are lost, calls that are cancelled, links that are cut, blocked or slow."""
+"""Lost answers, cancelled calls, and links that are cut, blocked or slow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPT = b"EVALSHA"
 
 
 class Case:
-    """A backend of this process, and the link that it uses."""
+    """A backend of this process, and the breakable link that it uses."""
 
     def __init__(self, world: World, link: FaultProxy, backend: Backend) -> None:
         self.world = world
@@ -45,14 +45,14 @@ class Case:
             return
 
     async def receive(self, subscription: Subscription, limit: int = 1) -> list[Delivery]:
-        """Receive until something comes."""
+        """Receive until there is a delivery."""
         while True:
             with contextlib.suppress(BackendUnavailable):
                 if found := (await subscription.receive(limit, HOUSEKEEPING)).deliveries:
                     return list(found)
 
     async def state(self, name: str) -> str:
-        """Return a task's state, by a connection without faults."""
+        """Return a task's state, read over a connection without faults."""
         (told,) = await self.world.control.statuses(KEY, name)
         assert told is not None
         return told.state.value
@@ -60,7 +60,7 @@ class Case:
 
 @pytest_asyncio.fixture
 async def case(folder: Path) -> AsyncIterator[Case]:
-    """A Redis, a link and a backend."""
+    """A Redis with a backend connected over a breakable link."""
     async with World(folder, small(keys=(KEY,))) as world:
         link = await world.link("case", 0)
         backend = world.open_backend(link.address[1])
@@ -82,7 +82,7 @@ async def case(folder: Path) -> AsyncIterator[Case]:
     ],
 )
 async def test_the_answer_to_a_publish_is_lost(case: Case, count: int, *, silently: bool) -> None:
-    """Fault E1, law 7: however often its answer is lost, there is one copy."""
+    """Fault E1, law 7: however often the answer to a publish is lost, there is one copy of the task."""
     case.link.lose_replies(count, after=SCRIPT, silently=silently)
     await case.publish("t")
     assert case.link.lost == count
@@ -92,7 +92,7 @@ async def test_the_answer_to_a_publish_is_lost(case: Case, count: int, *, silent
 @pytest.mark.parametrize("silently", [False, pytest.param(True, marks=CHAOS)])
 @pytest.mark.parametrize("verb", ["ack", "redeliver", "dead_letter", "retry"])
 async def test_the_answer_to_a_settlement_is_lost(case: Case, verb: str, *, silently: bool) -> None:
-    """Fault E2: sending it again answers the same and does nothing more (OPEN-C2)."""
+    """Fault E2: a repeated settlement gets the same answer and has no further effect (OPEN-C2)."""
     await case.publish("t")
     async with case.backend.subscribe([KEY], "c") as subscription:
         (delivery,) = await case.receive(subscription)
@@ -119,7 +119,7 @@ async def test_the_answer_to_a_settlement_is_lost(case: Case, verb: str, *, sile
 async def settle(
     backend: Backend, subscription: Subscription, verb: str, delivery: Delivery
 ) -> None:
-    """Settle by a verb's name."""
+    """Settle a delivery by the name of the verb."""
     if verb == "ack":
         await subscription.ack(delivery)
     elif verb == "redeliver":
@@ -136,7 +136,7 @@ async def settle(
     [(1, False), (3, False), (1, True), pytest.param(3, True, marks=CHAOS)],
 )
 async def test_the_answer_to_a_receive_is_lost(case: Case, count: int, *, silently: bool) -> None:
-    """Fault E3, law 4: what it brought is seen within a second, and in its place; no attempt is spent."""
+    """Fault E3, law 4: deliveries of a lost answer arrive within a second, in order, without using an attempt."""
     async with case.backend.subscribe([KEY], "c") as subscription:
         await subscription.receive(1, 0)
         await case.publish(*(f"t{n}" for n in range(6)))
@@ -154,7 +154,7 @@ async def test_the_answer_to_a_receive_is_lost(case: Case, count: int, *, silent
 
 
 async def test_a_deadline_passes_while_an_answer_is_lost(case: Case) -> None:
-    """Faults E3 and F12, law 8: what a lost answer has brought is not delivered once its deadline has passed."""
+    """Faults E3 and F12, law 8: a task in a lost answer is not delivered after its deadline has passed."""
     async with case.backend.subscribe([KEY], "c") as subscription:
         await subscription.receive(1, 0)
         deadline = case.backend.now() + 0.4
@@ -168,7 +168,7 @@ async def test_a_deadline_passes_while_an_answer_is_lost(case: Case) -> None:
 
 @LONG
 async def test_a_consumer_takes_something_after_its_lease(case: Case) -> None:
-    """Fault A4: one that wakes, and receives before it gives a sign of life, keeps what it gets (found by seed 176)."""
+    """Fault A4: a consumer that receives after its lease, without a heartbeat, keeps the task (found by seed 176)."""
     shape, control = case.world.shape, case.world.control
     async with case.backend.subscribe([KEY], "c") as subscription:
         await subscription.receive(1, 0)
@@ -179,7 +179,7 @@ async def test_a_consumer_takes_something_after_its_lease(case: Case) -> None:
         while loop.time() < silent + shape.lease + 0.1:
             await asyncio.sleep(shape.housekeeping / 2)
             if loop.time() < silent + shape.lease - 0.2:
-                await control.maintain()  # else the freeze guard grants a lease more
+                await control.maintain()  # otherwise the freeze guard would grant another lease
         await case.publish("u")
         await case.receive(subscription)
         await control.maintain()
@@ -190,7 +190,7 @@ async def test_a_consumer_takes_something_after_its_lease(case: Case) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_calls_are_cancelled_anywhere(case: Case, seed: int) -> None:
-    """Fault E4: 200 cancelled calls; nothing is stuck, lost or doubled, and no answer goes to another caller."""
+    """Fault E4: 200 cancelled calls leave nothing stuck, lost or doubled, and no answer reaches another caller."""
     chance = random.Random(seed)
     names = [f"t{n}" for n in range(200)]
     seen: list[str] = []
@@ -223,7 +223,7 @@ async def cancelled(call: Awaitable[T], chance: random.Random) -> T | None:
     task = asyncio.ensure_future(call)
     await asyncio.wait([task], timeout=chance.choice([0.0, 0.0003, 0.001, 0.003]))
     task.cancel()
-    # Not `asyncio.timeout`: it would drop the answer of a call that ends in the same moment.
+    # Not `asyncio.timeout`, which would drop the answer of a call that ends in the same moment.
     await asyncio.wait([task])
     return None if task.cancelled() else task.result()
 
@@ -233,7 +233,7 @@ async def cancelled(call: Awaitable[T], chance: random.Random) -> T | None:
     "length", [1.0, *(pytest.param(n, marks=CHAOS) for n in (5.0, 30.0, 300.0))]
 )
 async def test_all_connections_are_cut(folder: Path, kind: str, length: float) -> None:
-    """Fault E5: both ways or one, for a second or minutes: no loss, and all are back soon after."""
+    """Fault E5: links blocked in one or both directions for seconds or minutes lose nothing; all recover soon after."""
     shape = small(seconds=1.0, hold=0.05, liveness=60.0)
     async with World(folder, shape) as world:
         await world.begin()
@@ -249,13 +249,13 @@ async def test_all_connections_are_cut(folder: Path, kind: str, length: float) -
 
 
 async def progress(world: World, done: int) -> bool:
-    """Whether more has been done."""
+    """Return whether more tasks than ``done`` are done now."""
     return (await world.control.ledger(KEY)).done > done
 
 
 @LONG
 async def test_one_byte_at_a_time(folder: Path) -> None:
-    """Fault E7: segments of one byte change nothing."""
+    """Fault E7: data that arrives in segments of one byte changes nothing."""
     async with World(folder, small(tasks=20, consumers=1, producers=1)) as world:
         for role in ("consumer", "producer"):
             (await world.link(role, 0)).slice(1)

@@ -1,4 +1,4 @@
-"""What campaigns measure adds up, and the pages show it."""
+"""Results of campaigns are added up correctly and are shown in the documentation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.redis.losses import Case, Cut, Loss
 
 @pytest.mark.parametrize("command", BLOCKS)
 def test_the_pages_show_the_last_results(command: str) -> None:
-    """D17: a page's figures are those of the last campaign; whoever made one has written them down."""
+    """D17: a page shows the figures of the last campaign."""
     page, table = BLOCKS[command]
     _, found, rest = page.read_text("utf-8").partition(BEGIN.format(command=command))
     assert found
@@ -22,7 +22,7 @@ def test_the_pages_show_the_last_results(command: str) -> None:
 
 
 def test_a_block_is_replaced(tmp_path: Path) -> None:
-    """What stands around it, and other commands' blocks, stay as they are; a page without marks is not touched."""
+    """Writing a block keeps the text around it and other blocks; a page without the markers is not changed."""
     page = tmp_path / "page.md"
     one, two = (BEGIN.format(command=name) for name in ("one", "two"))
     page.write_text(f"head\n{one}\nold\n{END}\nbetween\n{two}\nkept\n{END}\ntail\n")
@@ -33,7 +33,7 @@ def test_a_block_is_replaced(tmp_path: Path) -> None:
 
 
 def test_runs_add_up() -> None:
-    """A row sums its runs, and keeps the worst of them."""
+    """A row sums up its runs and keeps the worst values."""
     row = Row(case=Case(Durability.PROCESS, Cut.POWER))
     for loss in (Loss(10, (0.5, 0.25)), Loss(20, ()), Loss(30, (1.5,))):
         row.add(loss)

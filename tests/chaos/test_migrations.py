@@ -1,4 +1,4 @@
-"""Migrations between two real servers, whose operator is killed in each command and a worker in each phase."""
+"""Migrations between two Redis servers; the operator is killed in each command, and a worker in each phase."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ pytestmark = pytest.mark.long
 LEASE = 1.0
 HOUSEKEEPING = 0.2
 STARTED = 0.9
-"""seconds within which a command has begun, and mostly ended"""
+"""maximum seconds after which a command is killed: by then it has begun, and often ended"""
 
 
 class Home:
-    """A store in Redis that processes come to, and vanish from."""
+    """A store in Redis that simulated processes open and leave."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def enter(self) -> Backend:
-        """Open a backend on it."""
+        """Open a backend on the store."""
         more = {"lease": LEASE, "housekeeping": HOUSEKEEPING, "operation_timeout": 0.8}
         return RedisBackend(settings=settings_for(self.url, answer_timeout=0.5, **more))
 
     async def kill(self, backend: Backend) -> None:
-        """Cut it off: nothing is handed back, and nothing is heard of it again."""
+        """Close the backend's connections without returning deliveries, as if its process had been killed."""
         home = backend._context  # type: ignore[attr-defined]
         await home.heartbeat.aclose()
         await home.wakeups.aclose()
         await home.client.aclose()
 
     async def keep(self) -> None:
-        """Keep house, as servers do."""
+        """Run maintenance periodically, as servers do."""
         backend = self.enter()
         try:
             while True:
@@ -58,7 +58,7 @@ class Home:
 
 
 class Operator:
-    """Gives each command twice: to a process that is killed, and to one that may end."""
+    """Runs each migration command twice: in a process that is killed, and in one that may finish."""
 
     def __init__(self, old: Home, new: Home, mode: MigrationMode, chance: random.Random) -> None:
         self.chance = chance
@@ -71,7 +71,7 @@ class Operator:
         }
 
     async def __call__(self, name: str) -> None:
-        """Give one."""
+        """Run the command with this name."""
         process = await self._start(name)
         await asyncio.sleep(self.chance.uniform(0.2, STARTED))
         if process.returncode is None:
@@ -92,7 +92,7 @@ class Operator:
     "seed", [pytest.param(seed, marks=[pytest.mark.chaos] * (seed >= 2)) for seed in range(50)]
 )
 async def test_a_migration_with_kills(folder: Path, seed: int) -> None:
-    """A20, faults J1, J2, J3, J5, J7: whoever is killed at whatever moment, the equation over both stores is exact."""
+    """A20, faults J1, J2, J3, J5, J7: whichever process is killed, each task is done in exactly one of the stores."""
     with ExitStack() as running:
         homes = []
         for side in ("old", "new"):

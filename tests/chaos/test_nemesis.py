@@ -1,4 +1,4 @@
-"""The nemesis decides by its seed alone."""
+"""The schedule of faults depends on its seed only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ NUMBERS = {"redis": 1, "consumer": 3, "producer": 2}
 
 
 def drawn(seed: int, menu: str) -> tuple[Fault, ...]:
-    """A schedule."""
+    """Return the schedule of a seed."""
     return schedule(seed, menu, seconds=3.0, count=12, numbers=NUMBERS)
 
 
 @pytest.mark.parametrize("menu", sorted(MENUS))
 def test_a_seed_is_a_schedule(menu: str) -> None:
-    """The same seed gives the same faults, another one others, in their order and within the time."""
+    """Equal seeds give equal schedules, other seeds different ones; faults are sorted by time and within the limit."""
     faults = drawn(7, menu)
     assert faults == drawn(7, menu)
     assert faults != drawn(8, menu)
@@ -28,7 +28,7 @@ def test_a_seed_is_a_schedule(menu: str) -> None:
 
 
 def test_every_offer_is_drawn() -> None:
-    """Over a hundred seeds each kind of fault hits each target, and each of several is hit."""
+    """Over a hundred seeds, every kind of fault of the menu occurs, and every consumer is hit."""
     faults = [fault for seed in range(100) for fault in drawn(seed, "mixed")]
     assert {fault.name for fault in faults} == {
         f"{offer.kind} {offer.target}" for offer in MENUS["mixed"]
@@ -47,7 +47,7 @@ def test_a_target_is_hit_when_it_is_up() -> None:
 
 
 def test_a_schedule_can_be_kept() -> None:
-    """What is written down is read back, and printed with its seed."""
+    """A saved schedule can be read back, and is printed with its seed."""
     faults = drawn(3, "mixed")
     assert read_faults(msgspec.to_builtins(faults)) == faults
     text = describe(3, "mixed", faults)
@@ -56,7 +56,7 @@ def test_a_schedule_can_be_kept() -> None:
 
 
 async def test_faults_come_at_their_times() -> None:
-    """Each starts at its time, also while another one lasts, and the end waits for all."""
+    """Each fault starts at its time, even while another one lasts; `unleash` waits for all."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
     seen: list[tuple[str, float]] = []

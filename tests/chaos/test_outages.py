@@ -1,4 +1,4 @@
-"""Redis is killed, frozen, paused, filled, and forgets its scripts."""
+"""Redis is killed, frozen, paused, full, or loses its scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.redis.servers import RedisServer, wait_until
 
 
 def lengths(short: float, *long: float) -> list[object]:
-    """Lengths of an outage: one in every run, the others in `dev.py chaos`."""
+    """Return the lengths of an outage: the short one for ordinary runs, the others for `dev.py chaos`."""
     return [short, *(pytest.param(length, marks=CHAOS) for length in long)]
 
 
@@ -24,7 +24,7 @@ def lengths(short: float, *long: float) -> list[object]:
 @pytest.mark.parametrize("length", [0.1, 6.0, 30.0, 120.0])
 @pytest.mark.parametrize("seed", range(3))
 async def test_redis_is_killed(folder: Path, seed: int, length: float) -> None:
-    """Fault B1, row A1: nothing confirmed is lost, nobody restarts, and all are active soon after Redis is."""
+    """Fault B1, row A1: a kill of Redis loses nothing confirmed; all processes recover soon without a restart."""
     outage = Outage(fault="B1", kind="kill", length=length)
     outcome, row = await suffer(folder, outage, small(seconds=1.0, liveness=60.0), seed=seed)
     assert passed(outcome).duplicates == 0
@@ -33,7 +33,7 @@ async def test_redis_is_killed(folder: Path, seed: int, length: float) -> None:
 
 @pytest.mark.parametrize("times", [3, pytest.param(100, marks=CHAOS)])
 async def test_redis_is_killed_again_and_again(folder: Path, times: int) -> None:
-    """Faults B1 and B2: each time nothing is lost, and no process gathers connections or files."""
+    """Faults B1 and B2: repeated kills of Redis lose nothing, and no process accumulates connections or open files."""
     shape = small(tasks=100 * times, seconds=0.3 * times, liveness=60.0)
     async with World(folder, shape) as world:
         await world.begin()
@@ -52,7 +52,7 @@ def _files(pid: int | None) -> int:
 
 @LONG
 async def test_redis_is_full(folder: Path) -> None:
-    """Fault B8: publishers are refused; taking, acking, retrying and burying go on until the queue is empty."""
+    """Fault B8: a full Redis refuses publishes, but consumers go on until the queue is empty."""
     shape = small(tasks=300, seconds=0.1, consumers=0)
     async with World(folder, shape) as world:
         await world.begin()
@@ -73,7 +73,7 @@ async def test_redis_is_full(folder: Path) -> None:
 
 @pytest.mark.parametrize("length", lengths(1.0, 4.0, 10.0, 60.0))
 async def test_redis_is_frozen(folder: Path, length: float) -> None:
-    """Fault B10: the whole store looks idle when it wakes; nothing is taken from anybody who is alive."""
+    """Fault B10: after a freeze of Redis all consumers look idle, but no delivery is taken from a live one."""
     outage = Outage(fault="B10", kind="freeze", length=length)
     shape = small(hold=0.2, seconds=1.0, liveness=60.0, simple=True)
     outcome, row = await suffer(folder, outage, shape)
@@ -84,11 +84,11 @@ async def test_redis_is_frozen(folder: Path, length: float) -> None:
 
 
 async def test_redis_loads_its_data(folder: Path) -> None:
-    """Fault B11: who comes while Redis loads waits, and then learns what it keeps; nothing is lost."""
+    """Fault B11: clients that connect while Redis loads its data wait until it is loaded; nothing is lost."""
     shape = small(tasks=0, answer_timeout=5.0, operation_timeout=10.0)
     async with World(folder, shape) as world:
         await world.publish(4000)
-        world.redis.config |= {  # Redis 6.2 does not know the second one
+        world.redis.config |= {  # Redis 6.2 does not know the second option
             "key-load-delay": "100",
             "loading-process-events-interval-bytes": "1024",
         }
@@ -114,7 +114,7 @@ def _seen_loading(redis: RedisServer) -> None:
 
 @LONG
 async def test_what_redis_may_do_to_its_clients(folder: Path) -> None:
-    """Faults B13, B16, B18 together: scripts forgotten, writes paused, idle connections closed; nobody notices."""
+    """Faults B13, B16, B18 together: lost scripts, paused writes and closed idle connections have no visible effect."""
     async with World(folder, small(seconds=1.5)) as world:
         await world.begin()
         await world.inflict("pause", "redis", 0, 0.3)

@@ -1,4 +1,4 @@
-"""Replicas of Prefect's own server, frozen and killed with their workers and their store: no run is lost."""
+"""Replicas of Prefect's own server; replicas, workers and store are frozen and killed, and no run is lost."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ SETTINGS = {"TASKQUEUE_REDIS_LEASE": str(LEASE), "TASKQUEUE_PREFECT_GRACE": "3"}
 SHORT = ("freeze", "worker", "store", "kill")
 PACE, PRODUCERS, TAKERS = 0.4, 3, 4
 LIMIT = 2
-"""how many runs the real worker executes at once"""
+"""number of runs that the real worker executes at once"""
 LONG = 0.5
-"""seconds that one of them takes"""
+"""seconds that each run of the real worker takes"""
 RECOVERY = 40.0
 ANSWERS = {201, 503}
 _STATE = {"type": "SCHEDULED", "name": "AwaitingRetry"}
@@ -47,28 +47,31 @@ _LOST = (OSError, WebSocketException, TimeoutError, httpx2.TransportError)
 
 @dataclass
 class Handled:
-    """A run in the hands of a worker."""
+    """A run that was sent to a simulated worker."""
 
     at: int
-    """by which replica it was sent"""
+    """number of the replica that sent it"""
     received: float
     acked: bool = False
     finished: float | None = None
-    """when Prefect had heard what became of it; a worker that was killed before does not tell"""
+    """time at which Prefect confirmed the final state; None if the worker was killed before"""
 
 
 class Night:
-    """Clients, workers by hand and a real one; and what is done to them."""
+    """Clients, simulated workers, one real worker, and the faults that hit them and the servers."""
 
     def __init__(self, site: Site, replicas: list[Replica], seed: int) -> None:
-        """The first replica is the one that the real tasks are delayed by, and is frozen only."""
+        """Prepare the clients and workers.
+
+        The first replica may be frozen but not killed, because it creates the real worker's runs.
+        """
         self.random = Random(seed)
         self.site = site
         self.replicas = replicas
         self.living = set(range(len(replicas)))
         self.afflicted: set[int] = set()
         self.faults: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
-        """when a replica was frozen, or killed, and until when"""
+        """spans in which a replica was frozen or killed, by its number"""
         self.done: Counter[str] = Counter()
         self.answers: Counter[int] = Counter()
         self.created: set[str] = set()
@@ -81,11 +84,11 @@ class Night:
         self._names = 0
 
     def anywhere(self) -> int:
-        """Return a replica that has not been killed; nobody knows that one is frozen."""
+        """Return a random replica that is not killed; it may be frozen, because clients cannot know that."""
         return self.random.choice(sorted(self.living))
 
     async def produce(self) -> None:
-        """Create runs, some of them for later."""
+        """Create runs, some of them with a later start time."""
         while True:
             later = self.random.uniform(0.5, 3) if self.random.random() < 0.2 else 0.0
             details: dict[str, Any] = {"deferred": True, "task_parameters_id": str(uuid4())}
@@ -101,17 +104,15 @@ class Night:
                 if answer.status_code == 201:
                     self.created.add(answer.json()["id"])
                 elif answer.status_code not in ANSWERS:
-                    print(answer.status_code, answer.text[:500])  # noqa: T201 - what is asserted later
+                    print(answer.status_code, answer.text[:500])  # noqa: T201 - the status code is asserted later
             await asyncio.sleep(self.random.uniform(0, 2 * PACE))
 
     async def post(self, path: str, told: object) -> httpx2.Response:
-        """Ask some replica."""
+        """Post a request to a random replica."""
         return await self.http.post(f"{self.replicas[self.anywhere()].api}{path}", json=told)
 
-    # Workers by hand.
-
     async def take(self) -> None:
-        """Be a worker, which comes again wherever it can until it is killed."""
+        """Be a simulated worker that reconnects to any replica until it is cancelled."""
         self._names += 1
         name = f"taker-{self._names}"
         while True:
@@ -126,7 +127,7 @@ class Night:
             await asyncio.sleep(0.2)
 
     async def handle(self, taker: Taker, at: int) -> bool:
-        """Take one run; say whether the socket is of use after it."""
+        """Receive and finish one run; return whether the socket can still be used."""
         run = await taker.receive(4)
         received = time.time()
         state = run["state"]
@@ -139,7 +140,7 @@ class Night:
                 await taker.socket.send(self.random.choice(['{"type": "quit"}', "{no json"]))
             return False
         if chance < 0.12:
-            await asyncio.sleep(self.random.uniform(1, 2 * LEASE))  # busy
+            await asyncio.sleep(self.random.uniform(1, 2 * LEASE))  # busy with the run
         handled = Handled(at, received)
         self.handled[run["id"], state["id"]].append(handled)
         await taker.ack()
@@ -149,7 +150,7 @@ class Night:
         return True
 
     async def finish(self, run: dict[str, Any]) -> None:
-        """Tell Prefect what became of a run; one in eight is to be tried again."""
+        """Report a run to Prefect as completed; report one in eight as to be retried."""
         again = run["state"]["name"] == "Scheduled" and int(run["id"][:2], 16) < 32
         at = datetime.now(UTC) + timedelta(seconds=1)
         retry = _STATE | {
@@ -164,10 +165,8 @@ class Night:
                 assert answer.status_code in ANSWERS, answer.text
             await asyncio.sleep(0.1)
 
-    # What is done to them.
-
     def at_random(self, seconds: float) -> Iterator[str]:
-        """Return what to do, for a while."""
+        """Yield random faults for the given time; one of them is an outage of the store."""
         end, outage = time.monotonic() + seconds, self.random.uniform(0.3, 0.6) * seconds
         outage += time.monotonic()
         menu = ["kill", "kill", "freeze", "freeze", "taker", "worker", "doze"]
@@ -178,7 +177,7 @@ class Night:
             yield what
 
     async def rage(self, plan: Iterable[str]) -> None:
-        """Do something every second or two."""
+        """Inflict the planned faults, one every second or two."""
         for what in plan:
             await asyncio.sleep(self.random.uniform(1, 2))
             self.done[what] += 1
@@ -200,11 +199,12 @@ class Night:
                     self.site.redis.kill()
                     await asyncio.sleep(self.random.uniform(0.1, 1))
                     await asyncio.to_thread(self.site.redis.start)
-                    for suffered in range(len(self.replicas)):  # leases may have run out
+                    # Leases may have expired, so the outage counts as a fault of every replica.
+                    for suffered in range(len(self.replicas)):
                         self.faults[suffered].append((began, time.time() + 1))
 
     def _one_may_suffer(self) -> bool:
-        return len(self.afflicted) < len(self.replicas) - 1  # one is to be left
+        return len(self.afflicted) < len(self.replicas) - 1  # at least one replica stays unharmed
 
     def _repair(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -243,7 +243,7 @@ class Night:
 
     @asynccontextmanager
     async def living_on(self, plan: Iterable[str]) -> AsyncIterator[None]:
-        """Have clients create runs, and faults happen as planned; workers go on until the end of the context."""
+        """Create runs and inflict the planned faults; workers continue until the end of the context."""
         self._takers = [asyncio.create_task(self.take()) for _ in range(TAKERS)]
         others = [asyncio.create_task(self._supervise())]
         producers = [asyncio.create_task(self.produce()) for _ in range(PRODUCERS)]
@@ -262,20 +262,18 @@ class Night:
         assert [one for one in ended if isinstance(one, Exception)] == []
 
     def ended(self) -> list[BaseException | None]:
-        """Return what has ended workers by hand, and should not have."""
+        """Return the exceptions that ended simulated workers."""
         return [task.exception() for task in self._takers if task.done() and not task.cancelled()]
 
-    # What has come of it.
-
     async def left(self) -> list[dict[str, Any]]:
-        """Return runs that are scheduled."""
+        """Return the runs that are still scheduled."""
         told = {"task_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "limit": 200}
         answer = await self.http.post(f"{self.replicas[0].api}/task_runs/filter", json=told)
         assert answer.status_code == 200, answer.text
         return list(answer.json())
 
     async def left_in_the_end(self) -> list[dict[str, Any]]:
-        """Wait until there are none, or for long enough; return them."""
+        """Wait until no run is scheduled, but not too long; return the remaining ones."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RECOVERY):
                 await eventually(self._none_is_left, 2 * RECOVERY)
@@ -288,9 +286,10 @@ class Night:
         return False
 
     def twice(self) -> tuple[int, list[str]]:
-        """Return how often a run was executed again in the same state, and those without a reason.
+        """Return how many executions of a run in one state were repeated, and those repeated without a reason.
 
-        Reasons: its worker was killed before it could tell, or the replica that waited for its ack suffered something.
+        Valid reasons: the worker was killed before it reported, or its replica suffered a fault while it waited for the
+        ack.
         """
         number, odd = 0, []
         for (run, _), seen in self.handled.items():
@@ -311,7 +310,7 @@ class Night:
 
 @pytest.fixture
 def place(folder: Path) -> Path:
-    """A folder that is there."""
+    """Return the folder of the run, after creating it."""
     folder.mkdir()
     return folder
 
@@ -319,7 +318,7 @@ def place(folder: Path) -> Path:
 async def live_through(
     folder: Path, seed: int, seconds: float, count: int, plan: Iterable[str] = ()
 ) -> None:
-    """Live through a night of so many seconds, or as planned, and judge it."""
+    """Run clients and faults for this many seconds, or as planned, and check the result."""
     config = {"appendfsync": "always"}
     redis = RedisServer(find_engine(), folder / "redis", aof=True, config=config)
     python = python_with_prefect()
@@ -358,7 +357,7 @@ async def live_through(
         said = "".join(replica.log for replica in replicas)
     number, odd = night.twice()
     names = Counter(executed(site))
-    print(  # noqa: T201 - the figures
+    print(  # noqa: T201 - prints the figures of the run
         f"seed {seed}: {len(night.created)} runs {dict(night.answers)}, {dict(night.done)}, {number} twice; "
         f"{len(real)} by a real worker {dict(Counter(asked.values()))}, {names.total() - len(names)} twice, "
         f"{said.count('put in again')} put in again, {said.count('came too late')} words too late"
@@ -369,7 +368,8 @@ async def live_through(
     assert night.early == []
     assert odd == []
     vanished = asked.keys() - names.keys()
-    assert {asked[name] for name in vanished} <= {"Pending", "Running"}  # as it was killed
+    # The real worker was killed while it executed them.
+    assert {asked[name] for name in vanished} <= {"Pending", "Running"}
     assert len(vanished) <= LIMIT * night.done["worker"]
     again = names.total() - len(names)
     assert again <= (LIMIT + 1) * night.done["worker"] + night.done["kill"] + night.done["freeze"]
@@ -379,12 +379,12 @@ async def live_through(
 
 
 async def test_a_short_night(place: Path) -> None:
-    """Rows E1, E8, faults A6, B1: two replicas, one of them killed and frozen, and their workers: no run is lost."""
+    """Rows E1, E8, faults A6, B1: no run is lost while replicas are frozen and killed, with workers and store."""
     await live_through(place, 1, 5, 2, SHORT)
 
 
 @CHAOS
 @pytest.mark.parametrize("seed", range(10, 15))
 async def test_a_long_night(place: Path, seed: int) -> None:
-    """Rows E1, E8, faults A6, B1: as the short one, with three replicas, for a minute."""
+    """Rows E1, E8, faults A6, B1: a minute of random faults on three replicas, workers and store loses no run."""
     await live_through(place, seed, 60, 3)

@@ -1,4 +1,4 @@
-"""Consumers that are killed, frozen, or start all at once."""
+"""Consumers that are killed, frozen, or started all at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ each_seed = pytest.mark.parametrize("seed", SEEDS)
 
 @each_seed
 async def test_killed_after_the_work_and_before_the_ack(folder: Path, seed: int) -> None:
-    """Faults A1 and A2, OPEN-A5, A15: the side effect is there, the ack never left: one more delivery each, in time."""
+    """Faults A1 and A2, OPEN-A5, A15: tasks executed but not acked at a kill are redelivered once, and in time."""
     async with World(folder, small(simple=True, hold=0.2), seed=seed) as world:
         await world.begin()
         await world.holding("consumer", 0, 5)
@@ -23,7 +23,8 @@ async def test_killed_after_the_work_and_before_the_ack(folder: Path, seed: int)
         await world.until(lambda: world.held_by("consumer", 0) == 0, "every ack is on its way")
         unanswered = _unanswered(world)
         await world.cast.kill(world.cast.actors["consumer", 0])
-        (await world.link("consumer", 0)).cut()  # what it had sent is gone with it
+        # Data that the dead process had sent is dropped, too.
+        (await world.link("consumer", 0)).cut()
         figures = passed(await world.finish())
     assert figures.duplicates == unanswered == figures.held > 0
     assert figures.redelivery["killed"].worst <= LEASE + PASSES + SLACK
@@ -36,7 +37,7 @@ def _unanswered(world: World) -> int:
 
 @each_seed
 async def test_a_frozen_consumer(folder: Path, seed: int) -> None:
-    """Fault A4, laws 2 and 3: its tasks move on; once awake its acks are refused as stale, and it works on."""
+    """Fault A4, laws 2 and 3: a frozen consumer's tasks are redelivered; its late acks are refused, and it works on."""
     async with World(folder, small(hold=0.2, simple=True), seed=seed) as world:
         await world.begin()
         await world.holding("consumer", 0, 5)
@@ -50,7 +51,7 @@ async def test_a_frozen_consumer(folder: Path, seed: int) -> None:
 @CHAOS
 @pytest.mark.parametrize("seed", range(10))
 async def test_a_frozen_consumer_that_wakes_in_time(folder: Path, seed: int) -> None:
-    """A freeze shorter than what is left of the lease costs nothing (OPEN-A7)."""
+    """A freeze that is shorter than the rest of the lease causes no redelivery (OPEN-A7)."""
     async with World(folder, small(hold=0.2), seed=seed) as world:
         await world.begin()
         await world.holding("consumer", 0, 5)
@@ -62,7 +63,7 @@ async def test_a_frozen_consumer_that_wakes_in_time(folder: Path, seed: int) -> 
 @LONG
 @each_seed
 async def test_killed_while_due_tasks_move(folder: Path, seed: int) -> None:
-    """Fault A8: whoever moves what has fallen due dies while doing it; nothing is lost, doubled or early."""
+    """Fault A8: if the process that makes due tasks available dies, nothing is lost, doubled or early."""
     async with World(folder, small(tasks=0, consumers=3), seed=seed) as world:
         await world.begin()
         due = world.backend.now() + 0.3
@@ -78,7 +79,7 @@ async def test_killed_while_due_tasks_move(folder: Path, seed: int) -> None:
 @LONG
 @each_seed
 async def test_many_start_at_once(folder: Path, seed: int) -> None:
-    """Fault A12, FIX-C2: 10 processes under one worker's name are 10 consumers: no task goes to two of them."""
+    """Fault A12, FIX-C2: 10 processes with one worker name are 10 consumers; no task goes to two of them."""
     shape = small(consumers=10, tasks=500, hold=0.1, take=5)
     async with World(folder, shape, seed=seed) as world:
         world.identity = "same"

@@ -1,4 +1,4 @@
-"""The proxy breaks a link in the ways that it says, and in no other."""
+"""The fault proxy breaks a link exactly as asked, and in no other way."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.chaos.proxy import FaultProxy
 
 T = TypeVar("T")
 QUIET = 0.15
-"""how long nothing must come for it to be taken for never"""
+"""seconds without data after which a test assumes that no data will come"""
 
 
 class Echo:
-    """A server that answers each line with itself, and knows what it has heard."""
+    """A server that sends each line back and records the lines it received."""
 
     def __init__(self) -> None:
         self.heard: list[bytes] = []
@@ -26,7 +26,7 @@ class Echo:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen."""
+        """Start listening on a free port."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -45,14 +45,14 @@ class Echo:
 
 
 class Client:
-    """One connection through the proxy."""
+    """One client connection through the proxy."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
 
     async def ask(self, line: bytes) -> bytes:
-        """Send a line and return the answer; empty if the connection was closed in order."""
+        """Send a line and return the answer; empty if the connection was closed normally."""
         self.writer.write(line + b"\n")
         return await self.answer()
 
@@ -64,7 +64,7 @@ class Client:
 
 @pytest_asyncio.fixture
 async def echo() -> AsyncIterator[Echo]:
-    """A target."""
+    """Target of the proxy: a running echo server."""
     echo = Echo()
     await echo.start()
     yield echo
@@ -73,7 +73,7 @@ async def echo() -> AsyncIterator[Echo]:
 
 @pytest_asyncio.fixture
 async def proxy(echo: Echo) -> AsyncIterator[FaultProxy]:
-    """A link to it."""
+    """A running proxy to the echo server."""
     async with FaultProxy(lambda: ("127.0.0.1", echo.port)) as proxy:
         yield proxy
     assert proxy.connections == 0
@@ -84,7 +84,7 @@ Connect = Callable[[], Awaitable[Client]]
 
 @pytest_asyncio.fixture
 async def connect(proxy: FaultProxy) -> AsyncIterator[Connect]:
-    """Opens connections, which are closed after the test."""
+    """Return a function that opens connections, which are closed after the test."""
     writers: list[asyncio.StreamWriter] = []
 
     async def connect() -> Client:
@@ -101,14 +101,14 @@ async def connect(proxy: FaultProxy) -> AsyncIterator[Connect]:
 
 @pytest_asyncio.fixture
 async def client(connect: Connect) -> Client:
-    """A connection that works."""
+    """A client connection that has been used once."""
     client = await connect()
     assert await client.ask(b"hello") == b"hello"
     return client
 
 
 async def quiet(answer: Awaitable[T]) -> bool:
-    """Whether nothing comes."""
+    """Return whether no answer comes within `QUIET` seconds."""
     try:
         await asyncio.wait_for(answer, QUIET)
     except TimeoutError:
@@ -117,7 +117,7 @@ async def quiet(answer: Awaitable[T]) -> bool:
 
 
 async def test_cut(proxy: FaultProxy, client: Client, connect: Connect) -> None:
-    """A cut resets what is open; the next connection works."""
+    """A cut resets open connections; the next connection works."""
     assert proxy.cut() == 1
     with pytest.raises(ConnectionResetError):
         await client.answer()
@@ -125,7 +125,7 @@ async def test_cut(proxy: FaultProxy, client: Client, connect: Connect) -> None:
 
 
 async def test_a_partition(proxy: FaultProxy, client: Client, echo: Echo) -> None:
-    """Nothing passes and the sockets stay open; after it has healed, what was sent arrives."""
+    """In a partition no data passes and sockets stay open; after healing, the data arrives."""
     proxy.block()
     assert await quiet(client.ask(b"lost?"))
     assert echo.heard == [b"hello\n"]
@@ -134,7 +134,7 @@ async def test_a_partition(proxy: FaultProxy, client: Client, echo: Echo) -> Non
 
 
 async def test_half_open(proxy: FaultProxy, client: Client, echo: Echo) -> None:
-    """One way only: the request is heard, the answer is not."""
+    """With one direction blocked, the request arrives at the target but its answer does not come back."""
     proxy.block(up=False)
     assert await quiet(client.ask(b"one way"))
     assert echo.heard[-1] == b"one way\n"
@@ -145,7 +145,7 @@ async def test_half_open(proxy: FaultProxy, client: Client, echo: Echo) -> None:
 async def test_a_new_connection_in_a_partition(
     proxy: FaultProxy, echo: Echo, connect: Connect
 ) -> None:
-    """It is accepted and leads nowhere until the partition heals."""
+    """A new connection in a partition is accepted, but data passes only after the partition heals."""
     proxy.block()
     client = await connect()
     assert await quiet(client.ask(b"hello"))
@@ -157,7 +157,7 @@ async def test_a_new_connection_in_a_partition(
 async def test_lost_replies(
     proxy: FaultProxy, client: Client, echo: Echo, connect: Connect
 ) -> None:
-    """The request is carried out and its reply never comes; the third one gets through."""
+    """The first two requests are carried out but their replies are lost; the third reply arrives."""
     proxy.lose_replies(2)
     for word in (b"one", b"two"):
         with pytest.raises(ConnectionResetError):
@@ -169,7 +169,7 @@ async def test_lost_replies(
 
 
 async def test_the_reply_to_one_kind_of_request(proxy: FaultProxy, client: Client) -> None:
-    """Only who has asked for the named thing loses a reply."""
+    """With ``after``, only a request that contains the given bytes loses its reply."""
     proxy.lose_replies(1, after=b"publish")
     assert await client.ask(b"ping") == b"ping"
     with pytest.raises(ConnectionResetError):
@@ -179,7 +179,7 @@ async def test_the_reply_to_one_kind_of_request(proxy: FaultProxy, client: Clien
 async def test_a_reply_lost_in_silence(
     proxy: FaultProxy, client: Client, echo: Echo, connect: Connect
 ) -> None:
-    """The connection stays open and says nothing more; others go on."""
+    """With ``silently``, the connection stays open and never answers again; other connections work."""
     proxy.lose_replies(1, silently=True)
     assert await quiet(client.ask(b"one"))
     assert await quiet(client.ask(b"two"))
@@ -188,7 +188,7 @@ async def test_a_reply_lost_in_silence(
 
 
 async def test_latency(proxy: FaultProxy, client: Client) -> None:
-    """A round trip takes so much longer."""
+    """A delay makes each round trip longer by that time."""
     proxy.delay(0.1)
     loop = asyncio.get_running_loop()
     start = loop.time()
@@ -197,7 +197,7 @@ async def test_latency(proxy: FaultProxy, client: Client) -> None:
 
 
 async def test_rate(proxy: FaultProxy, client: Client) -> None:
-    """20 kB at 100 kB/s take at least 0.2 s, and arrive whole."""
+    """Transferring 20 kB at 100 kB/s takes at least 0.2 s, and the data is complete."""
     proxy.throttle(100_000)
     loop = asyncio.get_running_loop()
     start = loop.time()
@@ -206,7 +206,7 @@ async def test_rate(proxy: FaultProxy, client: Client) -> None:
 
 
 async def test_slices(proxy: FaultProxy) -> None:
-    """Small segments change nothing but the segments."""
+    """Small segments do not change the data."""
     line, pieces, whole = b"in little pieces\n", list[bytes](), asyncio.Event()
 
     class Pieces(asyncio.Protocol):
@@ -225,7 +225,7 @@ async def test_slices(proxy: FaultProxy) -> None:
 
 
 async def test_bit_flips(proxy: FaultProxy, client: Client, echo: Echo) -> None:
-    """Answers are damaged, requests are not, unless that is asked for."""
+    """Bits of answers are flipped; requests stay intact by default."""
     proxy.flip(1.0)
     client.writer.write(b"intact\n")
     async with asyncio.timeout(30):
@@ -235,7 +235,7 @@ async def test_bit_flips(proxy: FaultProxy, client: Client, echo: Echo) -> None:
 
 
 async def test_refusing(proxy: FaultProxy, client: Client, connect: Connect) -> None:
-    """New connections are reset, the open one lives on."""
+    """New connections are reset, open ones continue."""
     proxy.refuse()
     with pytest.raises(ConnectionResetError):
         await (await connect()).ask(b"hello")
@@ -243,7 +243,7 @@ async def test_refusing(proxy: FaultProxy, client: Client, connect: Connect) -> 
 
 
 async def test_a_target_that_is_away(echo: Echo, connect: Connect) -> None:
-    """The client is reset, and served once the target is back."""
+    """If the target is down, the client is reset; it is served once the target is back."""
     port = echo.port
     echo.port = 1
     with pytest.raises(ConnectionResetError):
@@ -253,7 +253,7 @@ async def test_a_target_that_is_away(echo: Echo, connect: Connect) -> None:
 
 
 async def test_back_pressure(proxy: FaultProxy, connect: Connect) -> None:
-    """A client that does not read holds up its target: the proxy stores a few buffers and no more."""
+    """If a client does not read, its target is held up: the proxy buffers only a bounded amount."""
     sent = 0
     full = asyncio.Event()
 
@@ -283,7 +283,7 @@ async def test_back_pressure(proxy: FaultProxy, connect: Connect) -> None:
 
 
 async def test_an_orderly_end_is_passed_on(client: Client) -> None:
-    """A client that has said all it wants still gets its answer."""
+    """A client that closes its sending side still gets its answer."""
     client.writer.write(b"last\n")
     client.writer.write_eof()
     assert await client.answer() == b"last"

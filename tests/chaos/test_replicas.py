@@ -1,4 +1,4 @@
-"""Two server replicas on one Redis: workers on sockets, producers over HTTP, and either server may go."""
+"""Two server replicas on one Redis: workers use WebSockets, producers use HTTP, and either server may go away."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tests.chaos.history import Event, What
 from tests.chaos.replicas import Replicas
 from tests.chaos.world import Outcome
 
-#: Servers do their housekeeping every 2 s, a quarter more or less.
+#: Maximum seconds of two passes of maintenance: servers run one every 2 s, plus or minus a quarter.
 PASSES = 2 * 2.5
 
 
 def executed(outcome: Outcome) -> list[Event]:
-    """What the workers' handlers have begun."""
+    """Return the events of handlers that began to execute a task."""
     return [event for event in outcome.events if event.what is What.EXECUTED]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_killed_server(folder: Path, seed: int) -> None:
-    """Fault A6, E1: SIGKILL with leases out; workers and producers go on with the other one, nothing is lost."""
+    """Fault A6, E1: if a server is killed with leases out, workers and producers use the other one; nothing is lost."""
     shape = small(tasks=300, seconds=0.6, hold=0.4)
     pinned = {("worker", 0): 0, ("producer", 0): 0}
     async with Replicas(folder, shape, seed=seed, pinned=pinned) as world:
@@ -33,14 +33,14 @@ async def test_a_killed_server(folder: Path, seed: int) -> None:
         outcome = await world.finish()
     figures = passed(outcome)
     assert figures.tasks == 300
-    # A worker that reconnects in time keeps what it runs; the rest comes back with its lease.
+    # A worker that reconnects in time keeps its tasks; the others are redelivered when their leases expire.
     assert figures.redelivery["killed"].worst <= LEASE + PASSES + SLACK
 
 
 @LONG
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_server_that_stops(folder: Path, seed: int) -> None:
-    """Fault A7: SIGTERM under load: what is not settled in time goes on at the other server, once and without loss."""
+    """Fault A7: on SIGTERM under load, unsettled tasks continue at the other server, once and without loss."""
     shape = small(tasks=300, seconds=0.6, hold=0.5)
     async with Replicas(folder, shape, seed=seed, env={"TASKQUEUE_DRAIN": "0.1"}) as world:
         await world.begin()
@@ -57,7 +57,7 @@ async def test_a_server_that_stops(folder: Path, seed: int) -> None:
 @LONG
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_killed_worker(folder: Path, seed: int) -> None:
-    """Fault A1, REV-E3, OPEN-A5: its socket closes, and within a second another worker has its tasks."""
+    """Fault A1, REV-E3, OPEN-A5: when a killed worker's socket closes, others get its tasks within a second."""
     async with Replicas(folder, small(tasks=150, hold=0.8), seed=seed) as world:
         await world.begin()
         await world.until(lambda: begun(world, 0) >= 5, "the worker runs some")
@@ -78,5 +78,5 @@ async def test_a_killed_worker(folder: Path, seed: int) -> None:
 
 
 def begun(world: Replicas, number: int) -> int:
-    """Return how many handlers a worker has begun."""
+    """Return the number of handlers that a worker has begun."""
     return world.cast.actors["worker", number].noted('"what":"executed"')

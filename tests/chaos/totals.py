@@ -1,4 +1,4 @@
-"""What all runs so far came to: kept in one file, so that a campaign can go on where the last one stopped."""
+"""Totals over all seeded runs, kept in a file so that a campaign continues where the last one stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """Sums and worst cases over all runs. Times are seconds."""
+    """Sums and worst values over all runs. Times are in seconds."""
 
     next_seed: int = 1
     runs: int = 0
@@ -37,15 +37,15 @@ class Totals(msgspec.Struct, kw_only=True):
     deliveries: int = 0
     faults: dict[str, int] = {}
     unknown: int = 0
-    """publishes that were never answered, and may or may not have taken effect"""
+    """number of publishes that were never answered, and may or may not have taken effect"""
     duplicates: int = 0
     held: int = 0
-    """in the hands of what was killed, frozen or cut off"""
+    """number of deliveries in the hands of processes that were killed, frozen or cut off"""
     stale: int = 0
     lost: int = 0
     waived: int = 0
     redelivery: dict[str, Spread] = {}
-    """worst of all runs, and the worst p99 of a run"""
+    """worst value and worst 99th percentile of any run, by what happened to the holder"""
     recovery: Spread = Spread()
     publishing: Spread = Spread()
     wall: float = 0.0
@@ -54,7 +54,7 @@ class Totals(msgspec.Struct, kw_only=True):
     redis: str = ""
 
     def add(self, report: Report, redis: str) -> None:
-        """Count one more run."""
+        """Add the result of one run."""
         figures = report.figures
         self.runs += 1
         for name in (
@@ -91,7 +91,7 @@ def read_totals(path: Path = TOTALS) -> Totals:
 
 @contextmanager
 def updated(path: Path = TOTALS) -> Iterator[Totals]:
-    """Give the totals to change, and write them in one step; other campaigns wait meanwhile."""
+    """Yield the totals for changes and save them atomically; other campaigns wait meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(path.parent, os.O_RDONLY)
     try:
@@ -106,14 +106,14 @@ def updated(path: Path = TOTALS) -> Iterator[Totals]:
 
 
 def reset(path: Path = TOTALS) -> None:
-    """Begin anew, but do not use a seed again."""
+    """Reset the totals, but keep the next seed so that no seed is used twice."""
     with updated(path) as totals:
         for name, value in msgspec.structs.asdict(Totals(next_seed=totals.next_seed)).items():
             setattr(totals, name, value)
 
 
 def add_regression(report: Report, path: Path = REGRESSIONS) -> None:
-    """Append a failed run to the list that the tests replay, unless it is there."""
+    """Append a failed run to the list that the tests replay, unless it is listed already."""
     told = report.scenario
     known = {(row.seed, row.menu) for row in read_regressions(path)}
     if (told.seed, told.menu) in known:
@@ -136,5 +136,5 @@ class _Row(msgspec.Struct):
 
 
 def read_regressions(path: Path = REGRESSIONS) -> list[Scenario]:
-    """Return the runs that have failed once."""
+    """Return the runs that failed in the past."""
     return msgspec.toml.decode(path.read_bytes(), type=_Row).run if path.exists() else []

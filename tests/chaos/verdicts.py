@@ -1,4 +1,4 @@
-"""What the checker says of histories that were made by hand."""
+"""Helpers for testing the checker on handmade histories."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from tests.chaos.synthetic import Simulation
 
 
 def broken(verdict: Verdict) -> set[str]:
-    """The rules that were broken."""
+    """Return the names of the rules that were broken."""
     return {violation.rule for violation in verdict.violations}
 
 
 def finished(run: Simulation) -> Verdict:
-    """Check a history after its tasks have been brought to their end."""
+    """Settle and drain all tasks of a simulation, then check its history."""
     for receipt, (_, holder) in list(run.held.items()):
         run.settle(holder, receipt, "ack")
     run.drain("c2")

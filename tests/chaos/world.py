@@ -1,4 +1,4 @@
-"""One run: a real Redis, processes that use it, faults; then the end of all tasks, and the checker's verdict."""
+"""One chaos run: a real Redis, processes that use it, faults, then the end of all tasks and the checker's verdict."""
 
 from __future__ import annotations
 
@@ -33,21 +33,22 @@ from tests.redis.servers import RedisServer
 
 KEYS = ("alpha", "beta", "gamma")
 CONFIG = {"appendfsync": "no"}
-"""While a sync goes on Redis answers before it writes: a kill then says something about this machine's disk alone."""
+"""Redis settings: no syncs. During a sync, Redis may answer before it writes, so what a kill loses would depend on the
+speed of this machine's disk."""
 _PREFIX = "chaos"
 _TICK = 0.02
 _BATCH = 20
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a run is, and the bounds that it sets."""
+    """Size and time limits of a run."""
 
     consumers: int = 2
     producers: int = 2
     tasks: int = 3000
-    """of all producers together"""
+    """number of tasks of all producers together"""
     seconds: float = 2.0
-    """over which they are published, without faults"""
+    """seconds over which the tasks are published if there are no faults"""
     keys: tuple[str, ...] = KEYS
     lease: float = 2.0
     housekeeping: float = 0.4
@@ -63,16 +64,16 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     priorities: tuple[int, ...] = (5, 5, 5, 8)
     hanging: tuple[str, ...] = ()
     limits: Mapping[str, Mapping[str, Any]] = {}
-    """settings that limit or order the flow, by key"""
+    """limits and order settings, by queue key"""
     liveness: float = 30.0
     journal: bool = False
-    """whether the queues note what happens in the store's journal"""
+    """whether the queues record their state changes in the store's journal"""
     terms: Terms | None = None
-    """in place of those that follow from the rest"""
+    """terms for the checker; by default derived from the lease and the liveness"""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run left behind."""
+    """The result of a run: its events, the final state of the store, and the verdict."""
 
     events: list[Event]
     dump: Dump
@@ -81,13 +82,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class World:
-    """Use it as a context: entering starts Redis and its links, leaving ends everything."""
+    """A chaos run as an async context manager: entering starts Redis and its links, leaving ends everything."""
 
     def __init__(
         self, folder: Path, shape: Shape | None = None, *, seed: int = 0, engine: Engine | None = None,
         redis: RedisServer | None = None, env: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """Start nothing yet. ``env`` goes to every process; ``redis`` is used in place of a server of its own."""
+        """Prepare the run. ``env`` is passed to every process; ``redis`` is used instead of a new server."""
         self.folder = folder
         self.shape = shape or Shape()
         self.seed = seed
@@ -100,14 +101,12 @@ class World:
         self.terms = self.shape.terms or Terms(lease=self.shape.lease, liveness=self.shape.liveness)
         self.more = dict(env or {})
         self.backend: Backend
-        """one that no fault of a link touches"""
+        """backend of this process, connected without a breakable link"""
         self._backends: list[Backend] = []
         self._afflictions = Afflictions(self)
         self.identity = ""
-        """the worker's name of all consumers; else each has its own"""
+        """worker name that all consumers share; if empty, each consumer has its own"""
         self._began = time.monotonic()
-
-    # The stage
 
     async def __aenter__(self) -> Self:
         try:
@@ -123,7 +122,7 @@ class World:
         await self.close()
 
     async def close(self) -> None:
-        """End every process, then close what is this one's."""
+        """End all processes, then close the links, the backends and the store."""
         await self.cast.close()
         for link in self.links.values():
             await link.aclose()
@@ -139,11 +138,11 @@ class World:
         await asyncio.to_thread(self.redis.start)
 
     async def lower_store(self) -> None:
-        """End Redis."""
+        """Stop Redis."""
         await asyncio.to_thread(self.redis.close)
 
     def open_backend(self, port: int, *, url: str = "") -> Backend:
-        """Make a backend of this process, closed with the world: at Redis itself, or at a link."""
+        """Open a backend of this process, closed with the run; ``port`` is that of Redis or of a link."""
         shape = self.shape
         settings = RedisSettings(
             url=SecretStr(url or f"redis://127.0.0.1:{port}"),
@@ -159,7 +158,7 @@ class World:
         return backend
 
     async def prepare(self) -> None:
-        """Set the queues up: what a run forgets, it cannot check."""
+        """Configure the queues so that the store forgets no task before the checker has read it."""
         control = control_of(self.backend)
         for key in self.shape.keys:
             settings = await control.settings(key)
@@ -171,18 +170,18 @@ class World:
                 await limit(self, key, **limits)
 
     def target(self) -> Address:
-        """Where links lead."""
+        """Return the address to which links connect."""
         return "127.0.0.1", self.redis.port
 
     async def link(self, role: str, number: int) -> FaultProxy:
-        """Return the link of a process to the store, opened at its first use."""
+        """Return the link between a process and the store; it is opened at its first use."""
         name = role, number
         if name not in self.links:
             self.links[name] = await FaultProxy(self.target, seed=self.seed).start()
         return self.links[name]
 
     async def environment(self, role: str, number: int) -> dict[str, str]:
-        """Return the variables that lead a process to the store, by its link."""
+        """Return the environment variables that make a process use the store through its link."""
         _, port = (await self.link(role, number)).address
         shape = self.shape
         return {
@@ -196,10 +195,8 @@ class World:
             **self.more,
         }
 
-    # The players
-
     def setup(self, role: str, number: int) -> dict[str, Any]:
-        """Return what a process is told."""
+        """Return the settings of a process."""
         shape = self.shape
         common = {"seed": self.seed, "keys": shape.keys, "hold": shape.hold}
         if role == "producer":
@@ -224,12 +221,12 @@ class World:
         }
 
     async def start(self, role: str, number: int) -> None:
-        """Start a process, or the next start of one that has ended."""
+        """Start a process, possibly again after it has ended."""
         env = await self.environment(role, number)
         self.cast.start(role, number, env, self.setup(role, number))
 
     async def begin(self) -> None:
-        """Start everybody, and wait until each has done something."""
+        """Start all processes, and wait until each has done something."""
         self.phase("load")
         for number in range(self.shape.consumers):
             await self.start("consumer", number)
@@ -239,17 +236,17 @@ class World:
             await self.present(actor)
 
     async def present(self, actor: Actor) -> None:
-        """Wait until a process has done something, or has ended already."""
+        """Wait until a process has done something or has ended."""
         await self.until(
             lambda: not actor.alive or self.active(actor), f"{actor.name} does something"
         )
 
     def active(self, actor: Actor) -> bool:
-        """Whether a process has done something since it started."""
+        """Return whether a process has done something since it started."""
         return actor.noted("\n") > 1
 
     def held_by(self, role: str, number: int) -> int:
-        """Return how many deliveries a consumer, or server, has in hand, by its own log."""
+        """Return how many deliveries a consumer or server holds, according to its own log."""
         delivered: set[str] = set()
         settled: set[str] = set()
         log = self.cast.actors[role, number].log
@@ -261,15 +258,13 @@ class World:
         return len(delivered - settled)
 
     async def holding(self, role: str, number: int, count: int) -> None:
-        """Wait until somebody has so many deliveries in hand."""
+        """Wait until a consumer or server holds at least ``count`` deliveries."""
         await self.until(
             lambda: self.held_by(role, number) >= count, f"{role} {number} holds {count}"
         )
 
-    # The acts
-
     async def run(self, faults: Iterable[Fault] = ()) -> Outcome:
-        """Play all acts: load, faults, heal, quiesce, and the verdict."""
+        """Execute all phases: load, faults, heal, quiesce, and the verdict."""
         await self.begin()
         self.phase("faults")
         await unleash(faults, self._afflictions.inflict)
@@ -280,7 +275,7 @@ class World:
         await self._afflictions.inflict(Fault(kind, target, number, 0.0, length))
 
     async def finish(self) -> Outcome:
-        """Heal everything, wait for the end of all tasks, and check."""
+        """End all faults, wait until all tasks have ended, and check the run."""
         await self.heal()
         await self.quiesce()
         return await self.judge()
@@ -317,7 +312,7 @@ class World:
             await asyncio.sleep(_TICK)
 
     async def judge(self) -> Outcome:
-        """Ask the store, end everybody in order, and let the checker speak."""
+        """End all processes, read the final state of the store, and run the checker."""
         await self.end()
         self.cast.inspect()
         events = merge(self.folder.glob("*.jsonl"))
@@ -328,22 +323,20 @@ class World:
         )
 
     async def end(self) -> None:
-        """Ask everybody to end."""
+        """Stop all processes that are still running."""
         await asyncio.gather(*(self.cast.stop(a) for a in self.cast.all if a.alive))
-
-    # What a case does by itself
 
     @property
     def control(self) -> Control:
-        """The operator's side of this process's backend."""
+        """The control capability of this process's backend."""
         return control_of(self.backend)
 
     def subscribe(self, identity: str) -> Subscription:
-        """Open a subscription of this process, to all queues."""
+        """Open a subscription of this process to all queues."""
         return self.backend.subscribe(self.shape.keys, identity)
 
     async def publish(self, count: int, **fields: Any) -> tuple[Confirmation, ...]:
-        """Publish tasks that are to be acked at once, to the first queue."""
+        """Publish ``count`` tasks, which are to be acked at once, to the first queue."""
         setup = Setup(role="producer", name="world", log="", keys=self.shape.keys[:1])
         producer = Producer(setup, self.log, self.backend, asyncio.Event())
         answers: list[Confirmation] = []
@@ -355,7 +348,7 @@ class World:
         return tuple(answers)
 
     async def receive(self, subscription: Subscription, limit: int) -> Received:
-        """Receive until something comes, and do the housekeeping meanwhile."""
+        """Receive until there is a delivery, and run maintenance meanwhile."""
         while True:
             received = await subscription.receive(limit, self.shape.housekeeping)
             if received.deliveries:
@@ -363,28 +356,26 @@ class World:
             await self.control.maintain()
 
     def published(self) -> int:
-        """Return how many tasks have been confirmed so far."""
+        """Return the number of tasks accepted so far."""
         producers = (actor for actor in self.cast.all if actor.role == "producer")
         return sum(actor.noted('"outcome":"accepted"') for actor in producers)
 
     async def drained(self, seconds: float = 20.0) -> None:
-        """Wait until nothing is alive in any queue."""
+        """Wait until no queue has a live task."""
 
         async def empty() -> bool:
             return not live(await ledgers_of(self.backend, self.shape.keys))
 
         await self.until(empty, "every task has ended", seconds=seconds)
 
-    # Small things
-
     def phase(self, name: str) -> None:
-        """Note that an act begins."""
+        """Record the beginning of a phase."""
         self.log.note(What.PHASE, name=name)
 
     async def until(
         self, condition: Callable[[], bool | Awaitable[bool]], what: str, *, seconds: float = 20.0
     ) -> None:
-        """Wait for a condition."""
+        """Wait for a condition; raise `TimeoutError`, naming ``what``, if it is not met in time."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while True:

@@ -1,4 +1,4 @@
-"""Tests with the mark ``fast_clock`` do not wait."""
+"""Fixtures for this folder: tests with the mark ``fast_clock`` run on an event loop that skips waiting times."""
 
 from tests.clock import pytest_asyncio_loop_factories
 

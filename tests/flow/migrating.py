@@ -1,8 +1,9 @@
-"""A whole migration under load, with kills, that any two stores can be put through.
+"""A complete migration between any two stores, under load, in which processes are killed.
 
-`migration(seed, old, new)` publishes from several processes (one of them with the configuration of before), works on
-both sides, kills the operator in the middle of each command and a process now and then, rolls back where the seed
-says so, and returns what the books of both sides say in the end. `Story.check` holds them against what was confirmed.
+`migration(seed, old, new)` publishes from several processes, one of which is not configured for the migration. Workers
+consume from both backends. The operator is killed in the middle of each command, and other processes from time to time;
+some seeds also roll the migration back. The result contains the final ledgers of both backends. `Story.check` compares
+them with the confirmed publishes.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ KEYS = ("alpha", "beta", "gamma")
 
 
 class StoreHome(Protocol):
-    """A store that processes come to and leave."""
+    """A store that several simulated processes open and leave."""
 
     def enter(self) -> Backend:
-        """Open a backend on it, as another process would."""
+        """Open a backend on the store, as another process would."""
 
     async def kill(self, backend: Backend) -> None:
-        """End one without a farewell; return when its deliveries are there for others."""
+        """End the process that uses ``backend`` without a clean shutdown; return once its deliveries are free again."""
 
 
 class _Visitor:
-    """One process's view of a memory store: subscriptions end with it, tasks don't."""
+    """One process's view of a memory store: closing it ends its subscriptions but keeps the tasks."""
 
     def __init__(self, store: MemoryBackend) -> None:
         self._store = store
@@ -63,26 +64,26 @@ class _Visitor:
 
 
 class MemoryHome:
-    """A memory store that outlives the processes that use it."""
+    """A memory store that keeps its tasks when the simulated processes that use it end."""
 
     def __init__(self, store: MemoryBackend | None = None) -> None:
         self.store = store or MemoryBackend()
 
     def enter(self) -> Backend:
-        """Open a view."""
+        """Open a view of the store for one process."""
         return _Visitor(self.store)
 
     async def kill(self, backend: Backend) -> None:
-        """Take back what the process had."""
+        """Close the process's subscriptions, which returns its deliveries to the store."""
         await backend.aclose()
 
 
 class KilledError(BaseException):
-    """The end of a process, in the middle of a step."""
+    """Stands for the death of a process in the middle of a command."""
 
 
 def cut_after(side: Any, changes: int, *, before: bool) -> None:
-    """Kill who makes so many changes of settings on a side, before or after the last one is done."""
+    """Raise `KilledError` at the given number of settings changes on ``side``, before or after the last one."""
     control, count = side.control, 0
 
     async def configure(key: str, settings: QueueSettings) -> QueueSettings:
@@ -103,27 +104,27 @@ def cut_after(side: Any, changes: int, *, before: bool) -> None:
 
 
 class Story(msgspec.Struct):
-    """What was confirmed, what was executed, and the books of both sides."""
+    """What was confirmed and executed during a migration, and the final ledgers of both backends."""
 
     accepted: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
     stored: set[tuple[str, str]] = msgspec.field(default_factory=set)
     tried: set[tuple[str, str]] = msgspec.field(default_factory=set)
     acked: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
-    """how often a worker was told that it had settled a task"""
+    """number of times that a worker's ack of a task was confirmed"""
     done: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
-    """on how many sides each task ended as done"""
+    """number of backends in which the task ended as done"""
     old: dict[str, Any] = {}
     new: dict[str, Any] = {}
     kills: int = 0
 
     def check(self) -> None:
-        """The equation, exactly: over both sides, and each task in one of them."""
+        """Assert that each stored task is done exactly once, in one of the backends, and that both ledgers balance."""
         twice = [name for name, times in self.accepted.items() if times > 1]
         assert not twice, f"accepted twice: {twice}"
         lost = [name for name in self.stored if not self.done[name]]
         assert not lost, f"confirmed and never executed: {lost}"
         both = [name for name, sides in self.done.items() if sides > 1]
-        assert not both, f"on both sides: {both}"
+        assert not both, f"done in both backends: {both}"
         again = [name for name, times in self.acked.items() if times > 1]
         assert not again, f"settled twice: {again}"
         for books in (self.old, self.new):
@@ -162,7 +163,7 @@ class _Run:
             await home.kill(side.backend)
 
     async def produce(self, backend: Backend, name: str, tasks: int) -> None:
-        """Publish; each id is sent by two producers, and some of them twice."""
+        """Publish tasks. Two producers use each id, and some publishes are repeated."""
         for number in range(tasks):
             task = Task(key=KEYS[number % len(KEYS)], id=f"{name}{number}")
             for _ in range(self.random.choice((1, 1, 2))):
@@ -179,7 +180,7 @@ class _Run:
                 self.story.stored.add(name)
 
     async def work(self, backend: Backend, name: str) -> None:
-        """Execute whatever comes: settle most of it at once, hand some back, retry some."""
+        """Consume tasks until the run ends: ack most of them, return some and retry some."""
         async with backend.subscribe(KEYS, name) as subscription:
             while not self.enough:
                 received = await subscription.receive(self.random.randint(1, 5), 0.02)
@@ -196,7 +197,7 @@ class _Run:
                         self.story.acked[delivery.task.key, delivery.task.id] += told[0].ok
 
     async def step(self, act: Callable[[MigratingBackend], Awaitable[object]]) -> None:
-        """Give a command, killed at some change of settings; then again by another process, to its end."""
+        """Run a command in a process that is killed at some settings change, then to its end in another process."""
         if self.command is not None:
             await self.command(act.__name__)
             return
@@ -225,12 +226,12 @@ async def migration(
     tasks: int = 40,
     command: Callable[[str], Awaitable[None]] | None = None,
 ) -> Story:
-    """Run one, with a kill in each command and of a worker in each phase; return what came of it.
+    """Run one migration, killing the operator in each command and a worker in each phase; return the result.
 
-    ``command`` gives a command by its name, and kills who does so, in a way of its own.
+    ``command`` replaces the default way to run a command by its name and to kill the operator that runs it.
     """
     run = _Run(seed, old, new, mode, command)
-    plain = run.homes[0].enter()  # a publisher whose configuration knows nothing of all this
+    plain = run.homes[0].enter()  # a publisher that is not configured for the migration
     first, second = run.process(), run.process()
     workers = [run.process() for _ in range(3)]
     background = [
@@ -254,7 +255,8 @@ async def migration(
         workers[victim] = run.process()
         background[victim] = asyncio.create_task(run.work(workers[victim], f"w{victim}"))
         await asyncio.gather(*producing)
-        for number in range(round_ + 1):  # everything once more, from a process that has just begun
+        # Publish some tasks of all rounds again, from a process that has just started.
+        for number in range(round_ + 1):
             fresh = run.process()
             for name in sorted(run.story.tried):
                 if name[1].startswith(f"r{number}.") and run.random.random() < 0.3:
@@ -263,7 +265,7 @@ async def migration(
     watcher = run.process()
     await watcher.control.maintain()
     async with asyncio.timeout(30):
-        while await run.left(watcher):  # noqa: ASYNC110 - a store has no event for it
+        while await run.left(watcher):  # noqa: ASYNC110 - the store has no event to wait for
             await asyncio.sleep(0.01)
     run.enough = True
     await asyncio.gather(*background)

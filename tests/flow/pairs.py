@@ -1,4 +1,4 @@
-"""Two memory backends that are one, either of which may be gone for a while."""
+"""A migration between two memory backends, each of which can be made unavailable for a while."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY = "work"
 
 
 class Weak:
-    """Anything, until its store is gone: from then on each call fails, or never answers."""
+    """Wrapper around a backend or one of its parts: calls fail or block while the `Weakness` of its store says so."""
 
     def __init__(self, inner: Any, store: Weakness) -> None:
         self._inner = inner
@@ -45,7 +45,7 @@ class Weak:
 
 
 class Weakness:
-    """What is wrong with a store."""
+    """State of a simulated outage of one store: down (calls fail) or silent (calls get no answer)."""
 
     def __init__(self) -> None:
         self.down = False
@@ -54,7 +54,7 @@ class Weakness:
 
     @property
     def silent(self) -> bool:
-        """Whether calls wait until it speaks again."""
+        """Whether calls block until the store answers again."""
         return not self._speaks.is_set()
 
     @silent.setter
@@ -62,14 +62,14 @@ class Weakness:
         (self._speaks.clear if silent else self._speaks.set)()
 
     async def check(self) -> None:
-        """Fail, or wait."""
+        """Raise `BackendUnavailable` if the store is down; block while it is silent."""
         if self.down:
             raise BackendUnavailable("gone")
         await self._speaks.wait()
 
 
 class Pair:
-    """Two memory backends, and what was opened over them."""
+    """Two memory backends, and the migrating backend opened over them."""
 
     def __init__(self, mode: MigrationMode = MigrationMode.AVAILABLE) -> None:
         self.clock = ManualClock()
@@ -79,7 +79,7 @@ class Pair:
         self.both = self.open()
 
     def open(self) -> MigratingBackend:
-        """Open both as another process would."""
+        """Open both backends as another process would."""
         old, new = (
             Weak(backend, weakness)
             for backend, weakness in zip((self.old, self.new), self.weakness, strict=True)
@@ -87,19 +87,19 @@ class Pair:
         return MigratingBackend(old, new, mode=self.mode, patience=0.05)
 
     async def publish(self, *ids: str, through: Any = None, **fields: Any) -> list[Published]:
-        """Publish, and tell what became of each."""
+        """Publish tasks with these ids and return the status of each."""
         tasks = [Task(key=KEY, id=name, **fields) for name in ids]
         return [one.status for one in await (through or self.both).publisher.publish(*tasks)]
 
     async def where(self, *ids: str) -> list[str]:
-        """Return which sides know each task."""
+        """Return which backends know each task: "o" for the old one, "n" for the new one."""
         told = [await side.control.statuses(KEY, *ids) for side in (self.old, self.new)]
         return [("o" if old else "") + ("n" if new else "") for old, new in zip(*told, strict=True)]
 
 
 @asynccontextmanager
 async def pair(mode: MigrationMode = MigrationMode.AVAILABLE) -> AsyncIterator[Pair]:
-    """Give a pair, and close it."""
+    """Yield a pair of backends for a test and close it afterwards."""
     made = Pair(mode)
     yield made
     for weakness in made.weakness:
@@ -108,7 +108,7 @@ async def pair(mode: MigrationMode = MigrationMode.AVAILABLE) -> AsyncIterator[P
 
 
 async def take(subscription: Any, number: int) -> list[Delivery]:
-    """Receive so many."""
+    """Receive until the given number of deliveries has arrived."""
     found: list[Delivery] = []
     async with asyncio.timeout(5):
         while len(found) < number:

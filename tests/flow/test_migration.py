@@ -1,4 +1,4 @@
-"""Blue/green migration: where tasks, settings and settlements go while two backends are one (A20)."""
+"""Blue/green migration: which of the two backends gets the tasks, settings and settlements during a migration (A20)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.fast_clock
 
 
 async def test_from_one_side_to_the_other() -> None:
-    """A20, fault J1: what was there is executed there, what is new goes to the new side; then nothing is left."""
+    """A20, fault J1: old tasks run from the old backend, new ones go to the new one; then the migration can finish."""
     async with pair() as two:
         assert await two.publish("a", "b") == [ACCEPTED] * 2
         assert (await status(two.both)).phase is MigrationPhase.IDLE
@@ -49,7 +49,7 @@ async def test_from_one_side_to_the_other() -> None:
 
 
 async def test_one_copy_of_an_id() -> None:
-    """Fault J7: a publish is sent again to whatever process, before, during and after: one copy (law 7)."""
+    """Fault J7: repeating a publish in any process, before, during or after the migration, stores one copy (law 7)."""
     async with pair() as two:
         await two.publish("a")
         before = two.open()
@@ -70,7 +70,7 @@ async def test_one_copy_of_an_id() -> None:
 
 
 async def test_forgotten_ids_are_free() -> None:
-    """Law 7: what ended longer ago than the window is taken in anew, though the old side keeps its result."""
+    """Law 7: an id is free again once its window has passed, even if the old backend still keeps the result."""
     async with pair() as two:
         await two.publish("a")
         async with two.both.subscribe([KEY], "worker") as subscription:
@@ -85,14 +85,14 @@ async def test_forgotten_ids_are_free() -> None:
 
 
 async def test_a_publisher_of_yesterday() -> None:
-    """Fault J5: one that knows only the old side is refused there, and what it gets in before is executed."""
+    """Fault J5: a publisher that knows only the old backend is refused; tasks it stored before the start still run."""
     async with pair() as two:
         await two.publish("a")
         await start(two.both)
         (told,) = await two.old.publisher.publish(Task(key=KEY, id="b"))
         assert (told.status, told.code, told.retry_after) == (REFUSED, Refusal.MOVED, None)
         assert await two.publish("a", through=two.old) == [DUPLICATE]
-        unseen = Task(key="unseen", id="c")  # a queue that the start knew nothing of
+        unseen = Task(key="unseen", id="c")  # this queue did not exist when the migration started
         (told,) = await two.old.publisher.publish(unseen)
         assert told.status is ACCEPTED
         assert (await status(two.both)).open_queues == ("unseen",)
@@ -106,7 +106,7 @@ async def test_a_publisher_of_yesterday() -> None:
 
 
 async def test_a_queue_first_used_meanwhile() -> None:
-    """Fault J5: the old side is closed to it before the new one takes it in."""
+    """Fault J5: if a queue is first used during a migration, the old backend refuses it before the new one opens."""
     async with pair() as two:
         await start(two.both)
         assert await two.publish("a") == [ACCEPTED]
@@ -115,7 +115,7 @@ async def test_a_queue_first_used_meanwhile() -> None:
 
 
 async def test_receipts_never_cross(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault J3: where both sides give out the same receipt, each settlement ends the delivery that it is about."""
+    """Fault J3: if both backends issue the same receipt, each settlement still ends the right delivery."""
     monkeypatch.setattr("secrets.token_hex", lambda _=None: "same")
     monkeypatch.setattr("secrets.token_urlsafe", lambda _=None: "same")
     async with pair() as two:
@@ -140,7 +140,7 @@ async def test_receipts_never_cross(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_each_verb_at_its_origin() -> None:
-    """A20: retries, burials, hand-overs and revocations go to the side that has the task."""
+    """A20: retries, dead-lettering, hand-overs and revocations go to the backend that has the task."""
     async with pair() as two:
         await two.publish("a", "b", "c", "d")
         await start(two.both)
@@ -169,7 +169,7 @@ async def test_each_verb_at_its_origin() -> None:
 
 
 async def test_a_worker_that_was_there_before() -> None:
-    """A20: a delivery of before the migration is adopted under the receipt that its worker knows."""
+    """A20: a delivery made before the migration is adopted with the receipt that its worker already has."""
     async with pair() as two:
         await two.publish("a")
         before = two.old.subscribe([KEY], "worker")
@@ -183,7 +183,7 @@ async def test_a_worker_that_was_there_before() -> None:
 
 
 async def test_dead_letters_of_both() -> None:
-    """A20: they are listed page by page, the old side's first, and stay where they are."""
+    """A20: dead letters of both backends are listed page by page, the old backend's first, and are not moved."""
     async with pair() as two:
         async with two.both.subscribe([KEY], "worker") as subscription:
             for number in range(6):
@@ -203,7 +203,7 @@ async def test_dead_letters_of_both() -> None:
 
 
 async def test_settings_move_and_hold_on_both_sides() -> None:
-    """A20: copied at the start where the new side has none, then changed on both; a pause holds on both (laws 5, 9)."""
+    """A20: start copies settings that the new backend lacks; later changes and pauses apply to both (laws 5, 9)."""
     async with pair() as two:
         await two.old.control.configure(KEY, QueueSettings(max_losses=1, capacity=9))
         await two.old.control.configure("other", QueueSettings(max_losses=2))
@@ -226,7 +226,7 @@ async def test_settings_move_and_hold_on_both_sides() -> None:
 
 
 async def test_copies_move() -> None:
-    """D9, fault J7: a task that was copied on the old side is not copied a second time on the new one (law 7)."""
+    """D9, fault J7: a task that the old backend copied to bound queues is not copied again by the new one (law 7)."""
     async with pair() as two:
         await two.both.control.configure(KEY, QueueSettings(bound_to=("a", "b")))
         await two.publish("x")

@@ -1,4 +1,4 @@
-"""Two backends that are one: what is moving keeps every promise of the contract (A20)."""
+"""The conformance kit on a backend that is being migrated: it keeps all promises of the contract (A20)."""
 
 import pytest
 
@@ -20,31 +20,31 @@ pytestmark = pytest.mark.fast_clock
 
 
 class Pair:
-    """Two empty backends."""
+    """Two empty memory backends, combined into one migrating backend."""
 
     capabilities = Capabilities(names=frozenset(Capability))
     mode = MigrationMode.AVAILABLE
 
     async def open_backend(self, clock: ManualClock) -> MigratingBackend:
-        """Open both."""
+        """Open the migrating backend; the migration is not started yet."""
         return MigratingBackend(
             MemoryBackend(clock=clock), MemoryBackend(clock=clock), mode=self.mode
         )
 
 
 class TestAvailable(Pair, BackendSuite):
-    """Started, in mode ``available`` (A20)."""
+    """The conformance kit on a started migration in mode ``available`` (A20)."""
 
     max_examples = 20
 
     async def open_backend(self, clock: ManualClock) -> MigratingBackend:
-        """Open both, and start."""
+        """Open the migrating backend and start the migration."""
         backend = await super().open_backend(clock)
         await start(backend)
         return backend
 
     async def test_every_waiting_receive_has_its_token(self, bench: Bench) -> None:
-        """What is handed out to one who gives up at that moment takes its token; the others have theirs (law 5; F5)."""
+        """A cancelled receive may use up a rate limit token; all other receives still get theirs (law 5; F5)."""
         await bench.limit(rate_limit=RateLimit(max_tokens=4, interval=2))
         await bench.publish(*(f"t{n}" for n in range(7)))
         taken = await bench.take(bench.subscribe(), 9)
@@ -61,7 +61,7 @@ class TestAvailable(Pair, BackendSuite):
 
 
 class TestStrict(TestAvailable):
-    """Started, in mode ``strict`` (A20)."""
+    """The conformance kit on a started migration in mode ``strict`` (A20)."""
 
     max_examples = 10
     mode = MigrationMode.STRICT
@@ -76,18 +76,18 @@ class _Main(
     DeliverSuite,
     PublishSuite,
 ):
-    """What depends on the direction."""
+    """The suites of the kit whose calls are routed by the direction of the migration."""
 
     __test__ = False
 
 
 class TestRolledBack(Pair, _Main):
-    """On the way back (A20)."""
+    """The conformance kit on a migration that was rolled back (A20)."""
 
     __test__ = True
 
     async def open_backend(self, clock: ManualClock) -> MigratingBackend:
-        """Open both, start, and roll back."""
+        """Open the migrating backend, start the migration and roll it back."""
         backend = await super().open_backend(clock)
         await start(backend)
         await rollback(backend)
@@ -95,6 +95,6 @@ class TestRolledBack(Pair, _Main):
 
 
 class TestNotStarted(Pair, _Main):
-    """Before the start: the old side has everything (A20)."""
+    """The conformance kit before the start of a migration, when the old backend has all tasks (A20)."""
 
     __test__ = True

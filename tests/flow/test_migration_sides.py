@@ -1,4 +1,4 @@
-"""Blue/green migration: when a side is gone, slow or different, and on the way back (A20)."""
+"""Blue/green migration with one backend down, slow or of another type; and rolling a migration back (A20)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.fast_clock
 
 
 async def test_what_the_new_side_cannot_keep() -> None:
-    """A20: a start that the new side's settings do not allow names queue and setting, and has closed nothing."""
+    """A20: if the new backend does not support a queue's settings, start fails, names the queue and closes nothing."""
     old = MemoryBackend()
     await old.control.configure(KEY, QueueSettings(floor_share=0.1))
     new = RecordBackend("dict", DictStore(Disk()), ManualClock(), durable=True)
@@ -44,7 +44,7 @@ async def test_what_the_new_side_cannot_keep() -> None:
 
 
 async def test_between_different_backends() -> None:
-    """A20: any two backends will do, and the pair has the capabilities that both have."""
+    """A20: a migration works between different backends; its capabilities are those that both of them have."""
     new = RecordBackend("dict", DictStore(Disk()), ManualClock(), durable=True)
     both = MigratingBackend(MemoryBackend(), new)
     assert both.capabilities.names == new.capabilities.names
@@ -60,7 +60,7 @@ async def test_between_different_backends() -> None:
 
 
 def test_control_is_needed() -> None:
-    """A backend whose queues cannot be closed cannot be migrated, and that is told at once."""
+    """A backend without the control capability is refused at once, because a migration must be able to close queues."""
 
     class Bare(MemoryBackend):
         capabilities = Capabilities()
@@ -70,7 +70,7 @@ def test_control_is_needed() -> None:
 
 
 async def test_a_dead_old_side_does_not_block_the_new_one() -> None:
-    """Fault J6: with the old side gone or silent, the new one accepts and delivers; afterwards the old one drains."""
+    """Fault J6: while the old backend is down or silent, the new one accepts and delivers; later the old one drains."""
     async with pair() as two:
         await two.publish("a", "b")
         await start(two.both)
@@ -93,7 +93,7 @@ async def test_a_dead_old_side_does_not_block_the_new_one() -> None:
 
 
 async def test_a_dead_side_is_reported() -> None:
-    """Fault J6: with both sides gone, or the new one, callers learn it; nothing is taken for accepted."""
+    """Fault J6: if the new backend or both are down, callers get an error, and no publish counts as accepted."""
     async with pair() as two:
         await start(two.both)
         subscription = two.both.subscribe([KEY], "worker")
@@ -109,7 +109,7 @@ async def test_a_dead_side_is_reported() -> None:
 
 
 async def test_strict_takes_in_only_what_both_sides_know() -> None:
-    """Fault J6: in mode strict a publish fails while the old side cannot say which ids it knows (law 7)."""
+    """Fault J6: in mode strict, a publish fails while the old backend cannot be asked for the ids it knows (law 7)."""
     async with pair(MigrationMode.STRICT) as two:
         await start(two.both)
         await two.publish("a")
@@ -121,7 +121,7 @@ async def test_strict_takes_in_only_what_both_sides_know() -> None:
 
 
 async def test_strict_keeps_the_order() -> None:
-    """Fault J4: the new side of a queue waits until the old one has nothing live of it, retries among it (law 4)."""
+    """Fault J4: in strict mode a queue's new backend waits until the old one has no live task or retry (law 4)."""
     async with pair(MigrationMode.STRICT) as two:
         await two.publish("a", "b", ordering_key="entity")
         await start(two.both)
@@ -144,7 +144,7 @@ async def test_strict_keeps_the_order() -> None:
 
 
 async def test_strict_keeps_limits() -> None:
-    """A20: in flight over both sides and in any period there is never more than a queue's limit (law 5)."""
+    """A20: a queue's in-flight limit and rate limit apply to both backends of a migration together (law 5)."""
     async with pair(MigrationMode.STRICT) as two:
         limits = QueueSettings(max_inflight=2, rate_limit=RateLimit(max_tokens=2, interval=10))
         await two.both.control.configure(KEY, limits)
@@ -155,7 +155,7 @@ async def test_strict_keeps_limits() -> None:
             taken = await take(subscription, 2)
             assert not (await subscription.receive(5, 0)).deliveries
             await subscription.ack(*taken)
-            await asyncio.sleep(0.15)  # after which the gates are looked at again
+            await asyncio.sleep(0.15)  # the gates are checked again after this time
             assert not (await subscription.receive(5, 0)).deliveries
             await two.clock.advance(11)
             taken += await take(subscription, 2)
@@ -164,7 +164,7 @@ async def test_strict_keeps_limits() -> None:
 
 
 async def test_back_again() -> None:
-    """Fault J2: a rollback is the same in the other direction, and may be followed by another start."""
+    """Fault J2: a rollback is a migration in the other direction; another start may follow it."""
     async with pair() as two:
         await rollback(two.both)
         assert (await status(two.both)).phase is MigrationPhase.IDLE
@@ -187,7 +187,7 @@ async def test_back_again() -> None:
 
 
 async def test_back_from_a_side_that_is_lost() -> None:
-    """Fault J2: with the new store gone for good, the old one takes in again by force, and alone."""
+    """Fault J2: if the new store is lost for good, a forced rollback makes the old one accept tasks by itself."""
     async with pair() as two:
         await two.publish("a")
         await start(two.both)
@@ -201,7 +201,7 @@ async def test_back_from_a_side_that_is_lost() -> None:
 
 
 async def test_what_comes_late_is_not_kept_here() -> None:
-    """A20: what a slow side brings after its receive has answered is given to the next one, or handed back."""
+    """A20: a delivery that a slow backend sends too late for its receive goes to a later one, or back to its queue."""
     async with pair() as two:
         await two.publish("a")
         await start(two.both)

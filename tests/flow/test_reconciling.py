@@ -1,4 +1,4 @@
-"""Bringing a queue in line with the application's own database."""
+"""`reconcile`: publishing the tasks that the application's database has and the queue lacks."""
 
 from collections.abc import AsyncIterator, Callable
 from importlib import import_module
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.fast_clock
 
 
 class Counting(MemoryBackend):
-    """Notes which tasks are sent, and in which batches it is asked; may be told to fail."""
+    """Memory backend that records published ids and the sizes of status queries, and can be made to fail."""
 
     def __init__(self) -> None:
         super().__init__(clock=ManualClock())
         self.sent: list[list[str]] = []
         self.asked: list[int] = []
         self.lost = 0
-        """how many answers to a publish get lost"""
+        """number of upcoming publishes whose answers will be lost"""
         self.out = False
         publish, statuses = self.publisher.publish, self.control.statuses
 
@@ -51,29 +51,29 @@ class Counting(MemoryBackend):
 
 @pytest.fixture
 def backend() -> Counting:
-    """A store of the queue's own."""
+    """An empty backend that records what it is asked."""
     return Counting()
 
 
 @pytest.fixture
 def queue(backend: Counting) -> Queue:
-    """The queue."""
+    """A queue on the recording backend."""
     return Queue(backend)
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lost answers are asked for again almost at once."""
+    """Shorten the pause before a publish is repeated."""
     monkeypatch.setattr("taskqueue_core.queue._PAUSE", RetryPolicy(base=0.001, cap=0.001))
 
 
 def rows(number: int, key: str = "k") -> list[Task]:
-    """What the database says."""
+    """Return the tasks of the application's database."""
     return [Task(key=key, id=f"t{n}", payload=b"%d" % n) for n in range(number)]
 
 
 async def test_what_is_missing_is_published(queue: Queue, backend: Counting) -> None:
-    """D1: and nothing else: what the queue knows, in whatever state, is not even sent."""
+    """D1: only missing tasks are published; a task that the queue knows in any state is not sent again."""
     everything = rows(10)
     await queue.publish_many(everything[:7])
     async with queue.subscribe("k", consumer="w") as subscription:
@@ -92,7 +92,7 @@ async def test_what_is_missing_is_published(queue: Queue, backend: Counting) -> 
 
 
 async def test_nothing_is_done_twice_during_a_publish(queue: Queue, backend: Counting) -> None:
-    """D1, law 7: one that is published between the question and the answer is still one task."""
+    """D1, law 7: a task that another process publishes between the status query and the publish is stored once."""
     tasks = rows(4)
     asked = backend.control.statuses
 
@@ -110,7 +110,7 @@ async def test_nothing_is_done_twice_during_a_publish(queue: Queue, backend: Cou
 async def test_batches_are_bounded(
     queue: Queue, backend: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D1: by number and by size, over several queues, from an iterable that is read as it goes."""
+    """D1: batches are limited by count and size, may span several queues, and the iterable is read only as needed."""
     read = 0
 
     async def database() -> AsyncIterator[Task]:
@@ -138,7 +138,7 @@ async def test_batches_are_bounded(
 
 
 async def test_lost_answers(queue: Queue, backend: Counting) -> None:
-    """D1: they are asked for again with the same ids: one copy each, and the report is right."""
+    """D1: a publish whose answer is lost is repeated with the same ids: one copy of each task, and a correct report."""
     backend.lost = 3
     report = await reconcile(queue, rows(3))
     assert report == Reconciled(checked=3, missing=3, republished=3)
@@ -147,7 +147,7 @@ async def test_lost_answers(queue: Queue, backend: Counting) -> None:
 
 
 async def test_it_goes_on_where_it_ended(queue: Queue, backend: Counting) -> None:
-    """D1: after an outage the rest is enough, and starting anew does no harm."""
+    """D1: after an outage, reconciling only the remaining tasks is enough; repeating all of it does no harm."""
     tasks, done, parts = rows(9), 0, Reconciled()
 
     def passed(task: Task, report: Reconciled) -> None:
@@ -167,7 +167,7 @@ async def test_it_goes_on_where_it_ended(queue: Queue, backend: Counting) -> Non
 
 
 async def test_refused(queue: Queue, backend: Counting) -> None:
-    """D1, law 6: what finds no room is counted, and gets in with a later run."""
+    """D1, law 6: tasks refused because the queue is full are counted, and are accepted by a later run."""
     settings = await backend.control.configure("k", QueueSettings(capacity=2))
     report = await reconcile(queue, rows(5))
     assert report == Reconciled(checked=5, missing=5, republished=2, refused=3)
@@ -177,7 +177,7 @@ async def test_refused(queue: Queue, backend: Counting) -> None:
 
 
 async def test_conflicts(queue: Queue, backend: Counting) -> None:
-    """D1: an id with another payload is found where one asks for that, and the stored task is left alone."""
+    """D1: with ``compare``, an id that is stored with another payload is reported; the stored task does not change."""
     await queue.publish("k", "another", id="t1")
     assert (await reconcile(queue, rows(3))).conflicts == 0
     report = await reconcile(queue, rows(4), compare=True)
@@ -189,7 +189,7 @@ async def test_conflicts(queue: Queue, backend: Counting) -> None:
 
 
 async def test_without_control() -> None:
-    """D1: where nobody can be asked all are sent; what is known is no more than that."""
+    """D1: without the control capability all tasks are sent; known ones are recognised by the answers only."""
     backend = ScriptedBackend()
     known = {"t0": Published.DUPLICATE, "t1": Published.CONFLICT, "t2": Published.REFUSED}
     answers: Callable[[Task], Confirmation] = lambda task: Confirmation(  # noqa: E731
@@ -202,13 +202,13 @@ async def test_without_control() -> None:
 
 
 async def test_nothing_to_do(queue: Queue, backend: Counting) -> None:
-    """No tasks, no call."""
+    """Without tasks, `reconcile` makes no call to the backend."""
     assert await reconcile(queue, []) == Reconciled()
     assert (backend.sent, backend.asked) == ([], [])
 
 
 @pytest.mark.parametrize("batch", [0, -1, 1001, 1.5, True, "5"])
 async def test_bad_batches(queue: Queue, batch: Any) -> None:
-    """As any number from outside."""
+    """A batch size that is out of range or no integer is rejected."""
     with pytest.raises(InvalidInput, match=r"^batch: got "):
         await reconcile(queue, rows(1), batch=batch)

@@ -1,4 +1,4 @@
-"""Shards: a queue over several partitions, whose number changes while everything runs (A16, A18, A19; fault D7)."""
+"""Shards: a queue over several partitions, whose number may change while it is in use (A16, A18, A19; fault D7)."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ ACCEPTED, DUPLICATE = Published.ACCEPTED, Published.DUPLICATE
 
 
 async def shard(backend: Any, number: int, key: str = KEY) -> QueueSettings:
-    """Change the number of shards."""
+    """Change the number of shards of a queue."""
     return await change_settings(
         backend.control, key, lambda found: found.model_copy(update={"shards": number})
     )
 
 
 async def publish(backend: Any, *ids: str, **fields: Any) -> list[Published]:
-    """Publish, and tell what became of each."""
+    """Publish tasks with these ids and return the status of each."""
     told = await backend.publisher.publish(*[Task(key=KEY, id=name, **fields) for name in ids])
     assert all(one.key == KEY for one in told)
     return [one.status for one in told]
 
 
 async def drain(subscription: Any, number: int) -> set[str]:
-    """Execute so many."""
+    """Receive and ack the given number of tasks; return their ids."""
     found: set[str] = set()
     while len(found) < number:
         (delivery,) = await take(subscription, 1)
@@ -54,12 +54,12 @@ async def drain(subscription: Any, number: int) -> set[str]:
 
 
 def names(number: int) -> list[str]:
-    """So many ids."""
+    """Return this many task ids."""
     return [f"t{n}" for n in range(number)]
 
 
 async def test_spread_and_gathered() -> None:
-    """A16: tasks lie in shards by their ids, and all verbs find them there."""
+    """A16: tasks are distributed over the shards by id, and every operation finds them there."""
     inner = MemoryBackend(clock=LoopClock())
     backend = ShardedBackend(inner)
     assert (await shard(backend, 4)).shards == 4
@@ -108,17 +108,17 @@ async def test_spread_and_gathered() -> None:
 
 
 async def test_one_entity_one_shard() -> None:
-    """A16: tasks with the same ordering key have the same shard, whatever their ids."""
+    """A16: tasks with the same ordering key are in the same shard, whatever their ids."""
     tasks = [Task(key=KEY, id=name, ordering_key="entity") for name in names(20)]
     assert len({shard_of(task, 16) for task in tasks}) == 1
     assert shard_of(Task(key=KEY, id="entity"), 16) == shard_of(tasks[0], 16)
     assert shard_of(Task(key=KEY, id="t1"), 1000) == 457, (
-        "the hash is for ever: it says where ids are known"
+        "the hash must not change: it decides which shard knows an id"
     )
 
 
 async def test_the_number_changes() -> None:
-    """Fault D7: the shards before are closed, answer for their ids, and are emptied before what comes after (law 7)."""
+    """Fault D7: when the shard count changes, old shards close, still detect their ids, and drain first (law 7)."""
     backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     await publish(backend, "a", "b")
     subscription = backend.subscribe([KEY], "worker")
@@ -136,7 +136,7 @@ async def test_the_number_changes() -> None:
 
 
 async def test_another_process_learns_it() -> None:
-    """Fault D7: publishers and consumers of before go on; no id is stored twice, and none is missed."""
+    """Fault D7: other processes follow a change of the shard count; no id is stored twice and no task is missed."""
     inner = MemoryBackend(clock=LoopClock())
     one, two = ShardedBackend(inner), ShardedBackend(inner)
     subscription = two.subscribe([KEY], "worker")
@@ -156,7 +156,7 @@ async def test_another_process_learns_it() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_order_per_entity(seed: int) -> None:
-    """Fault D7: while the number changes under load, each entity's tasks run one by one, in their order (law 4)."""
+    """Fault D7: while the shard count changes under load, tasks of one key run one by one and in order (law 4)."""
     rng = random.Random(seed)
     inner = MemoryBackend(clock=LoopClock())
     backend = ShardedBackend(inner)
@@ -171,7 +171,7 @@ async def test_order_per_entity(seed: int) -> None:
                 for delivery in (await subscription.receive(3, 0.05)).deliveries:
                     entity = str(delivery.task.ordering_key)
                     running[entity] += 1
-                    assert running[entity] == 1, f"two of {entity} at a time"
+                    assert running[entity] == 1, f"two tasks of {entity} at a time"
                     await asyncio.sleep(0)
                     running[entity] -= 1
                     if rng.random() < 0.1:
@@ -198,7 +198,7 @@ async def test_order_per_entity(seed: int) -> None:
 
 
 async def test_the_same_shard_first() -> None:
-    """A18, A19: who was served from a shard gets more of it, is told of a change, and no shard starves."""
+    """A18, A19: a consumer prefers the shard it was last served from, is told of a change, and no shard is starved."""
     backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     await shard(backend, 4)
     await publish(backend, *names(200))
@@ -233,7 +233,7 @@ async def test_the_same_shard_first() -> None:
     ],
 )
 async def test_limits_need_one_partition(limit: dict[str, Any]) -> None:
-    """A16, F1: what can be kept only where the whole queue is seen is refused, in either order, and named (law 5)."""
+    """A16, F1: limits that concern the whole queue exclude shards and vice versa; errors name the setting (law 5)."""
     backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     (name,) = limit
     with pytest.raises(ValueError, match=f"a queue with {name} cannot have shards"):
@@ -251,7 +251,7 @@ async def test_limits_need_one_partition(limit: dict[str, Any]) -> None:
 
 
 async def test_what_cannot_be_sharded() -> None:
-    """A16: names of shards are no names of queues, and have room; a copy has one place to go to (D9)."""
+    """A16: shard names are no queue names; queues with long names or that receive copies cannot be sharded (D9)."""
     backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     inside = Generation(1, 4).shard_key(KEY, 2)
     assert Shard.read(inside) == (KEY, 2, (1, 4))
@@ -271,7 +271,7 @@ async def test_what_cannot_be_sharded() -> None:
 
 
 async def test_copies_go_to_whole_queues() -> None:
-    """D9: copies find a queue that had shards and is whole again; one with several cannot be bound to."""
+    """D9: a queue may be bound to a queue that has one shard again, but not to one with several shards."""
     backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     await shard(backend, 2)
     with pytest.raises(InvalidInput, match="bound_to"):
@@ -291,7 +291,7 @@ async def test_copies_go_to_whole_queues() -> None:
 
 
 async def test_settings_hold_in_every_shard() -> None:
-    """F7: a pause is in every shard when it is confirmed; versions are compared as ever (laws 5, 9)."""
+    """F7: a confirmed pause holds in every shard; conflicting settings versions are detected as usual (laws 5, 9)."""
     backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     settings = await shard(backend, 3)
     await publish(backend, *names(9))
@@ -318,7 +318,7 @@ async def test_settings_hold_in_every_shard() -> None:
 
 @pytest.mark.parametrize("cut", range(1, 14))
 async def test_a_change_that_was_killed(cut: int) -> None:
-    """Fault J2 for shards: killed after any change of settings, somebody else completes it; one copy of each id."""
+    """Fault J2 for shards: if a change is killed after any step, another process completes it; one copy of each id."""
     inner = MemoryBackend(clock=LoopClock())
     first = ShardedBackend(inner)
     await shard(first, 2)
@@ -354,7 +354,7 @@ async def test_a_change_that_was_killed(cut: int) -> None:
 
 
 async def test_two_change_it_at_once() -> None:
-    """Law 10: of two who change the number side by side each is followed, one after the other, and nothing forks."""
+    """Law 10: two concurrent changes of the shard count take effect one after the other, as separate generations."""
     inner = MemoryBackend(clock=LoopClock())
     processes = [ShardedBackend(inner) for _ in range(3)]
     await asyncio.gather(shard(processes[0], 4), shard(processes[1], 6))
@@ -366,7 +366,7 @@ async def test_two_change_it_at_once() -> None:
 
 
 async def test_shards_migrate() -> None:
-    """A16, A20: a queue with shards moves to another store, which has as many of its own."""
+    """A16, A20: a queue with shards can be migrated to another store, which then has as many shards of it."""
     clock = ManualClock()
     old, new = (ShardedBackend(MemoryBackend(clock=clock)) for _ in range(2))
     both = MigratingBackend(old, new)

@@ -1,4 +1,4 @@
-"""A backend whose queues may be sharded keeps every promise of the one inside (A16)."""
+"""The conformance kit on a `ShardedBackend`: it keeps every promise of the backend that it wraps (A16)."""
 
 import pytest
 
@@ -32,13 +32,13 @@ _ALL = Capabilities(names=frozenset(Capability))
 
 
 class TestWhole(BackendSuite):
-    """The kit on queues that were never sharded (A16)."""
+    """The conformance kit on queues that were never sharded (A16)."""
 
     capabilities = _ALL
     max_examples = 20
 
     async def open_backend(self, clock: ManualClock) -> ShardedBackend:
-        """Open an empty one."""
+        """Open an empty sharded backend."""
         return ShardedBackend(MemoryBackend(clock=clock))
 
 
@@ -60,12 +60,12 @@ class TestSucceeded(
     DeliverSuite,
     PublishSuite,
 ):
-    """Queues that had several shards and are whole again keep all promises but that they begin unknown (A16)."""
+    """The kit on queues that have one shard again. They keep all promises except those about unknown queues (A16)."""
 
     capabilities = _ALL
 
     async def open_backend(self, clock: ManualClock) -> ShardedBackend:
-        """Open an empty one, whose queues have had shards."""
+        """Open an empty backend whose queues once had two shards."""
         backend = ShardedBackend(MemoryBackend(clock=clock))
         for key in (KEY, OTHER):
             await backend.generations.succeed(key, 2, QueueSettings())

@@ -1,4 +1,4 @@
-"""Shards are off unless they are switched on, and a process without them never works on part of a sharded queue."""
+"""Sharding is off by default; a process without it never works on a sharded queue as if it were a plain one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _stores: list[MemoryBackend] = []
 
 
 def create_backend() -> MemoryBackend:
-    """Return the store that the processes of a test share."""
+    """Return the store that the processes of a test share (the backend's entry point)."""
     return _stores[-1]
 
 
 @pytest.fixture(autouse=True)
 def store() -> Iterator[MemoryBackend]:
-    """Return the empty store of a test."""
+    """Provide the empty store of a test."""
     _stores.append(MemoryBackend())
     yield _stores[-1]
     _stores.pop()
@@ -42,13 +42,13 @@ def process(*, sharding: bool = False) -> InstrumentedBackend:
 
 
 def test_no_shards_unless_switched_on(store: MemoryBackend) -> None:
-    """A16: the wrapper for shards is there only where it is asked for."""
+    """A16: the wrapper for shards is used only if the setting switches it on."""
     assert process().inner is store
     assert isinstance(process(sharding=True).inner, ShardedBackend)
 
 
 async def test_shards_are_refused_without_the_setting(store: MemoryBackend) -> None:
-    """A16: the error says what to set, and where; nothing is stored."""
+    """A16: without the setting, shards are refused; the error says what to set and where, and nothing is stored."""
     with pytest.raises(InvalidInput, match=f"queue 'frames': shards {NEEDED}"):
         await control_of(process()).configure("frames", QueueSettings(shards=2))
     assert (await store.control.settings("frames")).version == 0
@@ -56,7 +56,7 @@ async def test_shards_are_refused_without_the_setting(store: MemoryBackend) -> N
 
 
 async def test_the_first_shards_leave_a_marker(store: MemoryBackend) -> None:
-    """A16: it is written with the first change of shards, before any queue is closed, and operators do not see it."""
+    """A16: the first change of shards writes a marker before it closes any queue; operators do not see the marker."""
     backend = process(sharding=True)
     control = control_of(backend)
     await control.configure("frames", QueueSettings(capacity=5))
@@ -70,7 +70,7 @@ async def test_the_first_shards_leave_a_marker(store: MemoryBackend) -> None:
 
 
 async def test_a_process_without_shards_does_not_start() -> None:
-    """A16: where a queue was sharded before, a publisher, a consumer and a server refuse to work."""
+    """A16: if the store has a sharded queue, publishers, consumers and servers without the setting refuse to work."""
     await control_of(process(sharding=True)).configure("frames", QueueSettings(shards=2))
     with pytest.raises(ConfigurationError, match=NEEDED):
         await Queue(process()).publish("other")
@@ -84,7 +84,7 @@ async def test_a_process_without_shards_does_not_start() -> None:
 
 
 async def test_a_running_process_turns_unready(caplog: pytest.LogCaptureFixture) -> None:
-    """A16: a process that worked before a queue was sharded logs an error once, and is not ready from then on."""
+    """A16: if a queue is sharded while a process without the setting runs, it logs one error and reports not ready."""
     backend = process()
     await Queue(backend).publish("other")
     app = create_app(backend, Settings())
@@ -104,7 +104,7 @@ async def test_a_running_process_turns_unready(caplog: pytest.LogCaptureFixture)
 
 
 async def test_a_refused_publish_says_what_to_set() -> None:
-    """A16: a publisher that worked before a queue was sharded learns it with its next task there."""
+    """A16: if a queue is sharded after a publisher without the setting started, its next publish raises an error."""
     backend = process()
     async with connect(backend) as queue:
         await queue.publish("frames")
@@ -114,7 +114,7 @@ async def test_a_refused_publish_says_what_to_set() -> None:
 
 
 async def test_a_queue_that_moved_elsewhere_is_refused_as_before() -> None:
-    """Only shards are a matter of configuration: another ``moved_to`` is a refusal."""
+    """A queue whose ``moved_to`` names something else than shards refuses tasks; that is not a configuration error."""
     backend = process()
     await control_of(backend).configure("k", QueueSettings(moved_to="elsewhere"))
     (answer,) = await Queue(backend).publish_many([Task(key="k")])

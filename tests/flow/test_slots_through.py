@@ -1,4 +1,4 @@
-"""Slots through what stands before a backend, and where there are none."""
+"""Slots of backends that wrap other backends, and of backends without slots."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ MODEL = "org/model-1"
 
 
 class TestObserved(SlotsSuite):
-    """The slots of a backend that is observed keep every promise."""
+    """The conformance kit for slots on an `InstrumentedBackend`."""
 
     capabilities = Capabilities(names=frozenset(Capability))
     max_examples = 5
 
     async def open_backend(self, clock: ManualClock) -> InstrumentedBackend:
-        """Open one."""
+        """Open an instrumented memory backend."""
         return InstrumentedBackend(MemoryBackend(clock=clock), Hooks())
 
 
 async def test_the_new_sides_in_every_phase() -> None:
-    """Whatever phase a migration is in, its slots are the new side's; the old pool is left alone (A20; fault H9)."""
+    """In every phase of a migration, slots are those of the new backend; the old pool is untouched (A20; fault H9)."""
     old, new = MemoryBackend(), MemoryBackend()
     backend = MigratingBackend(old, new)
     assert slots_of(backend) is new.slots
@@ -53,7 +53,7 @@ async def test_the_new_sides_in_every_phase() -> None:
     assert bound is not None
     await start(backend)
     (kept,) = await slots_of(backend).renew(bound, ttl=60)
-    assert kept is not None, "the job runs, and nobody holds its slot"
+    assert kept is not None, "the job still runs, so its slot must stay leased"
     assert kept.token != bound.token
     for move in (rollback, start, finish):
         await move(backend)
@@ -79,7 +79,7 @@ class _Slotless(MemoryBackend):
     ids=["recordstore", "remote", "new side", "old side", "sharded", "observed"],
 )
 async def test_where_there_are_none(open_backend: Callable[[], Backend]) -> None:
-    """Who asks a backend without slots for them learns early that it has none, and what it has (G2)."""
+    """Asking a backend without slots for them raises an error that lists the capabilities it does have (G2)."""
     backend = open_backend()
     with pytest.raises(
         CapabilityMissing, match=r"does not have the capability 'slots'; it has: .*control"
@@ -89,8 +89,8 @@ async def test_where_there_are_none(open_backend: Callable[[], Backend]) -> None
 
 
 async def test_a_side_without_slots() -> None:
-    """A migration of which one side has no slots has none either, whoever asks (A20)."""
+    """If one backend of a migration has no slots, the migrating backend has none either (A20)."""
     backend = MigratingBackend(MemoryBackend(), _Slotless())
     with pytest.raises(CapabilityMissing, match="_Slotless does not have the capability 'slots'"):
-        backend.slots  # noqa: B018 - to ask is enough
+        backend.slots  # noqa: B018 - reading the attribute raises the error
     await backend.aclose()

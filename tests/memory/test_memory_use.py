@@ -146,10 +146,10 @@ async def test_what_was_cancelled_does_not_pile_up(
         await backend.publisher.publish(Task(key="k", id=f"t{n}", not_before=not_before))
         await backend.control.cancel("k", f"t{n}")
     queue = backend._store.queues["k"]
-    lane = queue.lane(queue.records["stays"])
+    lane = queue._lines.lane(queue.records["stays"])
     assert len(lane._fresh) <= 2 * ROOM
     assert len(queue.scheduled) <= 2 * ROOM
-    assert len(backend._store._timers._scheduled) <= 2 * ROOM
+    assert len(backend._store.timers._scheduled) <= 2 * ROOM
     if kind == "scheduled":
         await clock.advance(1e6)
     (delivery,) = (await backend.subscribe(["k"], "w").receive(9, 0)).deliveries
@@ -229,7 +229,7 @@ async def test_rising_again_and_again_takes_no_room(
         (delivery,) = (await subscription.receive(1, 0)).deliveries
         await subscription.dead_letter(delivery, "r")
         await backend.dead_letters.redrive("k", "t")
-    assert len(backend._store._timers._deadlines) == 1
+    assert len(backend._store.timers.deadlines) == 1
     await clock.advance(100)
     assert [e.task_id for e in (await backend.control.maintain()).expired] == ["t"]
     assert await backend.control.ledger("k") == Ledger(published=1, expired=1)

@@ -39,11 +39,11 @@ async def test_tenants_leave_nothing(
         await backend.publisher.publish(Task(key="k", tenant=f"t{n}", priority=n % 3))
         await subscription.ack(*(await subscription.receive(9, 0)).deliveries)
     assert queue.fair is not None
-    assert len(queue.fair) == (3000 if rate else 0)
+    assert len(queue.fair._accounts) == (3000 if rate else 0)
     await clock.advance(60)
     for _ in range(10):
         await backend.control.maintain()
-    assert len(queue.fair) == 0
+    assert len(queue.fair._accounts) == 0
     assert all(len(walk._heap) <= 2 * ROOM for walk in queue.fair._walks.values())
     assert len(queue.fair._fillings) <= 2 * ROOM
 
@@ -60,11 +60,11 @@ async def test_tenants_that_give_up_leave_nothing(
             Task(key="k", id=f"s{n}", not_before=clock.now() + 1e6, **fields),
         )
     assert queue.fair is not None
-    assert (len(queue.fair), len(queue.turns), queue.available) == (200, 50, 50)
+    assert (len(queue.fair._accounts), len(queue.turns._holders), queue.available) == (200, 50, 50)
     for n in range(200):
         await backend.control.cancel("k", f"c{n}")
         await backend.control.cancel("k", f"s{n}")
-    assert (len(queue.fair), len(queue.turns), queue.available) == (0, 0, 0)
+    assert (len(queue.fair._accounts), len(queue.turns._holders), queue.available) == (0, 0, 0)
 
 
 async def test_tokens_bring_tenants_along_the_way(
@@ -79,7 +79,7 @@ async def test_tokens_bring_tenants_along_the_way(
         await subscription.ack(*(await subscription.receive(9, 0)).deliveries)
         await clock.advance(0.1)
     assert queue.fair is not None
-    assert len(queue.fair) <= 20
+    assert len(queue.fair._accounts) <= 20
 
 
 async def test_resting_costs_nothing(
@@ -141,7 +141,7 @@ async def test_who_waits_for_an_entity_does_not_pile_up(backend: MemoryBackend) 
     for n in range(2000):  # who gets the key is put into a lane that nobody takes from
         await backend.publisher.publish(Task(key="k", id=f"u{n}", ordering_key="e"))
         await backend.control.cancel("k", "holder" if not n else f"u{n - 1}")
-    lane = queue.lane(queue.records["u1999"])
+    lane = queue._lines.lane(queue.records["u1999"])
     assert len(lane._late) <= 2 * ROOM
 
 
@@ -154,7 +154,7 @@ async def test_progress_keeps_one_date(backend: MemoryBackend, clock: ManualCloc
     for _ in range(2000):
         await clock.advance(1)
         assert await backend.control.progress(delivery, 0.5)
-    assert len(backend._store._timers._flights) <= 2 * ROOM
+    assert len(backend._store.timers._flights) <= 2 * ROOM
     await subscription.ack(delivery)
     assert backend._store.queue("k").flights.next_at() is None
 

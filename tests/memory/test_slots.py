@@ -55,7 +55,7 @@ async def test_nothing_is_kept_of_what_is_over(backend: MemoryBackend, clock: Ma
     assert len(pool._ends) <= ROOM
     await clock.advance(3600)
     assert await slots.late(MODEL, "job-999") == ()
-    assert not any((pool.late._jobs, pool.late._order, pool.late._bytes))
+    assert not pool.late.notes
 
 
 async def test_renewals_leave_nothing_behind(backend: MemoryBackend, clock: ManualClock) -> None:

@@ -100,7 +100,7 @@ async def test_a_tenant_is_forgotten_when_its_tokens_are_back(
     for seconds, known in ((6.9, 1), (0.1, 0)):
         await clock.advance(seconds)
         await backend.control.maintain()
-        assert len(queue.fair) == known
+        assert len(queue.fair._accounts) == known
 
 
 async def test_a_tenant_that_came_back_is_forgotten_later(
@@ -119,10 +119,10 @@ async def test_a_tenant_that_came_back_is_forgotten_later(
     await backend.control.maintain()
     await subscription.ack(delivery)
     assert queue.fair is not None
-    assert len(queue.fair) == 1
+    assert len(queue.fair._accounts) == 1
     await clock.advance(4)
     await backend.control.maintain()
-    assert len(queue.fair) == 0
+    assert len(queue.fair._accounts) == 0
 
 
 async def test_who_has_no_tenant_weighs_one(backend: MemoryBackend) -> None:

@@ -1,8 +1,8 @@
-"""Visits every state of the small worlds.
+"""Visits every state of the small models of the system.
 
 python3 dev.py model [--small]
 
-Without options the large bound, in some minutes; with --small that of the tests.
+By default it explores the large bounds, which takes minutes; with --small it explores those of the tests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.model.small import Small
 
 
 def main(arguments: list[str]) -> int:
-    """Say what was found; 1 if a law is broken."""
+    """Explore each model and print what was found; return 1 if a law is broken, otherwise 0."""
     states = broken = 0
     for name, plan in (SMALL if "--small" in arguments else LARGE).items():
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What the store does in a small world, and what the laws come to know of it."""
+"""The store's operations in the small model of the system; each also updates what the laws expect of the tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def receive(token: str, turn: int, limit: int, world: Small) -> Any:
-    """Return the answer to a consumer's receive, None if the call was cancelled."""
+    """Run a consumer's receive. Return its deliveries, None if the consumer is unknown, or [] if the call is stale."""
     before = world.books.clone()
     try:
         told = world.books.receive(token, turn, limit)
@@ -30,7 +30,7 @@ def receive(token: str, turn: int, limit: int, world: Small) -> Any:
 def settle(
     name: Name, receipt: Receipt, attempt: int, verb: str, world: Small, *, known: bool = True
 ) -> str:
-    """Settle a receipt with one of the verbs."""
+    """Settle a delivery with the given verb and return the store's answer."""
     books, (token, fence) = world.books, receipt
     due = (books.now // AGE + 1) * AGE
     match verb:
@@ -47,7 +47,7 @@ def settle(
 
 
 def maintain(world: Small) -> Any:
-    """Run a pass of maintenance."""
+    """Run one pass of maintenance: promote due tasks and expire late ones."""
     world.books.promote_due()
     world.fates.promoted(world.books)
     expired = world.books.expire()
@@ -66,7 +66,7 @@ def give_up(token: str, most: int, world: Small) -> Any:
 
 
 def leave(token: str, world: Small) -> Any:
-    """End a consumer gracefully."""
+    """End a consumer gracefully: its deliveries return without counting as lost."""
     world.books.leave(token)
     for name, fate in tuple(world.fates.items()):
         if fate.holder and fate.holder.token == token:

@@ -1,4 +1,4 @@
-"""Answers of scripts, in the form in which they are compared with those of the specification."""
+"""Normalizes the answers of Redis scripts, so that they can be compared with those of the specification."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ COUNTED = (*LEDGER, "delivered", "redelivered", "retried", "lost")
 
 
 def error_of(answer: Any) -> tuple[str, Any]:
-    """Return what an answer complains of, and the answer itself: nothing, in one of both places."""
+    """Split a script's answer into an error message and a value; one of the two is always empty."""
     if isinstance(answer, list) and answer[:1] == [b"!"]:
         return answer[1].decode(), None
     return "", answer
 
 
 def plain(value: Any) -> Any:
-    """Return a value with numbers and text as text, as Redis makes no difference."""
+    """Convert numbers and bytes to text recursively, because Redis does not distinguish numbers from text."""
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
     if isinstance(value, bytes):
@@ -32,7 +32,7 @@ def plain(value: Any) -> Any:
 
 
 def normal(name: str, answer: Any) -> Any:
-    """Return an answer without what says nothing of tasks, and with what has no order in one."""
+    """Return a script's answer without parts that do not concern tasks, and with unordered parts sorted."""
     form = _FORMS.get(name)
     return form(answer) if form and isinstance(answer, list) else answer
 

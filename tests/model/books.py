@@ -1,7 +1,7 @@
-"""What the model keeps of one partition: a record per task, counters, consumers; and the steps of scripts.
+"""The model's state of one partition (a record per task, counters, consumers), and the steps that scripts are made of.
 
-The names are those of the Lua scripts, and each step says in a few lines what its namesake must do. Nothing here
-knows how Redis stores it: streams, pending lists and indexes are what the model is free of.
+Names are those of the Lua scripts; each step states in a few lines what the function of that name must do. The model
+ignores how Redis stores the data: it has no streams, pending lists or indexes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 Name = tuple[str, str]
-"""key and id"""
+"""queue key and task id"""
 
 OVER = frozenset({"done", "expired", "cancelled", "discarded"})
 LIVE = frozenset({"waiting", "scheduled"})
@@ -21,74 +21,74 @@ LEDGER = (
 
 
 class Record(NamedTuple):
-    """One task."""
+    """The stored state of one task."""
 
     digest: str = ""
     priority: int = 5
     state: str = "waiting"
     place: str = ""
-    """``fresh``: at the end of its lane, or handed out from there; ``parked``: returned, or scheduled; ``again``:
-    handed out after a return"""
+    """position of its entry: ``fresh`` = in its lane or delivered from there for the first time; ``parked`` = returned
+    or scheduled; ``again`` = delivered after a return"""
     attempt: int = 1
     losses: int = 0
     prior: int = 0
     handed: int = 0
-    """the attempt that was handed out last"""
+    """number of the attempt that was delivered last"""
     seq: int = 0
-    """when it became available: its place in its lane"""
+    """sequence number from when it became available; it determines the order within its lane"""
     fence: int = 0
-    """of its entry; a delivery has one that no other has"""
+    """unique number of its present entry; each delivery has its own"""
     owner: str = ""
-    """the consumer that has it in flight"""
+    """token of the consumer that has the task in flight"""
     token: str = ""
-    """of its receipt, which an heir leaves as it was"""
+    """token in the receipt of the delivery; it does not change when another consumer adopts the delivery"""
     due: int = 0
-    """when it is due; the place among the dead of a dead one"""
+    """time at which a scheduled task is due; for a dead letter, its position in the list of dead letters"""
     deadline: int = 0
     at: int = 0
-    """when it last changed"""
+    """time of the last change"""
     verb: str = ""
     told: str = ""
     settled: int = 0
-    """how the last delivery was settled, what was answered, and the fence of it"""
+    """fence of the last settled delivery; ``verb`` and ``told`` are that settlement and its answer"""
     retries: frozenset[str] = frozenset()
-    """tokens of the retries so far"""
+    """tokens of all retries scheduled so far"""
 
     @property
     def live(self) -> bool:
-        """Whether it waits, is scheduled or in flight."""
+        """Whether the task is waiting, scheduled or in flight."""
         return self.state in LIVE
 
     @property
     def open(self) -> bool:
-        """Whether a receive may hand it out."""
+        """Whether a receive may deliver the task."""
         return self.state == "waiting" and not self.owner and bool(self.place)
 
     @property
     def fresh(self) -> bool:
-        """Whether it was never handed out: it counts against the capacity until then."""
+        """Whether the task was never delivered. Such tasks count against the queue's capacity."""
         return self.attempt == 1 and self.handed == 0
 
     @property
     def rank(self) -> tuple[int, bool, int]:
-        """Where it stands among what can be handed out: by priority, returned ones first, as they became available."""
+        """Sort key among deliverable tasks: by priority, returned tasks first, then by when they became available."""
         return -self.priority, self.place == "fresh", self.seq
 
     @property
     def lane(self) -> str:
-        """The lane that its receipt names."""
+        """Name of the lane in the task's receipt."""
         return f"{'s' if self.place == 'fresh' else 'r'}{self.priority}"
 
     @property
     def more(self) -> str:
-        """What its entry says beside its id and its body."""
+        """What the task's entry contains besides its id and its payload."""
         if self.fresh and not self.deadline:
             return ""
         return f"{self.attempt}:{self.losses}:{self.prior}:{self.deadline or ''}"
 
 
 class Consumer(NamedTuple):
-    """One start of a consumer."""
+    """One subscription of a worker, from its start to its end."""
 
     worker: str
     keys: tuple[str, ...]
@@ -97,7 +97,7 @@ class Consumer(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """The limits of a queue, and what they have left."""
+    """The limits of a queue, and how many rate limit tokens are left."""
 
     capacity: float = 0
     max_inflight: float = 0
@@ -110,12 +110,12 @@ class Flow(NamedTuple):
 
     @property
     def limited(self) -> bool:
-        """Whether there is any."""
+        """Whether the queue has any limit."""
         return any(self[:6])
 
 
 class Terms(NamedTuple):
-    """The settings of a queue that the books need."""
+    """The settings of a queue that the model uses."""
 
     window: int = 300_000_000
     max_losses: int = 5
@@ -125,32 +125,30 @@ class Terms(NamedTuple):
 
 
 class Books:
-    """The state of a partition at one instant, ``now`` in microseconds of the store."""
+    """The state of a partition. ``now`` is the store's time in microseconds."""
 
     def __init__(self) -> None:
         self.now = 0
         self.real = 0
-        """the time that leases count by, also where a test passes another"""
+        """time used for leases; it stays the real time if a test passes another ``now`` to the scripts"""
         self.tasks: dict[Name, Record] = {}
         self.open: dict[str, frozenset[str]] = {}
-        """ids that a receive may hand out, by key"""
+        """ids of tasks that a receive may deliver, by queue key"""
         self.later: dict[str, frozenset[str]] = {}
-        """ids that are scheduled, by key"""
+        """ids of scheduled tasks, by queue key"""
         self.counts: dict[tuple[str, str], int] = {}
         self.last: dict[str, int] = {}
         self.consumers: dict[str, Consumer] = {}
         self.terms: dict[str, Terms] = {}
 
     def clone(self) -> Self:
-        """Return a copy that changes by itself."""
+        """Return an independent copy."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
         copy.tasks, copy.open, copy.later = dict(self.tasks), dict(self.open), dict(self.later)
         copy.counts, copy.last = dict(self.counts), dict(self.last)
         copy.consumers, copy.terms = dict(self.consumers), dict(self.terms)
         return copy
-
-    # Reading
 
     def count(self, key: str, counter: str) -> int:
         """Return a counter of a queue."""
@@ -161,25 +159,23 @@ class Books:
         return self.terms.get(key, Terms())
 
     def of(self, key: str) -> Iterator[tuple[Name, Record]]:
-        """Walk over the tasks of a queue."""
+        """Iterate over the names and records of all tasks of a queue."""
         return ((name, record) for name, record in self.tasks.items() if name[0] == key)
 
     def due(self, key: str) -> float:
-        """Return when the next scheduled task of a queue is due."""
+        """Return when the next scheduled task of a queue is due; infinity if there is none."""
         return min((self.tasks[key, one].due for one in self.later.get(key, ())), default=math.inf)
 
     def first_due(self) -> float:
-        """Return when the next scheduled task of all is due."""
+        """Return when the next scheduled task of any queue is due; infinity if there is none."""
         return min(map(self.due, self.later), default=math.inf)
 
-    # Writing
-
     def add(self, key: str, counter: str, n: int) -> None:
-        """Count."""
+        """Add ``n`` to a counter of a queue."""
         self.counts[key, counter] = self.counts.get((key, counter), 0) + n
 
     def put(self, name: Name, record: Record) -> None:
-        """Write a record."""
+        """Store a task's record and update the indexes of available and scheduled ids."""
         key, task = name
         self.tasks[name] = record
         for index, belongs in (
@@ -191,7 +187,7 @@ class Books:
                 index[key] = ids ^ {task}
 
     def next_seq(self, key: str) -> int:
-        """Return a number that is above all that the queue has had."""
+        """Return a sequence number greater than all earlier ones of the queue."""
         self.last[key] = max(self.last.get(key, 0) + 1, self.now)
         return self.last[key]
 
@@ -204,7 +200,7 @@ class Books:
         self.add(name[0], "waiting", 1)
 
     def put_back(self, name: Name, r: Record) -> None:
-        """Put a task where it was in its lane."""
+        """Return a task to the position in its lane that it had before its delivery."""
         self.put(
             name,
             r._replace(state="waiting", place="parked", fence=0, owner="", token="", at=self.now),
@@ -212,7 +208,7 @@ class Books:
         self.add(name[0], "waiting", 1)
 
     def schedule(self, name: Name, r: Record, at: int) -> None:
-        """Make a task available at a time."""
+        """Schedule a task for a time."""
         seq = self.next_seq(name[0])
         changed = r._replace(
             state="scheduled",
@@ -228,7 +224,7 @@ class Books:
         self.add(name[0], "scheduled", 1)
 
     def promote(self, key: str, limit: int = 1000) -> int:
-        """Make available what has fallen due, in the order of its times; answer how many."""
+        """Make due tasks available, ordered by due time; return their number."""
         late = [one for one in self.later.get(key, ()) if self.tasks[key, one].due <= self.now]
         late.sort(key=lambda one: (self.tasks[key, one].due, self.tasks[key, one].seq))
         for task in late[:limit]:
@@ -237,7 +233,7 @@ class Books:
         return len(late[:limit])
 
     def withdraw(self, name: Name, r: Record) -> Record:
-        """Take a live task from where it is; its owner, if any, stays named."""
+        """Remove a live task from its present state and counters; the record keeps its owner, if any."""
         where = "scheduled" if r.state == "scheduled" else "in_flight" if r.owner else "waiting"
         self.add(name[0], where, -1)
         if r.owner:
@@ -247,7 +243,7 @@ class Books:
         return r._replace(place="", fence=0)
 
     def finish(self, name: Name, r: Record, state: str) -> None:
-        """End a task that was taken from where it was."""
+        """End a withdrawn task in the given final state."""
         self.put(
             name,
             r._replace(
@@ -257,11 +253,11 @@ class Books:
         self.add(name[0], state, 1)
 
     def end_live(self, name: Name, r: Record, state: str) -> None:
-        """End a live task, wherever it is."""
+        """End a live task in the given final state."""
         self.finish(name, self.withdraw(name, r), state)
 
     def bury(self, name: Name, r: Record) -> None:
-        """Put a task among the dead."""
+        """Put a task at the end of the dead letters."""
         place = self.next_seq(name[0])
         self.put(
             name,
@@ -270,7 +266,7 @@ class Books:
         self.add(name[0], "dead", 1)
 
     def hand_back(self, name: Name, r: Record, verb: str, *, lost: bool) -> bool:
-        """Take a delivery back; answer whether it was lost once too often, and is dead."""
+        """Take a delivery back. Return True if it was lost too often and the task is now a dead letter."""
         key = name[0]
         self.add(key, "in_flight", -1)
         self.add(key, "redelivered", 1)
@@ -286,10 +282,8 @@ class Books:
         self.put_back(name, r)
         return False
 
-    # Limits
-
     def refusal(self, key: str) -> str:
-        """Say why a task is not taken in; nothing where it is."""
+        """Return the reason why a queue refuses new tasks; empty if it accepts them."""
         flow = self.terms_of(key).flow
         if flow.intake_paused:
             return "intake_paused"
@@ -297,7 +291,7 @@ class Books:
         return f"capacity:{fresh}:{flow.capacity:.0f}" if 0 < flow.capacity <= fresh else ""
 
     def refilled(self, key: str) -> Flow:
-        """Return the limits with the tokens of this instant."""
+        """Return the queue's limits with the rate limit tokens available now."""
         flow = self.terms_of(key).flow
         if flow.max_tokens <= 0 or self.now <= flow.at:
             return flow
@@ -305,7 +299,7 @@ class Books:
         return flow._replace(tokens=min(flow.max_tokens, flow.tokens + come), at=self.now)
 
     def room(self, key: str, flow: Flow) -> tuple[float, int]:
-        """Say how many may be handed out, and when that may change by time alone (0 for never)."""
+        """Return how many tasks may be delivered now, and when time alone changes that (0 for never)."""
         places = math.inf
         if flow.max_inflight > 0:
             places = max(0, flow.max_inflight - self.count(key, "in_flight"))
@@ -313,7 +307,7 @@ class Books:
             return 0, 0
         if flow.max_tokens == 0:
             return places, 0
-        enough = 1 - 1e-6  # what floating point leaves out of a token is forgiven
+        enough = 1 - 1e-6  # tolerance for floating point errors in the number of tokens
         if places == 0 or flow.tokens >= enough:
             return min(places, math.floor(flow.tokens + 1 - enough)), 0
         return 0, math.ceil(flow.at + (1 - flow.tokens) * flow.period / flow.max_tokens)

@@ -1,5 +1,5 @@
 # ruff: noqa: ARG002, D102 - each method stands for the one of `Spec` that it breaks
-"""Specifications with one mistake each, all of which have been made somewhere: each must be found out."""
+"""Specifications with one deliberate mistake each. All are taken from practice; the exploration must find each."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.model.spec import Publish, Received, Retry, Spec
 
 
 class AcksFromAnybody(Spec):
-    """Takes an ack without looking at its token."""
+    """Mistake: accepts an ack without checking its token."""
 
     def ack(self, name: Name, fence: int, token: str, *, known: bool = True) -> str:
         return super().ack(name, fence, token, known=True)
 
 
 class AcksOfLongAgo(Spec):
-    """Takes an ack without looking at its fence."""
+    """Mistake: accepts an ack without checking its fence."""
 
     def ack(self, name: Name, fence: int, token: str, *, known: bool = True) -> str:
         return super().ack(name, self.tasks[name].fence or fence, token, known=known)
 
 
 class ForgetsConsumers(Spec):
-    """Forgets a silent consumer with all that it has in flight, as DELCONSUMER does."""
+    """Mistake: deletes a silent consumer together with its deliveries, as the Redis command XGROUP DELCONSUMER does."""
 
     def give_up(self, token: str) -> int:
         for name, r in tuple(self.tasks.items()):
@@ -39,14 +39,14 @@ class ForgetsConsumers(Spec):
 
 
 class RetriesNothing(Spec):
-    """Says that a retry is scheduled, and does nothing."""
+    """Mistake: reports a retry as scheduled without scheduling it."""
 
     def schedule_retry(self, name: Name, ask: Retry) -> str:
         return "accepted"
 
 
 class ForgetsRetries(Spec):
-    """Does not remember which retries it has scheduled."""
+    """Mistake: does not remember which retries were scheduled."""
 
     def schedule_retry(self, name: Name, ask: Retry) -> str:
         answer = super().schedule_retry(name, ask)
@@ -55,7 +55,7 @@ class ForgetsRetries(Spec):
 
 
 class CountsWaiting(Spec):
-    """Counts an attempt for each wait for capacity."""
+    """Mistake: counts an attempt whenever a task waits for capacity."""
 
     def is_open(self, key: str, told: Received) -> bool:
         if super().is_open(key, told):
@@ -67,14 +67,14 @@ class CountsWaiting(Spec):
 
 
 class ForgetsPlaces(Spec):
-    """Puts what is handed back at the end of its lane."""
+    """Mistake: puts a returned task at the end of its lane instead of at its old position."""
 
     def put_back(self, name: Name, r: Record) -> None:
         self.make_available(name, r._replace(owner="", token=""))
 
 
 class ForgetsIds(Spec):
-    """Stores a task again that is published again."""
+    """Mistake: stores a task a second time if it is published again."""
 
     def publish_one(self, key: str, task: Publish) -> int | str:
         self.tasks.pop((key, task.id), None)
@@ -82,14 +82,14 @@ class ForgetsIds(Spec):
 
 
 class ForgetsSettlements(Spec):
-    """Does not know a settlement again."""
+    """Mistake: does not recognise a repeated settlement."""
 
     def settled_before(self, r: Record, fence: int, verb: str) -> str:
         return "lost"
 
 
 class FindsNothing(Spec):
-    """Does not tell a consumer what an answer that was lost has brought."""
+    """Mistake: does not report deliveries whose answer to a receive was lost."""
 
     def pending(self, token: str, turn: int) -> list[tuple[Name, Record]]:
         super().pending(token, turn)
@@ -97,21 +97,21 @@ class FindsNothing(Spec):
 
 
 class TakesLateReceives(Spec):
-    """Hands out to a receive that its caller has given up."""
+    """Mistake: delivers tasks to a receive that its caller has cancelled."""
 
     def attending(self, token: str, turn: int) -> Consumer:
         return super().attending(token, 10**9)
 
 
 class ForgivesLosses(Spec):
-    """Does not count what is lost with a silent consumer."""
+    """Mistake: does not count a loss for the deliveries of a silent consumer."""
 
     def give_up(self, token: str) -> int:
         return self.take_back(token, lost=False)
 
 
 class BuriesNobody(Spec):
-    """Hands out again and again what every consumer dies of."""
+    """Mistake: redelivers a task without end even if it is lost every time."""
 
     def hand_back(self, name: Name, r: Record, verb: str, *, lost: bool) -> bool:
         self.terms[name[0]] = self.terms_of(name[0])._replace(max_losses=99)
@@ -119,7 +119,7 @@ class BuriesNobody(Spec):
 
 
 class CancelsHalf(Spec):
-    """Cancels what is in flight, and leaves it there."""
+    """Mistake: cancels a task in flight but leaves it with its owner."""
 
     def finish(self, name: Name, r: Record, state: str) -> None:
         super().finish(name, r, state)
@@ -128,14 +128,14 @@ class CancelsHalf(Spec):
 
 
 class ForgetsDeadlines(Spec):
-    """Looks at deadlines in its housekeeping alone."""
+    """Mistake: checks deadlines only during maintenance."""
 
     def hand_out(self, token: str, name: Name, r: Record, told: Received) -> bool:
         return super().hand_out(token, name, r._replace(deadline=0), told)
 
 
 class BeginsAnew(Spec):
-    """Counts the attempts of what is redriven from one."""
+    """Mistake: restarts the attempts of a redriven task at one."""
 
     def redrive(self, name: Name, *, discard: bool = False) -> bool:
         self.put(name, self.tasks[name]._replace(attempt=1))
@@ -143,7 +143,7 @@ class BeginsAnew(Spec):
 
 
 class Hurries(Spec):
-    """Makes available what is not due yet."""
+    """Mistake: makes scheduled tasks available before they are due."""
 
     def promote(self, key: str, limit: int = 1000) -> int:
         self.now += 10**9
@@ -156,7 +156,7 @@ class Hurries(Spec):
 
 
 class KeepsLosses(Spec):
-    """Does not begin the losses anew with a retry."""
+    """Mistake: does not reset the number of losses at a retry."""
 
     def schedule_retry(self, name: Name, ask: Retry) -> str:
         losses = self.tasks[name].losses
@@ -167,14 +167,14 @@ class KeepsLosses(Spec):
 
 
 class KnowsNoLimit(Spec):
-    """Hands out whatever is asked for."""
+    """Mistake: ignores the limits of a queue."""
 
     def room(self, key: str, flow: Flow) -> tuple[float, int]:
         return math.inf, 0
 
 
 class KnowsNoPriority(Spec):
-    """Hands out in the order in which tasks became available, whatever their priority."""
+    """Mistake: delivers tasks in the order they became available, ignoring their priority."""
 
     def serve(self, token: str, key: str, want: int, told: Received) -> int:
         first = min(self.open.get(key, ()), key=lambda one: self.tasks[key, one].seq)
@@ -182,14 +182,14 @@ class KnowsNoPriority(Spec):
 
 
 class MiscountsFresh(Spec):
-    """Counts what was cancelled before its first hand-out against the capacity for ever."""
+    """Mistake: if a task is cancelled before its first delivery, it counts against the capacity for ever."""
 
     def withdraw(self, name: Name, r: Record) -> Record:
         return super().withdraw(name, r if r.owner else r._replace(handed=r.attempt))
 
 
 class Hasty(Small):
-    """A publisher that does not wait for the replica."""
+    """Mistake: a publisher that does not wait for the replica's confirmation."""
 
     def call(
         self, told: str, act: Callable[[Small], Any], learn: Callable[[Small, Any], None],
@@ -233,4 +233,4 @@ MISTAKES: dict[type[Spec], tuple[Plan, str]] = {
     KnowsNoPriority: (_RETRY, "R7"),
     MiscountsFresh: (_DEAD, "R1"),
 }
-"""by mistake: a plan that brings it to light, and the rule that it breaks"""
+"""for each mistake: a plan in which it shows, and the rule that it breaks"""

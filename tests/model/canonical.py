@@ -1,4 +1,7 @@
-"""What a state of a small world is known by: of numbers their order only, of workers not which is which."""
+"""Keys that identify the states of the small model, so that equivalent states are visited once.
+
+States are equivalent if they differ only in worker names, or in numbers that have the same order.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _ABSENT = Record(state="")
 
 
 def key_of(world: Small) -> Hashable:
-    """Return a state without what no step can depend on."""
+    """Return a hashable key of a state, without anything that cannot influence later steps."""
     held = {(one.name, one.receipt.fence) for worker in world.workers for one in worker.held}
     numbers = {key: {0} for key in world.keys}
     times = {0, world.books.now}
@@ -65,7 +68,7 @@ def key_of(world: Small) -> Hashable:
 
 
 def _in_hand(world: Small, held: Held) -> tuple[object, ...] | None:
-    """Return a delivery in a worker's hands; nothing where its receipt is stale, as it stays so."""
+    """Return the part of a worker's delivery that matters; None if its receipt is stale, because that cannot change."""
     r = world.books.tasks.get(held.name, _ABSENT)
     fence = held.receipt.fence
     if fence not in {r.fence, r.settled}:

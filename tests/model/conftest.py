@@ -1,4 +1,4 @@
-"""What chaos runs need here too."""
+"""Fixtures shared with the chaos tests."""
 
 from tests.chaos.conftest import folder
 

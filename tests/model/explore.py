@@ -1,4 +1,4 @@
-"""Visits every state of a small world, breadth first: what breaks a law is shown by one of the shortest ways to it."""
+"""Visits every state of a small model, breadth first, so that a broken law is shown by a shortest sequence of steps."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import NamedTuple, Protocol
 
 
 class Broken(Exception):
-    """A law does not hold: which, and what was seen."""
+    """A law is violated. The message names the rule and what was observed."""
 
 
 class World(Protocol):
-    """A state, and what can happen next."""
+    """A state of the explored system, and the steps that lead from it."""
 
     def key(self) -> Hashable:
-        """Return what the state is known by: the same for all that differ in names alone."""
+        """Return a key that is equal for states that differ only in names."""
         ...
 
     def steps(self) -> Iterator[tuple[str, World | Broken]]:
-        """Give everything that can happen, told in words, and what the state is then, or which law is broken by it."""
+        """Yield a description of each possible step, with the state that follows or the law that it breaks."""
         ...
 
 
 class Explored(NamedTuple):
-    """What was found."""
+    """Result of an exploration."""
 
     states: int
     steps: int
     depth: int
-    """steps to the state that is the farthest"""
+    """number of steps to the most distant state"""
     counterexample: str = ""
-    """how a law is broken; empty where none is"""
+    """the steps that break a law; empty if no law is broken"""
 
 
 class _Way(NamedTuple):
-    """How a state was reached."""
+    """How a state was reached: the previous state's path and the last step."""
 
     before: _Way | None
     told: str
@@ -45,7 +45,7 @@ class _Way(NamedTuple):
 def explore(start: World, most: int = 10_000_000) -> Explored:
     """Visit every state; stop at the first broken law.
 
-    Raises `OverflowError` where there are more than ``most``, rather than leave some out.
+    Raises `OverflowError` if there are more than ``most`` states, so that an incomplete exploration never passes.
     """
     seen = {start.key()}
     waiting: deque[tuple[World, _Way]] = deque([(start, _Way(None, "", 0))])

@@ -1,7 +1,7 @@
-"""What must hold in every state and at every step, told by a book-keeper who sees answers alone and knows no script.
+"""The laws that must hold in every state and at every step, checked from the store's answers alone.
 
-For each task it keeps a `Fate`: what must have become of it if every answer was true. The rules have the numbers of
-the checker of the chaos tests.
+For each task a `Fate` records what must have become of it if every answer was true. The rules have the same numbers as
+in the checker of the chaos tests.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from tests.model.spec import Received, Spec
 
 
 class Receipt(NamedTuple):
-    """What its holder shows for a delivery."""
+    """What a consumer presents to settle a delivery."""
 
     token: str
     fence: int
 
 
 class Fate(NamedTuple):
-    """What must have become of a task."""
+    """The expected state of a task, derived from the store's answers."""
 
     state: str = ""
     attempt: int = 1
     losses: int = 0
     holder: Receipt | None = None
     settled: tuple[Receipt, str] | None = None
-    """the last settlement, and its verb"""
+    """last accepted settlement: its receipt and its verb"""
     since: int = 0
-    """its place among all that became available"""
+    """position in the order in which tasks became available"""
     due: int = 0
     fence: int = 0
-    """the highest so far"""
+    """highest fence that any delivery of the task has had"""
     undone: Receipt | None = None
-    """of a hand-out that a failover has undone: whoever has it may have executed the task"""
+    """receipt of a delivery that a failover undid; its holder may have executed the task all the same"""
 
-    # what somebody was told, which a failover can't take back
+    # What clients were told, which stays true for them after a failover.
     confirmed: bool = False
     waived: bool = False
     told: str = ""
-    """its end"""
+    """final state that a client was told; empty if none was"""
 
 
 class Fates(dict[Name, Fate]):
-    """Those of all tasks; each method is told of a step and raises `Broken` for one that no law allows."""
+    """The fates of all tasks. Methods record a step; they raise `Broken` if a law forbids it."""
 
     def change(self, name: Name, **values: object) -> None:
-        """Change some of a fate."""
+        """Change some fields of a task's fate."""
         self[name] = self[name]._replace(**values)  # type: ignore[arg-type] # the fields are checked where they are read
 
     def available(self, name: Name) -> None:
-        """Put a task behind all that are available."""
+        """Record that a task became available, after all tasks that are available already."""
         last = max(fate.since for fate in self.values())
         self.change(name, state="waiting", holder=None, since=last + 1)
 
     def promoted(self, books: Spec) -> None:
-        """Note what fell due in the course of a step."""
+        """Record which scheduled tasks were made available during a step."""
         for name, fate in sorted(self.items(), key=lambda pair: pair[1].due):
             if fate.state == "scheduled" and books.tasks[name].state != "scheduled":
                 if fate.due > books.now:
@@ -67,7 +67,7 @@ class Fates(dict[Name, Fate]):
                 self.available(name)
 
     def published(self, name: Name, answer: int | str, due: int, now: int) -> None:
-        """Note the answer to a publish."""
+        """Record the answer to a publish."""
         accepted = not isinstance(answer, str) and answer >= 0
         if accepted and self[name].state:
             raise Broken(f"R0: {name[1]} is accepted a second time")
@@ -81,7 +81,7 @@ class Fates(dict[Name, Fate]):
             self.available(name)
 
     def delivered(self, books: Spec, told: Received, before: Spec) -> None:
-        """Note what a receive gave, in the order in which it did."""
+        """Record the deliveries of a receive, in their order."""
         for name, _ in told.expired:
             self.ended(name, "expired")
         for name, record in told.given:
@@ -99,7 +99,7 @@ class Fates(dict[Name, Fate]):
             self.change(name, state="in_flight", holder=receipt, fence=record.fence)
 
     def first_in_line(self, name: Name, books: Spec, before: Spec) -> None:
-        """Raise unless nothing of its queue comes before it: by priority, then by when it became available."""
+        """Raise `Broken` if another task of the queue should have come first, or if the in-flight limit is exceeded."""
         place = -books.tasks[name].priority, self[name].since
         for other, fate in self.items():
             if other[0] != name[0] or fate.state != "waiting":
@@ -116,7 +116,7 @@ class Fates(dict[Name, Fate]):
     def settled(
         self, name: Name, receipt: Receipt, verb: str, answer: str, due: int, most: int
     ) -> None:
-        """Note the answer to a settlement; ``most`` losses do not kill."""
+        """Record the answer to a settlement. A task survives up to ``most`` losses."""
         fate = self[name]
         taken = answer in {"ok", "dead", "accepted"}
         if fate.holder == receipt:
@@ -139,10 +139,10 @@ class Fates(dict[Name, Fate]):
     def settled_after_failover(
         self, name: Name, receipt: Receipt, verb: str, due: int, most: int
     ) -> None:
-        """Note a settlement of a hand-out that a failover has undone, if it was done again under the same fence.
+        """Record a settlement of a delivery that a failover undid and that was then repeated under the same fence.
 
-        R5 is waived so far: both may have executed the task, so the ack of either ends it, and who sends what the
-        other has sent before is told the same.
+        R5 is waived here: both holders may have executed the task. So an ack of either of them ends it, and a
+        settlement that the other one has sent already gets the same answer.
         """
         fate = self[name]
         if fate.settled and (fate.settled[0].fence, fate.settled[1]) == (receipt.fence, verb):
@@ -153,7 +153,7 @@ class Fates(dict[Name, Fate]):
         self.change(name, settled=(receipt, verb))
 
     def carried_out(self, name: Name, verb: str, due: int, most: int) -> None:
-        """Note what a settlement does."""
+        """Record the effect of an accepted settlement."""
         fate = self[name]
         if verb == "ack":
             self.ended(name, "done")
@@ -165,20 +165,20 @@ class Fates(dict[Name, Fate]):
             self.handed_back(name, lost=verb == "lost", most=most)
 
     def handed_back(self, name: Name, *, lost: bool, most: int) -> None:
-        """Note that a delivery came back."""
+        """Record that a delivery returned to the store."""
         losses = self[name].losses + lost
         state = "dead" if lost and losses > most else "waiting"
         self.change(name, state=state, losses=losses, holder=None)
 
     def ended(self, name: Name, state: str) -> None:
-        """Note an end."""
+        """Record that a task ended; raise `Broken` if it had ended before in another way."""
         fate = self[name]
         if fate.state in OVER or fate.told not in {"", state}:
             raise Broken(f"R4: {name[1]} is {state}, and was {fate.told or fate.state} already")
         self.change(name, state=state, holder=None)
 
     def undone(self, before: Fates) -> Fates:
-        """Return what they are once a failover has undone a step; what was told then is waived where it is gone."""
+        """Return the fates after a failover undid a step; confirmations that were lost with it are waived."""
         back = Fates(before)
         for name, fate in self.items():
             old = before[name]
@@ -189,12 +189,10 @@ class Fates(dict[Name, Fate]):
                 back.change(name, undone=fate.holder)
         return back
 
-    # What holds at every instant
-
     def check(self, books: Spec, *, replicated: bool) -> None:
-        """Raise unless the books say of every task what its fate says, and the ledger what both do.
+        """Raise `Broken` unless every record matches its fate and the ledger matches the records.
 
-        ``replicated``: whether a replica had what was confirmed, so that nothing is waived.
+        ``replicated``: whether publishes were confirmed by a replica, so that no loss is excused.
         """
         found: Counter[tuple[str, str]] = Counter()
         for name, fate in self.items():
@@ -224,7 +222,7 @@ class Fates(dict[Name, Fate]):
 
 
 def _state(name: Name, record: Record, books: Spec) -> str:
-    """Return where a task really is."""
+    """Return the state of a task according to the store's record."""
     if record.owner:
         if record.owner not in books.consumers:
             raise Broken(f"R1: {name[1]} is in flight with nobody whom housekeeping knows")

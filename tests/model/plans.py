@@ -1,4 +1,4 @@
-"""The worlds that are visited: small ones in every test run, all faults at once on demand."""
+"""The bounds of the model's explorations: small ones in every test run, all faults at once on demand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = {
         (_A1._replace(verbs=_EVERY[:2]), _A2), faults=1, replicated=True, leaving=True
     ),
 }
-"""some seconds together"""
+"""Bounds of the explorations in a test run; together they take some seconds."""
 
 LARGE = SMALL | {
     "three tasks of two queues, every fault at once": Plan((_A1, _A2, _B1)),
@@ -35,4 +35,5 @@ LARGE = SMALL | {
     ),
     "every verb, any two faults": Plan((_A1._replace(verbs=_EVERY), _A2), faults=2),
 }
-"""the bound of three tasks, two queues, two workers, one crash, one lost answer and one failover: some minutes"""
+"""Bounds of the explorations on demand: up to three tasks, two queues, two workers, one crash, one lost answer and one
+failover. They take some minutes."""

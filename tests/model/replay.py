@@ -1,7 +1,7 @@
-"""Runs the specification beside what a real Redis was asked and answered, and compares every answer.
+"""Runs the specification on the recorded script calls of a real Redis, and compares every answer.
 
-What is left to Redis is taken from its answer: the order in which it walks over the keys of a consumer. What the
-specification does not know (fair order, ordering keys, hung tasks) is an error, not a pass.
+The order in which Redis walks over the keys of a consumer is taken from its answer. Features that the specification
+does not cover (fair order, ordering keys, hung tasks) raise an error, so that they never count as a pass.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tests.model.spec import Gone, Late, Publish, Retry, Spec
 from tests.model.tracing import Call
 
 _FLOWS = 6
-"""numbers of limits that the specification knows; those that follow are about time and order"""
+"""number of limits that the specification covers; the remaining ones concern time and order"""
 
 
 class Mismatch(AssertionError):
-    """Redis has answered what the specification does not."""
+    """An answer of Redis differs from the specification's."""
 
 
 class Replay(Spec):
-    """The state of one partition. `take` is told of each call in turn."""
+    """The specified state of one partition; `take` applies one recorded call after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Replay(Spec):
         self.compared = 0
 
     def take(self, call: Call) -> None:
-        """Do what a call does. Raises `Mismatch` if it was answered otherwise."""
+        """Apply a recorded call. Raises `Mismatch` if Redis answered differently."""
         self.taken += 1
         error, answer = error_of(call.answer)
         if error.startswith("TQ RESET"):
@@ -43,7 +43,7 @@ class Replay(Spec):
         self.now, self.real = call.now, call.real
         act: Callable[..., Any] | None = getattr(self, f"on_{call.name}", None)
         if act is None:
-            return  # it changes nothing, and says nothing of tasks
+            return  # a script that changes nothing and returns nothing about tasks
         try:
             expected = act(list(call.words), answer)
         except Gone:
@@ -58,10 +58,8 @@ class Replay(Spec):
         if expected != answer:
             raise Mismatch(f"call {self.taken}: {call}\n  told     {answer}\n  expected {expected}")
 
-    # Publishers
-
     def on_publish(self, words: list[bytes], _: Any) -> Any:
-        """Store tasks."""
+        """Publish tasks."""
         told: list[Any] = [0]
         while words:
             key, number = words[0].decode(), int(words[1])
@@ -88,20 +86,18 @@ class Replay(Spec):
             self.bodies[key, task] = words[12]
         return [0 if answer == "lost" else self.terms_of(key).replicas, answer]
 
-    # Consumers
-
     def on_join(self, words: list[bytes], _: Any) -> Any:
-        """Make a consumer known."""
+        """Register a consumer."""
         token, worker, _, *keys = (word.decode() for word in words)
         self.join(token, worker, keys)
         return self.now
 
     def on_beat(self, words: list[bytes], _: Any) -> Any:
-        """Take signs of life."""
+        """Record heartbeats of consumers."""
         return self.beat(word.decode() for word in words)
 
     def on_receive(self, words: list[bytes], answer: Any) -> Any:
-        """Hand out."""
+        """Deliver tasks to a consumer."""
         token, turn, limit, look, *asked = (word.decode() for word in words)
         order: dict[str, None] = {}
         for key in _walked(answer) if answer else ():
@@ -121,16 +117,16 @@ class Replay(Spec):
         ]
 
     def entry(self, name: Name, r: Record) -> list[Any]:
-        """Return an entry as it is handed out."""
+        """Return a task's entry in the form in which a script delivers it."""
         return [r.fence, name[1], self.bodies[name], r.more]
 
     def on_pending(self, words: list[bytes], _: Any) -> Any:
-        """Say what a consumer has in flight."""
+        """List the deliveries that a consumer has in flight."""
         found = self.pending(words[0].decode(), int(words[1]))
         return sorted([name[0], r.lane, *self.entry(name, r), r.token] for name, r in found)
 
     def on_adopt(self, words: list[bytes], _: Any) -> Any:
-        """Move deliveries to an heir."""
+        """Move deliveries to another consumer."""
         heir, told = words[0].decode(), list[Any]()
         if heir not in self.consumers:
             raise Gone
@@ -142,14 +138,14 @@ class Replay(Spec):
         return told
 
     def held(self, key: str, lane: str, fence: int) -> Name | None:
-        """Find what a receipt is about."""
+        """Return the name of the task that a receipt belongs to; None if it is not in flight."""
         found = (
             name for name, r in self.of(key) if r.owner and r.fence == fence and r.lane == lane
         )
         return next(found, None)
 
     def on_ack(self, words: list[bytes], _: Any) -> Any:
-        """End deliveries as executed."""
+        """Ack deliveries."""
         told = []
         while words:
             key, _, token, known, number = (word.decode() for word in words[:5])
@@ -160,7 +156,7 @@ class Replay(Spec):
         return told
 
     def on_redeliver(self, words: list[bytes], _: Any) -> Any:
-        """Hand deliveries back."""
+        """Return deliveries to their queue."""
         loser, *rest = (word.decode() for word in words)
         return [
             self.redeliver((rest[n], rest[n + 1]), int(rest[n + 2]), rest[n + 3], loser)
@@ -168,12 +164,12 @@ class Replay(Spec):
         ]
 
     def on_dead_letter(self, words: list[bytes], _: Any) -> Any:
-        """Bury a delivery."""
+        """Make a delivery's task a dead letter."""
         key, task, fence, token = (word.decode() for word in words[:4])
         return self.dead_letter((key, task), int(fence), token)
 
     def on_progress(self, words: list[bytes], _: Any) -> Any:
-        """Note progress."""
+        """Record progress of a delivery."""
         key, task, fence, token = (word.decode() for word in words[:4])
         r = self.tasks.get((key, task))
         current = self.current(r, int(fence), token)
@@ -182,14 +178,12 @@ class Replay(Spec):
         return int(current)
 
     def on_leave(self, words: list[bytes], _: Any) -> Any:
-        """Take back what a consumer has, and forget it."""
+        """Take back a consumer's deliveries and remove the consumer."""
         assert self.leave(words[0].decode()) <= int(words[1])
         return 1
 
-    # Operators and housekeeping
-
     def on_configure(self, words: list[bytes], _: Any) -> Any:
-        """Replace settings."""
+        """Replace the settings of a queue."""
         key, version, settings = words[0].decode(), int(words[1]), words[2]
         in_force, known = self.versions.get(key, (0, b""))
         if version != in_force:
@@ -209,7 +203,7 @@ class Replay(Spec):
         return int(self.cancel((words[0].decode(), words[1].decode())))
 
     def on_redrive(self, words: list[bytes], _: Any) -> Any:
-        """Bring the dead back."""
+        """Redrive or discard dead letters."""
         key, discard, budget = words[0].decode(), words[1] == b"discard", int(words[3])
         upto = int(words[2] or self.last.get(key, 0))
         if not discard and self.due(key) <= self.now:
@@ -223,7 +217,7 @@ class Replay(Spec):
         return [moved, int(over), upto]
 
     def on_purge(self, words: list[bytes], _: Any) -> Any:
-        """Cancel what waits."""
+        """Cancel the waiting and scheduled tasks of a queue."""
         key, budget = words[0].decode(), int(words[2])
         upto = int(words[1] or self.last.get(key, 0))
         open_ = [(r.rank, name) for name, r in self.of(key) if r.open and r.seq <= upto]
@@ -235,12 +229,12 @@ class Replay(Spec):
         return [purged, int(purged < budget), upto]
 
     def on_promote(self, words: list[bytes], _: Any) -> Any:
-        """Promote what is due."""
+        """Make due tasks available."""
         promoted = self.promote_due(int(words[0]))
         return [promoted, _moment(self.first_due())]
 
     def on_maintain(self, words: list[bytes], _: Any) -> Any:
-        """Keep house."""
+        """Run a pass of maintenance."""
         lease, period, budget, _ = map(int, words)
         if not self.swept or not self.armed or self.real - self.swept > 3 * period:
             self.armed = self.real
@@ -257,20 +251,20 @@ class Replay(Spec):
         return [*figures, sorted(given_up), self.unclaimed()]
 
     def unclaimed(self) -> list[str]:
-        """Return the queues in which tasks wait and that nobody is subscribed to."""
+        """Return the queues that have waiting tasks but no subscriber."""
         claimed = {key for consumer in self.consumers.values() for key in consumer.keys}
         keys = {name[0] for name in self.tasks} - claimed
         return sorted(key for key in keys if self.count(key, "waiting"))
 
     def forget(self) -> int:
-        """Forget what ended long ago."""
+        """Delete the records of tasks that ended longer ago than the queue's window; return their number."""
         old = [name for name, r in self.tasks.items() if self.forgettable(name[0], r)]
         for name in old:
             del self.tasks[name], self.bodies[name]
         return len(old)
 
     def on_stats(self, words: list[bytes], _: Any) -> Any:
-        """Tell the counters of a queue."""
+        """Return the counters of a queue."""
         key = words[0].decode()
         oldest = min((r.seq for _, r in self.of(key) if r.open), default=0)
         subscribers = sum(key in consumer.keys for consumer in self.consumers.values())
@@ -278,12 +272,12 @@ class Replay(Spec):
         return [counters, min(oldest, self.now) or "", subscribers]
 
     def on_status(self, words: list[bytes], _: Any) -> Any:
-        """Tell of tasks all that their records say."""
+        """Return the full records of tasks."""
         key = words[0].decode()
         return [self.told_of(self.tasks.get((key, word.decode()))) for word in words[1:]]
 
     def told_of(self, r: Record | None) -> list[Any]:
-        """Tell of a task."""
+        """Return a task's record in the form of the script's answer; empty if the task is unknown."""
         if r is None:
             return []
         place = "parked" if r.state == "dead" else r.place
@@ -293,20 +287,20 @@ class Replay(Spec):
         ]  # fmt: skip
 
     def on_dead_letters(self, words: list[bytes], _: Any) -> Any:
-        """List the dead."""
+        """List dead letters."""
         key = words[0].decode()
         dead = [
             name[1] for _, name in sorted((r.due, n) for n, r in self.of(key) if r.state == "dead")
         ]
         after = words[1].decode()
-        if not int(words[2]):  # that one alone
+        if not int(words[2]):  # the caller asks for this dead letter only
             return [after] if after in dead else []
         start = dead.index(after) + 1 if after in dead else 0
         return dead[start : start + int(words[2])]
 
 
 def replay(calls: Iterable[Call]) -> Replay:
-    """Run the specification beside calls in their order. Raises `Mismatch` at the first that was answered otherwise."""
+    """Apply the calls to the specification, in order. Raises `Mismatch` at the first answer that differs."""
     model = Replay()
     for call in calls:
         model.take(call)
@@ -324,7 +318,7 @@ def _published(name: bytes, about: bytes) -> Publish:
 
 
 def _walked(answer: Any) -> list[bytes]:
-    """Return keys as Redis can have come to them: first those that gave nothing, then as they gave."""
+    """Return the keys in an order in which Redis may have visited them: keys without deliveries, then the others."""
     _, _, _, expired, groups, left, others, closed = answer
     gave = [group[0] for group in groups]
     idle = [told[0] for told in (*closed, *expired) if told[0] not in gave]

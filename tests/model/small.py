@@ -1,7 +1,7 @@
-"""A world that is small enough to visit all of: a few tasks, two workers, and a bounded number of things that go wrong.
+"""A model of the whole system ("world") that is small enough to visit all its states.
 
-What can go wrong: a worker is killed, or frozen until it was given up; the answer of a call is lost, or its request is
-late; a master dies whose replica lags by one write.
+It has a few tasks, two workers and a bounded number of faults: a worker is killed, or frozen until the store gives it
+up; the answer of a call is lost, or its request arrives late; the master dies while its replica lags by one write.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Step = tuple[str, "Small | Broken"]
 
 
 class Small:
-    """One state."""
+    """One state of the modelled system: the store, the workers, what the laws expect, and the remaining faults."""
 
     def __init__(self, plan: Plan, spec: type[Spec] = Spec) -> None:
         self.plan = plan
@@ -30,7 +30,7 @@ class Small:
         self.workers = (Worker("w1"), Worker("w2"))
         self.fates = Fates({(todo.key, todo.id): Fate() for todo in plan.todo})
         self.late: tuple[tuple[str, int], ...] = ()
-        """receives that are still on their way, though nobody waits for them"""
+        """receives still on their way to the store, although their callers no longer wait for them"""
         self.crashes, self.lost, self.failovers = plan.crashes, plan.lost, plan.failovers
         self.faults = plan.faults
         self.keys = sorted({todo.key for todo in plan.todo})
@@ -41,7 +41,7 @@ class Small:
             self.books.join(worker.token, worker.name, self.keys)
 
     def copy(self) -> Self:
-        """Return a state that changes by itself, an instant later."""
+        """Return an independent copy of the state, one microsecond later."""
         copy = object.__new__(type(self))
         copy.__dict__ = dict(self.__dict__)
         copy.books = self.books.clone()
@@ -50,25 +50,23 @@ class Small:
         return copy
 
     def change(self, which: int, **values: Any) -> None:
-        """Change a worker."""
+        """Change fields of a worker."""
         workers = list(self.workers)
         workers[which] = workers[which]._replace(**values)
         self.workers = tuple(workers)  # type: ignore[assignment] # still two
 
     def spend(self, what: str) -> None:
-        """Note that something has gone wrong, so that less can from now on."""
+        """Use up one fault of a kind, so that fewer remain."""
         setattr(self, what, getattr(self, what) - 1)
         self.faults -= 1
         if not self.faults:
             self.crashes = self.lost = self.failovers = 0
 
-    # What can happen
-
     def steps(self) -> Iterator[Step]:
-        """Give every step from here."""
+        """Yield every step that is possible from this state."""
         sent: dict[Todo, bool] = {}
         for todo in self.plan.todo:
-            # of tasks that differ in nothing else, one order of publishing is enough
+            # If tasks are otherwise identical, exploring one order of publishing them is enough.
             kind = todo._replace(id="")
             if sent.get(kind, True):
                 yield from self.publishing(todo)
@@ -93,7 +91,7 @@ class Small:
         self, told: str, act: Callable[[Small], Any], learn: Callable[[Small, Any], None],
         unsure: Callable[[Small], None], *, waits: bool = False,
     ) -> Iterator[Step]:  # fmt: skip
-        """Give what a call can come to: answered, its answer lost, or answered and undone by a failover."""
+        """Yield the possible outcomes of a call: answered, answer lost, or answered and then undone by a failover."""
         world = self.copy()
         try:
             answer = act(world)
@@ -121,7 +119,7 @@ class Small:
             yield f"{told}; the master dies, and its replica has none of it", undone.checked()
 
     def undo(self, before: Small) -> Self:
-        """Let the store be as before; whoever is connected looks at what it has there."""
+        """Reset the store to an earlier state; every live worker must then check which deliveries it still has."""
         now = self.books.now
         self.books = before.books.clone()
         self.books.now = now
@@ -130,10 +128,8 @@ class Small:
             self.change(which, doubt=2 if worker.alive else 0)
         return self
 
-    # Publishers and operators
-
     def publishing(self, todo: Todo) -> Iterator[Step]:
-        """Publish a task, or publish it again."""
+        """Publish a task, possibly not for the first time."""
         name = todo.key, todo.id
         due = AGE if todo.delayed else 0
         task = Publish(todo.id, "", todo.priority, due, 2 * AGE if todo.mortal else 0)
@@ -178,7 +174,7 @@ class Small:
         yield from self.call(f"redrive {name[1]}", act, _ignore, _nothing)
 
     def keeping_house(self) -> Iterator[Step]:
-        """Time passes; what is due is promoted, what is late expires, who is silent is given up."""
+        """Let time pass until a task is due or expires, run maintenance, or give up a consumer."""
         now = self.books.now
         times = [time for r in self.books.tasks.values() if r.live for time in (r.due, r.deadline)]
         if coming := [time for time in times if time > now]:
@@ -200,14 +196,12 @@ class Small:
                 for said, following in self.call(told, act, _ignore, _nothing):
                     if frozen and isinstance(following, Small):
                         if not following.crashes:
-                            continue  # that would be one fault too many
+                            continue  # skip it, because all crashes of the plan are used up
                         following.spend("crashes")
                     yield said, following
 
-    # Workers
-
     def taking(self, which: int) -> Iterator[Step]:
-        """Receive as a worker, or take the deliveries of an answer that was lost."""
+        """Receive as a worker; if an earlier answer was lost, list its deliveries first."""
         worker = self.workers[which]
         if worker.doubt:
             yield from self.looking(which)
@@ -234,7 +228,7 @@ class Small:
             yield f"{worker.token} receives, but its request is late", world
 
     def looking(self, which: int) -> Iterator[Step]:
-        """List a worker's deliveries; adopt the unknown ones, or release them where acks may be undone."""
+        """List a worker's deliveries; keep unknown ones, or return them if a failover may have undone acks."""
         worker = self.workers[which]
         undone = worker.doubt == 2
 
@@ -259,7 +253,7 @@ class Small:
         yield from self.call(f"{worker.token} asks what it has", act, learn, _nothing)
 
     def settling(self, which: int, held: Held) -> Iterator[Step]:
-        """Settle a worker's delivery with any verb, or repeat its last settlement."""
+        """Settle a worker's delivery with each allowed verb, or repeat a settlement whose answer was lost."""
         worker = self.workers[which]
         todo = next(one for one in self.plan.todo if (one.key, one.id) == held.name)
         for verb in (held.verb,) if held.verb else todo.verbs:
@@ -284,7 +278,7 @@ class Small:
             yield from self.call(told, act, learn, unsure, waits=waits)
 
     def stealing(self, which: int) -> Iterator[Step]:
-        """Somebody acks, under a name of its own, what another has in flight."""
+        """Ack, with a forged receipt, a delivery that another worker has in flight."""
         worker = self.workers[which]
         for name, record in self.books.tasks.items():
             if record.owner and record.owner != worker.token:
@@ -313,7 +307,7 @@ class Small:
             yield from self.call(f"{worker.token} leaves", act, learn, _nothing)
 
     def arriving(self, token: str, turn: int) -> Iterator[Step]:
-        """Let a receive reach the store after its caller has gone."""
+        """Let a delayed receive reach the store after its caller has stopped waiting."""
         act = partial(receive, token, turn, self.plan.limit)
         for told, world in self.call(
             f"the late receive of {token} arrives", act, _ignore, _nothing
@@ -322,10 +316,8 @@ class Small:
                 world.late = tuple(one for one in self.late if one != (token, turn))
             yield told, world
 
-    # Laws, and what a state is known by
-
     def checked(self) -> Self | Broken:
-        """Return this, or which law it breaks."""
+        """Return this state, or the law that it breaks."""
         try:
             self.fates.check(self.books, replicated=self.plan.replicated)
             for worker in self.workers:
@@ -335,7 +327,7 @@ class Small:
         return self
 
     def knows(self, worker: Worker) -> None:
-        """Raise unless a worker knows of all that it has in flight, or is about to ask."""
+        """Raise `Broken` if a worker has an unseen delivery in flight and is not about to list its deliveries."""
         if not worker.alive or worker.doubt:
             return
         seen = {(held.name, held.receipt) for held in worker.held}
@@ -346,7 +338,7 @@ class Small:
                 )
 
     def key(self) -> Hashable:
-        """Return what the state is known by."""
+        """Return the key under which the exploration remembers this state."""
         return key_of(self)
 
 
@@ -365,8 +357,8 @@ def _told_nothing(unsure: Callable[[Small], None]) -> Callable[[Small, Any], Non
 
 
 def _nothing(_: Small) -> None:
-    """Nobody comes to know anything."""
+    """Stands for a caller that learns nothing from a lost answer."""
 
 
 def _ignore(_: Small, __: Any) -> None:
-    """Nobody remembers the answer."""
+    """Stands for a caller that does not record the answer."""

@@ -1,7 +1,7 @@
-"""The specification of the Redis backend's scripts: a method for each that changes something, with its answer.
+"""The specification of the Redis backend's scripts: one method per script that changes state, with its answer.
 
-Two things use it. `explore` visits every state that a small world can come to, and `replay` runs it beside what a real
-Redis was asked and answered. What either of them changes to see whether mistakes are found is in `broken`.
+It is used in two ways: `explore` visits every state of a small world, and `replay` runs it on the recorded calls of a
+real Redis. The module `broken` contains versions with mistakes, to test that mistakes are found.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from tests.model.books import OVER, Books, Consumer, Name, Record, Terms
 
 
 class Gone(Exception):
-    """The consumer is not known, or not any more."""
+    """The consumer is not registered, or was given up."""
 
 
 class Late(Exception):
-    """The caller has given this receive up."""
+    """The receive is older than the consumer's latest list of deliveries, so it is refused."""
 
 
 class Publish(NamedTuple):
-    """A task as it is published."""
+    """A task as a publisher sends it."""
 
     id: str
     digest: str = ""
@@ -32,7 +32,7 @@ class Publish(NamedTuple):
 
 
 class Retry(NamedTuple):
-    """What a retry is asked with; ``fence`` and ``token`` are those of the delivery that it settles, if any."""
+    """Arguments of a retry. ``fence`` and ``token`` identify the delivery that it settles, if any."""
 
     at: int
     name: str = ""
@@ -45,7 +45,7 @@ class Retry(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a receive gives."""
+    """The answer to a receive."""
 
     due: int | None
     again: bool
@@ -57,18 +57,19 @@ class Received(NamedTuple):
 
 
 class Spec(Books):
-    """Each method is one atomic step."""
-
-    # Publishers
+    """The specified behaviour of the scripts; each method is one atomic step."""
 
     def publish(self, key: str, tasks: Sequence[Publish]) -> list[int | str]:
-        """Store tasks, each once: how many waited before it, -1 for a duplicate, -2 for a conflict, or why not."""
+        """Store tasks, each once.
+
+        Answers: number of tasks waiting before it, -1 (duplicate), -2 (conflict), or a refusal.
+        """
         if self.due(key) <= self.now:
             self.promote(key)
         return [self.publish_one(key, task) for task in tasks]
 
     def publish_one(self, key: str, task: Publish) -> int | str:
-        """Store one task."""
+        """Store one task, unless its id is known or the queue refuses it."""
         name = key, task.id
         known = self.tasks.get(name)
         if known is not None and not self.forgettable(key, known):
@@ -86,7 +87,7 @@ class Spec(Books):
         return answer
 
     def forgettable(self, key: str, record: Record) -> bool:
-        """Say whether a task ended so long ago that it may come again."""
+        """Return whether a task ended longer ago than the queue's window, so that its id may be used again."""
         return record.state in OVER and self.now >= record.at + self.terms_of(key).window
 
     def schedule_retry(self, name: Name, ask: Retry) -> str:
@@ -116,22 +117,20 @@ class Spec(Books):
         return "accepted"
 
     def attempt_of(self, r: Record | None, ask: Retry) -> int:
-        """Return the attempt that a retry without a token follows."""
+        """Return the attempt that precedes a retry which has no token."""
         if ask.fence:
             return ask.attempt
         if r is None:
             return 0
         return r.attempt if r.owner else r.handed
 
-    # Consumers
-
     def join(self, token: str, worker: str, keys: Iterable[str]) -> None:
-        """Make a consumer known."""
+        """Register a consumer."""
         known = self.consumers.get(token) or Consumer(worker, tuple(keys))
         self.consumers[token] = known._replace(beat=self.real)
 
     def beat(self, tokens: Iterable[str]) -> list[str]:
-        """Take a sign of life; answer who was given up."""
+        """Record heartbeats of consumers; return the tokens of those that are no longer registered."""
         gone = []
         for token in tokens:
             if token in self.consumers:
@@ -141,7 +140,7 @@ class Spec(Books):
         return gone
 
     def attending(self, token: str, turn: int) -> Consumer:
-        """Return who asks, having noted that it is alive."""
+        """Return the consumer that calls, and record that it is alive."""
         consumer = self.consumers.get(token)
         if consumer is None:
             raise Gone
@@ -155,7 +154,7 @@ class Spec(Books):
         self, token: str, turn: int, limit: int, *, look: bool = True,
         asked: Sequence[str] = (), order: Sequence[str] = (),
     ) -> Received:  # fmt: skip
-        """Hand out up to ``limit`` deliveries; ``order`` is that in which the store happens to walk over keys."""
+        """Deliver up to ``limit`` tasks; ``order`` is the order in which the store happens to visit keys."""
         consumer = self.attending(token, turn)
         if self.first_due() <= self.now:
             self.promote_due()
@@ -190,7 +189,7 @@ class Spec(Books):
         return told._replace(again=again)
 
     def is_open(self, key: str, told: Received) -> bool:
-        """Say whether the limits let anything out; where they do not, it is told until when."""
+        """Return whether the queue's limits allow a delivery now; if not, record until when they do not."""
         if not self.terms_of(key).flow.limited:
             return True
         room, opens_at = self.room(key, self.refilled(key))
@@ -201,7 +200,7 @@ class Spec(Books):
     def share(
         self, token: str, left: int, keys: list[str], told: Received
     ) -> tuple[int, list[str]]:
-        """Give each queue its share; what some leave the others take. Answer what is left of the limit, and which."""
+        """Share the limit ``left`` among queues. Return what remains of it, and the queues that still have tasks."""
         for _ in range(3):
             if left <= 0 or not keys:
                 break
@@ -221,7 +220,7 @@ class Spec(Books):
         return left, keys
 
     def serve(self, token: str, key: str, want: int, told: Received) -> int:
-        """Hand out from one queue: the highest priority first, returned ones ahead, each lane in its order."""
+        """Deliver from one queue: the highest priority first, returned tasks before others, each lane in its order."""
         given = 0
         if want <= 0:
             return 0
@@ -236,7 +235,7 @@ class Spec(Books):
         return given
 
     def hand_out(self, token: str, name: Name, r: Record, told: Received) -> bool:
-        """Give a task to a consumer; False where its deadline has passed."""
+        """Deliver a task to a consumer; return False if its deadline has passed."""
         key = name[0]
         if r.place == "parked":
             r = r._replace(place="again", fence=self.next_seq(key))
@@ -254,13 +253,13 @@ class Spec(Books):
         return True
 
     def pending(self, token: str, turn: int) -> list[tuple[Name, Record]]:
-        """Say what a consumer has in flight; a receive of an earlier turn is refused from now on."""
+        """List a consumer's deliveries; receives of an earlier turn are refused from now on."""
         consumer = self.attending(token, sys.maxsize)
         self.consumers[token] = consumer._replace(turn=max(turn, consumer.turn))
         return [(name, r) for name, r in self.tasks.items() if r.owner == token]
 
     def adopt(self, heir: str, name: Name, fence: int, token: str) -> Record | None:
-        """Move a delivery to another consumer of the same worker; its receipt stays."""
+        """Move a delivery to another consumer of the same worker; its receipt stays valid."""
         r = self.tasks.get(name)
         if not self.current(r, fence, token):
             return None
@@ -270,18 +269,16 @@ class Spec(Books):
         self.put(name, r._replace(owner=heir, token=token))
         return self.tasks[name]
 
-    # Settlements
-
     def current(self, r: Record | None, fence: int, token: str) -> bool:
-        """Say whether a receipt is that of the present delivery."""
+        """Return whether a receipt belongs to the task's present delivery."""
         return r is not None and bool(r.owner) and r.fence == fence and token in {r.owner, r.token}
 
     def settled_before(self, r: Record, fence: int, verb: str) -> str:
-        """Answer a settlement whose receipt is not current: as the first time, where it is the same again."""
+        """Answer a settlement that has no current receipt: a repeated one as before, any other one with "lost"."""
         return r.told if r.verb == verb and r.settled == fence else "lost"
 
     def ack(self, name: Name, fence: int, token: str, *, known: bool = True) -> str:
-        """End a delivery as executed; ``known``: its process has seen it being handed out."""
+        """End a delivery as done. With ``known``, the process has seen the delivery, so its token is not checked."""
         r = self.tasks.get(name)
         if r is None:
             return "lost"
@@ -293,7 +290,7 @@ class Spec(Books):
         return "ok"
 
     def redeliver(self, name: Name, fence: int, token: str, loser: str = "") -> str:
-        """Hand a delivery back; by its owner, who lost it, as lost."""
+        """Return a delivery to its queue; if ``loser`` is its owner, count it as lost."""
         r = self.tasks.get(name)
         verb = "lost" if loser else "redeliver"
         if r is None:
@@ -305,7 +302,7 @@ class Spec(Books):
         return "dead" if self.hand_back(name, r, verb, lost=bool(loser)) else "ok"
 
     def dead_letter(self, name: Name, fence: int, token: str) -> str:
-        """End a delivery by putting its task among the dead."""
+        """End a delivery by making its task a dead letter."""
         r = self.tasks.get(name)
         if r is None:
             return "lost"
@@ -316,25 +313,23 @@ class Spec(Books):
         return "ok"
 
     def leave(self, token: str) -> int:
-        """Take back what a consumer holds, not as lost, and forget it; answer how many that were."""
+        """Take back a consumer's deliveries, not counted as lost, and remove it; return their number."""
         return self.take_back(token, lost=False)
 
     def give_up(self, token: str) -> int:
-        """Take back what a silent consumer holds, as lost, and forget it."""
+        """Take back a silent consumer's deliveries, counted as lost, and remove it; return their number."""
         return self.take_back(token, lost=True)
 
     def take_back(self, token: str, *, lost: bool) -> int:
-        """Hand back all that a consumer holds, and forget it."""
+        """Return all deliveries of a consumer to their queues and remove the consumer; return their number."""
         held = [(name, r) for name, r in self.tasks.items() if r.owner == token]
         for name, r in held:
             self.hand_back(name, r, "", lost=lost)
         self.consumers.pop(token, None)
         return len(held)
 
-    # Operators and housekeeping
-
     def cancel(self, name: Name) -> bool:
-        """End a live task as cancelled."""
+        """Cancel a live task; return False if there is none."""
         r = self.tasks.get(name)
         if r is None or not r.live:
             return False
@@ -342,7 +337,7 @@ class Spec(Books):
         return True
 
     def redrive(self, name: Name, *, discard: bool = False) -> bool:
-        """Make a dead task waiting again, or give it up for good."""
+        """Make a dead letter available again, or discard it."""
         r = self.tasks.get(name)
         if r is None or r.state != "dead":
             return False
@@ -354,7 +349,7 @@ class Spec(Books):
         return True
 
     def promote_due(self, limit: int = 1000) -> int:
-        """Make available what has fallen due; answer how many."""
+        """Make due tasks of all queues available; return their number."""
         promoted = 0
         for key in sorted(self.later, key=lambda key: (self.due(key), key)):
             if promoted < limit:
@@ -362,7 +357,7 @@ class Spec(Books):
         return promoted
 
     def expire(self) -> list[tuple[Name, int]]:
-        """End what is past its deadline, wherever it is."""
+        """End all live tasks whose deadline has passed."""
         late = [
             (name, r) for name, r in self.tasks.items() if r.live and 0 < r.deadline <= self.now
         ]
@@ -371,13 +366,13 @@ class Spec(Books):
         return [(name, r.attempt) for name, r in late]
 
     def silent(self, lease: int) -> list[str]:
-        """Return who has given no sign of life for a lease, the longest silent first."""
+        """Return consumers without a heartbeat for longer than the lease, those silent longest first."""
         limit = self.real - lease
         found = [(c.beat, token) for token, c in self.consumers.items() if c.beat <= limit]
         return [token for _, token in sorted(found)]
 
     def configure(self, key: str, terms: Terms) -> None:
-        """Replace the settings of a queue; tokens that are there stay, up to the new size."""
+        """Replace the settings of a queue; rate limit tokens are kept, up to the new maximum."""
         old, new = self.refilled(key), terms.flow
         tokens = min(old.tokens, new.max_tokens) if old.max_tokens else new.max_tokens
         flow = new._replace(tokens=tokens, at=max(old.at, self.now)) if new.limited else new

@@ -1,4 +1,4 @@
-"""What a real Redis answered to every script call of a chaos run is what the specification says."""
+"""Every answer of a real Redis to the script calls of a chaos run equals that of the specification."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LIMITS: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_every_call_of_a_chaos_run(folder: Path, seed: int) -> None:
-    """R0 to R10, fault M3: four processes, killed, frozen and cut off: every script call is replayed."""
+    """R0 to R10, fault M3: all script calls of four processes that are killed, frozen and cut off match the model."""
     menu = _MENUS[seed % len(_MENUS)]
     faults = schedule(seed, menu, seconds=1.0, count=6, numbers=_NUMBERS)
     shape = small(tasks=600, limits=_LIMITS if menu == "limits" else {})
@@ -45,7 +45,7 @@ async def test_every_call_of_a_chaos_run(folder: Path, seed: int) -> None:
 
 
 def altered_traces_are_found(calls: list[Call]) -> None:
-    """Assert that a trace with one lie in it is told from a true one."""
+    """Assert that the comparison rejects a trace with one false record."""
     place = next(n for n, call in enumerate(calls) if call.name == "ack" and b"ok" in call.answer)
     ack = calls[place]
     lies = {
@@ -66,10 +66,10 @@ def _renamed(words: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 class PlainWorkload(Workload):
-    """Does everything but what the specification does not know: ordering keys, fair order, changes by hand."""
+    """Random workload without ordering keys, fair order and changes by hand, which the specification lacks."""
 
     async def limit(self) -> None:
-        """Limit a queue, or lift its limits."""
+        """Set random limits for a queue, or remove them."""
         limits: dict[str, object] = {
             "capacity": self.chance.choice((None, 10)),
             "max_inflight": self.chance.choice((0, 6)),
@@ -82,13 +82,13 @@ class PlainWorkload(Workload):
         await self.backend.control.configure(key, settings.model_copy(update=limits))
 
     async def fall_silent(self) -> None:
-        """Keep house instead."""
+        """Run maintenance instead."""
         await self.maintain()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_every_call_of_any_workload(folder: Path, seed: int) -> None:
-    """Laws 1 to 10, fault M3: hand-overs, purges, redrives and the rest are answered as the specification says."""
+    """Laws 1 to 10, fault M3: answers to hand-overs, purges, redrives and all other calls match the specification."""
     clock, chance = ManualClock(1_700_000_000.0), random.Random(seed)
     end = install()
     try:

@@ -1,4 +1,4 @@
-"""Every state of a small world, and that each of many mistakes would be found there."""
+"""All laws hold in every state of the small models, and the exploration finds each known mistake."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUICK = (
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in SMALL]
 )
 def test_every_law_holds_in_every_state(name: str) -> None:
-    """R0 to R10, R13, R14, fault M2: no order of steps and faults within the bounds breaks a law."""
+    """R0 to R10, R13, R14, fault M2: no sequence of steps and faults within the model's bounds breaks a law."""
     found = explore(Small(SMALL[name]))
     assert not found.counterexample, f"\n{found.counterexample}"
     assert found.states > 500
@@ -33,7 +33,7 @@ def test_every_law_holds_in_every_state(name: str) -> None:
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: str(mistake.__name__))
 def test_each_mistake_is_found(mistake: type[Spec]) -> None:
-    """Fault M2: a specification with a mistake breaks the rule that forbids it, and the shortest way there is told."""
+    """Fault M2: a specification with a mistake is found to break the expected rule, and the shortest path is shown."""
     plan, rule = MISTAKES[mistake]
     found = explore(Small(plan, mistake))
     *steps, broken = found.counterexample.splitlines() or [""]
@@ -43,7 +43,7 @@ def test_each_mistake_is_found(mistake: type[Spec]) -> None:
 
 
 def test_a_way_can_be_read() -> None:
-    """Fault M2: what a forgotten consumer does is told step by step."""
+    """Fault M2: a counterexample is readable: it lists the steps up to the broken law."""
     mistake = next(one for one in MISTAKES if one.__name__ == "ForgetsConsumers")
     found = explore(Small(MISTAKES[mistake][0], mistake))
     assert found.counterexample.splitlines() == [
@@ -55,12 +55,12 @@ def test_a_way_can_be_read() -> None:
 
 
 def test_a_publisher_must_wait_for_its_replica() -> None:
-    """Fault M2: confirmed by a replica, nothing is lost by a failover; to confirm without waiting is found out."""
+    """Fault M2: a failover loses nothing that a replica confirmed; a publisher that does not wait for it is found."""
     assert not explore(Small(REPLICATED)).counterexample
     assert "a replica has confirmed a1, and it is gone" in explore(Hasty(REPLICATED)).counterexample
 
 
 def test_too_many_states_are_no_success() -> None:
-    """What was not visited whole is an error, never a pass."""
+    """An exploration that exceeds its maximum number of states fails instead of passing."""
     with pytest.raises(OverflowError):
         explore(Small(REPLICATED), most=10)

@@ -1,4 +1,4 @@
-"""A chaos run whose every script call is replayed on the specification when it is over."""
+"""A chaos run whose recorded script calls are compared with the specification at its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PARTITION = "{chaos:0}"
 
 
 class TracedWorld(World):
-    """One whose processes, this one among them, run scripts that note what they do."""
+    """World in which every process, including this one, runs scripts that record their calls."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -35,7 +35,7 @@ class TracedWorld(World):
             self._end()
 
     async def judge(self) -> Outcome:
-        """Let the checker speak, then compare. Raises `Mismatch` where the specification says otherwise."""
+        """Run the checker, then compare all calls. Raises `Mismatch` if an answer differs from the specification's."""
         outcome = await super().judge()
         self.calls = list(traces(self.redis, _PARTITION))
         self.replayed = replay(self.calls)

@@ -1,8 +1,8 @@
-"""Notes every execution of a script, in the step that it is: its arguments, its time and its answer.
+"""Records every execution of a script atomically with it: its arguments, its time and its answer.
 
-Each script is wrapped, and pushes what happened to a list beside the queues of its partition. So the order is that of
-Redis and nothing is missing: not what was carried out though its response was lost, not what a killed process had asked
-for; and what Redis forgets when it is killed is forgotten on both sides.
+Each script is wrapped so that it also appends its call to a list in its partition. So the record has the order of Redis
+and is complete: it includes calls whose answer was lost, and excludes calls that never arrived. If Redis is killed and
+loses writes, it loses their records too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from taskqueue_redis.scripts import runner
 from tests.redis.servers import RedisServer
 
 TRACED = "TASKQUEUE_TRACED"
-"""the variable that has the processes of a chaos run wrap their scripts"""
+"""environment variable that makes the processes of a chaos run wrap their scripts"""
 _KEY = ":trace"
 _UNTRACED = frozenset({"install"})
 _WRAPPED = """
@@ -56,19 +56,19 @@ return answer
 
 
 class Call(NamedTuple):
-    """One execution."""
+    """One recorded execution of a script."""
 
     name: str
     words: tuple[bytes, ...]
-    """the arguments of the script, after the epoch and the time"""
+    """arguments of the script, without the epoch and the time"""
     now: int
-    """the time that counts for tasks, in microseconds; a test may have passed it"""
+    """time for tasks in microseconds; a test may have set it"""
     real: int
-    """the time of Redis"""
+    """time of the Redis server in microseconds"""
     answer: Any
 
     def __str__(self) -> str:
-        """Say it in one line, without bodies."""
+        """Return the call as one line, shortened and without the answer."""
         shown = " ".join(repr(word[:40])[2:-1] for word in self.words[:12])
         return f"{self.name} {shown}{' …' if len(self.words) > 12 else ''}"
 
@@ -82,24 +82,24 @@ _plain = runner.source
 
 
 def traced(name: str) -> str:
-    """Return a script that notes each of its executions."""
+    """Return the source of a script that records its executions."""
     return _plain(name) if name in _UNTRACED else _wrapped(name)
 
 
 def install() -> Callable[[], None]:
-    """Have this process run wrapped scripts from now on; return what ends that."""
+    """Make this process run wrapped scripts; return a function that undoes it."""
     runner.source = traced  # type: ignore[assignment] # without its cache, which is in `_wrapped`
-    runner._digest.cache_clear()
+    runner.script_digest.cache_clear()
 
     def end() -> None:
         runner.source = _plain
-        runner._digest.cache_clear()
+        runner.script_digest.cache_clear()
 
     return end
 
 
 def traces(server: RedisServer, partition: str) -> Iterator[Call]:
-    """Read what was noted of a partition, the oldest first."""
+    """Yield the recorded calls of a partition, oldest first."""
     with server.connect() as connection:
         start, page = 0, 2000
         while told := connection.call("LRANGE", f"{partition}{_KEY}", start, start + page - 1):

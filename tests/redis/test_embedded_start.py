@@ -36,7 +36,7 @@ def test_directory_that_others_can_write_is_refused(binary: Binary, tmp_path: Pa
 def test_directory_that_cannot_be_made(binary: Binary, tmp_path: Path) -> None:
     """A path below a file is refused in one sentence."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"cannot be made for .*: Not a directory"):
+    with pytest.raises(ConfigurationError, match=r"cannot be created for .*: Not a directory"):
         EmbeddedRedis(tmp_path / "file" / "store", binary=binary).start()
 
 

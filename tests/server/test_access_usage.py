@@ -148,11 +148,11 @@ class TestSockets:
         assert second
         assert usage.enter(who) is None
         assert usage.enter(identity("m", connections=1))
-        first.leave()
-        first.leave()
+        first.close()
+        first.close()
         assert usage.enter(who)
         assert usage.enter(who) is None
-        second.leave()
+        second.close()
         assert usage._sockets == {"n": 1, "m": 1}
         assert all(usage.enter(identity()) for _ in range(100))
         assert set(usage._sockets) == {"n", "m"}
@@ -161,7 +161,7 @@ class TestSockets:
         """Who has left is forgotten."""
         place = usage.enter(identity(connections=1))
         assert place
-        place.leave()
+        place.close()
         assert not usage._sockets
 
 

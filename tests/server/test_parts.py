@@ -84,7 +84,9 @@ class TestChannel:
         with pytest.raises(ConnectionClosed) as caught:
             await it.send("a")
         assert not caught.value.orderly
-        assert (await asyncio.wait_for(waiting, 1)).code == 1006
+        with pytest.raises(ConnectionClosed) as told:
+            await asyncio.wait_for(waiting, 1)
+        assert told.value.code == 1006
         socket.messages.put_nowait(error)
         with pytest.raises(ConnectionClosed):
             await it.receive()

@@ -36,7 +36,7 @@ _MAX_SHOWN = 20
 
 
 class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a task to publish, as a line of a file contains them."""
+    """The fields of a task to publish, from one line of a batch file or from command-line options."""
 
     key: str | None = None
     payload: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))
@@ -107,7 +107,7 @@ def publish_file(
             size = os.fstat(file.fileno()).st_size or None
             with _progress(quiet=as_json) as progress:
                 bar = progress.add_task("publishing", total=size)
-                advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - only passed on
+                advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - short, and used only once
                 with_backend(
                     server, lambda backend: _publish(backend, file, key, result, advance, end=end)
                 )

@@ -117,9 +117,9 @@ def new(
 @token.command(name="list")
 def listing(*, file: File = None, as_json: AsJson = False) -> None:
     """List the tokens of a file with their permissions, limits and expiry."""
-    from taskqueue_server.auth.tokens_file import entries  # noqa: PLC0415 - slow to import
+    from taskqueue_server.auth.tokens import Tokens  # noqa: PLC0415 - slow to import
 
-    tokens = entries(path := _path(file))
+    tokens = Tokens.load(path := _path(file)).entries
     if as_json:
         print_json([_as_dict(entry) for entry in tokens])
         return
@@ -151,16 +151,17 @@ def revoke(
     as_json: AsJson = False,
 ) -> None:
     """Revoke all or some tokens of a name. The server closes connections that use them within ten seconds."""
-    from taskqueue_server.auth.tokens_file import entries, remove  # noqa: PLC0415 - slow to import
+    from taskqueue_server.auth.tokens import Tokens  # noqa: PLC0415 - slow to import
+    from taskqueue_server.auth.tokens_file import remove  # noqa: PLC0415 - slow to import
 
     path = _path(file)
 
     def of_name(entry: TokenEntry) -> bool:
         return entry.name == name and token_id in {None, entry.short}
 
-    known = [entry for entry in entries(path) if of_name(entry)]
+    known = [entry for entry in Tokens.load(path).entries if of_name(entry)]
     if not known:
-        names = sorted({entry.name for entry in entries(path)})
+        names = sorted({entry.name for entry in Tokens.load(path).entries})
         allowed = ", ".join(names[:20]) or "none: there are no tokens"
         raise InvalidInput("name", "a name or id without a token", allowed)
     newest = known[-1] if keep_newest else None

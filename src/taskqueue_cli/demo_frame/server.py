@@ -154,7 +154,7 @@ class Cluster(AsyncExitStack):
                 raise DemoFailed(f"{child.name} ended unexpectedly", logs=child.tail())
 
     async def _stop(self) -> None:
-        self.signal_workers(signal.SIGCONT)  # a paused process would not end
+        self.signal_workers(signal.SIGCONT)  # a paused process would not react to SIGTERM
         await asyncio.gather(*(child.stop() for child in self._children[1:]))
         await asyncio.gather(*(child.stop() for child in self._children[:1]))
 

@@ -29,7 +29,7 @@ _AT_REST = (State.WAITING, State.SCHEDULED)
 
 
 class Entry(msgspec.Struct, kw_only=True, eq=False):
-    """One task with its current or last entry."""
+    """One task, with the state of its current entry in the queue, or of its last one."""
 
     task: Task
     state: State | None = None
@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     receipt: str | None = None
     delivered_at: float = 0.0
     available_at: float = 0.0
-    """time at which the entry got its current position in its lane or state"""
+    """time at which the entry got its current position in its lane, or among the entries of its state"""
     updated_at: float = 0.0
     last: tuple[str, str, Settled] | None = None
     """the last settlement: receipt, name of the settlement, result"""
@@ -67,7 +67,10 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return self.state is not None and not self.live and self.state is not State.DEAD
 
     def recognise(self, task: Task, now: float, window: float) -> Published | None:
-        """Return whether publishing ``task`` again is a duplicate or conflict; ``None`` if ``window`` has passed."""
+        """Return whether publishing ``task`` again is a duplicate or a conflict.
+
+        Return ``None`` if the stored task ended at least ``window`` seconds ago, so that its id may be used again.
+        """
         if self.ended and now >= self.updated_at + window:
             return None
         return Published.DUPLICATE if self.is_of(task.payload) else Published.CONFLICT
@@ -92,13 +95,19 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return self.delivery
 
     def settled_before(self, receipt: str, verb: str) -> Settled:
-        """Return the result for a stale receipt: that of the last settlement if it is repeated, else ``LEASE_LOST``."""
+        """Return the result of settling a receipt that has ended.
+
+        If this repeats the last settlement, the result is the same again; otherwise it is ``LEASE_LOST``.
+        """
         if self.last is not None and self.last[:2] == (receipt, verb):
             return self.last[2]
         return Settled.LEASE_LOST
 
     def settle(self, verb: str) -> None:
-        """End the current receipt by a settlement. If the receipt ends for another reason, the caller clears it."""
+        """End the current receipt, and record the settlement that ended it.
+
+        If a receipt ends without a settlement, the caller sets `receipt` to ``None`` instead.
+        """
         if self.receipt is not None:
             self.last = (self.receipt, verb, Settled.OK)
         self.receipt = None
@@ -110,9 +119,9 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     def lose(self, max_losses: int, now: float) -> bool:
         """Count a loss. Return whether the task now has more losses than ``max_losses`` and must become a dead letter.
 
-        If the owner reported the loss, call `settle` first; for a dead letter, this changes the result of the
-        settlement to `Settled.DEAD`. If the backend ended the delivery itself, `receipt` must still be set: no result
-        changes.
+        If the owner of the delivery reported the loss, call `settle` before this method, which then changes the result
+        of that settlement to `Settled.DEAD` if the task becomes a dead letter. If the backend ended the delivery
+        itself, `receipt` must still be set, so that no earlier result is changed.
         """
         self.losses += 1
         self.fail("lost with its consumer", now)

@@ -20,7 +20,7 @@ TURN = math.lcm(*range(1, 26), 1000)
 _DUST = 1e-6
 """tolerance for rounding errors in `PriorityFloor.owed`, as a fraction of a delivery"""
 _SPARE = 64
-"""number of outdated positions that the heap of a `FairRotation` may contain, besides one per member"""
+"""number of outdated positions that the heap of a `FairRotation` may contain, in addition to one per member"""
 
 T = TypeVar("T", bound=Hashable)
 
@@ -31,18 +31,19 @@ def cost(weight: int) -> int:
 
 
 def joins_at(at: int, *, alone: bool) -> int:
-    """Return the initial amount of a tenant that joins, so that its first turn comes after those of the other tenants.
+    """Return the spent amount with which a new tenant starts, so that the other tenants have a turn before it.
 
-    ``at`` is the amount of the tenant whose turn is next. If the tenant is ``alone``, ``at`` is the amount that the
-    last tenant before it had at its last turn.
+    ``at`` is the amount that the tenant whose turn is next has spent. If the new tenant is ``alone``, ``at`` is the
+    amount that the tenant with the last turn had spent at that turn.
     """
     return at if alone else at + TURN
 
 
 def returns_at(spent: int, at: int) -> int:
-    """Return the amount of a tenant that returns after a pause. It gets no extra turns for those that it missed.
+    """Return the spent amount with which a tenant continues after a pause. It does not get the missed turns later.
 
-    ``spent`` is its amount before the pause, and ``at`` the amount of the tenant whose turn is next.
+    ``spent`` is the amount that it had spent before the pause, and ``at`` the amount that the tenant whose turn is next
+    has spent.
     """
     return min(max(spent, at), at + TURN)
 
@@ -87,10 +88,10 @@ class FairRotation(Generic[T]):
         return self._positions.pop(client)[0]
 
     def spend(self, client: T, weight: int) -> None:
-        """Charge a member of this weight for one delivery."""
+        """Add the cost of one delivery, for a member of this weight, to the amount that the member has spent."""
         before = self._positions[client]
         self._at = max(self._at, before[0])
-        if self._heap[0] is before:  # the usual case: the turn went to the result of `next`
+        if self._heap[0] is before:  # the usual case: the member that `next` returned
             position = self._positions[client] = (
                 before[0] + cost(weight),
                 next(self._numbers),
@@ -120,5 +121,5 @@ class PriorityFloor(msgspec.Struct):
         return self.owed + share >= 1 - _DUST
 
     def handed_out(self, share: float) -> None:
-        """Record a delivery of the priority that `is_next` required."""
+        """Record one delivery, whose priority was chosen as `is_next` required."""
         self.owed += share - self.is_next(share)

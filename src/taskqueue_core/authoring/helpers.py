@@ -26,7 +26,7 @@ from taskqueue_core.tasks import (
 )
 
 _REFUSED_FOR = 1.0
-"""seconds after which a refused publisher should retry; the time of the next delivery from the queue is unknown"""
+"""seconds after which a refused publisher should retry, as it is unknown when the queue will accept tasks again"""
 
 
 class SubscriptionBase(ABC):
@@ -76,8 +76,8 @@ class LocalSubscription(SubscriptionBase):
     def take(self, limit: int) -> Received:
         """Return up to ``limit`` available deliveries, in one step and without waiting.
 
-        ``due_at`` must be set if more will become available at a known time. If the result has only ``again``,
-        `receive` calls this again, after other coroutines have run.
+        Set ``due_at`` if more deliveries will become available at a known time. If the result contains no delivery and
+        no expired task, but ``again`` is set, `receive` calls this method again after other coroutines have run.
         """
 
     @property
@@ -264,7 +264,7 @@ class QueueRoom(NamedTuple):
     left: int
     """number of further deliveries that are allowed"""
     opens_at: float | None = None
-    """if no delivery is allowed because of the rate limit: time from which one is"""
+    """time at which the rate limit allows the next delivery, if it allows none now"""
 
 
 UNLIMITED = QueueRoom(sys.maxsize)
@@ -274,7 +274,7 @@ UNLIMITED = QueueRoom(sys.maxsize)
 def room_of(
     settings: QueueSettings, bucket: Bucket | None, in_flight: int, now: float
 ) -> QueueRoom:
-    """Return how many deliveries the limits of a queue allow with ``in_flight`` deliveries. Updates its ``bucket``."""
+    """Return how many deliveries the queue's limits allow in addition to those in flight. Updates its ``bucket``."""
     remaining = UNLIMITED.left
     if settings.paused:
         remaining = 0

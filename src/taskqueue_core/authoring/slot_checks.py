@@ -1,4 +1,4 @@
-"""Optional checks of the arguments of a `SlotPool`, which raise `InvalidInput`: all backends refuse the same values."""
+"""Optional checks of a `SlotPool`'s arguments, so that all backends raise `InvalidInput` for the same values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Token(NamedTuple):
 
     @classmethod
     def read(cls, text: object) -> Token | None:
-        """Return the parts of a token; ``None`` for a text that is no token, which counts as a stale token."""
+        """Return the parts of a token; ``None`` for a text that is not a token. Callers treat it as a stale token."""
         if not isinstance(text, str) or len(text) > _TOKEN_LENGTH:
             return None
         match = _TOKEN.fullmatch(text)
@@ -88,7 +88,7 @@ def check_pairs(pairs: Sequence[tuple[SlotLease, str]]) -> None:
 
 
 def check_remade(lease: SlotLease) -> bool:
-    """Return whether a lease that the pool does not know may be created again: only one that is bound to a job may."""
+    """Return whether a lease that the pool has lost may be created again: only if the lease is bound to a job."""
     if lease.job is None or lease.state not in (Permit.ASSIGNED, Permit.DETACHED):
         return False
     check_endpoint(lease.model, lease.server)

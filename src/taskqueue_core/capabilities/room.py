@@ -9,7 +9,7 @@ class RoomSignal(Protocol):
     """A notification that queues may accept tasks again: an async context manager, which is active while it is open."""
 
     async def wait(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for a notification. One that came since the last wait counts.
+        """Wait up to ``timeout`` seconds for a notification. Return at once if one was sent since the last call.
 
         A notification is sent when a task leaves a full queue, publishing is resumed or the settings change. It may
         also be sent without a reason, so the caller has to try again and may be refused again.
@@ -23,7 +23,7 @@ class RoomSignal(Protocol):
 
 
 class RoomSignals(Protocol):
-    """The method that the publisher of a backend with the capability ``flow`` has in addition."""
+    """The additional method of the publisher, for backends with the capability ``flow``."""
 
     def room_signal(self, *keys: str) -> RoomSignal:
         """Return a signal for some queues. It does no I/O before it is opened."""

@@ -67,7 +67,7 @@ class QueueSettings(BaseModel):
     result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
     """seconds for which a result is kept"""
     durability: Durability | None = None
-    """durability of confirmed tasks; ``None`` uses the store's own. Refused if the store does not support it"""
+    """durability of confirmed tasks; ``None`` means the store's default. Refused if the store does not support it"""
     replicas: int = Field(default=1, ge=1, le=100)
     """number of replicas that must have a task before it is confirmed, if the durability is ``replicated``"""
     journal: bool = False
@@ -101,7 +101,7 @@ class QueueSettings(BaseModel):
     floor_share: float = Field(default=0, ge=0, le=0.5)
     """share of deliveries that is reserved for the lowest waiting priority; 0 reserves none"""
     bound_to: tuple[_Name, ...] = Field(default=(), max_length=100)
-    """queues that each get a copy of every task published to this queue, which then stores none itself"""
+    """queues that each get a copy of every task published to this queue, which then stores no task itself"""
 
     shards: int = Field(default=1, ge=1, le=1000)
     """number of partitions of the store that the queue is spread over; each has its own order"""
@@ -118,7 +118,10 @@ class QueueSettings(BaseModel):
 
     @property
     def of_the_whole(self) -> tuple[str, ...]:
-        """Names of the changed settings that a sharded queue cannot have, because they need one step over all tasks."""
+        """Names of the settings that differ from their defaults, although a sharded queue requires the defaults.
+
+        These settings need one atomic step over all tasks of a queue, but shards are in different partitions.
+        """
         return tuple(self._changed(_WHOLE))
 
     @property

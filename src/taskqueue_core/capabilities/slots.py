@@ -8,13 +8,13 @@ state      meaning                                          when the slot become
 ========== ================================================ =====================================================
 unassigned held by a client that looks for a job            the lease expires, or the endpoint may get no jobs
 assigned   bound to a job, which may be on the server       the lease has expired, and the server was seen idle
-detached   its job runs on the server without a holder      as for assigned; the lease lasts as long as the job may
+detached   its job runs on the server without a holder      as for assigned; the lease should outlast the job
 ========== ================================================ =====================================================
 
 A lease expires at its ``expires_at``. A lease with a job is then *overdue*: the slot is still held, and the token is
 still valid. If the server does not report its running jobs, the lease ends when it expires.
 
-Laws, which the kit checks:
+Laws, which the conformance kit checks:
 
 * A slot has at most one holder, and a job at most one lease. Assigning a job that has a lease transfers that lease.
 * Each lease has a token of its own, with an increasing fence. A stale token changes nothing.
@@ -123,7 +123,7 @@ class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
     """the current URL of the endpoint"""
     holder: str
     token: str
-    """``epoch.fence.random``: unguessable; the same while the lease has one holder; the repr does not show it"""
+    """``epoch.fence.random``: unguessable, not shown by repr, and unchanged as long as the lease has the same holder"""
     fence: int
     """fencing number, which increases with each token of the pool"""
     state: Permit
@@ -158,7 +158,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     """The pool, read in one step."""
 
     epoch: str
-    """an id that changes when the pool was emptied"""
+    """an id that changes whenever the pool is emptied, for example because the store lost its data"""
     endpoints: tuple[EndpointInfo, ...] = ()
     """the endpoints, sorted by model and then by registration"""
     leases: tuple[SlotLease, ...] = ()
@@ -175,7 +175,9 @@ class Left(StrEnum):
 
 
 class SlotPool(Protocol):
-    """The attribute ``slots`` of a backend with the capability. The pool is in one partition: every call is one step.
+    """The attribute ``slots`` of a backend with the capability ``slots``.
+
+    The whole pool is in one partition of the store, so that every call is one atomic step.
 
     Times are in seconds; a ``ttl`` is larger than 0. Models and servers are any printable text; holders and jobs have
     names like those of tasks. A call takes at most 1,000 leases. Methods raise `InvalidInput` for other arguments
@@ -203,7 +205,7 @@ class SlotPool(Protocol):
         """
 
     async def rest(self, model: str, server: str, duration: float) -> bool:
-        """Give an endpoint no jobs for ``duration`` from now on, and end its unassigned leases; 0 ends the pause.
+        """Give an endpoint no jobs for ``duration`` seconds, and end its unassigned leases; 0 ends such a pause.
 
         A new duration replaces an earlier one. Return False if the endpoint does not exist.
         """
@@ -215,7 +217,7 @@ class SlotPool(Protocol):
         """Return the documents by model."""
 
     async def inspect(self, model: str | None = None) -> PoolView:
-        """Return the pool, or its part for one model."""
+        """Return a view of the whole pool, or of the endpoints and leases of one model."""
 
     async def acquire(
         self,
@@ -239,11 +241,11 @@ class SlotPool(Protocol):
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
     ) -> tuple[SlotLease | None, ...]:
-        """Bind leases to jobs, one after another, for ``ttl``; ``None`` for a stale lease, or the lease of another job.
+        """Bind leases to jobs for ``ttl``, pair by pair. Return ``None`` for a stale lease, or that of another job.
 
         A job of the model that already has a lease gets that lease instead, with a new token and holder, with its note,
         and marked ``resumed``; the slot of the pair is released, and the earlier holder's token is stale. Idempotent:
-        the same pair again returns the same lease, even one that was transferred, and makes a detached lease assigned.
+        the same pair again returns the same lease, even one that was transferred. A detached lease becomes assigned.
         """
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
@@ -256,15 +258,15 @@ class SlotPool(Protocol):
         """Extend leases to at least ``ttl`` from now, and return them with their notes; ``None`` for a stale lease.
 
         No lease gets shorter. If the pool was emptied (`PoolView.epoch` has changed), the lease of a running job is
-        created again, with a new token and fence, if its endpoint is registered and the job has no other lease; even if
-        this exceeds the slots. Repeating the renewal returns the same lease.
+        created again, with a new token and fence, if its endpoint is registered and the job has no other lease. This
+        may exceed the endpoint's number of slots. Repeating the renewal returns the same lease.
         """
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
-        """Release slots; False for a stale lease. Notifies clients that wait for a slot of the model."""
+        """Release slots, and notify clients that wait for a slot of the model. Return False for a stale lease."""
 
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
-        """Leave a note for the holder of a job's lease, instead of an earlier one, and notify its model's signal.
+        """Store a note for the holder of a job's lease, replacing an earlier note, and notify the model's signal.
 
         A note is JSON text, no larger than a result; each call that returns the lease to its holder returns the note
         too. A note with a stale token is stored as late, and so is a note whose lease expires or ends by `reconcile`.
@@ -278,23 +280,26 @@ class SlotPool(Protocol):
     async def reconcile(
         self, model: str, server: str, observed: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
-        """Compare an endpoint's leases with its server's report (``None``: no answer); return the leases that ended.
+        """Compare an endpoint's leases with its server's report, and return the leases that ended.
 
-        Without an answer, an endpoint with ``reports`` becomes unhealthy, and its unassigned leases end without a
-        notification; leases with a job are kept, and so is the record of missed ones. With an answer, a healthy
-        endpoint stays healthy. An unhealthy one becomes healthy once the server runs no more jobs than there are
-        leases with a job, or no more than it did at least ``settled`` seconds ago, because the rest is the work of
-        other clients.
+        ``observed`` is ``None`` if the server did not answer. An endpoint with ``reports`` then becomes unhealthy, and
+        its unassigned leases end without a notification. Leases with a job are kept, and stay missed if they are.
 
-        A lease with a job is *missed* if ``observed.jobs`` does not contain the job; or, without ``jobs``, if the
-        server runs nothing, or if it runs fewer jobs than there are leases with a job and the lease has expired (of
-        these, as many as the difference, those that expired first). A lease ends when it is missed twice with the same
-        ``active``, at least ``settled`` seconds of the store's clock apart, with an unchanged token and no contrary
-        report between. The ended leases are returned by fence, as in a `PoolView`.
+        If the server answered, a healthy endpoint stays healthy. An unhealthy one becomes healthy if the server runs no
+        more jobs than there are leases with a job, or no more than it ran at least ``settled`` seconds ago: the
+        additional jobs are then those of other clients.
+
+        A lease with a job is *missed* if ``observed.jobs`` does not contain the job. If ``observed.jobs`` is ``None``,
+        all leases with a job are missed if the server runs no job. If it runs fewer jobs than there are leases with a
+        job, as many of the expired leases are missed as jobs are lacking, those that expired first.
+
+        A lease ends when it is missed twice with the same ``active``, at least ``settled`` seconds of the store's clock
+        apart, if its token has not changed and no report between the two contradicts. The ended leases are returned
+        sorted by fence, and like those of a `PoolView` without notes and with empty tokens.
         """
 
     def slot_signal(self, *models: str) -> RoomSignal:
-        """Return a signal that is set when a slot of one of the models may have become free, or a note was left.
+        """Return a signal that is set when a slot of one of the models may have become free, or a note was stored.
 
         The end of a pause or of a lease is notified by the next call that notices it, not before.
         """

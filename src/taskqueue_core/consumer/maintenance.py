@@ -20,7 +20,7 @@ async def run_maintenance(control: Control) -> None:
     failing = False
     unclaimed, results = set[str](), set[str]()
     while True:
-        await asyncio.sleep(_EVERY * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - only spreads the load
+        await asyncio.sleep(_EVERY * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - the random factor only spreads the load
         try:
             async with asyncio.timeout(_PASS_SECONDS):
                 done = await control.maintain()

@@ -23,7 +23,7 @@ OUTAGE_BACKOFF = RetryPolicy(base=0.1, cap=2.0, jitter=0.5)
 class OutageRetry:
     """Repeats store calls during an outage. All calls of one consumer share it, so that an outage is reported once.
 
-    When an outage starts or ends, ``report`` is called: whether the store is available, and the error code.
+    ``report`` is called with False and the error code when an outage starts, and with True when it ends.
     """
 
     def __init__(self, report: Callable[[bool, str], Awaitable[None]]) -> None:
@@ -75,7 +75,7 @@ async def release_as_lost(subscription: Subscription, deliveries: Sequence[Deliv
         try:
             await subscription.redeliver(*deliveries[start : start + LIMITS.batch], lost=True)
         except LeaseLost:
-            continue  # because the delivery was settled or adopted before this call
+            continue  # the delivery was settled or adopted before this call
         except TaskQueueError as error:
             _log.warning("could not mark deliveries as lost", extra={"code": error.code})
             return

@@ -23,8 +23,8 @@ class SettlementQueue:
     """Collects the outcomes of one subscription's deliveries, and settles them in rounds.
 
     The first outcome is settled at once; outcomes that are put during a round are settled together in the next one.
-    After each round, ``report`` is called with the receipts: whether each was still current. Cancelling `run` loses no
-    task: deliveries that are not settled are released when the subscription is closed.
+    After each round, ``report`` is called with a dictionary that says for each receipt whether it was still current.
+    Cancelling `run` loses no task: deliveries that are not settled are released when the subscription is closed.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ Event = Welcomed | Delivered | Revoked | Draining | StoreChanged | Complained
 
 
 class ClientSession:
-    """The worker's state. `receive` reads a frame and returns events; `outgoing` yields the frames to send.
+    """The worker's side of the protocol. `receive` reads a frame and returns events; `outgoing` yields frames to send.
 
     ``capacity`` is the maximum number of deliveries that the worker runs at once.
     """
@@ -135,7 +135,7 @@ class ClientSession:
         self._state = ClientSessionState.GREETING
 
     def disconnected(self) -> None:
-        """Record that the socket has closed. Receipts stay valid here until a welcome does not contain them."""
+        """Record that the socket has closed. Receipts are kept until the next welcome shows which are lost."""
         if self._state is ClientSessionState.CLOSED:
             return
         self._state = ClientSessionState.CONNECTING
@@ -227,7 +227,7 @@ class ClientSession:
         return [Revoked(running)] if running else []
 
     def resize(self, capacity: int) -> None:
-        """Set the maximum number of deliveries that run at once. Others, sent for earlier credit, are released."""
+        """Set the maximum number of deliveries that run at once. Deliveries that exceed it on arrival are released."""
         self._capacity = capacity
 
     def settle(self, receipt: str, outcome: Outcome) -> bool:
@@ -248,7 +248,7 @@ class ClientSession:
         self.free()
 
     def progress(self, receipt: str, value: float | str) -> None:
-        """Queue the progress of a running delivery. Only the latest value is sent; a lost connection loses it."""
+        """Queue the progress of a running delivery. Only the latest value is sent, and it may get lost."""
         if receipt in self._held:
             self._progress[receipt] = value
 
@@ -305,7 +305,8 @@ class ClientSession:
         )
 
     def _wanted(self) -> int:
-        # The second limit ensures that `holding` fits into a frame, however many outcomes are unconfirmed.
+        # The limit `LIMITS.credit - books` ensures that `holding` of the next hello fits into a frame, however many
+        # outcomes are unconfirmed.
         books = self._granted + len(self._held) + len(self._outbox)
         return max(0, min(self._capacity - self._busy - self._granted, LIMITS.credit - books))
 

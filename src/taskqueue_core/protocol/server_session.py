@@ -57,7 +57,7 @@ _OPEN = (ServerSessionState.READY, ServerSessionState.DRAINING)
 
 
 class ServerSession:
-    """The server's state of one connection, in which the first frame must be a hello. Not thread-safe."""
+    """The server's side of one connection. The worker's first frame must be a hello. Not thread-safe."""
 
     def __init__(self) -> None:
         self._state = ServerSessionState.NEW
@@ -194,7 +194,7 @@ class ServerSession:
         return [SendFrames(frames.encode(frames.SettledFrame(lease_lost=[frame.receipt])))]
 
     def _claim(self, receipts: Iterable[str]) -> tuple[tuple[Delivery, ...], list[str]]:
-        # Only the first settlement of a receipt counts. While it is pending, a second one gets no result of its own.
+        # Only the first settlement of a receipt counts. A second one is ignored while the first is pending.
         known, stale = [], []
         for receipt in dict.fromkeys(receipts):
             delivery = self._held.pop(receipt, None)
@@ -208,7 +208,7 @@ class ServerSession:
     def welcome(
         self, connection_id: str, lease: float, server: str, adopted: Sequence[Delivery] = ()
     ) -> list[str]:
-        """Answer the hello. Its receipts are revoked if they are not in ``adopted``."""
+        """Return a welcome, and frames that revoke the receipts in the hello that are not in ``adopted``."""
         hello = self._hello
         if self._state is ServerSessionState.CLOSED:
             return []
@@ -224,7 +224,7 @@ class ServerSession:
             connection_id=connection_id,
             lease=lease,
             server=server,
-            limits=frames.WireLimits(),  # a new object, because the encoder omits the default one
+            limits=frames.WireLimits(),  # a new object, because the encoder would omit the default object
             adopted=retained,
         )
         return [
@@ -235,7 +235,7 @@ class ServerSession:
     def deliver(self, deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
         """Record that deliveries are sent, which uses up credit; return frames, each with the deliveries in it.
 
-        Frames are built one at a time, so that a peer that reads slowly keeps only one in memory.
+        Frames are built one at a time, so that only one is in memory even if the worker reads slowly.
         """
         self._require(ServerSessionState.READY)
         if len(deliveries) > self._credit:
@@ -261,7 +261,7 @@ class ServerSession:
         ]
 
     def revoke(self, receipts: Iterable[str]) -> list[str]:
-        """Revoke receipts that the worker has, except those whose settlement is in progress."""
+        """Return frames that revoke receipts of the worker, except those whose settlement is in progress."""
         gone = [receipt for receipt in receipts if self._held.pop(receipt, None) is not None]
         return self._send(*(frames.Revoke(receipts=piece) for piece in _pieces(gone)))
 
@@ -271,18 +271,18 @@ class ServerSession:
             self._held.pop(receipt, None)
 
     def drain(self, seconds: float) -> list[str]:
-        """Stop deliveries, and return a frame that says so. Settlements are still accepted. Idempotent."""
+        """Stop deliveries, and return a drain frame. Settlements are still accepted. Idempotent."""
         if self._state is not ServerSessionState.READY:
             return []
         self._state = ServerSessionState.DRAINING
         return [frames.encode(frames.Drain(seconds=seconds))]
 
     def degraded(self, *, ok: bool, reason: str = "") -> list[str]:
-        """Report that the store is unavailable, or available again."""
+        """Return a frame that reports that the store is unavailable or, with ``ok``, available again."""
         return self._send(frames.Degraded(ok=ok, reason=reason))
 
     def ping(self) -> list[str]:
-        """Ask the worker for a pong."""
+        """Return a ping frame, which asks the worker for a pong."""
         self._pings += 1
         return self._send(frames.Ping(n=self._pings))
 

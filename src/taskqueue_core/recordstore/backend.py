@@ -68,7 +68,7 @@ class RecordPublisher:
                 if record.receipt != settles.receipt:
                     answer([Settled.LEASE_LOST])
                 record.settle("retry")
-            if record.ended:  # then the retry creates a new entry of the same task
+            if record.ended:  # the retry of an ended task creates a new entry
                 record.task, record.state = task, None
             record.retry(used, encodable(error), now)
             record.at = at

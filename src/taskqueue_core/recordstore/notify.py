@@ -64,8 +64,8 @@ class ByKey(Generic[N]):
 class Hints:
     """Estimates for each key: whether it has waiting tasks, and when its next task becomes due.
 
-    They avoid look-ups for idle keys. A hint may be wrong only in one direction, which costs a look-up without a
-    result.
+    They avoid look-ups for idle keys. A hint may be wrong only in one direction: it may cause a look-up that finds
+    nothing, but it never hides a task.
     """
 
     def __init__(self) -> None:

@@ -30,19 +30,18 @@ class Record(Entry, kw_only=True, eq=False):
 
     @property
     def due(self) -> float | None:
-        """The time at which the task becomes available by itself, as scheduled or as lost; ``None``: never."""
+        """The time at which a scheduled task becomes due, or a delivery without progress is lost; ``None``: never."""
         if self.state is State.SCHEDULED:
             return self.at
         if self.state is not State.IN_FLIGHT or self.patience is None:
             return None
-        end = (
-            self.updated_at + self.patience
-        )  # `updated_at` is the time of the delivery or of the last progress
+        # `updated_at` is the time of the delivery or of the last progress.
+        end = self.updated_at + self.patience
         return None if self.task.deadline is not None and self.task.deadline <= end else end
 
     @property
     def alarm(self) -> float | None:
-        """The next time at which the task becomes available by itself, expires, or can be deleted; ``None``: never."""
+        """The next time at which the task becomes due, expires, or can be deleted; ``None`` if there is none."""
         if self.ended:
             return self.forget_at
         times = (self.due, self.task.deadline if self.live else None)
@@ -62,7 +61,7 @@ class RecordStore(ABC):
     """A store of records, counters, settings and rate-limit buckets that only this process uses.
 
     All methods except `open`, `close` and `transaction` are called inside a transaction, and must see its changes.
-    Calls come from one thread and never overlap. The methods raise no other exceptions than those of this package: they
+    Calls come from one thread and never overlap. The methods raise only exceptions of this package; they
     raise `BackendUnavailable` if the store fails or contains data that cannot be decoded.
     """
 
@@ -117,11 +116,14 @@ class RecordStore(ABC):
 
     @abstractmethod
     def due(self, key: str, until: float, limit: int) -> Sequence[Record]:
-        """Return up to ``limit`` records of a key with ``due`` up to ``until`` (or infinity), by ``due``, ``seq``."""
+        """Return up to ``limit`` records of a key whose ``due`` is at most ``until``, sorted by ``due`` and ``seq``.
+
+        ``until`` may be infinity, which means all records that have a ``due``.
+        """
 
     @abstractmethod
     def alarms(self, until: float, limit: int) -> Sequence[Record]:
-        """Return up to ``limit`` records of any key with ``alarm`` up to ``until``, by ``alarm`` and ``seq``."""
+        """Return up to ``limit`` records of any key with ``alarm`` up to ``until``, sorted by ``alarm`` and ``seq``."""
 
     @abstractmethod
     def owned(self, owner: int | None = None) -> Sequence[Record]:

@@ -37,7 +37,8 @@ class RecordSubscription(LocalSubscription):
     def take(self, limit: int) -> Received:
         transitions, deliveries, expired = self._transitions, list[Delivery](), list[Expired]()
         with transitions.step() as now:
-            if self._unseen:  # deliveries of a failed step that the store may have stored; they were never returned
+            # The store may have stored the deliveries of an earlier step that failed; they were never returned.
+            if self._unseen:
                 self._take_back(now, self._unseen)
             due_at = transitions.promote(self.keys, now)
             if due_at <= now:

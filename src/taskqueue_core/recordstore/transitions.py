@@ -19,13 +19,13 @@ from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.tasks import State
 
 STEP = 500
-"""maximum number of records that one step changes if more steps can follow; a step blocks the event loop"""
+"""maximum number of records that one step changes, if the call allows several; a step blocks the event loop"""
 
 T = TypeVar("T")
 
 
 class Transitions:
-    """The changes of the records of a store. No step contains an ``await``: cancelling a call never interrupts one."""
+    """Changes the records of a store. A step contains no ``await``, so that cancelling a call never interrupts it."""
 
     def __init__(self, store: RecordStore, clock: Clock) -> None:
         self.store = store
@@ -46,7 +46,7 @@ class Transitions:
     def step(self, unsure: type[TaskQueueError] = BackendUnavailable) -> Iterator[float]:
         """Run the body as one transaction and yield the current time; afterwards, notify receivers and room signals.
 
-        The exception ``unsure`` means that it is unknown whether the transaction was stored.
+        ``unsure`` is the class of the exception to raise if it is unknown whether the transaction was stored.
         """
         self.ensure_open()
         self._touched, self._news, self._room = set(), set(), set()
@@ -179,7 +179,7 @@ class Transitions:
         return min((self.hints.due(key) for key in keys), default=math.inf)
 
     def promote_one(self, record: Record, now: float) -> bool:
-        """Make the task of a due record available. Return whether it was in flight, without progress for too long."""
+        """Make the task of a due record available. Return True if it was in flight, without progress for too long."""
         hung = record.state is State.IN_FLIGHT
         if hung:
             self.take_back(record, now, lost=True)
@@ -206,7 +206,10 @@ class Transitions:
     async def sweep(
         self, key: str, states: Collection[State], change: Callable[[Record, float], None]
     ) -> int:
-        """Call ``change``, in several steps, for all records in these states now, oldest first; return their number."""
+        """Call ``change`` for all records that are now in these states, oldest first, and return their number.
+
+        The records are changed in several steps.
+        """
         with self.step():
             counters = self.store.counters(key)
         result = remaining = sum(counters[state] for state in states)

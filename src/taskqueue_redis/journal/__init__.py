@@ -1,1 +1,1 @@
-"""Reading the journal, and keeping it."""
+"""Reading the journal of state changes, and saving it to a file."""

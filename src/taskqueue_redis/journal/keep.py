@@ -28,15 +28,12 @@ _encoder = msgspec.json.Encoder()
 
 
 def variables(path: Path) -> Mapping[str, str]:  # noqa: ARG001 - Redis writes no such file
-    """Return no variables."""
+    """Return no environment variables, because Redis keeps the journal itself."""
     return {}
 
 
 async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, str]) -> None:
-    """Write the transitions of a queue as lines, numbered from 1; where some are missing, a number is left out.
-
-    If the journal does not go back to ``since``, the numbers begin at 2, because earlier transitions are missing.
-    """
+    """Write a queue's state changes since ``since`` to ``path`` as JSON lines. Missing ones leave gaps in ``seq``."""
     settings = RedisSettings(url=store[_URL]) if _URL in store else load_settings(RedisSettings)  # type: ignore[arg-type]
     wanted = key.encode()
     began = int((since - _SLACK) * _MICROSECONDS)
@@ -49,7 +46,7 @@ async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, s
                 async for reply in reader.read(partition, start, span.last):
                     for entry in entries_of(reply):
                         if not entry.size:
-                            continue  # it was not written by this package
+                            continue  # the entry was not written by this package
                         number += expected != entry.seq
                         expected = entry.seq + entry.size
                         if entry.values[HEAD.index("key")] == wanted:
@@ -59,7 +56,7 @@ async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, s
 
 
 def lines_of(entry: JournalEntry, run: str, number: int) -> Iterator[dict[str, Any]]:
-    """Yield each transition of an entry as a line of a journal; the first one has the number after ``number``."""
+    """Yield each state change of an entry as a journal line. The first line has the number ``number`` + 1."""
     head = dict(zip(HEAD, map(bytes.decode, entry.values), strict=False))
     columns = [
         parts if len(parts) == entry.size else parts * entry.size

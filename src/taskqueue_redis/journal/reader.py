@@ -1,7 +1,7 @@
 """Reading the journal that the scripts write, without effect on servers and workers.
 
-An entry of a partition's journal records what one step did to some tasks. Its transitions have consecutive numbers,
-of which the id in the stream is the first.
+An entry of a partition's journal records a step: what one script did to some tasks. The state changes (transitions) of
+a step have consecutive numbers. The id of the entry in the stream is the first of these numbers.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ HEAD = ("v", "ts", "event", "key", "state", "worker", "reason")
 COLUMNS = (
     "task_id", "attempt", "losses", "priority", "tenant", "ordering_key", "due_at", "error",
 )  # fmt: skip
-"""fields after these: a value per transition, separated by NUL, or one value for all (except ids)"""
+"""fields after `HEAD`: one value per transition, separated by NUL, or one value for all (not for the ids)"""
 _NAMES = [name.encode() for name in (*HEAD, *COLUMNS)]
 _VERSION = str(JOURNAL_VERSION).encode()
 _FIELDS = 2 * len(_NAMES)
 _IDS = 2 * len(HEAD) + 1
 _AT_ONCE = 512 * 1024
-"""intended size of a reply in bytes: Redis serves no other client while it writes one"""
+"""intended size of a reply in bytes, limited because Redis serves no other client while it creates a reply"""
 _MOST = 500
 """maximum number of entries in a reply; each takes Redis some microseconds"""
 _FIRST = 100
-"""entries in the first reply, whose range has twenty times as many numbers"""
+"""maximum number of entries in the first reply; its range covers twenty times as many numbers"""
 _SAMPLE = 20
-"""number of entries whose average size is taken for that of all"""
+"""number of entries from which the average size of all is estimated"""
 
 
 class JournalSpan(NamedTuple):
@@ -50,35 +50,35 @@ class JournalSpan(NamedTuple):
 
 
 class JournalEntry(NamedTuple):
-    """A step; or a foreign entry, which this package did not write and which has no transitions."""
+    """An entry of a journal: a step, or a foreign entry, which another program wrote and which has no transitions."""
 
     seq: int
-    """the number of its first transition; of a foreign entry, the first half of its id"""
+    """number of the first transition; for a foreign entry, the first half of its id"""
     values: list[bytes]
-    """of `HEAD` and `COLUMNS`; of a foreign entry, its id only"""
+    """values of the fields `HEAD` and `COLUMNS`; for a foreign entry, only its id"""
     size: int
-    """its number of transitions"""
+    """number of transitions in the entry"""
 
 
 class JournalSteps(NamedTuple):
-    """Consecutive steps, by column."""
+    """Consecutive steps, stored by column."""
 
     seqs: Sequence[int]
-    """the number of the first transition of each"""
+    """number of the first transition of each step"""
     sizes: Sequence[int]
-    """the number of transitions of each"""
+    """number of transitions of each step"""
     columns: Sequence[Sequence[bytes]]
-    """of `HEAD` and `COLUMNS`, each with a value per step"""
+    """values of the fields `HEAD` and `COLUMNS`, one value per step"""
 
     @classmethod
     def of(cls, entries: Iterable[JournalEntry]) -> Self:
-        """Return the steps of entries: at least one, and none of them foreign."""
+        """Return entries as steps. There must be at least one entry, and no foreign entry."""
         seqs, values, sizes = zip(*entries, strict=True)
         return cls(seqs, sizes, [*zip(*values, strict=True)])
 
     @classmethod
     def joined(cls, several: Sequence[JournalSteps]) -> Self:
-        """Return the steps of all ``several``, in their order."""
+        """Return the concatenation of several `JournalSteps`."""
         seqs, sizes, columns = zip(*several, strict=True)
         return cls(
             [*chain(*seqs)],
@@ -122,7 +122,7 @@ def steps_of(reply: Reply) -> JournalSteps | None:
 
 
 def entries_of(reply: Reply) -> list[JournalEntry]:
-    """Return the entries of a reply."""
+    """Return the entries of a reply, including foreign entries."""
     return [
         JournalEntry(int(position[:-2]), args[1::2], args[_IDS].count(b"\0") + 1)
         if len(args) == _FIELDS
@@ -139,14 +139,14 @@ class _Window(NamedTuple):
     """The range of one request, chosen so that the reply has about the intended size."""
 
     position: str
-    """the id at which it begins"""
+    """id at which the range begins"""
     most: int
-    """the last number at which an entry of it begins"""
+    """the last number at which an entry of the range may begin"""
     entries: int
     """maximum number of entries"""
 
     def following(self, reply: Reply, position: str, at_once: int) -> Self:
-        """Return the range after a reply, from ``position`` on: at most twice as large, as its entries may be."""
+        """Return the next range, from ``position`` on. Its size is estimated from ``reply``, and at most doubled."""
         number = len(reply)
         batch = reply[:: max(1, number // _SAMPLE)]
         size = max(1, sum(sum(map(len, args)) for _, args in batch) * number // len(batch))
@@ -166,7 +166,6 @@ class StoreReader:
     """Reads an installation without scripts. An async context manager; belongs to one event loop."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        """Do no input or output."""
         self._client = Link(settings)
 
     async def __aenter__(self) -> Self:
@@ -176,10 +175,7 @@ class StoreReader:
         await self._client.aclose()
 
     async def installed(self) -> Partitions:
-        """Return the partitions of the installation; if nothing is installed yet, those of the settings.
-
-        Raises `BackendUnavailable`.
-        """
+        """Return the partitions of the installation; if nothing is installed yet, those of the settings."""
         settings = self._client.settings
         partitions = Partitions(settings.prefix, settings.partitions_of)
         first = partitions.names[0]
@@ -198,19 +194,19 @@ class RedisJournalReader(StoreReader):
     """Reads the journals of an installation."""
 
     def __init__(self, settings: RedisSettings, at_once: int = _MOST) -> None:
-        """Do no input or output. ``at_once``: the most entries in a reply."""
+        """Read at most ``at_once`` entries per request."""
         super().__init__(settings)
         self._at_once = at_once
         self.partitions = Partitions(settings.prefix, settings.partitions_of).names
-        """those of the settings; `discover` asks the store"""
+        """names of the partitions: those of the settings, until `discover` reads them from the store"""
 
     async def discover(self) -> tuple[str, ...]:
-        """Return the partitions of the installation, and use them. Raises `BackendUnavailable`."""
+        """Read the names of the partitions from the store, and return them. Raises `BackendUnavailable`."""
         self.partitions = (await self.installed()).names
         return self.partitions
 
     async def span(self, partition: str, known: JournalSpan | None = None) -> JournalSpan:
-        """Return the range that is stored now. Raises `BackendUnavailable`.
+        """Return the range of numbers that is stored now. Raises `BackendUnavailable`.
 
         ``known``: an earlier result; if nothing was added since, it is returned after one short request.
         """
@@ -253,10 +249,10 @@ class RedisJournalReader(StoreReader):
         return None if entry is None else int(entry.values[1])
 
     async def read(self, partition: str, start: int, end: int) -> AsyncGenerator[Reply]:
-        """Yield replies with the entries that have any of the transitions from ``start`` to ``end``, some at a time.
+        """Yield replies with the entries that contain the transitions from ``start`` to ``end``.
 
-        The first and the last entry may have other transitions as well. Deleted entries are missing, which the
-        numbers show. Foreign entries appear in the order of their ids.
+        The first and the last entry may contain other transitions as well. Deleted entries leave gaps in the numbers.
+        Foreign entries appear in the order of their ids.
         """
         # The entry before `start` shows whether another entry repeats its numbers.
         first = await self._around(partition, start - 1) or await self._around(partition, start)
@@ -271,7 +267,7 @@ class RedisJournalReader(StoreReader):
                         yield reply
                     return
                 window = window.following(reply, position, self._at_once)
-                # The next ones are requested while these are processed.
+                # Request the next entries while the caller processes these.
                 requested = asyncio.ensure_future(self._next_batch(partition, window, end))
                 await asyncio.sleep(0)
                 yield reply
@@ -283,7 +279,7 @@ class RedisJournalReader(StoreReader):
         return await self._ours(partition, "XREVRANGE", f"{number}", "-")
 
     async def strays(self, partition: str, last: int) -> AsyncGenerator[list[bytes]]:
-        """Yield the ids of foreign entries after a number, such as a plain XADD makes; some at a time."""
+        """Yield the ids of foreign entries after a number, such as those of a plain XADD, in batches."""
         position = str(last + 1)
         while reply := await self._range(partition, position, "+", _FIRST):
             yield [entry.values[0] for entry in entries_of(reply) if not entry.size]
@@ -292,7 +288,7 @@ class RedisJournalReader(StoreReader):
     async def _next_batch(
         self, partition: str, window: _Window, end: int
     ) -> tuple[Reply, str | None]:
-        """Return the entries of a window, or else the next entry; and the next position, ``None`` at the end."""
+        """Return the entries of a window, or the next entry; and the position to continue at, None at the end."""
         most, count = min(window.most, end), window.entries
         reply = await self._range(partition, window.position, most, count)
         if not reply and most < end:

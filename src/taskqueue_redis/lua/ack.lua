@@ -1,8 +1,8 @@
 --@ base room queue states journal / states record counts streams flow tenants lanes places ends receipts
 -- Ends deliveries as executed.
--- ARGV: per group its key, lane, token, whether the caller knows them to be its process's own (1) and number, then per
--- delivery: id, sequence of the entry, result ("" for none).
--- Answers "ok" or "lost" per delivery.
+-- ARGV: per group its key, lane, token, "1" if the calling process knows that it received these deliveries, and their
+-- number; then per delivery: id, sequence number of the entry, result ("" for none).
+-- Returns "ok" or "lost" per delivery.
 local answers = {}
 lift_refusal()
 
@@ -14,7 +14,7 @@ while at <= #ARGV do
   local ids = {}
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
   local records = call('HMGET', q.name .. '/t', unpack(ids))
-  local handed_out = tonumber(call('HGET', q.name, lane)) or 0 -- what is current and not above it is in flight
+  local handed_out = tonumber(call('HGET', q.name, lane)) or 0 -- the entries up to this sequence number were delivered
   local deadlines = q.extras and call('EXISTS', q.name .. '/e') == 1
   local results = q.extras and call('EXISTS', q.name .. '/o') == 1
   local progress = q.extras and call('EXISTS', q.name .. '/p') == 1

@@ -1,7 +1,8 @@
 --@ base room queue states record counts streams flow tenants lanes places receipts
--- Moves live deliveries of the same worker identity to another consumer; their receipts stay.
--- ARGV: token of the new owner, then per receipt: key, lane, entry, token.
--- Answers per receipt {id, body, more, when it was delivered}, or nothing where it is stale or another's.
+-- Moves deliveries to another consumer of the same worker identity; their receipts stay valid.
+-- ARGV: token of the new owner, then per receipt: key, lane, sequence number of the entry, token.
+-- Returns per receipt {id, body, counters, time of delivery}; nothing if the receipt is stale or belongs to another
+-- worker.
 local heir, answers = ARGV[3], {}
 local identity = call('HGET', PARTITION .. ':c:' .. heir, 'worker')
 if not identity then return redis.error_reply('TQ GONE no such consumer') end

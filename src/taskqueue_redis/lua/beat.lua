@@ -1,5 +1,5 @@
 --@ base room life
--- A sign of life of consumers. ARGV: tokens. Answers those that were given up meanwhile.
+-- Renews the leases of consumers. ARGV: tokens. Returns the tokens of consumers whose leases have expired.
 local gone = {}
 lift_refusal()
 local beat = text(store_time())

@@ -1,9 +1,10 @@
 --@ base room queue states record counts streams flow tenants lanes journal places turns sorting
--- Replaces the settings of a queue if the version is the one in force.
--- ARGV: key, the version that they replace, settings as JSON, window, result_ttl, max_losses, journal ("1" or ""), durability (""
--- for none), replicas that must confirm (0 for none), where it has moved to (""), queues that it is bound to (JSON, "" for none),
--- weights of tenants (JSON, "" for none), and numbers, 0 for nothing, in the order of FLOWS.
--- Answers "ok", or the version in force.
+-- Replaces the settings of a queue if the given version is the current one.
+-- ARGV: key, version that is replaced, settings as JSON, deduplication window, result_ttl, max_losses, journal ("1" or
+-- ""), durability ("" for none), number of replicas that must confirm (0 for none), queue to which this one has moved
+-- (""), queues to which it is bound (JSON, "" for none), weights of tenants (JSON, "" for none), and the numbers in the
+-- order of FLOWS (0 for none).
+-- Returns "ok", or the current version.
 local q = queue(ARGV[3])
 lift_refusal()
 local version = call('HGET', q.name, 'version') or '0'
@@ -26,7 +27,7 @@ end
 
 local f = flow_of(q)
 local was_fair, had_tokens, tokens, period = f.fair == 1, f.max_tokens > 0, f.tenant_tokens, f.tenant_period
-room(q) -- what has been saved up until now counts at the old rate
+room(q) -- tokens that have accumulated until now were earned at the old rate
 q.limited = false
 for i = 1, #ARGV - 14 do
   f[FLOWS[i]] = tonumber(ARGV[14 + i])
@@ -46,7 +47,8 @@ if q.limited then save_flow(q) else call('DEL', q.name .. '/f') end
 q.timed = q.timed or f.processing > 0
 q.opened, q.changed = true, true
 
--- Who has something waiting takes turns from now on, or no longer; who was at a limit is looked at anew.
+-- With fair order, tenants with waiting tasks take turns from now on; otherwise no longer. The limits of resting
+-- tenants are checked again.
 for i = 1, #q.lanes do
   local priority = sub(q.lanes, i, i)
   if f.fair == 0 then
@@ -61,7 +63,7 @@ if f.fair == 1 then
 else
   call('DEL', q.name .. '/v')
 end
-if q.journal or noted_before then -- the last that a journal tells of a queue is that it tells no more
+if q.journal or noted_before then -- if the journal is switched off, this is the last entry about the queue
   noting().note(q, 'configured', '', {attempt = 0, losses = 0, priority = 0}, '', nil, nil, ARGV[5])
 end
 if q.sorted then sort_some(q, 500) end

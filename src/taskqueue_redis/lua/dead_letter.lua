@@ -1,16 +1,16 @@
 --@ base room queue states record counts streams flow tenants lanes cold journal places ends receipts
--- Ends a delivery by putting its task among the dead letters.
--- ARGV: key, id, entry, token, reason, whether there is an error ("1"), error, lane.
--- Answers "ok" or "lost".
+-- Ends a delivery and makes its task a dead letter.
+-- ARGV: key, id, sequence number of the entry, token, reason, "1" if there is an error, error, lane.
+-- Returns "ok" or "lost".
 local q, id, fence, token, reason = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local error = ARGV[8] == '1' and ARGV[9] or nil
 lift_refusal()
 local packed = call('HGET', q.name .. '/t', id)
 if not packed then
   local name = q.name .. '/' .. ARGV[10]
-  if reason == 'corrupt' and holder(name, fence) == token then -- a foreign hand has put it there
+  if reason == 'corrupt' and holder(name, fence) == token then -- the entry was written by another program
     local fields = fields_at(name, fence)
-    if fields[3] ~= 'again' then q.fresh = q.fresh + 1 end -- it was taken for a first hand-out
+    if fields[3] ~= 'again' then q.fresh = q.fresh + 1 end -- the delivery counted it as a first delivery
     drop_entry(q, name, fence)
     call('HINCRBY', META, 'anomalies', 1)
     recount(q)

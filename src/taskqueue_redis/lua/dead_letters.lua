@@ -1,7 +1,7 @@
 --@ base
--- Lists dead letters, the oldest first. ARGV: key, the id that ended the page before ("" for none), the most to list;
--- with 0 the one with that id, if it is dead.
--- Answers per task {id, record, cold, body}.
+-- Lists dead letters, the oldest first. ARGV: key, last id of the previous page ("" for none), maximum number; with 0,
+-- only the dead letter with that id.
+-- Returns per task {id, record, cold fields, body}.
 local name = PARTITION .. ':q:' .. ARGV[3]
 local rank = ARGV[4] ~= '' and call('ZRANK', name .. '/dead', ARGV[4])
 local ids

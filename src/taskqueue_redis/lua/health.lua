@@ -1,3 +1,3 @@
 --@ base
--- Answers how often something was not as it should be.
+-- Returns how often inconsistent data was found.
 return tonumber(call('HGET', META, 'anomalies') or 0)

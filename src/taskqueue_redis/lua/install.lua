@@ -1,8 +1,8 @@
--- Makes the partition ready, once. KEYS[1]: the partition. ARGV: a fresh epoch, the layout, the number of partitions,
--- the length of the journal (empty: the one that it has, or a million).
--- Answers the epoch, layout and number of partitions in force.
+-- Prepares the partition at its first use. KEYS[1]: the partition. ARGV: a new epoch, the layout, the number of
+-- partitions, the length of the journal (empty: the stored length, or a million).
+-- Returns the epoch, layout and number of partitions that are stored.
 local meta = KEYS[1] .. ':meta'
-redis.call('DEL', KEYS[1] .. ':nothing') -- so that this passes where memory has run out
+redis.call('DEL', KEYS[1] .. ':nothing') -- deletes nothing, but lets the script run if Redis has no memory left
 if redis.call('EXISTS', meta) == 0 then
   redis.call('HSET', meta, 'epoch', ARGV[1], 'layout', ARGV[2], 'partitions', ARGV[3])
 end

@@ -1,6 +1,6 @@
 --@ base room life
--- Makes a consumer known, with its keys.
--- ARGV: token, worker identity, since when, keys. Idempotent.
+-- Registers a consumer with its keys. Idempotent.
+-- ARGV: token, worker identity, time of its start, keys.
 local token = ARGV[3]
 local consumer = PARTITION .. ':c:' .. token
 lift_refusal()

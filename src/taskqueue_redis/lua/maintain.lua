@@ -1,13 +1,14 @@
 --@ base room life queue states record counts streams flow tenants lanes cold journal places ends promote returns timing
--- One bounded pass of housekeeping. Safe from everywhere at once.
--- ARGV: microseconds after which a silent consumer is given up, the longest usual time between two passes, budget, milliseconds
--- after which one that holds nothing and is not known is removed.
--- Answers how many were promoted, the expired as {key, id, attempt}, how many were forgotten and recovered, anomalies seen so
--- far, consumers that were given up as {token, worker}, and queues whose tasks nobody takes.
+-- One run of maintenance, with a limited amount of work. Several processes may run it at the same time.
+-- ARGV: microseconds after which a silent consumer's lease expires, usual maximum interval between two runs, budget,
+-- milliseconds after which an unregistered member without deliveries is removed.
+-- Returns how many tasks were promoted, the expired tasks as {key, id, attempt}, how many were deleted and recovered,
+-- the number of anomalies so far, consumers whose lease has expired as {token, worker}, and queues with waiting tasks
+-- but no consumer.
 local lease, period, budget = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 lift_refusal()
 
--- Freeze guard: after a gap everybody is granted a whole lease before anything is taken from anybody.
+-- Protection after a freeze: after a gap, every consumer gets a whole lease before deliveries are taken back.
 local real = store_time()
 local guard = call('HMGET', META, 'swept', 'armed')
 local armed = tonumber(guard[2]) or real
@@ -47,7 +48,8 @@ end
 
 recovered = recovered + end_hung(budget)
 
--- `at`: when it ended, as the list of ends says. Else its result has come to its end: it was passed over for that in the list.
+-- `at`: when the task ended, according to the list of ends. Without it, the result of a task has expired that was
+-- skipped in that list.
 local forgotten = 0
 local function forget(q, id, at)
   local packed = call('HGET', q.name .. '/t', id)
@@ -106,7 +108,8 @@ for i = 1, #ended do
   looked = looked + n
   if looked >= budget then break end
 end
--- Looks at one queue with each pass for what no path of this package leaves: counters that are wrong, strangers in its groups.
+-- Checks one queue per run for inconsistencies that only other programs can cause: wrong counters, unknown members of
+-- its groups.
 local some = call('SRANDMEMBER', PARTITION .. ':queues')
 if some then
   local q = queue(some)

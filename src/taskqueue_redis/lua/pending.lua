@@ -1,8 +1,8 @@
 --@ base room life
--- Says what a consumer has in flight, so that it finds what an answer that was lost had brought.
--- A receive of an earlier turn that is still on its way is refused from now on.
--- ARGV: token, turn. Answers per lane {key, lane, entries as `receive` gives them, tokens of their receipts, times at which
--- they were delivered}.
+-- Returns what a consumer has in flight, so that it finds the deliveries of a lost answer.
+-- A delayed receive of an earlier turn is refused from now on.
+-- ARGV: token, turn. Returns per lane {key, lane, entries in the format of `receive`, tokens of their receipts, times
+-- at which they were delivered}.
 local token, answers = ARGV[3], {}
 local consumer = PARTITION .. ':c:' .. token
 local turn = tonumber(call('HGET', consumer, 'turn'))
@@ -23,7 +23,7 @@ for i = 1, #lanes do
       entries[#entries + 1], entries[#entries + 2] = fence, fields[1]
       entries[#entries + 1], entries[#entries + 2] = fields[2], fields[4] or ''
       tokens[#tokens + 1] = call('HGET', PARTITION .. ':q:' .. key .. '/a', fence) or token
-      times[#times + 1] = text(math.max(now - 1000 * pending[j][3], fence)) -- Redis counts milliseconds
+      times[#times + 1] = text(math.max(now - 1000 * pending[j][3], fence)) -- Redis counts in milliseconds
     end
   end
   answers[i] = {key, lane, entries, tokens, times}

@@ -1,5 +1,6 @@
 --@ base room queue states record counts streams flow tenants lanes cold journal places ends returns receipts timing
--- Notes the progress of a running task. ARGV: key, id, entry, token, packed progress. Answers 1, or 0 where it is stale.
+-- Stores the progress of a running task. ARGV: key, id, sequence number of the entry, token, packed progress. Returns
+-- 1, or 0 if the receipt is stale.
 local q, id, fence, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 lift_refusal()
 local packed = call('HGET', q.name .. '/t', id)

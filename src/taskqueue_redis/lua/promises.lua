@@ -1,5 +1,5 @@
 --@ base
--- Lists the queues of the partition that promise a durability: {key, durability, replicas}.
+-- Lists the queues of the partition that have a durability: {key, durability, replicas}.
 local promises = {}
 local keys = call('SMEMBERS', PARTITION .. ':queues')
 for i = 1, #keys do

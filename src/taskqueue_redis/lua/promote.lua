@@ -1,5 +1,5 @@
 --@ base room queue states record counts streams flow tenants lanes journal places promote
--- Makes available what has fallen due. ARGV: the most to move. Answers when the next thing falls due, or "".
+-- Makes due tasks available. ARGV: maximum number. Returns when the next task is due, or "".
 lift_refusal()
 local promoted = promote_due(tonumber(ARGV[3]))
 save_all()

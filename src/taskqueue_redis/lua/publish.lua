@@ -1,10 +1,11 @@
 --@ base queue states journal / states record counts streams flow tenants lanes cold places ends promote unusual
--- Stores tasks, each once.
--- ARGV: per queue its key and the number of tasks, then per task: id, digest of 8 bytes and priority (and, where there is
--- one of them, ":" not before ":" deadline, and "/" tenant "/" ordering key), body.
--- Answers how many replicas must have it, then per task how many waited before it, -1 for a duplicate, -2 for a conflict, or
--- why it is refused: "moved:" and where to, "intake_paused", or "capacity:" or "tenant_capacity:", how many count against it, ":"
--- and that; and "/" and the queue where that is another one.
+-- Stores tasks, unless their ids are known.
+-- ARGV: per queue its key and the number of tasks, then per task: id, digest of 8 bytes and priority (followed by ":"
+-- not before ":" deadline, and "/" tenant "/" ordering key, if the task has one of these), body.
+-- Returns how many replicas must confirm, then per task the number of tasks that waited before it, -1 for a duplicate,
+-- -2 for a conflict, or why it is refused: "moved:" and the queue, "intake_paused", or "capacity:" or
+-- "tenant_capacity:", the number of tasks that count, ":" and the limit; then "/" and the queue, if another queue of a
+-- fan-out refuses.
 local answers, answered = {0}, 1
 local at = 3
 while at <= #ARGV do

@@ -1,7 +1,8 @@
 --@ base room queue states record counts streams flow tenants lanes journal places ends sorting
--- Ends waiting and scheduled tasks as cancelled, a bounded number of those that were there at a time.
--- ARGV: key, the highest sequence to touch ("" for all until now), the most to end.
--- Answers how many, whether that was all, and the highest sequence.
+-- Ends waiting and scheduled tasks as cancelled, a limited number per call. Tasks that are published meanwhile are not
+-- included.
+-- ARGV: key, highest sequence number ("" for all tasks until now), maximum number.
+-- Returns the number of ended tasks, whether none is left, and the highest sequence number.
 local q, budget = queue(ARGV[3]), tonumber(ARGV[5])
 local upto = tonumber(ARGV[4]) or q.last
 local purged, more, torn = 0, false, false
@@ -39,7 +40,7 @@ local function purge_lane(priority, tenant)
     local fields = fields_at(stream_of(q, sub(members[j], 1, 1), priority), sub(members[j], 2))
     if fields then
       purge(fields[1])
-    else -- a foreign hand was here
+    else -- another program has deleted the entry
       call('ZREM', name, members[j])
       torn = true
     end
@@ -47,7 +48,7 @@ local function purge_lane(priority, tenant)
   if call('EXISTS', name) == 0 then leave_walk(q, priority, tenant) end
 end
 
-purge_set(q.name .. '/J') -- those first that would come free by the end of others
+purge_set(q.name .. '/J') -- first, because the end of a key's holder would make these tasks available
 for i = 1, #q.lanes do
   local priority = sub(q.lanes, i, i)
   purge_set(q.name .. '/z' .. priority)

@@ -1,5 +1,5 @@
 --@ base
--- Lists the queues of the partition, known or subscribed to.
+-- Lists the queues of the partition, including those that are only subscribed to.
 local keys, seen = call('SMEMBERS', PARTITION .. ':queues'), {}
 for i = 1, #keys do seen[keys[i]] = true end
 local subscribed = call('HKEYS', PARTITION .. ':subs')

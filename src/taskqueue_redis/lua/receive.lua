@@ -1,11 +1,11 @@
 --@ base room life queue states journal / states record counts streams flow tenants lanes cold places ends returns promote turns sorting timing
--- Hands out up to `limit` deliveries over the keys of a consumer.
--- ARGV: token, turn, limit, whether to look for other keys with work in any case (1), then keys that are likely to have
--- work, the next in turn first.
--- Answers: the time, the time at which something of the partition falls due ("" for nothing), whether there is more,
--- the expired as {key, id, attempt}, per queue and lane served {key, lane, entries}, the keys that were served or
--- asked for and have work left, others that have work, and those that a limit holds up, each with the time at which it may
--- be open again ("" where that takes an event). An entry is sequence, id, body, more (""), one after another.
+-- Delivers up to `limit` tasks from the keys of a consumer.
+-- ARGV: token, turn, limit, "1" to check the other keys for work in any case, then the keys that probably have work, in
+-- the order of their turns.
+-- Returns the time; the next due time of the partition ("" for none); whether there is more; the expired tasks as {key,
+-- id, attempt}; per queue and lane {key, lane, entries}; the requested or served keys that have work left; other keys
+-- that have work; and the keys that are stopped by a limit, each with the time at which the limit may allow deliveries
+-- ("" if that takes an event). An entry consists of sequence number, id, body and counters ("" for none).
 local token, turn, limit, look = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
 local EXPIRED_AT_MOST = 1000
 local current_turn = tonumber(call('HGET', PARTITION .. ':c:' .. token, 'turn'))
@@ -23,7 +23,7 @@ end
 local expired, groups, gone = {}, {}, 0
 local worker = nil
 
--- Answers whether so many have expired that the others can wait.
+-- Ends a task that is past its deadline. Returns whether so many have expired that the others must wait.
 local function expire(q, id, r, name, fence)
   local rare = rarely()
   rare.drop_entry(q, name, fence)
@@ -56,7 +56,7 @@ local function hand_out(q, lane, given)
   return n
 end
 
--- Gives what was read to the answer, but for what is past its deadline. Answers how many were given.
+-- Adds entries to the answer, except those past their deadline. Returns how many were added.
 local function give(q, lane, name, entries)
   local given, n = {}, 0
   for i = 1, #entries do
@@ -74,7 +74,7 @@ local function give(q, lane, name, entries)
   return hand_out(q, lane, given)
 end
 
-local doubtful = {} -- queues whose counters and structures may differ
+local doubtful = {} -- queues whose counters may differ from their data
 
 local function read(q, name, count)
   local answer = redis.pcall('XREADGROUP', 'GROUP', 'g', token, 'COUNT', count, 'STREAMS', name, '>')
@@ -87,7 +87,7 @@ local function read(q, name, count)
   return answer and answer[1][2] or {}
 end
 
--- Returned entries come first within their lane, by their old places: each becomes a new entry of a stream.
+-- Redelivered entries come first in their lane, by their old positions. Each becomes a new entry of a stream.
 local function serve_returned(q, priority, count)
   local popped = call('ZPOPMIN', q.name .. '/z' .. priority, count)
   local name = stream_of(q, 'r', priority)
@@ -139,7 +139,7 @@ local function serve(q, want)
   return served
 end
 
--- A queue that a limit holds up is asked again when it rings, or at a time.
+-- A queue that is stopped by a limit is read again after a notification, or at a time.
 local closed = {}
 local function is_open(q)
   if not q.limited then return true end
@@ -177,7 +177,7 @@ if look or #candidates < limit then
   end
 end
 
--- Each its share; what some leave the others take.
+-- Each queue gets its share; what some do not use is given to the others.
 local left, round = limit, 1
 while left > 0 and #candidates > 0 and gone < EXPIRED_AT_MOST and round <= 3 do
   local again, share = {}, math.max(1, floor(left / #candidates))
@@ -188,7 +188,7 @@ while left > 0 and #candidates > 0 and gone < EXPIRED_AT_MOST and round <= 3 do
     left = left - n
     if q.limited then rarely().take_tokens(q, n) end
     if q.waiting > q.held and is_open(q) then
-      local sorting = q.sorting and q.waiting > q.laned + q.held -- what may be handed out is perhaps among the rest
+      local sorting = q.sorting and q.waiting > q.laned + q.held -- the entries that may be delivered are perhaps not sorted yet
       if n == want or gone >= EXPIRED_AT_MOST or sorting then again[#again + 1] = q else doubtful[q] = true end
     end
   end

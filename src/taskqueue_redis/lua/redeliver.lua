@@ -1,7 +1,8 @@
 --@ base room queue states record counts streams flow tenants lanes cold journal places ends returns receipts
--- Hands deliveries back, or counts them as lost if the caller owns them.
--- ARGV: the token of the one that lost them ("" for a plain hand-back), then per delivery: key, id, entry, token.
--- Answers "ok", "dead" or "lost" per delivery.
+-- Takes deliveries back, or counts them as lost if the caller owns them.
+-- ARGV: token of the consumer that lost them ("" to release them), then per delivery: key, id, sequence number of the
+-- entry, token.
+-- Returns "ok", "dead" or "lost" per delivery.
 local loser = ARGV[3]
 local verb = loser ~= '' and LOST or REDELIVER
 local answers = {}

@@ -1,7 +1,8 @@
 --@ base room queue states record counts streams flow tenants lanes cold journal places ends promote
--- Makes dead tasks waiting again, or gives them up for good, a bounded number of those that were dead at a time.
--- ARGV: key, "redrive" or "discard", the highest place among the dead to touch ("" for all until now), the most to
--- move, ids (none for all). Answers how many, whether that was all, and the highest place.
+-- Makes dead letters available again, or discards them, a limited number per call. Tasks that die meanwhile are not
+-- included.
+-- ARGV: key, "redrive" or "discard", highest position among the dead letters ("" for all until now), maximum number,
+-- ids (none for all). Returns the number of tasks, whether none is left, and the highest position.
 local q, discard, budget = queue(ARGV[3]), ARGV[4] == 'discard', tonumber(ARGV[6])
 local upto = tonumber(ARGV[5]) or q.last
 local ids, moved = {}, 0

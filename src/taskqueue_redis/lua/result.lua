@@ -1,5 +1,5 @@
 --@ base
--- Returns results. ARGV: key, ids. Answers per task the result, or nothing.
+-- Returns results. ARGV: key, ids. Returns per task the result, or nothing.
 local name, answers = PARTITION .. ':q:' .. ARGV[3], {}
 for i = 4, #ARGV do
   local kept = call('ZSCORE', name .. '/k', ARGV[i])

@@ -1,9 +1,9 @@
 --@ base room queue states record counts streams flow tenants lanes cold journal places ends receipts
--- Schedules the next attempt of a task, once per token.
--- ARGV: key, id, at, token ("" for the default), whether there is an error ("1"), error, entry and token of the
--- delivery that it settles ("" for none), its attempt, and of the task: digest, priority, deadline (""), body, tenant and
--- ordering key ("" for none).
--- Answers how many replicas must have it, and "accepted", "duplicate" or "lost".
+-- Schedules the next attempt of a task, once per retry token.
+-- ARGV: key, id, time, retry token ("" for the default), "1" if there is an error, error, sequence number and token of
+-- the delivery that it settles ("" for none), its attempt, and of the task: digest, priority, deadline (""), body,
+-- tenant and ordering key ("" for none).
+-- Returns how many replicas must confirm, and "accepted", "duplicate" or "lost".
 local q, id, at, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 local error = ARGV[7] == '1' and ARGV[8] or nil
 local fence, receipt_token, attempt = ARGV[9], ARGV[10], ARGV[11]

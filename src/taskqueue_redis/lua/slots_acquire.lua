@@ -1,9 +1,10 @@
 --@ base room slots
--- Releases some leases, and takes free slots of a model.
--- ARGV: model, holder, microseconds, how many at most, microseconds after which what others hold unassigned is taken ("": never),
--- a random seed, "1" where the same was sent before and its answer was lost, tokens to release.
--- Answers the epoch, when they run out, and per lease its endpoint's id, fence, secret, server, URL, and 1 where its server was
--- given another model before.
+-- Releases some leases, and acquires free slots of a model.
+-- ARGV: model, holder, microseconds, maximum number of slots, microseconds after which unassigned leases of other
+-- holders are taken over ("": never), a random seed, "1" if the call is repeated because its answer was lost, tokens to
+-- release.
+-- Returns the epoch, the expiry time, and per lease its endpoint's id, fence, secret, server, URL, and 1 if its server
+-- had another model before.
 local model, holder, ttl, most, idle, seed = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 lift_refusal()
 demand_pool()
@@ -38,13 +39,13 @@ for i = 1, #ids do
     end
   end
 end
-if taken > 0 then most = taken end -- this is what the answer had said that was lost
+if taken > 0 then most = taken end -- the number of slots in the answer that was lost
 
 local function better(a, b)
   if a.priority ~= b.priority then return a.priority > b.priority end
   local first, second = server_of(a.server).last == model, server_of(b.server).last == model
   if first ~= second then return first end
-  return held(a) < held(b) -- those that were registered first come first
+  return held(a) < held(b) -- endpoints that were registered earlier come first
 end
 
 local best = true

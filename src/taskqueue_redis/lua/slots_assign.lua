@@ -1,7 +1,7 @@
 --@ base room slots
 -- Binds leases to jobs. ARGV: microseconds, then per pair a token, the model of its lease, and the job.
--- Answers the epoch, and per pair the endpoint's id, fence, server, URL, the lease as `keep` makes it, and the note left for its
--- holder; nothing where the token is stale.
+-- Returns the epoch, and per pair the endpoint's id, fence, server, URL, the packed lease, and the note for its holder;
+-- nothing if the token is stale.
 local ttl, answers = tonumber(ARGV[3]), {}
 lift_refusal()
 demand_pool()
@@ -24,7 +24,7 @@ local function bind(p, l, job)
   return extend(p, l)
 end
 
--- A job's lease comes to another holder, who had this one.
+-- The job already has a lease: it moves to the holder of this token.
 local function take_over(p, l, by)
   call('HDEL', p.name, l.fence)
   undate(p, l)

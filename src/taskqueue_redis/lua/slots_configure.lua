@@ -1,5 +1,5 @@
 --@ base slots
--- Keeps a document for a model. ARGV: model, document ("" takes it away).
+-- Stores a document for a model. ARGV: model, document ("" deletes it).
 if ARGV[4] == '' then
   call('HDEL', POOL .. ':documents', ARGV[3])
 else

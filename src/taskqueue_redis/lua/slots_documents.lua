@@ -1,3 +1,3 @@
 --@ base slots
--- Answers the documents, each behind its model.
+-- Returns the models and their documents, in turn.
 return call('HGETALL', POOL .. ':documents')

@@ -1,5 +1,5 @@
 --@ base slots
--- Answers the notes of a job that were put aside, the oldest first. ARGV: model, job.
+-- Returns the late notes of a job, the oldest first. ARGV: model, job.
 sweep(SWEPT)
 save_places()
 local packed, notes = call('HGET', LATE, 'j' .. named(ARGV[3], ARGV[4])), {}

@@ -1,6 +1,7 @@
 --@ base slots
--- Leaves a note for the holder of a job's lease. ARGV: model, job, token, note, a random word that tells it from others.
--- Answers 1, or 0 where the token is stale: then it is put aside.
+-- Leaves a note for the holder of a job's lease. ARGV: model, job, token, note, a random text that makes the note
+-- unique.
+-- Returns 1, or 0 if the token is stale; the note is then kept as a late note.
 local model, job, note = ARGV[3], ARGV[4], ARGV[6]
 sweep(SWEPT)
 local p, l = current(ARGV[5])

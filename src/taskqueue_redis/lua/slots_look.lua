@@ -1,12 +1,12 @@
 --@ base room slots
--- Shows the pool. ARGV: a model, or "" for all. Answers the epoch, the time, and per endpoint its id, the model that its server was
--- given last, and all that its hash has.
+-- Returns the pool. ARGV: a model, or "" for all. Returns the epoch, the time, and per endpoint its id, the last model
+-- of its server, and all fields of its hash.
 lift_refusal()
 demand_pool()
 local swept = SWEPT
 while swept >= SWEPT do swept = sweep(SWEPT) end
 
--- What names the leases is made anew where a foreign hand has taken it away.
+-- The indexes of the leases are created again if another program has deleted them.
 local function mend(ids)
   local dated, bound = 0, 0
   for i = 1, #ids do

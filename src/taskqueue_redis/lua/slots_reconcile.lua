@@ -1,7 +1,8 @@
 --@ base room slots
--- Holds the leases of an endpoint against what its server said.
--- ARGV: model, server, microseconds between two observations that agree, how many jobs it runs ("": it did not answer), "1" if it
--- says which, those. Answers the epoch, and per lease that was ended for what it said its endpoint's id, fence, server, URL, and the lease.
+-- Compares the leases of an endpoint with the report of its server.
+-- ARGV: model, server, microseconds between two reports that agree, number of jobs that the server runs ("" if it did
+-- not answer), "1" if it lists them, these jobs. Returns the epoch, and per lease that has ended its endpoint's id,
+-- fence, server, URL, and the lease.
 local settled, active = tonumber(ARGV[5]), tonumber(ARGV[6])
 lift_refusal()
 demand_pool()
@@ -21,7 +22,7 @@ end
 local runs = {}
 for i = 8, #ARGV do runs[ARGV[i]] = true end
 
--- What is there counts, whatever was counted.
+-- The leases that exist are decisive, not the counters.
 local all, bound, lapsed = call('HGETALL', p.name), {}, {}
 local jobs_lost = call('EXISTS', JOBS) == 0
 p.unassigned, p.assigned, p.detached = 0, 0, 0

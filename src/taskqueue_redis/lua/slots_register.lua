@@ -1,6 +1,7 @@
 --@ base slots
--- Adds an endpoint, or changes one. ARGV: model, server, URL, slots, priority, "1" if its server reports, jobs that its server
--- runs at once (0: no limit). Answers as `look` does of one.
+-- Adds an endpoint, or changes it. ARGV: model, server, URL, slots, priority, "1" if its server reports its jobs,
+-- number of jobs that the server runs at the same time (0: no limit). Returns the endpoint in the format of
+-- `slots_look`.
 local model, server, reports, together = ARGV[3], ARGV[4], ARGV[8] == '1', tonumber(ARGV[9])
 demand_pool()
 local name = 'n' .. named(model, server)
@@ -19,7 +20,7 @@ if not p then
   call('DEL', p.name, p.name .. ':u')
   call('HSET', POOL, name, id, 'm' .. model, cmsgpack.pack(ids))
 end
-if p.reports ~= reports then -- leases with a job end by time, or do so no more
+if p.reports ~= reports then -- leases with a job now end by time, or no longer do
   p.reports = reports
   local all = call('HGETALL', p.name)
   for i = 1, #all, 2 do

@@ -1,5 +1,5 @@
 --@ base slots
--- Gives slots back. ARGV: tokens. Answers 1 per token, or 0 where it is stale.
+-- Releases slots. ARGV: tokens. Returns 1 per token, or 0 if the token is stale.
 local answers = {}
 sweep(SWEPT)
 for i = 3, #ARGV do

@@ -1,6 +1,6 @@
 --@ base room slots
--- Keeps leases. ARGV: microseconds, "1" where their jobs run on by themselves, tokens.
--- Answers the epoch, and per token as `assign` does, or 1 where it is of another pool.
+-- Extends leases. ARGV: microseconds, "1" to detach their jobs from the holder, tokens.
+-- Returns the epoch, and per token the same as `slots_assign`, or 1 if the token belongs to another pool.
 local ttl, detached, answers = tonumber(ARGV[3]), ARGV[4] == '1', {}
 lift_refusal()
 demand_pool()

@@ -1,7 +1,7 @@
 --@ base room slots
--- Makes leases anew that a pool had which is gone. ARGV: microseconds, then per lease its token, model, server, holder, job, state,
--- and 1 where its server was given another model before.
--- Answers as `assign`.
+-- Recreates leases that an earlier, lost pool had granted. ARGV: microseconds, then per lease its token, model, server,
+-- holder, job, state, and 1 if its server had another model before.
+-- Returns the same as `slots_assign`.
 local ttl, answers = tonumber(ARGV[3]), {}
 lift_refusal()
 demand_pool()
@@ -24,7 +24,7 @@ for i = 4, #ARGV, 7 do
       call('HSET', JOBS, named(model, job), p.id .. ':' .. number)
       date(p, other)
       answer = told(p, other, keep(p, other))
-    elseif other and other.secret == secret_of(seed, other.fence) then -- the answer was lost
+    elseif other and other.secret == secret_of(seed, other.fence) then -- the answer to an earlier call was lost
       other.expires = math.max(other.expires, now + ttl)
       date(q, other)
       answer = told(q, other, keep(q, other))

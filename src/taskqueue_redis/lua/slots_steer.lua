@@ -1,7 +1,7 @@
 --@ base room slots
--- Says what an endpoint gets; where that is no jobs, what is held of it without one ends.
--- ARGV: model, server, what ("draining", "removed", "rests"), and 1 or 0, or microseconds.
--- Answers 1, or 0 where there is none.
+-- Changes the state of an endpoint. If it may get no more jobs, its leases without a job end.
+-- ARGV: model, server, attribute ("draining", "removed" or "rests"), and 1 or 0, or microseconds.
+-- Returns 1, or 0 if the endpoint does not exist.
 local what, value = ARGV[5], tonumber(ARGV[6])
 lift_refusal()
 sweep(SWEPT)

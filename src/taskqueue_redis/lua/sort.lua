@@ -1,6 +1,7 @@
 --@ base room queue states record counts streams flow tenants lanes journal places turns sorting
--- Brings tasks that wait in plain lanes into sorted ones, and counts what is there for its tenant where these are limited.
--- ARGV: key, the most to do, from where on to count ("" for nothing). Answers how much is left to sort, and from where on to count.
+-- Moves waiting tasks from plain to sorted lanes, and counts existing tasks for their tenants if tenants are limited.
+-- ARGV: key, maximum number, cursor of the count ("" for none). Returns how many tasks are left to sort, and the next
+-- cursor.
 local q, cursor = queue(ARGV[3]), ARGV[5]
 lift_refusal()
 local stuck = q.sorted and q.waiting > q.laned + q.held and sort_some(q, tonumber(ARGV[4])) == 0

@@ -1,5 +1,6 @@
 --@ base queue states record counts streams flow tenants lanes places
--- A queue at a glance. ARGV: key. Answers its counters as pairs, since when the oldest waits (""), its subscribers.
+-- Returns the statistics of a queue. ARGV: key. Returns its counters as pairs, since when the oldest task waits (""),
+-- and its number of subscribers.
 local q = queue(ARGV[3])
 local oldest = nil
 

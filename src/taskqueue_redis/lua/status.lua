@@ -1,6 +1,6 @@
 --@ base queue states record counts streams flow tenants lanes places
--- Says what is known of tasks. ARGV: key, ids. Answers per task {record, whether it is in flight, cold, progress},
--- or an empty table.
+-- Returns the status of tasks. ARGV: key, ids. Returns per task {record, whether it is in flight, cold fields,
+-- progress}, or an empty table.
 local q, answers = queue(ARGV[3]), {}
 for i = 4, #ARGV do
   local id = ARGV[i]

@@ -1,8 +1,8 @@
 --@ base
--- Lists the consumers of the partition: {token, worker, since, keys, deliveries in flight}.
+-- Lists the consumers of the partition: {token, worker, since, keys, number of deliveries in flight}.
 local answers, holders = {}, {}
 
--- How many entries of a stream each consumer has in flight.
+-- Returns how many entries of a stream each consumer has in flight.
 local function held(name)
   if not holders[name] then
     local counts, summary = {}, redis.pcall('XPENDING', name, 'g')

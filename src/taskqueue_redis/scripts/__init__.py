@@ -1,1 +1,1 @@
-"""Running the Lua scripts, and encoding what goes in and out."""
+"""Running the Lua scripts, and encoding their arguments and answers."""

@@ -1,4 +1,4 @@
-"""Coalescing concurrent calls: the first is sent at once; calls made during it are sent together in the next batch."""
+"""Coalescing of calls: the first is sent at once; calls made while it is in progress are sent together afterwards."""
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ Answer = TypeVar("Answer")
 class Coalescer(Generic[Item, Answer]):
     """Sends items in batches, one batch per partition at a time, in their order.
 
-    A caller that is cancelled leaves its items to be sent: they are done whole or not at all.
+    If a caller is cancelled, its items are nevertheless sent together or not at all.
     """
 
     def __init__(self, send: Callable[[str, Sequence[Item]], Awaitable[Sequence[Answer]]]) -> None:
-        """Call ``send`` with a partition and up to `LIMITS.batch` items; it returns an answer for each.
-
-        The call may be cancelled.
-        """
+        """Send up to `LIMITS.batch` items of a partition by ``send``, which returns an answer for each item."""
         self._send = send
         self._lines: dict[str, _Line[Item, Answer]] = {}
 
     async def submit(self, partition: str, items: Sequence[Item]) -> Sequence[Answer]:
-        """Return the answers, or raise what sending the batch raised. Send more items than a batch in several."""
+        """Send items, and return an answer for each or raise the error of ``send``."""
         line = self._lines.get(partition)
         if line is None:
             line = self._lines[partition] = _Line(partial(self._send, partition))
@@ -42,10 +39,12 @@ class Coalescer(Generic[Item, Answer]):
         return answers
 
     async def sent(self) -> None:
-        """Wait until what was submitted before has been answered."""
+        """Wait until all items that were submitted before have been answered."""
         for line in tuple(self._lines.values()):
             if line.busy:
-                with contextlib.suppress(Exception):  # its callers get the failure
+                with contextlib.suppress(
+                    Exception
+                ):  # an error is raised in the calls that submitted items
                     await line.submit(())
 
 
@@ -57,7 +56,7 @@ class _Line(Generic[Item, Answer]):
         self._send = send
         self._waiting: deque[tuple[Sequence[Item], asyncio.Future[Sequence[Answer]]]] = deque()
         self._rest: asyncio.Task[None] | None = None
-        """sends what was submitted while the first batch was sent by its caller"""
+        """task that sends the items that were submitted while the first batch was in progress"""
 
     async def submit(self, items: Sequence[Item]) -> Sequence[Answer]:
         if self.busy:
@@ -80,7 +79,9 @@ class _Line(Generic[Item, Answer]):
         finally:
             self.busy = False
             self._rest = None
-            while self._waiting:  # only if the event loop was stopped
+            while (
+                self._waiting
+            ):  # reached only if this task was cancelled because the event loop stops
                 self._waiting.popleft()[1].cancel()
 
     async def _send_next(self) -> None:
@@ -93,7 +94,7 @@ class _Line(Generic[Item, Answer]):
             batch.extend(more)
         try:
             answers = await self._send(batch) if batch else ()
-        except Exception as error:  # noqa: BLE001 - each caller gets it
+        except Exception as error:  # noqa: BLE001 - the error is raised in every caller
             for _, caller in callers:
                 if not caller.done():
                     caller.set_exception(error)

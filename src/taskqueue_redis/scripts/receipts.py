@@ -1,4 +1,4 @@
-"""Receipts: ``<sequence>.<lane>.<token of the consumer>.<key>``, and which of them this process holds."""
+"""Receipts, in the form ``<sequence>.<lane>.<token of the consumer>.<key>``, and those that this process holds."""
 
 from __future__ import annotations
 
@@ -13,62 +13,56 @@ class IssuedReceipt(NamedTuple):
     """The parts of a receipt."""
 
     fence: str
-    """the sequence of the stream's entry; each delivery of a task has a different one"""
+    """sequence number of the entry in its stream, which is different for each delivery of a task"""
     lane: str
-    """``s`` (first delivery) or ``r`` (returned before), and the priority"""
+    """``s`` (first delivery) or ``r`` (redelivery), followed by the priority"""
     token: str
-    """of the consumer that it was issued to: random, so that it cannot be guessed"""
+    """token of the consumer that got the delivery; it is random, so that receipts cannot be guessed"""
     key: str
 
 
 def parse_receipt(receipt: str) -> IssuedReceipt | None:
-    """Parse a receipt; return ``None`` if it cannot have been issued."""
+    """Parse a receipt; return None if its form is invalid."""
     parts = _RECEIPT.fullmatch(receipt)
-    return None if parts is None else IssuedReceipt(parts[1], parts[2], parts[3], parts[4])
+    return None if parts is None else IssuedReceipt(*parts.groups())
 
 
 class Consumer(Protocol):
-    """An open subscription, as the other parts of the backend see it."""
+    """The part of an open subscription that the other parts of the backend use."""
 
     token: str
     keys: tuple[str, ...]
     asleep: bool
-    """whether to wake it: it waits, or will wait unless it finds something now"""
+    """whether a receive waits, or will wait if the read in progress returns nothing"""
 
     async def join(self) -> None:
-        """Register with the store, if that has not been done."""
-        ...
+        """Register with all partitions of the subscription, unless that was done."""
 
     async def enter(self, partition: str) -> None:
-        """Register with a partition, if that has not been done."""
-        ...
+        """Register with one partition, unless that was done."""
 
     async def close(self) -> None:
-        """Release every delivery, and leave the store."""
-        ...
+        """Release all deliveries, and unregister from the store."""
 
     def wake(self, key: str | None) -> None:
-        """Have a waiting receive look again; ``key`` is known to have work."""
-        ...
+        """End the wait of a receive, so that it reads again; ``key`` is a queue that has work."""
 
     def revoke(self, receipts: Iterable[str]) -> None:
-        """Note that deliveries are no longer owned."""
-        ...
+        """Record that the subscription no longer owns some deliveries."""
 
     def mark_uncertain(self) -> None:
-        """Read, before the next receive, what the store has in flight here: it may have lost its last writes."""
-        ...
+        """Make the next receive first read what is in flight, because the store may have lost its last writes."""
 
 
 class Receipts:
-    """The deliveries that consumers of this process hold, also those that another process has settled."""
+    """The receipts that consumers of this process hold, including those that another process has settled."""
 
     def __init__(self) -> None:
         self._holders: dict[str, Consumer] = {}
         self._uncertain: set[str] = set()
 
     def mark_uncertain(self) -> None:
-        """Trust no current receipt any more: a failover may have given the deliveries to other consumers."""
+        """Mark all receipts as uncertain, because a failover may have given the deliveries to other consumers."""
         self._uncertain = set(self._holders)
 
     def is_known(self, receipt: str) -> bool:
@@ -76,24 +70,22 @@ class Receipts:
         return receipt in self._holders and receipt not in self._uncertain
 
     def add(self, receipt: str, holder: Consumer) -> None:
-        """Note a delivery."""
         self._holders[receipt] = holder
 
     def forget(self, receipt: str) -> None:
-        """Note that a delivery has been settled."""
+        """Delete the receipt of a delivery that was settled."""
         self._holders.pop(receipt, None)
         self._uncertain.discard(receipt)
 
     def holds(self, receipt: str) -> bool:
-        """Return whether this process holds a receipt."""
         return receipt in self._holders
 
     def of(self, holder: Consumer) -> list[str]:
-        """Return what a consumer holds. Slow: it reads all receipts."""
+        """Return the receipts of a consumer. Slow, because it searches all receipts."""
         return [receipt for receipt, other in self._holders.items() if other is holder]
 
     def drop(self, holder: Consumer) -> list[str]:
-        """Forget and return what a consumer holds."""
+        """Delete and return the receipts of a consumer."""
         receipts = self.of(holder)
         for receipt in receipts:
             self.forget(receipt)
@@ -107,7 +99,7 @@ class Receipts:
                 return
 
     def revoke(self, token: str, fence: str, key: str) -> None:
-        """Revoke the delivery of a stream's entry from the consumer with ``token``."""
+        """Revoke the delivery with this fence and queue key from the consumer with ``token``."""
         head, tail = f"{fence}.", f".{key}"
         for receipt, holder in self._holders.items():
             if holder.token == token and receipt.startswith(head) and receipt.endswith(tail):

@@ -1,4 +1,4 @@
-"""Running the Lua scripts of `lua/`: each transition is one script, assembled from parts and called by hash."""
+"""Running the Lua scripts in ``lua/``. Each state change is one script, assembled from parts and called by its hash."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from taskqueue_redis.connection.failures import AnswerLost, Failure, NoScript, S
 from taskqueue_redis.setup.checks import ServerChecks
 
 LAYOUT = "5"
-"""the version of the stored data; it grows when older code cannot read what newer code writes"""
+"""version of the data format in Redis; it is raised when older code cannot read what newer code writes"""
 _REPLICATED_QUEUES = 10_000
-"""queues of which it is remembered that they wait for replicas"""
+"""maximum number of queues that are remembered as queues that wait for replicas"""
 _PARTS = re.compile(r"^--@ (.*)\n")
 _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 
@@ -33,18 +33,18 @@ Arg = bytes | str | int | float
 
 
 def microseconds(time: float) -> int:
-    """Convert Unix seconds to the unit of the store."""
+    """Convert Unix seconds to microseconds, the unit of the store."""
     return round(time * 1_000_000)
 
 
 def seconds(time: bytes | str | int) -> float:
-    """Convert the unit of the store to Unix seconds."""
+    """Convert microseconds, the unit of the store, to Unix seconds."""
     return int(time) / 1_000_000
 
 
 @cache
 def source(name: str) -> str:
-    """Return a script with the parts that its first line names; it reaches those after a slash by ``rarely()``."""
+    """Return a script with the parts that its first line names; ``rarely()`` returns the parts after a slash."""
     folder = resources.files("taskqueue_redis") / "lua"
     text = (folder / f"{name}.lua").read_text()
     named = _PARTS.match(text)
@@ -62,7 +62,7 @@ def _part(name: str) -> str:
 
 
 def _lazily(parts: str) -> str:
-    """Wrap parts in a function: to define all their functions would cost most calls more than the call itself."""
+    """Wrap parts in a function, because defining all their functions takes longer than most script calls."""
     names = ", ".join(f"{name} = {name}" for name in _FUNCTION.findall(parts))
     return (
         "local rare\nlocal function rarely()\nif not rare then\n"
@@ -71,12 +71,13 @@ def _lazily(parts: str) -> str:
 
 
 @cache
-def _digest(name: str) -> str:
+def script_digest(name: str) -> str:
+    """Return the hash by which Redis knows a script."""
     return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
 
 
 class StoreClock:
-    """The store's time, as far as this process knows it. Tests set a clock in its place."""
+    """The store's time, computed from this process's clock and an offset. A test may pass a clock that replaces it."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.test_clock = clock
@@ -85,11 +86,9 @@ class StoreClock:
         self._clock = clock or SystemClock()
 
     def now(self) -> float:
-        """Return the store's time."""
         return self._clock.now() + self.offset
 
     def call_at(self, time: float, callback: Callable[[], None]) -> Timer:
-        """Call ``callback`` at a time of the store."""
         return self._clock.call_at(time - self.offset, callback)
 
     def learn(self, time: bytes) -> None:
@@ -99,20 +98,19 @@ class StoreClock:
 
 
 class Partitions:
-    """The parts of an installation. One script can touch one of them: all its keys begin with the same hash tag."""
+    """The partitions of an installation. A script accesses a single one, whose keys all begin with one hash tag."""
 
     def __init__(self, prefix: str, number: int) -> None:
-        """Name ``number`` partitions."""
         self.names = tuple(f"{{{prefix}:{n}}}" for n in range(number))
 
     def of(self, key: str) -> str:
-        """Return the partition of a queue."""
+        """Return the name of the partition that holds a queue."""
         if len(self.names) == 1:
             return self.names[0]
         return self.names[zlib.crc32(key.encode()) % len(self.names)]
 
     def group(self, keys: tuple[str, ...]) -> dict[str, list[str]]:
-        """Return keys by partition, in their order."""
+        """Group queue keys by partition, keeping their order."""
         grouped: dict[str, list[str]] = {}
         for key in keys:
             grouped.setdefault(self.of(key), []).append(key)
@@ -120,25 +118,25 @@ class Partitions:
 
 
 class ScriptRunner:
-    """Runs scripts on partitions. The first call installs a partition; each call detects a reset of the store."""
+    """Runs scripts on partitions. The first call installs a partition; each call detects whether it was emptied."""
 
     def __init__(
         self, client: Link, checks: ServerChecks | None = None, clock: StoreClock | None = None
     ) -> None:
-        """Do no input or output. ``checks`` are made before anything is installed."""
+        """Run ``checks`` before anything is installed in the store."""
         settings = client.settings
         self.client = client
         self.checks = checks
         self.clock = clock or StoreClock()
         self.partitions = Partitions(settings.prefix, settings.partitions_of)
         self.resets = 0
-        """how often a partition was found emptied or replaced"""
+        """number of times that a partition was found emptied or replaced"""
         self.promises_checked = False
         """whether the servers are known to provide the durability of every queue"""
         self._installed: dict[str, tuple[Arg, ...]] = {}
-        """what each script is called with first: the keys that it declares, and the epoch of the partition"""
+        """first arguments of each script call, by partition: the declared keys, and the partition's epoch"""
         self._replicated: set[str] = set()
-        """keys of queues that wait for replicas, as far as is known"""
+        """keys of queues that are known to wait for replicas"""
 
     async def run(
         self,
@@ -148,10 +146,10 @@ class ScriptRunner:
         resend: bool = True,
         follow: Follow | None = None,
     ) -> Any:
-        """Run a script and return its answer. ``resend`` and ``follow`` as for `Link.command`.
+        """Run a script and return its answer. ``resend`` and ``follow`` are passed to `Link.command`.
 
-        Raises `QueueReset` if the partition is not the one it was, and else the contract's errors, whose cause is a
-        `taskqueue_redis.connection.failures.Failure`.
+        Raises `QueueReset` if the partition was emptied or replaced. Other failures raise the contract's errors, whose
+        cause is a `taskqueue_redis.connection.failures.Failure`.
         """
         first = self._installed.get(partition)
         try:
@@ -161,7 +159,7 @@ class ScriptRunner:
             args = (*first, "" if clock is None else microseconds(clock.now()), *args)
             try:
                 return await self.client.command(
-                    partition, "EVALSHA", _digest(name), *args, resend=resend, follow=follow
+                    partition, "EVALSHA", script_digest(name), *args, resend=resend, follow=follow
                 )
             except NoScript as missing:
                 return await self.client.command(
@@ -174,24 +172,24 @@ class ScriptRunner:
             raise contract_error(failure) from failure
 
     def waits_for_replicas(self, keys: Iterable[str]) -> bool:
-        """Return whether one of these queues is known to wait for replicas."""
+        """Return whether at least one of these queues is known to wait for replicas."""
         return not self._replicated.isdisjoint(keys)
 
     async def run_replicated(
         self, name: str, partition: str, keys: Iterable[str], *args: Arg
     ) -> list[Any]:
-        """Run an idempotent script on queues whose answer counts only once enough replicas have what it wrote.
+        """Run an idempotent script, and wait until enough replicas have its writes if a queue requires that.
 
-        The script answers how many replicas that are, and its results; return these. Raises what `run` raises: a
-        `BackendUnavailable` caused by `AnswerLost` also if the replicas do not confirm in time.
+        The script returns the required number of replicas, followed by its results; only the results are returned.
+        Raises the errors of `run`, and `BackendUnavailable` caused by `AnswerLost` if replicas do not confirm in time.
         """
         reply: list[Any]
         if self._replicated.isdisjoint(keys):
             reply = await self.run(name, partition, *args)
             if not reply[0]:
                 return reply[1:]
-            # WAIT counts what was written by its own connection, and to the master of that moment. So the whole is
-            # run again, which changes nothing where the first run counts, and repeats it after a failover between.
+            # WAIT covers only writes of its own connection to the current master. So run the script again, together
+            # with WAIT. This changes nothing, unless a failover in between has undone the first run.
             if len(self._replicated) < _REPLICATED_QUEUES:
                 self._replicated.update(keys)
             again, reached = await self.run(name, partition, *args, follow=self._wait)
@@ -213,7 +211,7 @@ class ScriptRunner:
             self.promises_checked = True
 
     def _wait(self, reply: Any) -> Sequence[Arg] | None:
-        # less than a connection waits for any answer
+        # shorter than the time after which the connection is closed for lack of an answer
         timeout = self.client.settings.answer_timeout * 0.8
         return ("WAIT", reply[0], round(timeout * 1000)) if reply[0] else None
 
@@ -221,8 +219,8 @@ class ScriptRunner:
         if self.checks is not None:
             await self.checks.check_once()
         settings = self.client.settings
-        # A cluster runs what declares one absent key wherever it is asked to, on either side of a slot that is moving,
-        # where a part of the partition's keys is elsewhere. What declares two is refused until all have moved.
+        # While a cluster moves a slot, both nodes would run a script that declares one absent key, although some keys
+        # of the partition are on the other node. A script that declares two keys is refused until the move has ended.
         keys: tuple[Arg, ...] = (1, partition)
         if settings.address.kind is Kind.CLUSTER:
             keys = 2, partition, f"{partition}:nothing"

@@ -1,15 +1,15 @@
-"""The envelope of a task in the store, and deliveries from it: unusual fields, the payload, and a checksum.
+"""Encoding of tasks as envelopes for the store, and decoding of deliveries.
 
-::
+An envelope consists of::
 
     byte 0      version, 1
     bytes 1-2   length of the header
     header      MessagePack: the fields that are not at their defaults; empty for most tasks
-    payload     JSON text, never touched
-    4 bytes     CRC-32 of all bytes before, then of the task's id
+    payload     JSON text, unchanged
+    4 bytes     CRC-32 of all bytes before, followed by the task's id
 
-The checksum is at the end because Lua stores each string once, in a hash table, and hashes a few of its bytes only,
-the last one among them: without a checksum the bodies of similar tasks would have the same hash.
+The checksum is at the end because Lua keeps all strings in a hash table and hashes only some bytes of each, including
+the last one. Without a checksum at the end, the bodies of similar tasks would have the same hash.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Delivery, Task, encode_json, stored_task
 
 ENTRY = 4
-"""values that a script returns per entry"""
+"""number of values that a script returns per entry"""
 CORRUPT = "corrupt"
-"""the reason of a dead letter whose envelope could not be read"""
+"""reason of a dead letter whose envelope could not be read"""
 _PLAIN = b"\x01\x00\x00"
 _HEAD = len(_PLAIN)
 _CHECKSUM = 4
@@ -36,7 +36,7 @@ _decoder = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 class Corrupt(ValueError):
-    """The stored bytes are not what was written."""
+    """The stored bytes of a task differ from what was written."""
 
 
 def encode(task: Task) -> bytes:
@@ -57,7 +57,7 @@ def encode(task: Task) -> bytes:
 
 
 def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
-    """Return the task in an envelope. Raises `Corrupt`."""
+    """Return the task in an envelope. Raises `Corrupt` if the envelope was changed."""
     if envelope[:1] != _PLAIN[:1]:
         raise Corrupt("unknown version of the envelope")
     body = envelope[:-_CHECKSUM]
@@ -74,7 +74,7 @@ def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
 
 
 def digest(payload: bytes) -> bytes:
-    """Return the digest of a payload, by which a different payload with the same id is detected."""
+    """Return the digest of a payload, which shows whether two tasks with the same id have the same payload."""
     return hashlib.blake2b(payload, digest_size=8).digest()
 
 
@@ -96,10 +96,7 @@ def _non_default_fields(task: Task) -> dict[str, Any]:
 def deliveries_of(
     key: str, lane: str, token: str, at: float, entries: Sequence[bytes]
 ) -> tuple[list[Delivery], list[Delivery]]:
-    """Parse entries of one stream: sequence, id, body and counters of each, one after another.
-
-    Return the deliveries, and those whose envelope is corrupt.
-    """
+    """Parse a flat list with the sequence, id, body and counters of entries. Return good and corrupt deliveries."""
     good: list[Delivery] = []
     bad: list[Delivery] = []
     tail = f".{lane}.{token}.{key}"
@@ -109,7 +106,7 @@ def deliveries_of(
         entry = entries[n + 1 : n + ENTRY]
         try:
             good.append(delivery_of(key, priority, receipt, at, entry))
-        except ValueError:  # one unreadable entry must not fail the others of the answer
+        except ValueError:  # an unreadable entry must not prevent the delivery of the others
             task = salvage(key, _name_of(entry[0], receipt), priority, entry[1])
             bad.append(_delivery(task, receipt, at, b""))
     return good, bad
@@ -124,7 +121,7 @@ def delivery_of(
 
 
 def salvage(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
-    """Return a task that holds the raw bytes of an unreadable envelope, in hexadecimal."""
+    """Return a substitute for an unreadable task; its payload is the raw envelope in hexadecimal."""
     return Task(
         key=key,
         id=task_id,
@@ -146,7 +143,7 @@ def _name_of(name: bytes, receipt: str) -> str:
 
 
 def _delivery(task: Task, receipt: str, at: float, more: bytes) -> Delivery:
-    # A receipt begins with the sequence of its entry: the time at which it entered its lane, in microseconds.
+    # A receipt begins with the sequence number of its entry: the time in microseconds at which it entered its lane.
     since = int(receipt.partition(".")[0]) / 1e6
     if not more:
         return Delivery(task=task, receipt=receipt, attempt=1, delivered_at=at, waiting_since=since)

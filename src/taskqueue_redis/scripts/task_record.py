@@ -1,4 +1,4 @@
-"""Reading what the store keeps of a task: the packed record, and the history that few tasks have."""
+"""Parsing the packed records of tasks, and the history that some tasks have."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from taskqueue_core.tasks import DeadLetter, Failure, Ledger, State, Task, TaskS
 from taskqueue_redis.scripts.runner import seconds
 from taskqueue_redis.scripts.task_codec import Corrupt, decode, salvage
 
-# The format of lua/lib/states.lua; numbers of 7 bytes are read as bytes.
+# The format is defined in lua/lib/states.lua. Numbers of 7 bytes are unpacked as bytes.
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
 _MARKS = 2
-"""bytes between the numbers and the tenant, in a record that has one"""
+"""number of bytes between the packed numbers and the tenant, in a record with a tenant or an ordering key"""
 _KINDS = {1: "s", 2: "r"}
-"""of streams, by the number that says where the body is stored"""
+"""letter of the stream that stores the body, by the number in the record; other numbers mean no stream"""
 _STATES = (
     State.WAITING,
     State.SCHEDULED,
@@ -31,24 +31,24 @@ _decoder = msgspec.msgpack.Decoder()
 
 
 class TaskRecord(NamedTuple):
-    """What the packed record of a task says. A task in flight is waiting, as far as its record says."""
+    """The parsed record of a task. A task in flight has the state WAITING, because a delivery changes no record."""
 
     state: State
     attempt: int
     losses: int
     priority: int
     tenant: str | None
-    """of a task that has not ended; ``ordering_key`` likewise"""
+    """tenant of the task; None if it has none, or if the task has ended"""
     ordering_key: str | None
     since: int
-    """when it changed last, microseconds"""
+    """time of the last change of the record, in microseconds"""
     stream: str | None
-    """the end of the name of the stream that has its entry; the task is in flight if its ``fence`` is pending there"""
+    """end of the name of the stream that has the entry; the task is in flight if its ``fence`` is pending there"""
     fence: int
 
 
 def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
-    """Parse the answer of the script ``status``."""
+    """Parse the answer of the script ``status`` for one task; return None if the task is unknown."""
     if not reply:
         return None
     packed, in_flight, cold, progress = reply
@@ -99,12 +99,12 @@ def record_of(packed: bytes) -> TaskRecord:
 
 
 def ledger_of(counters: Mapping[str, str]) -> Ledger:
-    """Return the ledger in the counters of a queue."""
+    """Return the ledger that the counters of a queue contain."""
     return Ledger(**{name: int(counters.get(name, 0)) for name in Ledger.__struct_fields__})
 
 
 def pairs(reply: list[bytes]) -> dict[str, str]:
-    """Return the fields of a hash as a mapping."""
+    """Convert the flat list of a Redis hash, fields and values in turn, to a mapping."""
     return {reply[n].decode(): reply[n + 1].decode() for n in range(0, len(reply), 2)}
 
 

@@ -1,1 +1,1 @@
-"""What Redis must be and allow."""
+"""Checks of the Redis server: version, configuration and permissions."""

@@ -1,9 +1,9 @@
 """Rewriting the append-only file after each start of Redis, so that no script is ever replayed in part.
 
 The writes of a script are one transaction in that file. A kill or a power cut can leave the last transaction
-incomplete. Redis then drops the truncated write, but not those before it. These have no effect at first, but the
-next start runs them together with the transaction after them, and a script has been executed in part. Redis 6.2 and
-7.0 and Valkey 8.1.8 do so; Valkey 9.1.2 does not: https://github.com/valkey-io/valkey/pull/4342.
+incomplete. Redis then drops the truncated write, but keeps the writes before it. They have no effect at first, but at
+the next start Redis executes them together with the transaction that follows, so the script has been executed in part.
+Redis 6.2 and 7.0 and Valkey 8.1.8 do so; Valkey 9.1.2 does not: https://github.com/valkey-io/valkey/pull/4342.
 """
 
 from __future__ import annotations
@@ -18,27 +18,26 @@ from taskqueue_redis.connection.client import Ask, Link
 from taskqueue_redis.connection.failures import Failure, Misconfigured, ScriptError
 
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 2.0, 60.0
-"""pause before the masters are asked again: the first one, and the longest"""
+"""first and longest pause in seconds before the masters are checked again"""
 _NO = "0"
 _SEVERAL_FILES = 7
-"""the major version since which the log consists of several files"""
+"""major version of Redis since which the append-only log consists of several files"""
 _log = logging.getLogger("taskqueue.redis")
 
 
 class AofReading(NamedTuple):
-    """What a check of the append-only files has found."""
+    """Result of a check of the append-only files."""
 
     whole: bool
     """whether no further check is needed"""
     obstacle: str = ""
-    """why a file is not rewritten"""
+    """reason why a file is not rewritten; empty if there is none"""
 
 
 class AofRewriter:
     """Makes servers rewrite their append-only files, in the background, whenever one may have been restarted."""
 
     def __init__(self, client: Link) -> None:
-        """Do no input or output."""
         self._client = client
         self._tasks = Owned()
         self._running = False
@@ -48,14 +47,14 @@ class AofRewriter:
         client.when_reopened(self.start)
 
     def start(self) -> None:
-        """Check the files of all servers, until each is whole."""
+        """Check the append-only files of all servers in the background, until none needs to be rewritten."""
         self._due = True
         if not self._closed and not self._running:
             self._running = True
             self._tasks.start(self._run())
 
     async def try_once(self) -> bool:
-        """Ask every server to rewrite its file if need be. Return whether nothing remains to be done."""
+        """Make each server rewrite its file if necessary. Return whether no further check is needed."""
         try:
             reading = await rewrite_logs(self._client)
         except Failure:
@@ -72,7 +71,6 @@ class AofRewriter:
         return reading.whole
 
     async def aclose(self) -> None:
-        """End the background work."""
         self._closed = True
         await self._tasks.aclose()
 
@@ -82,7 +80,7 @@ class AofRewriter:
             while self._due and not self._closed:
                 self._due = False
                 whole = await self.try_once()
-                # Also if `start` was called in the meantime: such calls may come in great numbers.
+                # Pause even if `start` was called in the meantime, because it may be called very often.
                 await asyncio.sleep(pause)
                 if whole:
                     pause = _RETRY_SECONDS
@@ -99,10 +97,7 @@ def parse_info(info: bytes) -> dict[str, str]:
 
 
 async def rewrite_logs(client: Link) -> AofReading:
-    """Make each master rewrite its file in the background, unless it has done so since its start.
-
-    Raises a `Failure` if the masters are not known.
-    """
+    """Make each master rewrite its file unless done since its start. Raises `Failure` if no masters are known."""
     looks = await client.at_each_master(_read_persistence)
     obstacles = (reading.obstacle for reading in looks if reading.obstacle)
     return AofReading(all(reading.whole for reading in looks), next(obstacles, ""))
@@ -119,18 +114,20 @@ async def _read_persistence(ask: Ask) -> AofReading:
             return AofReading(whole=False)
         return await _rewrite(ask, failed=facts.get("aof_last_bgrewrite_status") != "ok")
     except Failure:
-        return AofReading(whole=False)  # it is unavailable
+        return AofReading(whole=False)  # the server is unavailable
 
 
 async def _rewrite(ask: Ask, *, failed: bool) -> AofReading:
     try:
         await ask(("BGREWRITEAOF",))
     except Misconfigured as failure:
-        return AofReading(whole=True, obstacle=str(failure))  # it is permanent
-    except ScriptError as error:  # another process may have asked at the same moment
+        return AofReading(
+            whole=True, obstacle=str(failure)
+        )  # a missing permission is permanent, so do not retry
+    except ScriptError as error:  # another process may have requested a rewrite at the same moment
         failed = "in progress" not in error.text
     return AofReading(
-        whole=False, obstacle="Redis cannot, and its own log says why" if failed else ""
+        whole=False, obstacle="BGREWRITEAOF failed; see the log of Redis" if failed else ""
     )
 
 
@@ -138,7 +135,7 @@ def _is_whole(facts: Mapping[str, str]) -> bool:
     if facts.get("aof_enabled") != "1":
         return True
     major = int(facts.get("redis_version", _NO).partition(".")[0])
-    # Since 7.0 there are several files, and this is the size of the first, which may be empty.
+    # Since 7.0 there are several files; "aof_base_size" is the size of the first one, which may be empty.
     began_with = facts.get("aof_base_size" if major < _SEVERAL_FILES else "aof_current_size")
     if began_with == _NO:
         return True

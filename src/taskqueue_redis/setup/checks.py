@@ -1,4 +1,4 @@
-"""Checks of the servers: a Redis that would lose tasks is refused with what to do; less certain problems are logged."""
+"""Checks of the servers. A Redis that would lose tasks is refused; less certain problems are logged."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from taskqueue_redis.setup.aof_rewrite import AofRewriter, parse_info
 from taskqueue_redis.setup.permissions import SCRIPT_COMMANDS
 
 MINIMUM = (6, 2)
-"""the oldest Redis that has all commands in use; every Valkey has them"""
+"""oldest version of Redis with all commands that this package uses; every Valkey has them"""
 _LOADS_WITHOUT_RIGHTS = {"Redis": (8, 6), "Valkey": (9, 1, 2)}
-"""The first versions that load their file whatever rights the user ``default`` has.
+"""The first versions that load their append-only file even if the user ``default`` has no rights.
 
-https://github.com/redis/redis/pull/14545 and https://github.com/valkey-io/valkey/pull/3984. The latter is in later
-releases of Valkey 7.2 to 9.0 too; to refuse those costs only rights that the user ``default`` may have anyway.
+https://github.com/redis/redis/pull/14545 and https://github.com/valkey-io/valkey/pull/3984. The change is also in late
+releases of Valkey 7.2 to 9.0. These are checked nevertheless, because giving the user rights does no harm.
 """
 _WRITE_COMMANDS = {"SET", "HSET", "SADD", "RPUSH", "ZADD", "XADD", "XGROUP", "DEL"}
 _ALL_RIGHTS = "Give it all rights (it may stay off): ACL SETUSER default ~* &* +@all, and the same in the ACL file"
@@ -47,8 +47,9 @@ _SYNCS = {"no": 0, "everysec": 1, "always": 2}
 _KEY = "{%s:0}:check"
 _log = logging.getLogger("taskqueue.redis")
 
-# Returns the commands that the user may not use. Redis 7.0 can be asked. Before, the only way is to try: the key then
-# holds a string, on which the commands fail or have no effect, and it is deleted.
+# This script returns the commands that the user may not execute. Redis 7.0 and later can report that. For older
+# versions, the script executes each command on a key that holds a string, where the command fails or does no harm. At
+# the end the key is deleted.
 _RIGHTS = """
 local denied, at = {}, 1
 while ARGV[at] do
@@ -71,30 +72,29 @@ return denied
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about the servers; of several, the lowest value of each."""
+    """Facts about the servers. If there are several servers, each value is the lowest of all."""
 
     address: str
-    """without secrets"""
+    """address without user and password"""
     product: str
-    """Redis or Valkey: that of the server with the lowest version"""
+    """Redis or Valkey, whichever the server with the lowest version is"""
     version: str
     mode: str
-    """single, sentinel or cluster"""
+    """deployment: single, sentinel or cluster"""
     masters: int
     replicas: int
-    """replicas of the master that has the fewest"""
+    """number of replicas of the master that has the fewest"""
     append_only: bool
     """whether every master keeps an append-only file"""
     appendfsync: str
-    """how often it is synced: always, everysec, no; unknown if neither Redis nor the settings say"""
+    """how often the append-only file is synced: always, everysec or no; unknown if it cannot be determined"""
     histories: tuple[str, ...]
     """the replication ids of the masters; they change with a restart or failover"""
     maxmemory: int
-    """in bytes; 0 is no limit"""
+    """memory limit in bytes; 0 means no limit"""
     warnings: tuple[str, ...] = ()
 
     def details(self) -> dict[str, str | int | float | bool | None]:
-        """Return the details for health."""
         facts = msgspec.structs.asdict(self)
         warnings = facts.pop("warnings")
         del facts["histories"]
@@ -103,7 +103,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def durabilities(self, replicas: int) -> frozenset[Durability]:
-        """Return what the servers can provide if ``replicas`` are to confirm."""
+        """Return the durabilities that the servers provide if ``replicas`` replicas must confirm each write."""
         durabilities = {Durability.MEMORY}
         if self.append_only:
             durabilities.add(Durability.PROCESS)
@@ -115,19 +115,18 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerChecks:
-    """What one backend knows about its servers: their settings, their history, their append-only files."""
+    """Checks of one backend's servers: their configuration, replication history and append-only files."""
 
     def __init__(self, client: Link) -> None:
-        """Do no input or output."""
         self.facts: ServerFacts | None = None
-        """as found by `check_once`"""
+        """result of `check_once`; None before its first call"""
         self.files = AofRewriter(client)
         self._client = client
         self._histories: tuple[str, ...] | None = None
         self._lock = asyncio.Lock()
 
     async def check_once(self) -> None:
-        """Check the servers unless that was done, and log the warnings. Raises as `check_server`."""
+        """Check the servers at the first call, and log the warnings. Raises the errors of `check_server`."""
         async with self._lock:
             if self.facts is not None:
                 return
@@ -139,7 +138,7 @@ class ServerChecks:
                 self.files.start()
 
     async def durabilities(self, replicas: int) -> frozenset[Durability]:
-        """Return what the servers, as they are now, can provide if ``replicas`` are to confirm."""
+        """Check the servers again, and return the durabilities that they provide if ``replicas`` replicas confirm."""
         try:
             facts = await check_server(self._client)
         except Failure as failure:
@@ -155,23 +154,20 @@ class ServerChecks:
             )
 
     async def failed_over(self) -> bool:
-        """Return whether the servers have another history than at the last call: confirmed writes may be undone."""
+        """Return whether the replication history has changed since the last call, so that writes may be undone."""
         try:
             replies = await self._client.everywhere("INFO", "replication", quietly=True)
         except Failure:
-            return False  # they are unavailable again; the next call finds out
+            return False  # the servers are unavailable again; the next call will detect a change
         before, self._histories = self._histories, _histories(map(parse_info, replies))
         return before not in {None, self._histories}
 
 
 async def check_server(client: Link) -> ServerFacts:
-    """Return the facts. Raises `ConfigurationError` that says what to do, and `Failure` if Redis is unavailable.
-
-    It is harmless at any time, and needs no rights besides those of the scripts.
-    """
+    """Check the servers and return the facts. Raises `ConfigurationError` if one is unsuitable, or a `Failure`."""
     settings = client.settings
     try:
-        # While Redis loads its data, INFO would report no append-only file; PING waits for the end.
+        # PING waits until Redis has loaded its data. Until then, INFO would report no append-only file.
         await client.everywhere("PING")
         infos = [parse_info(info) for info in await client.everywhere("INFO")]
         for info in infos:
@@ -203,12 +199,12 @@ async def check_server(client: Link) -> ServerFacts:
 
 
 def _histories(infos: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
-    """Return the replication histories as the servers name them."""
+    """Return the ids of the servers' replication histories, sorted."""
     return tuple(sorted(info.get("master_replid", "") for info in infos))
 
 
 def _server(info: Mapping[str, str]) -> tuple[str, str]:
-    """Return product and version. What Valkey calls its ``redis_version`` is 7.2.4, with which it is compatible."""
+    """Return product and version. Valkey's ``redis_version`` is not its own version, but that of a compatible Redis."""
     if version := info.get("valkey_version"):
         return "Valkey", version
     return "Redis", info["redis_version"]
@@ -244,9 +240,8 @@ async def _appendfsync(client: Link) -> str:
     try:
         replies = await client.everywhere("CONFIG", "GET", "appendfsync", quietly=True)
     except Misconfigured:
-        return (
-            client.settings.appendfsync or "unknown"
-        )  # the access list of this package does not allow CONFIG
+        # The access list of this package does not allow CONFIG.
+        return client.settings.appendfsync or "unknown"
     matches: list[str] = [reply[1].decode() for reply in replies]
     return min(matches, key=lambda name: _SYNCS.get(name, 0))
 
@@ -278,7 +273,7 @@ async def _direct(client: Link, key: str, *args: str | int) -> Any:
 
 async def _check_channels(client: Link) -> None:
     settings = client.settings
-    # A channel for this check alone: messages of other clients would arrive as answers.
+    # Use a unique channel, because messages of other clients would arrive as answers.
     channel = f"{_KEY % settings.prefix}:{secrets.token_hex(8)}"
     _, wire = await client.listener()
     try:
@@ -297,7 +292,7 @@ async def _check_channels(client: Link) -> None:
 
 
 async def _file_loads(client: Link) -> bool:
-    """Return whether every server is known to have the rights to load its file at its next start."""
+    """Return whether every server certainly has the rights to load its append-only file at its next start."""
     settings = client.settings
     key = _KEY % settings.prefix
     writes = [

@@ -1,68 +1,47 @@
-"""The commands that this package uses, and an access list that allows these only.
+"""The commands that this package uses, and an access list that allows only these.
 
-``taskqueue.acl`` in the package's folder is `access_list` for the default prefix, for the setting ``aclfile`` in
-redis.conf. Login is impossible until the zeros, which are the SHA-256 of no password, are replaced: by ``>`` and a
-password, or by ``#`` and its SHA-256. The user ``default`` is off and cannot log in; Redis 7.0 to 8.4 loads its
-append-only file with its rights. Sentinels have separate access lists, and need ``+sentinel|master +client|setname``
-at most.
+The file ``taskqueue.acl`` in the package's folder is the result of `access_list` for the default prefix, for the
+setting ``aclfile`` in redis.conf. Login is impossible until ``#`` and the zeros, which are the SHA-256 of no password,
+are replaced by ``>`` and a password, or by ``#`` and the SHA-256 of a password. The user ``default`` is off and cannot
+log in, but has all rights, because Redis 7.0 to 8.4 loads its append-only file with the rights of this user. Sentinels
+have separate access lists, and need at most ``+sentinel|master +client|setname``.
 """
 
 from __future__ import annotations
 
 NO_PASSWORD = "#" + "0" * 64
 
-#: Commands within scripts, each with arguments that are harmless if the key (KEY) holds an unused string.
-SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = (
-    ("DEL", "KEY"),
-    ("EXISTS", "KEY"),
-    ("GET", "KEY"),
-    ("HDEL", "KEY", "a"),
-    ("HGET", "KEY", "a"),
-    ("HGETALL", "KEY"),
-    ("HINCRBY", "KEY", "a", "1"),
-    ("HKEYS", "KEY"),
-    ("HMGET", "KEY", "a"),
-    ("HRANDFIELD", "KEY", "1"),
-    ("HSCAN", "KEY", "0"),
-    ("HSET", "KEY", "a", "1"),
-    ("HSETNX", "KEY", "a", "1"),
-    ("LINDEX", "KEY", "0"),
-    ("LRANGE", "KEY", "0", "0"),
-    ("LTRIM", "KEY", "0", "0"),
-    ("PUBLISH", "KEY", "a"),
-    ("RPUSH", "KEY", "a"),
-    ("SADD", "KEY", "a"),
-    ("SET", "KEY", "a"),
-    ("SINTER", "KEY", "KEY"),
-    ("SMEMBERS", "KEY"),
-    ("SRANDMEMBER", "KEY"),
-    ("SREM", "KEY", "a"),
-    ("XACK", "KEY", "a", "1-1"),
-    ("XADD", "KEY", "*", "a", "1"),
-    ("XCLAIM", "KEY", "a", "a", "0", "1-1"),
-    ("XDEL", "KEY", "1-1"),
-    ("XGROUP", "CREATE", "KEY", "a", "0"),
-    ("XGROUP", "DELCONSUMER", "KEY", "a", "a"),
-    ("XGROUP", "SETID", "KEY", "a", "0"),
-    ("XINFO", "CONSUMERS", "KEY", "a"),
-    ("XINFO", "GROUPS", "KEY"),
-    ("XLEN", "KEY"),
-    ("XPENDING", "KEY", "a"),
-    ("XRANGE", "KEY", "-", "+", "COUNT", "1"),
-    ("XREADGROUP", "GROUP", "a", "a", "COUNT", "1", "STREAMS", "KEY", ">"),
-    ("ZADD", "KEY", "1", "a"),
-    ("ZCARD", "KEY"),
-    ("ZPOPMIN", "KEY"),
-    ("ZRANGE", "KEY", "0", "0"),
-    ("ZRANGEBYSCORE", "KEY", "0", "0"),
-    ("ZRANK", "KEY", "a"),
-    ("ZREM", "KEY", "a"),
-    ("ZSCORE", "KEY", "a"),
-    ("ZUNIONSTORE", "KEY", "1", "KEY"),
-    ("TIME",),
+#: Commands that scripts execute, by arguments that do no harm if KEY is an unused key that holds a string.
+_COMMANDS_BY_ARGUMENTS = {
+    "KEY": "DEL EXISTS GET HGETALL HKEYS SMEMBERS SRANDMEMBER XLEN ZCARD ZPOPMIN",
+    "KEY a": "SET HDEL HGET HMGET PUBLISH RPUSH SADD SREM XPENDING ZRANK ZREM ZSCORE",
+    "KEY a 1": "HINCRBY HSET HSETNX",
+    "KEY 0": "HSCAN LINDEX",
+    "KEY 0 0": "LRANGE LTRIM ZRANGE ZRANGEBYSCORE",
+    "KEY 1": "HRANDFIELD",
+    "KEY KEY": "SINTER",
+    "KEY a 1-1": "XACK",
+    "KEY * a 1": "XADD",
+    "KEY a a 0 1-1": "XCLAIM",
+    "KEY 1-1": "XDEL",
+    "CREATE KEY a 0": "XGROUP",
+    "DELCONSUMER KEY a a": "XGROUP",
+    "SETID KEY a 0": "XGROUP",
+    "CONSUMERS KEY a": "XINFO",
+    "GROUPS KEY": "XINFO",
+    "KEY - + COUNT 1": "XRANGE",
+    "GROUP a a COUNT 1 STREAMS KEY >": "XREADGROUP",
+    "KEY 1 a": "ZADD",
+    "KEY 1 KEY": "ZUNIONSTORE",
+    "": "TIME",
+}
+SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = tuple(
+    (name, *arguments.split())
+    for arguments, names in _COMMANDS_BY_ARGUMENTS.items()
+    for name in names.split()
 )
 
-#: Commands that clients send. ASKING and CLUSTER SLOTS are for clusters only.
+#: Commands that clients send. ASKING and CLUSTER SLOTS are needed only for clusters.
 CLIENT_COMMANDS = (
     "EVAL",
     "EVALSHA",

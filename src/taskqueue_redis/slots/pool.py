@@ -1,4 +1,4 @@
-"""The slot pool. All of it is in the first partition."""
+"""The slot pool of the Redis backend. The whole pool is in the first partition."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from taskqueue_core.capabilities import (
     Endpoint,
     EndpointInfo,
     Left,
-    Permit,
     PoolView,
     Seen,
     SlotLease,
@@ -36,30 +35,26 @@ from taskqueue_core.limits import LIMITS, check_duration, check_label
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
-from taskqueue_redis.slots.records import SlotRecord, granted, lease_of, read_record
-from taskqueue_redis.wakeups import RedisRoomSignal, slots_channel
+from taskqueue_redis.slots.records import STATES, granted, lease_of, read_record
+from taskqueue_redis.wakeups import RedisRoomSignal, channel_of
 
-_STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
 _OTHER_POOL = 1
-"""answer of the script ``slots_renew`` for a token of another pool"""
+"""answer of the script ``slots_renew`` for a token that an earlier pool has issued"""
 
 
 class RedisSlots:
-    """See `taskqueue_core.capabilities.SlotPool`."""
+    """Slot pool of the Redis backend."""
 
     def __init__(self, context: RedisContext) -> None:
-        """Do no input or output."""
         self._context = context
         self._partition = context.scripts.partitions.names[0]
         self._acquires: set[asyncio.Task[Any]] = set()
-        """calls that continue if their callers are cancelled"""
+        """calls of `acquire` in progress, which continue if their callers are cancelled"""
 
     async def sent(self) -> None:
         """Wait until all acquires that were already requested have been answered."""
         if self._acquires:
             await asyncio.wait(self._acquires)
-
-    # endpoints
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
         _, now, reply = await self._run(
@@ -109,8 +104,6 @@ class RedisSlots:
             leases=tuple(sorted(leases, key=lambda lease: lease.fence)),
         )
 
-    # leases
-
     async def acquire(
         self,
         model: str,
@@ -148,11 +141,11 @@ class RedisSlots:
             failure = error.__cause__
             if not (isinstance(failure, Failure) and failure.uncertain):
                 raise
-        # The answer with the granted slots was lost: this call returns them again.
+        # The answer with the granted slots was lost. A call with the same seed returns the same slots again.
         return await self._run("slots_acquire", *args, seed, "1", *tokens)
 
     async def _release_granted(self, asking: asyncio.Task[Any], model: str, holder: str) -> None:
-        # If this fails, the leases expire.
+        # If the release fails, the leases expire.
         with contextlib.suppress(TaskQueueError):
             leases = granted(await asking, model, holder)
             if leases:
@@ -173,37 +166,35 @@ class RedisSlots:
         return _answered([lease for lease, _ in pairs], reply)
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        check_leases(leases)
-        check_ttl(ttl)
-        if not leases:
-            return ()
-        reply = await self._run("slots_renew", microseconds(ttl), "1", *_tokens(leases))
-        return _answered(leases, reply)
+        return (await self._extend(leases, ttl, "1"))[0]
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
+        renewed, replies = await self._extend(leases, ttl, "")
+        foreign = [
+            index
+            for index, (lease, reply) in enumerate(zip(leases, replies, strict=True))
+            if reply == _OTHER_POOL and check_remade(lease)
+        ]
+        restored = await self._restore([leases[index] for index in foreign], ttl) if foreign else ()
+        answers = dict(zip(foreign, restored, strict=True))
+        return tuple(answers.get(index, lease) for index, lease in enumerate(renewed))
+
+    async def _extend(
+        self, leases: Sequence[SlotLease], ttl: float, detach: str
+    ) -> tuple[tuple[SlotLease | None, ...], list[Any]]:
+        """Return the leases with a new expiry time, and the script's reply for each; ``detach`` is "1" or empty."""
         check_leases(leases)
         check_ttl(ttl)
         if not leases:
-            return ()
-        reply = await self._run("slots_renew", microseconds(ttl), "", *_tokens(leases))
-        retained = list(_answered(leases, reply))
-        foreign = [
-            index
-            for index, (lease, answer) in enumerate(zip(leases, reply[1], strict=True))
-            if answer == _OTHER_POOL and check_remade(lease)
-        ]
-        if foreign:
-            for index, lease in zip(
-                foreign, await self._restore([leases[index] for index in foreign], ttl), strict=True
-            ):
-                retained[index] = lease
-        return tuple(retained)
+            return (), []
+        reply = await self._run("slots_renew", microseconds(ttl), detach, *_tokens(leases))
+        return _answered(leases, reply), reply[1]
 
     async def _restore(self, leases: list[SlotLease], ttl: float) -> tuple[SlotLease | None, ...]:
         args: list[Arg] = []
         for lease, token in zip(leases, _tokens(leases), strict=True):
             args += token, lease.model, lease.server, lease.holder, lease.job or ""
-            args += _STATES.index(lease.state), int(lease.switched)
+            args += STATES.index(lease.state), int(lease.switched)
         return _answered(leases, await self._run("slots_restore", microseconds(ttl), *args))
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
@@ -211,8 +202,6 @@ class RedisSlots:
         if not leases:
             return ()
         return tuple(map(bool, await self._run("slots_release", *_tokens(leases))))
-
-    # reports of GPU servers
 
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
         check_job(model, job)
@@ -234,21 +223,21 @@ class RedisSlots:
         jobs = () if observed is None else observed.jobs or ()
         which = "1" if observed is not None and observed.jobs is not None else ""
         names = [job.encode(errors="replace") for job in jobs if len(job) <= LIMITS.name]
-        # It is not sent again: the same observation twice would count as two that agree.
+        # Do not resend, because one report that arrives twice would count as two reports that agree.
         epoch, reply = await self._run(
             "slots_reconcile", model, server, microseconds(settled), active, which, *names,
             resend=False,
         )  # fmt: skip
         leases = []
         for number, fence, _, url, packed in reply:
-            record = SlotRecord(model, server, url.decode())
-            leases.append(lease_of(epoch, record, (number, fence, packed, None), hidden=True))
+            place = model, server, url.decode()
+            leases.append(lease_of(epoch, place, (number, fence, packed, None), hidden=True))
         return tuple(leases)
 
     def slot_signal(self, *models: str) -> RedisRoomSignal:
         names = checked_models(models)
         self._context.ensure_open()
-        channels = (slots_channel(self._partition, model) for model in names)
+        channels = (channel_of(self._partition, "slots", model) for model in names)
         return RedisRoomSignal(self._context.wakeups, tuple(channels))
 
     async def _run(self, script: str, *args: Arg, resend: bool = True) -> Any:
@@ -257,7 +246,7 @@ class RedisSlots:
 
 
 def _tokens(leases: Sequence[SlotLease]) -> list[str]:
-    """Return the tokens; empty for a lease whose token is malformed."""
+    """Return the tokens of leases; a malformed token is replaced by an empty text."""
     return [lease.token if Token.read(lease.token) else "" for lease in leases]
 
 
@@ -267,8 +256,8 @@ def _answered(leases: Sequence[SlotLease], reply: Any) -> tuple[SlotLease | None
     for lease, answer in zip(leases, answers, strict=True):
         if isinstance(answer, list):
             number, fence, server, url, packed, note = answer
-            record = SlotRecord(lease.model, server.decode(), url.decode())
-            answered.append(lease_of(epoch, record, (number, fence, packed, note)))
+            place = lease.model, server.decode(), url.decode()
+            answered.append(lease_of(epoch, place, (number, fence, packed, note)))
         else:
             answered.append(None)
     return tuple(answered)

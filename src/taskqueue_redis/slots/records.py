@@ -11,24 +11,16 @@ from taskqueue_redis.scripts.runner import seconds
 
 _RECORD_FIELDS = Struct("<4B9d")
 _LEASE = Struct("<4B4d32s")
-_STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
+STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
 _GRANT = 6
-"""values per lease in the answer to ``slots_acquire``"""
-
-
-class SlotRecord(NamedTuple):
-    """The endpoint of a lease."""
-
-    model: str
-    server: str
-    url: str
+"""number of values per lease in the answer of ``slots_acquire``"""
 
 
 class EndpointRecord(NamedTuple):
     """An endpoint with its leases, without their tokens."""
 
     number: int
-    """by order of registration"""
+    """position in the order of registration"""
     info: EndpointInfo
     leases: list[SlotLease]
 
@@ -38,7 +30,7 @@ def _token(epoch: str, number: str, fence: str, secret: bytes) -> str:
 
 
 def granted(reply: Sequence[bytes], model: str, holder: str) -> tuple[SlotLease, ...]:
-    """Return the leases in the answer to ``slots_acquire``."""
+    """Parse the leases in the answer of the script ``slots_acquire``."""
     epoch, expires_at = reply[0].decode(), seconds(reply[1])
     leases = []
     for at in range(2, len(reply), _GRANT):
@@ -54,25 +46,26 @@ def granted(reply: Sequence[bytes], model: str, holder: str) -> tuple[SlotLease,
 
 
 def lease_of(
-    epoch: bytes, record: SlotRecord, reply: Sequence[Any], *, hidden: bool = False
+    epoch: bytes, place: tuple[str, str, str], reply: Sequence[Any], *, hidden: bool = False
 ) -> SlotLease:
-    """Parse a lease: the endpoint's id, the fence, the packed record and the note.
+    """Parse a lease from ``reply``: the endpoint's id, the fence, the packed record and the note.
 
-    ``hidden``: leave out the token, which only the holder may know.
+    ``place`` is the endpoint's model, server and URL. ``hidden`` omits the token, which only the holder may know.
     """
+    model, server, url = place
     number, fence, packed, note = reply
     state, switched, resumed, _, expires_at, _, _, _, secret = _LEASE.unpack_from(packed)
     holder, _, job = packed[_LEASE.size :].decode().partition("\0")
     return SlotLease(
-        model=record.model, server=record.server, url=record.url, holder=holder,
+        model=model, server=server, url=url, holder=holder,
         token="" if hidden else _token(epoch.decode(), number.decode(), fence.decode(), secret),
-        fence=int(fence), state=_STATES[state], job=job or None, expires_at=expires_at / 1_000_000,
+        fence=int(fence), state=STATES[state], job=job or None, expires_at=expires_at / 1_000_000,
         switched=bool(switched), resumed=bool(resumed), note=note,
     )  # fmt: skip
 
 
 def read_record(reply: Sequence[Any], now: float) -> EndpointRecord:
-    """Parse the answer of ``slots_look`` about an endpoint."""
+    """Parse an endpoint in the answer of the script ``slots_look``."""
     number, last_model, fields = reply
     matches: dict[bytes, bytes] = dict(zip(fields[::2], fields[1::2], strict=True))
     packed = matches.pop(b"h")
@@ -81,9 +74,8 @@ def read_record(reply: Sequence[Any], now: float) -> EndpointRecord:
         _RECORD_FIELDS.unpack_from(packed)
     )
     model, _, server = packed[_RECORD_FIELDS.size :].decode().partition("\0")
-    record = SlotRecord(model, server, url)
     leases = [
-        lease_of(b"", record, (number, fence, lease, None), hidden=True)
+        lease_of(b"", (model, server, url), (number, fence, lease, None), hidden=True)
         for fence, lease in matches.items()
     ]
     states = [lease.state for lease in leases]

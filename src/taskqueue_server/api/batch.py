@@ -22,7 +22,7 @@ from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker
 
 MAX_LINES = 100 * LIMITS.batch
 _LINE = LIMITS.payload + 64 * 1024
-"""maximum number of bytes of one line: a payload and its other fields"""
+"""maximum number of bytes of one line: a payload, and 64 KiB for the task's other fields"""
 _encoder = msgspec.json.Encoder()
 
 
@@ -87,7 +87,8 @@ class _Batch:
         confirmations = await self._call.context.queue.publish_many(tasks)
         for (index, _), confirmation in zip(waiting, confirmations, strict=True):
             self.answers[index] = _encoder.encode(ConfirmationOut.of(confirmation))
-        await asyncio.sleep(0)  # a store in this process never suspends: give other tasks a turn
+        # Let other asyncio tasks run, because calls to an in-process store never suspend.
+        await asyncio.sleep(0)
 
     def _refuse(self, code: str, field: str | None, detail: str) -> None:
         refusal = InvalidLine(line=self._number, code=code, field=field, detail=detail)
@@ -95,7 +96,7 @@ class _Batch:
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
-    """Yield complete lines; ``None`` for a line that is too long, which is skipped."""
+    """Yield the complete lines of the body; yield ``None`` in place of a line that is too long."""
     rest = bytearray()
     skipping = False
     async for chunk in chunks:

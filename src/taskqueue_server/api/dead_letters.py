@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from functools import partial
 
 import msgspec
@@ -11,10 +10,16 @@ from starlette.responses import Response
 from taskqueue_core import dead_letter_filter
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.tasks import DeadLetter
 from taskqueue_server.api.models import Acted, Count, DeadLetterOut, DeadLettersOut, Selection
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import Operation, Query, RequestContext, answer, spliced
+from taskqueue_server.routing.operations import (
+    Operation,
+    Query,
+    RequestContext,
+    answer,
+    joined,
+    spliced,
+)
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_query
 from taskqueue_server.routing.schemas import CENTURY, END_OF_TIME
 
@@ -41,7 +46,9 @@ async def page(call: RequestContext) -> Response:
     dead_letters, following = await dead_letter_filter.page(
         call.context.dead_letters, key, conditions, limit=limit, after=after
     )
-    answered = spliced(_array(dead_letters, following))
+    encoded = (_encoder.encode(DeadLetterOut.of(dead_letter)) for dead_letter in dead_letters)
+    tail = b"]}" if following is None else b'],"next":' + _encoder.encode(following) + b"}"
+    answered = spliced(joined(b'{"dead_letters":[', encoded, tail))
     answered.headers.update(link(call, following))
     return answered
 
@@ -101,15 +108,6 @@ async def _act(call: RequestContext, verb: str) -> Response:
         dead_letters, key, conditions, act, after=chosen.after
     )
     return answer(Acted(count=count, next=following))
-
-
-def _array(dead_letters: Iterable[DeadLetter], following: str | None) -> Iterator[bytes]:
-    yield b'{"dead_letters":['
-    comma = b""
-    for dead_letter in dead_letters:
-        yield comma + _encoder.encode(DeadLetterOut.of(dead_letter))
-        comma = b","
-    yield b"]}" if following is None else b'],"next":' + _encoder.encode(following) + b"}"
 
 
 _KEY = "/v1/queues/{key}/dead-letters"

@@ -37,23 +37,12 @@ class MigrationOut(msgspec.Struct, frozen=True, kw_only=True):
 
     phase: MigrationPhase
     leaves: str
-    """the backend that is being left"""
+    """name of the old backend, from which the queues are moved"""
     remembered: float
-    """seconds for which the backend that is being left must still detect duplicate ids after it is empty"""
+    """seconds for which the old backend must still detect duplicate ids after it is empty"""
     queues: list[QueueOnTheMove]
     unfinished: list[str]
-    """queues with remaining tasks"""
-
-    @classmethod
-    def of(cls, status: MigrationStatus) -> MigrationOut:
-        """Return the status with the names of unfinished queues."""
-        return cls(
-            phase=status.phase,
-            leaves=status.leaves,
-            remembered=status.remembered,
-            queues=list(status.queues),
-            unfinished=list(status.unfinished),
-        )
+    """queues that still have tasks in the old backend"""
 
 
 async def limits(call: RequestContext) -> Response:
@@ -100,7 +89,7 @@ async def _act(
     if not isinstance(backend, MigratingBackend):
         raise ProblemError(404, "not_migrating", "no migration: this server has only one backend")
     try:
-        return answer(MigrationOut.of(await step(backend)))
+        return answer(msgspec.convert(await step(backend), MigrationOut, from_attributes=True))
     except MigrationUnfinished as error:
         raise ProblemError(409, error.code, str(error)) from None
 

@@ -18,10 +18,7 @@ from taskqueue_core.tasks import (
     Confirmation,
     DeadLetter,
     Failure,
-    Ledger,
-    Published,
     QueueStats,
-    Refusal,
     Task,
     TaskStatus,
     WorkerInfo,
@@ -31,11 +28,11 @@ from taskqueue_server.routing.schemas import (
     Attempts,
     HeadersField,
     Instant,
+    Label,
     Name,
     Priority,
     Seconds,
     Text,
-    Token,
 )
 
 IdList = Annotated[list[Name], Meta(max_length=LIMITS.batch)]
@@ -63,7 +60,7 @@ class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def to_task(self, now: float, task_id: str | None = None) -> Task:
         """Return the checked task, with the payload's bytes unchanged. Raises `InvalidInput`.
 
-        ``task_id`` is used if the body has no id; without both, a new id.
+        ``task_id`` is the id for a body without an id; the default is a random id.
         """
         return Task(
             key=self.key,
@@ -86,7 +83,7 @@ class RetryIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     at: Instant | None = None
     delay: Seconds | None = None
     error: str | None = None
-    token: Token | None = None
+    token: Label | None = None
 
 
 class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,25 +95,16 @@ class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     at: Instant | None = None
     delay: Seconds | None = None
     error: str | None = None
-    token: Token | None = None
+    token: Label | None = None
     payload: Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class ConfirmationOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ConfirmationOut(Confirmation, frozen=True, kw_only=True, omit_defaults=True):
     """The result of publishing one task."""
-
-    key: str
-    task_id: str
-    status: Published
-    position: int | None = None
-    code: Refusal | None = None
-    reason: str | None = None
-    retry_after: float | None = None
-    depth: int | None = None
 
     @classmethod
     def of(cls, confirmation: Confirmation) -> ConfirmationOut:
-        """Return the confirmation without fields that the backend does not report."""
+        """Convert a confirmation. Fields that the backend does not report are omitted in the response."""
         return cls(**msgspec.structs.asdict(confirmation))
 
 
@@ -134,10 +122,6 @@ class Ids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Ids of tasks to look up."""
 
     ids: IdList
-
-    def checked(self) -> tuple[str, ...]:
-        """Return the ids without duplicates. Raises `InvalidInput`."""
-        return checked_ids(self.ids)
 
 
 def checked_ids(ids: list[str]) -> tuple[str, ...]:
@@ -195,7 +179,7 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, settings: QueueSettings) -> FlowOut:
-        """Return the settings of limits and order that differ from their default."""
+        """Return the limits and the order of a queue from its settings."""
         fields = settings.flow | settings.ordering | {"bound_to": settings.bound_to}
         fields["weighted"] = len(settings.weights)
         fields["shards"] = settings.shards
@@ -209,7 +193,7 @@ class QueueOut(QueueStats, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, stats: QueueStats, settings: QueueSettings) -> QueueOut:
-        """Return statistics and settings as one value."""
+        """Combine the statistics and the settings of a queue."""
         figures = {name: getattr(stats, name) for name in stats.__struct_fields__}
         return cls(**figures, flow=FlowOut.of(settings))
 
@@ -243,12 +227,6 @@ class LedgerOut(msgspec.Struct, frozen=True, kw_only=True):
     balanced: bool
     imbalance: int
 
-    @classmethod
-    def of(cls, ledger: Ledger) -> LedgerOut:
-        """Return the ledger with its sum."""
-        counts = msgspec.structs.asdict(ledger)
-        return cls(**counts, balanced=ledger.balanced, imbalance=ledger.imbalance)
-
 
 class HealthOut(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the store works."""
@@ -277,19 +255,19 @@ class LetterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Conditions that a dead letter must all meet. At least one is required."""
 
     reason: Text | None = None
-    """equals the reason"""
+    """the reason must equal this text"""
     error: Text | None = None
-    """is contained in the last error"""
+    """the last error must contain this text"""
     failed_before: Instant | None = None
-    """Unix seconds"""
+    """the failure must be before this time, in Unix seconds"""
     older_than: Seconds | None = None
-    """failed at least this many seconds ago"""
+    """the failure must be at least this many seconds ago"""
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The dead letters to act on: those with these ids, those that match a filter, or all.
 
-    All must be requested explicitly. ``after`` is allowed with a filter only: the ``next`` of the previous response.
+    To select all, set ``all`` to true. ``after`` is the ``next`` of the previous response, and requires a filter.
     """
 
     ids: IdList | None = None
@@ -298,7 +276,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     after: Name | None = None
 
     def checked(self) -> tuple[str, ...]:
-        """Return the ids; empty for all or for a filter. Raises `InvalidInput`."""
+        """Return the ids without duplicates; empty if all, or a filter, was requested. Raises `InvalidInput`."""
         ways = sum((self.all, self.ids is not None, self.filter is not None))
         if ways > 1:
             raise InvalidInput("all", "more than one of all, ids and filter", "exactly one of them")
@@ -332,7 +310,7 @@ class DeadLetterOut(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, dead_letter: DeadLetter) -> DeadLetterOut:
-        """Return the dead letter, sharing the payload's bytes."""
+        """Convert a dead letter without copying its payload."""
         fields = msgspec.structs.asdict(dead_letter) | {"task": to_wire_task(dead_letter.task)}
         return cls(**fields)
 

@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import Ledger
 from taskqueue_server.api.models import Count, LedgerOut, QueueOut, QueuesOut
 from taskqueue_server.context.server import read_each
 from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
@@ -25,15 +26,15 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     value: int
-    """waiting and running tasks: the value to scale by"""
+    """number of waiting and running tasks, by which an autoscaler scales"""
     waiting: int
     in_flight: int
     oldest_age_seconds: float
-    """age of the oldest waiting task; 0 if none waits"""
+    """age of the oldest waiting task in seconds; 0 if no task waits"""
     workers: int
-    """open subscriptions, on all replicas"""
+    """number of open subscriptions, on all replicas of the server"""
     replicas: int
-    """number of workers required: limited by the queue's settings, and 0 while it is paused and nothing runs"""
+    """number of workers needed: limited by the queue's settings, and 0 while the queue is paused and no task runs"""
 
 
 async def scaling(call: RequestContext) -> Response:
@@ -85,12 +86,16 @@ async def _read_queue(call: RequestContext, key: str) -> QueueOut:
 
 async def ledger(call: RequestContext) -> Response:
     """Return a consistent ledger of one queue."""
-    return answer(LedgerOut.of(await call.context.control.ledger(call.name("key"))))
+    return _ledger(await call.context.control.ledger(call.name("key")))
 
 
 async def total(call: RequestContext) -> Response:
-    """Return the sum of all ledgers."""
-    return answer(LedgerOut.of(await call.context.queue.ledger()))
+    """Return the sum of the ledgers of all queues."""
+    return _ledger(await call.context.queue.ledger())
+
+
+def _ledger(ledger: Ledger) -> Response:
+    return answer(msgspec.convert(ledger, LedgerOut, from_attributes=True))
 
 
 async def purge(call: RequestContext) -> Response:

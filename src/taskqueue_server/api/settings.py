@@ -34,19 +34,17 @@ async def replace(call: RequestContext) -> Response:
     """
     key = call.name("key")
     body = await call.read()
-    bodies.decode(object, body)  # text that is not JSON gets the usual error
+    bodies.decode(object, body)  # raises the usual error if the body is not JSON
     settings, version = read_settings(body), _if_match(call)
-    if version is None:
-        await _demand_targets(call, key, settings)
-        return _answer(await call.context.control.configure(key, settings))
-    settings = settings.model_copy(update={"version": version})
+    if version is not None:
+        settings = settings.model_copy(update={"version": version})
     await _demand_targets(call, key, settings)
-    with _precondition():
+    with _precondition(version):
         return _answer(await call.context.control.configure(key, settings))
 
 
 async def _demand_targets(call: RequestContext, key: str, settings: QueueSettings) -> None:
-    """Refuse to bind the queue to others that the client may not administer; existing bindings may stay."""
+    """Raise `ProblemError` for a new binding to a queue that the client may not administer."""
     targets = {target for target in settings.bound_to if not call.is_allowed(target)}
     if targets:
         found = await call.context.control.settings(key)
@@ -61,19 +59,19 @@ async def reset(call: RequestContext) -> Response:
 
     The current version is required: as ``version`` in the query, or as its ``ETag`` in the header ``If-Match``.
     """
-    key = call.name("key")
-    version = _if_match(call)
-    if version is None:
+    key, matched = call.name("key"), _if_match(call)
+    if matched is None:
         version = call.number("version", None, _VERSIONS, lowest=0)
-        return _answer(await reset_settings(call.context.control, key, version=version))
-    if "version" in call.request.query_params:
+    elif "version" in call.request.query_params:
         raise InvalidInput("version", "both a version and If-Match", "only one of them")
-    with _precondition():
+    else:
+        version = matched
+    with _precondition(matched):
         return _answer(await reset_settings(call.context.control, key, version=version))
 
 
 def _if_match(call: RequestContext) -> int | None:
-    """Return the version in the header, or ``None`` without it. Raises `InvalidInput`."""
+    """Return the version in the header ``If-Match``, or ``None`` without this header. Raises `InvalidInput`."""
     values = call.request.headers.getlist("if-match")
     if not values:
         return None
@@ -85,10 +83,13 @@ def _if_match(call: RequestContext) -> int | None:
 
 
 @contextmanager
-def _precondition() -> Iterator[None]:
+def _precondition(matched: int | None) -> Iterator[None]:
+    """Turn a conflict into the status 412 if the version ``matched`` came from the header ``If-Match``."""
     try:
         yield
     except SettingsConflict as error:
+        if matched is None:
+            raise
         raise ProblemError(412, error.code, str(error)) from None
 
 
@@ -130,24 +131,22 @@ _IF_MATCH = Query(
     "the `ETag` of the current settings",
     example='"3"',
 )
-_operation = partial(Operation, tag="queues", verb="admin")
+_operation = partial(
+    Operation, answers={200: QueueSettings}, response_headers=("ETag",), tag="queues", verb="admin"
+)
 OPERATIONS = (
     _operation(
         "GET",
         f"{_KEY}/settings",
         read,
-        {200: QueueSettings},
         id="settings_read",
-        response_headers=("ETag",),
     ),
     _operation(
         "PUT",
         f"{_KEY}/settings",
         replace,
-        {200: QueueSettings},
         id="settings_replace",
         body=QueueSettings,
-        response_headers=("ETag",),
         headers=(_IF_MATCH,),
         problems=(409, 412),
         example={"version": 3, "max_inflight": 10},
@@ -156,11 +155,9 @@ OPERATIONS = (
         "DELETE",
         f"{_KEY}/settings",
         reset,
-        {200: QueueSettings},
         id="settings_reset",
         query=(_VERSION,),
         headers=(_IF_MATCH,),
-        response_headers=("ETag",),
         problems=(409, 412),
     ),
     *(
@@ -168,10 +165,8 @@ OPERATIONS = (
             "POST",
             f"{_KEY}/{name}",
             handler,
-            {200: QueueSettings},
             id=f"settings_{name}",
             query=(_INTAKE_PAUSED,),
-            response_headers=("ETag",),
             problems=(409,),
         )
         for name, handler in (("pause", pause), ("resume", resume))

@@ -29,7 +29,7 @@ async def health(call: RequestContext) -> Response:
 
 
 async def alive(_: RequestContext) -> Response:
-    """Confirm that this process runs, whatever the state of the store, which a restart would not repair."""
+    """Confirm that this process runs. The store is not checked, because a restart would not repair it."""
     return answer(AliveOut(version=VERSION))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from starlette.responses import Response
@@ -26,38 +26,20 @@ from taskqueue_server.worker_socket import asyncapi
 
 async def describe(call: RequestContext) -> Response:
     """Return the OpenAPI document of this API."""
-    known: Description = call.request.app.state.description
-    return answer(known.document(open_to_all=not call.context.access.authenticates))
+    describe_api = call.request.app.state.describe_api
+    return answer(describe_api(open_to_all=not call.context.access.authenticates))
 
 
-class Description:
-    """The API documentation of a server and its extensions."""
-
-    def __init__(self, extensions: Sequence[Extension] = ()) -> None:
-        self._operations = (
-            *OPERATIONS,
-            *(operation for part in extensions for operation in part.operations),
-        )
-        self._tags = {name: text for part in extensions for name, text in part.tags.items()}
-        self._document: dict[bool, dict[str, Any]] = {}
-
-    def document(self, *, open_to_all: bool) -> dict[str, Any]:
-        """Return the OpenAPI document, which is built on the first call."""
-        if open_to_all not in self._document:
-            self._document[open_to_all] = document(
-                self._operations, VERSION, open_to_all=open_to_all, tags=self._tags
-            )
-        return self._document[open_to_all]
+def api_describer(extensions: Sequence[Extension]) -> Callable[..., dict[str, Any]]:
+    """Return a function that describes the API with extensions as OpenAPI, built once per value of ``open_to_all``."""
+    added = (operation for extension in extensions for operation in extension.operations)
+    tags = {name: text for extension in extensions for name, text in extension.tags.items()}
+    return cache(partial(document, (*OPERATIONS, *added), VERSION, tags=tags))
 
 
 async def describe_socket(_: RequestContext) -> Response:
     """Return the description of the workers' WebSocket, as AsyncAPI 3.1."""
-    return answer(_socket_described())
-
-
-@cache
-def _socket_described() -> dict[str, Any]:
-    return asyncapi.document(VERSION)
+    return answer(asyncapi.document(VERSION))
 
 
 OPERATIONS = (

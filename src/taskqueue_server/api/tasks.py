@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from taskqueue_server.api.models import (
     RetryTaskIn,
     StatusesOut,
     TaskIn,
+    checked_ids,
 )
 from taskqueue_server.context.waiters import MAX_WAIT
 from taskqueue_server.problems import ProblemError, refusal_status, retry_after
@@ -34,6 +34,7 @@ from taskqueue_server.routing.operations import (
     RequestContext,
     Scope,
     answer,
+    joined,
     spliced,
     unauthenticated,
 )
@@ -56,12 +57,12 @@ WAIT = Query(
 
 
 def seconds(call: RequestContext) -> int:
-    """Return the number of seconds to wait that the query requests. Raises `InvalidInput`."""
+    """Return the query parameter ``wait``, or 0 if it is absent. Raises `InvalidInput`."""
     return call.number("wait", 0, MAX_WAIT, lowest=0)
 
 
 async def waited(call: RequestContext, status: TaskStatus | None, most: int) -> bool:
-    """Wait up to ``most`` seconds, if the task is live; return whether its status may have changed.
+    """Wait up to ``most`` seconds for the end of a live task; return whether its status may have changed.
 
     Raises `ProblemError` if too many requests wait, or if the client loses its rights.
     """
@@ -77,16 +78,12 @@ async def waited(call: RequestContext, status: TaskStatus | None, most: int) -> 
 
 async def _client_left(call: RequestContext, dismissed: asyncio.Event) -> None:
     """Return when the client has disconnected or lost its rights."""
-    await first_completed(_hung_up(call), _set(dismissed))
+    await first_completed(_hung_up(call), dismissed.wait())
 
 
 async def _hung_up(call: RequestContext) -> None:
     while (await call.request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _set(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 async def publish(call: RequestContext) -> Response:
@@ -110,7 +107,7 @@ async def publish(call: RequestContext) -> Response:
 
 
 async def retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of a task, whatever its state, even if it is unknown. Idempotent by the token."""
+    """Schedule the next attempt of a task in any state, even an unknown one. The same ``token`` schedules it once."""
     body = await call.body(RetryIn)
     now = call.context.backend.now()
     if body.task.id is None:
@@ -124,10 +121,10 @@ async def retry(call: RequestContext) -> Response:
 
 
 async def schedule_retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of this task, at once or at a time. Idempotent by the token.
+    """Schedule the next attempt of this task, at once or at a time. Requests with the same ``token`` schedule it once.
 
-    A dead letter keeps its fields. For another task the payload is required, because the store may no longer have it.
-    409 if it is missing and the task is not a dead letter.
+    A dead letter keeps its fields. For any other task the payload is required, because the store may no longer have it;
+    without it the response is 409.
     """
     key, task_id = call.name("key"), call.name("id")
     body = await call.body(RetryTaskIn)
@@ -169,7 +166,7 @@ def _confirmed(confirmation: Confirmation) -> Response:
 async def status(call: RequestContext) -> Response:
     """Return the status of a task.
 
-    With ``wait``, the response is sent once the task has ended or become a dead letter, at the latest after that time.
+    With ``wait``, the response is sent once the task has ended or become a dead letter, or after that many seconds.
     """
     key, task_id = call.name("key"), call.name("id")
     most = seconds(call)
@@ -186,7 +183,7 @@ async def status(call: RequestContext) -> Response:
 async def result(call: RequestContext) -> Response:
     """Return a task's result, as the worker returned it.
 
-    With ``wait``, the response is sent once the task has ended or become a dead letter, at the latest after that time.
+    With ``wait``, the response is sent once the task has ended or become a dead letter, or after that many seconds.
     """
     key, task_id = call.name("key"), call.name("id")
     most = seconds(call)
@@ -212,41 +209,36 @@ async def cancel(call: RequestContext) -> Response:
 
 _EXAMPLE = {"key": "emails", "id": "order-4711", "payload": {"to": "a@example.org"}}
 _RETRIED = {201: ConfirmationOut, 200: ConfirmationOut}
+_publishing = partial(Operation, tag="tasks", verb="publish")
 _operation = partial(Operation, tag="tasks", verb=("publish", "admin"))
 OPERATIONS = (
-    Operation(
+    _publishing(
         "POST",
         "/v1/tasks",
         publish,
         _CONFIRMATIONS,
         id="tasks_publish",
-        verb="publish",
-        tag="tasks",
         scope=Scope.HANDLER,
         headers=(IDEMPOTENCY_KEY,),
         body=TaskIn,
         example=_EXAMPLE,
     ),
-    Operation(
+    _publishing(
         "POST",
         "/v1/retries",
         retry,
         _RETRIED,
         id="tasks_retry",
-        verb="publish",
-        tag="tasks",
         scope=Scope.HANDLER,
         body=RetryIn,
         example={"task": _EXAMPLE, "delay": 60, "token": "run 7"},
     ),
-    Operation(
+    _publishing(
         "POST",
         "/v1/tasks/{key}/{id}/retry",
         schedule_retry,
         _RETRIED,
         id="tasks_again",
-        verb="publish",
-        tag="tasks",
         body=RetryTaskIn,
         example={"delay": 60, "token": "run 7"},
         problems=(409,),
@@ -276,7 +268,7 @@ OPERATIONS = (
 async def statuses(call: RequestContext) -> Response:
     """Return the statuses of tasks; null for unknown ones."""
     key = call.name("key")
-    ids = (await call.body(Ids)).checked()
+    ids = checked_ids((await call.body(Ids)).ids)
     found = await call.context.control.statuses(key, *ids) if ids else ()
     return answer(StatusesOut(dict(zip(ids, found, strict=True))))
 
@@ -284,19 +276,11 @@ async def statuses(call: RequestContext) -> Response:
 async def results(call: RequestContext) -> Response:
     """Return results by id, as the workers returned them; ids without a result are omitted."""
     key = call.name("key")
-    ids = (await call.body(Ids)).checked()
+    ids = checked_ids((await call.body(Ids)).ids)
     found = await call.context.control.results(key, *ids) if ids else ()
-    return spliced(_object(zip(ids, found, strict=True)))
-
-
-def _object(pairs: Iterator[tuple[str, bytes | None]]) -> Iterator[bytes]:
-    yield b'{"results":{'
-    comma = b""
-    for task_id, text in pairs:
-        if text is not None:
-            yield comma + msgspec.json.encode(task_id) + b":" + text
-            comma = b","
-    yield b"}}"
+    pairs = zip(ids, found, strict=True)
+    members = (msgspec.json.encode(i) + b":" + text for i, text in pairs if text is not None)
+    return spliced(joined(b'{"results":{', members, b"}}"))
 
 
 LOOKUPS = (

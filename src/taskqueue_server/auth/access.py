@@ -1,4 +1,4 @@
-"""Authentication of clients: once at the start, and repeatedly while a connection is open."""
+"""Authentication of clients, at each request and repeatedly while a connection is open."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ipaddress
 import logging
 import time
 from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
@@ -15,11 +16,11 @@ from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_server.auth.tokens import Tokens, signature
 
 RELOAD_SECONDS = 2.0
-"""interval at which the tokens file is checked for changes"""
+"""seconds between two checks whether the tokens file has changed"""
 CHECK_SECONDS = 3.0
-"""interval at which all open connections are authenticated again"""
+"""seconds after which the tokens of all open connections are checked again"""
 OPEN = Identity(name="anybody")
-"""every client, on a server without authentication"""
+"""identity of every client of a server without authentication"""
 _BATCH = 50
 """number of credentials checked before other tasks of the event loop get a turn"""
 _log = logging.getLogger("taskqueue.server.access")
@@ -27,29 +28,27 @@ _log = logging.getLogger("taskqueue.server.access")
 Allowed = Callable[[Identity], bool]
 
 
+@dataclass(eq=False, slots=True)
 class AccessWatch:
-    """The access of one connection, which is checked again while it is open. The repr does not show the token."""
+    """The token of one open connection, whose validity is checked repeatedly."""
 
-    __slots__ = ("_allowed", "peer", "revoked", "token")
-
-    def __init__(self, token: str | None, peer: str, allowed: Allowed) -> None:
-        self.token = token
-        self.peer = peer
-        self.revoked = asyncio.Event()
-        self._allowed = allowed
+    token: str | None = field(repr=False)
+    peer: str
+    allowed: Allowed
+    revoked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def check(self, identity: Identity | None) -> None:
         """Set ``revoked`` unless the identity still has the rights that the connection needs."""
         try:
-            is_allowed = identity is not None and self._allowed(identity)
-        except Exception:  # noqa: BLE001 - an identity from a plugin may raise anything; the other checks must go on
+            is_allowed = identity is not None and self.allowed(identity)
+        except Exception:  # noqa: BLE001 - an identity from a plugin may raise anything; the other checks must continue
             is_allowed = False
         if not is_allowed:
             self.revoked.set()
 
 
 class AccessControl:
-    """Authentication by plugins first, then by the tokens file. One for each server."""
+    """Authenticates clients, first with plugins, then with the tokens file. A server has one instance."""
 
     def __init__(self, settings: Settings, hooks: Hooks) -> None:
         """Read the tokens file, if one is configured. Raises `ConfigurationError` if it is invalid."""
@@ -60,16 +59,16 @@ class AccessControl:
         self._watches: set[AccessWatch] = set()
         self._reload_lock = asyncio.Lock()
         self._reported_error: int | None = None
-        """hash of the last reported error of the tokens file"""
+        """hash of the error of the tokens file that was logged last, so that it is not logged again"""
         self._reload_requested = asyncio.Event()
 
     @property
     def authenticates(self) -> bool:
-        """Whether clients must authenticate. If not, the server listens on loopback only."""
+        """Whether clients must authenticate. A server without authentication listens on loopback only."""
         return self._tokens is not None or self._hooks.wants("authenticate")
 
     def identify(self, token: str | None, peer: str) -> Identity | None:
-        """Return the identity of a token, ``None`` for an unknown one. Plugins are asked first, then the file."""
+        """Return the identity of a token, or ``None`` if it is not valid. Plugins take precedence over the file."""
         if not self.authenticates:
             return OPEN
         result = self._hooks.first("authenticate", token=token, peer=peer)
@@ -84,10 +83,10 @@ class AccessControl:
     def watch_access(
         self, token: str | None, peer: str, allowed: Allowed
     ) -> Generator[asyncio.Event, None, None]:
-        """Watch the access of a token during the block: the event is set once its identity is not ``allowed`` any more.
+        """Check the token repeatedly during the block. Set the event once it is invalid or ``allowed`` returns false.
 
-        That is within `CHECK_SECONDS` of an expiry or a changed answer of a plugin, and at once after a changed tokens
-        file was read, which may take `RELOAD_SECONDS`.
+        Expiry, or a changed response of a plugin, is detected within `CHECK_SECONDS`; a changed tokens file within
+        `RELOAD_SECONDS`.
         """
         watch = AccessWatch(token, peer, allowed)
         self._watches.add(watch)
@@ -97,13 +96,13 @@ class AccessControl:
             self._watches.discard(watch)
 
     def ask_to_reload(self) -> None:
-        """Make `watch` read the tokens file at once, changed or not."""
+        """Make `watch` read the tokens file at once, even if it has not changed."""
         self._reload_requested.set()
 
     async def reload(self) -> bool:
         """Read the tokens file and revoke access that it no longer grants; return whether the file is valid.
 
-        An invalid file changes nothing; the error is logged.
+        If the file is invalid, the error is logged and the previous tokens stay in force.
         """
         path = self._path
         if path is None:
@@ -143,7 +142,7 @@ class AccessControl:
                 if loop.time() >= check_at:
                     check_at = loop.time() + CHECK_SECONDS
                     await self.check()
-            except Exception:  # noqa: BLE001 - the next round must follow whatever failed
+            except Exception:  # noqa: BLE001 - no error may end the periodic checks
                 _log.exception("could not check open connections against the tokens")
 
     async def check(self) -> None:
@@ -162,31 +161,33 @@ class AccessControl:
     async def _reload_tokens(self) -> None:
         if self._path is not None:
             result = await asyncio.to_thread(signature, self._path)
-            # After an error, read the file again even if unchanged: it may be readable now, and revoke access.
+            # After an error, read the file even if it has not changed: it may have become readable.
             if result != self._signature or self._reported_error is not None:
                 await self.reload()
 
 
 def check_host(settings: Settings, hooks: Hooks) -> None:
-    """Raise `ConfigurationError` for a server without authentication that other machines could reach."""
-    if settings.tokens_file is None and not hooks.wants("authenticate"):
-        host = settings.host
-        if not _is_loopback(host):
-            raise ConfigurationError(
-                "TASKQUEUE_HOST: a server without authentication may listen on loopback only "
-                "(127.0.0.1, ::1 or localhost). Create a token with 'taskqueue token new "
-                "NAME --file tokens.toml', and set TASKQUEUE_TOKENS_FILE to the file"
-            )
+    """Raise `ConfigurationError` if a server without authentication would listen on more than loopback."""
+    if not _authenticates(settings, hooks) and not _is_loopback(settings.host):
+        raise ConfigurationError(
+            "TASKQUEUE_HOST: a server without authentication may listen on loopback only "
+            "(127.0.0.1, ::1 or localhost). Create a token with 'taskqueue token new "
+            "NAME --file tokens.toml', and set TASKQUEUE_TOKENS_FILE to the file"
+        )
 
 
 def notice(settings: Settings, hooks: Hooks) -> str | None:
-    """Return the startup notice of a server without authentication, else ``None``."""
-    if settings.tokens_file is not None or hooks.wants("authenticate"):
+    """Return the notice that a server without authentication logs at startup; ``None`` with authentication."""
+    if _authenticates(settings, hooks):
         return None
     return (
         "no authentication: every user of this machine can use this server; other machines "
         "cannot reach it ('taskqueue token new' creates a token)"
     )
+
+
+def _authenticates(settings: Settings, hooks: Hooks) -> bool:
+    return settings.tokens_file is not None or hooks.wants("authenticate")
 
 
 def _is_loopback(host: str) -> bool:

@@ -12,7 +12,7 @@ from taskqueue_server.auth.origins import is_own_origin
 
 _COOKIE = "taskqueue-session"
 _SECURE = f"__Host-{_COOKIE}"
-"""with this prefix, browsers accept the cookie only over TLS, from the same host, and for all paths"""
+"""name of the cookie over TLS; browsers accept the prefix ``__Host-`` only over TLS and from the same host"""
 _TOKEN = 4096
 """maximum number of characters of a token"""
 
@@ -20,7 +20,7 @@ _TOKEN = 4096
 def token_of(connection: HTTPConnection) -> str | None:
     """Return the bearer token of the ``Authorization`` header, or of the session cookie; ``None`` without either.
 
-    For a WebSocket the cookie does not count, because browsers send it from any page.
+    The cookie is ignored for a WebSocket, because browsers send it when a page of any site opens the socket.
     """
     shown = connection.headers.getlist("authorization")
     if not shown:
@@ -35,7 +35,7 @@ def shows_header(connection: HTTPConnection) -> bool:
 
 
 def by_cookie(connection: HTTPConnection) -> bool:
-    """Return whether the session cookie is the only credential: another site's page may have sent the request."""
+    """Return whether the session cookie is the only credential. A page of another site may cause such a request."""
     return not shows_header(connection) and _session_of(connection) is not None
 
 
@@ -45,9 +45,10 @@ def peer_of(connection: HTTPConnection) -> str:
 
 
 def login_cookie(connection: HTTPConnection, token: str, origins: Collection[str]) -> str:
-    """Return the ``Set-Cookie`` that starts a session. The caller has checked the token.
+    """Return the ``Set-Cookie`` header that starts a session with ``token``, which the caller has checked.
 
-    ``origins`` are those of the settings: behind a proxy that ends TLS, they show that the browser uses https.
+    ``origins`` are the origins in the settings: behind a proxy that terminates TLS, an https origin among them shows
+    that the browser uses TLS.
     """
     scheme, origin = connection.url.scheme, connection.headers.get("origin", "")
     secure = scheme == "https" or (
@@ -57,13 +58,13 @@ def login_cookie(connection: HTTPConnection, token: str, origins: Collection[str
 
 
 def logout_cookie(connection: HTTPConnection) -> str:
-    """Return the ``Set-Cookie`` that ends the session of the request."""
+    """Return the ``Set-Cookie`` header that ends the session of the request."""
     secure = connection.url.scheme == "https" or _SECURE in connection.cookies
     return _cookie("", "; Max-Age=0", secure=secure)
 
 
 def session_cookie(token: str, *, secure: bool) -> str:
-    """Return the session cookie for ``token``, which neither scripts nor other sites can use."""
+    """Return the ``Set-Cookie`` header for ``token``; browsers hide the cookie from scripts and from other sites."""
     encoded = base64.urlsafe_b64encode(token.encode("utf-8", "surrogatepass")).decode()
     return _cookie(encoded.rstrip("="), "", secure=secure)
 
@@ -75,7 +76,7 @@ def _cookie(value: str, more: str, *, secure: bool) -> str:
 
 def _session_of(connection: HTTPConnection) -> str | None:
     cookies = connection.cookies
-    # Over TLS, accept only the name that no other host can have set; behind a proxy, either may arrive.
+    # Over TLS, accept only the `__Host-` cookie, which no other host can set. Behind a proxy, accept both names.
     plain = None if connection.url.scheme == "https" else cookies.get(_COOKIE)
     return cookies.get(_SECURE, plain) or None
 

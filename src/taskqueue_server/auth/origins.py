@@ -18,10 +18,10 @@ _PORT = re.compile(r":[0-9]{1,5}\Z")
 
 
 def host_problem(headers: Headers, allowed: Collection[str], *, loopback: bool) -> str | None:
-    """Return what is wrong with the ``Host`` header; ``None`` if nothing is.
+    """Return why the ``Host`` header is not allowed, or ``None`` if it is.
 
-    With ``loopback`` it must be a loopback name, which protects against DNS rebinding. Otherwise it must be among the
-    ``allowed`` names, with or without its port; an empty list allows every name.
+    With ``loopback``, the header must be a loopback name, which protects against DNS rebinding. Otherwise it must be
+    one of the ``allowed`` names, with or without a port; an empty ``allowed`` permits every name.
     """
     hosts = headers.getlist("host")
     host = hosts[0].lower() if len(hosts) == 1 else ""
@@ -36,9 +36,9 @@ def host_problem(headers: Headers, allowed: Collection[str], *, loopback: bool) 
 def refusal(
     headers: Headers, scheme: str, settings: Settings, *, loopback: bool
 ) -> ProblemError | None:
-    """Return why an HTTP request is refused for its host or origin; ``None`` if it is not.
+    """Return the problem if the ``Host`` or ``Origin`` header of a request is not allowed, else ``None``.
 
-    A request may come without ``Origin`` header, from a listed origin, or from a page of this server.
+    Allowed origins are those in the settings and the server's own. A request without ``Origin`` is allowed.
     """
     if wrong := host_problem(headers, settings.allowed_hosts, loopback=loopback):
         return ProblemError(421, "wrong_host", wrong)
@@ -51,9 +51,9 @@ def refusal(
 
 
 def is_own_origin(headers: Headers, scheme: str, listed: Collection[str]) -> bool:
-    """Return whether the ``Origin`` header is that of this server.
+    """Return whether the ``Origin`` header names this server.
 
-    Behind a proxy that ends TLS, it must be a listed origin whose name equals the ``Host`` header.
+    Behind a proxy that terminates TLS, the origin must be in ``listed``, and its host must equal the ``Host`` header.
     """
     origins = headers.getlist("origin")
     if len(origins) != 1:

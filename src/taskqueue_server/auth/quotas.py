@@ -1,47 +1,34 @@
-"""Quotas of each token name in this process: requests, published tasks, sockets."""
+"""Quotas by token name, for one process: the rate of requests and published tasks, and the number of open sockets."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from taskqueue_core.hooks import Identity
 from taskqueue_server.problems import ProblemError, retry_after
 
 MAX_NAMES = 10_000
-"""names whose rate is tracked; the least recently used one is forgotten first"""
+"""maximum number of token names whose rate is tracked; the least recently used name is dropped first"""
 MAX_DEBT = 100_000
-"""tasks that a name may exceed its rate by with batches: the largest batch fits once"""
-
-
-class QuotaSlot:
-    """One of the sockets that a name may open. Leaving it twice is harmless."""
-
-    def __init__(self, leave: Callable[[], None] | None = None) -> None:
-        self._leave = leave
-
-    def leave(self) -> None:
-        """Free the slot."""
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave()
+"""maximum number of tasks by which batches may exceed a rate; one batch of the largest size is always accepted"""
 
 
 class Quotas:
-    """Counters that enforce the limits of each name. Names without limits are not tracked."""
+    """Counters that enforce the limits of each token name. Names without limits are not tracked."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with nothing used. ``clock`` returns monotonic seconds."""
         self._clock = clock
         self._remaining: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._sockets: Counter[str] = Counter()
 
     def spend(self, identity: Identity, tasks: int = 0) -> None:
-        """Count a request, or ``tasks`` of one. Raises `ProblemError` if the name exceeds its rate.
+        """Count one request, or ``tasks`` published tasks, against the rate of the identity's token name.
 
-        A request needs a free token of the bucket. Tasks are counted even if they exceed it, up to `MAX_DEBT`, and the
-        debt delays the requests that follow.
+        The rate is a token bucket. A request needs one token in it. Tasks may overdraw the bucket by up to `MAX_DEBT`;
+        later requests are refused until it has refilled. Raises `ProblemError` if the rate is exceeded.
         """
         if identity.rate is None:
             return
@@ -59,22 +46,20 @@ class Quotas:
         if len(self._remaining) > MAX_NAMES:
             self._remaining.popitem(last=False)
 
-    def enter(self, identity: Identity) -> QuotaSlot | None:
-        """Return a slot for one more socket; ``None`` if the name already has as many as it may open."""
-        if identity.connections is None:
-            return QuotaSlot()
-        name = identity.name
-        if self._sockets[name] >= identity.connections:
-            self._forget(name)
-            return None
-        self._sockets[name] += 1
+    def enter(self, identity: Identity) -> ExitStack | None:
+        """Return a slot for one more socket, or ``None`` if the token name has reached its limit of open sockets.
 
-        def leave() -> None:
-            self._sockets[name] -= 1
-            self._forget(name)
+        Closing the slot frees it; closing it again has no effect.
+        """
+        slot = ExitStack()
+        if identity.connections is not None:
+            if self._sockets[identity.name] >= identity.connections:
+                return None
+            self._sockets[identity.name] += 1
+            slot.callback(self._leave, identity.name)
+        return slot
 
-        return QuotaSlot(leave)
-
-    def _forget(self, name: str) -> None:
+    def _leave(self, name: str) -> None:
+        self._sockets[name] -= 1
         if not self._sockets[name]:
             del self._sockets[name]

@@ -11,9 +11,9 @@ from taskqueue_core.errors import ConfigurationError
 
 
 def server_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return the TLS context for connections, ``None`` for a server without TLS.
+    """Return the TLS context for connections, or ``None`` for a server without TLS.
 
-    Raises `ConfigurationError` that names the setting.
+    Raises `ConfigurationError`, which names the setting, if a file cannot be read or is invalid.
     """
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None:
@@ -26,8 +26,9 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
     _check("TASKQUEUE_TLS_CERTIFICATE", certificate)
     if key is not None:
         _check("TASKQUEUE_TLS_KEY", key)
+    # Without a password, OpenSSL would ask for that of an encrypted key on the terminal.
     try:
-        context.load_cert_chain(certificate, key, password=_no_password)
+        context.load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, ValueError) as error:
         raise ConfigurationError(
             "TASKQUEUE_TLS_CERTIFICATE, TASKQUEUE_TLS_KEY: expected a certificate chain and its key in PEM format, "
@@ -42,8 +43,3 @@ def _check(name: str, path: Path) -> None:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else type(error).__name__
         raise ConfigurationError(f"{name}: {path} cannot be read: {reason}") from None
-
-
-def _no_password() -> str:
-    # Without this callback, OpenSSL would ask for a key's password on the terminal.
-    raise ValueError

@@ -8,10 +8,10 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime, time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
@@ -21,14 +21,14 @@ from taskqueue_core.limits import check_name, check_time, kind_of
 
 VERBS = ("publish", "consume", "admin")
 MAX_ENTRIES = 1000
-"""limited because each request is compared with every entry"""
+"""maximum number of entries, because each request is compared with all of them"""
 _TOKEN = 1024
 """maximum number of characters of a token"""
 _PATTERNS = 1000
 _BYTES = 4 * 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NUMBERS = 1_000_000
-"""highest limit of an entry"""
+"""highest rate, burst or number of connections that an entry may have"""
 _FIELDS = frozenset(
     {"name", "sha256", "verbs", "keys", "expires_at", "rate", "burst", "connections"}
 )
@@ -49,18 +49,11 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> Identity:
-        """The identity that the token gives."""
-        return Identity(
-            name=self.name,
-            verbs=self.verbs,
-            keys=self.keys,
-            rate=self.rate,
-            burst=self.burst,
-            connections=self.connections,
-        )
+        """The identity of a client that sends the token."""
+        return Identity(**{field: getattr(self, field) for field in Identity.__struct_fields__})
 
     def __repr__(self) -> str:
-        """Show no hash."""
+        """Return the name only, so that the hash does not appear in logs."""
         return f"Entry(name={self.name!r})"
 
     @property
@@ -69,30 +62,32 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.sha256.hex()[:8]
 
     def lives(self, now: float) -> bool:
-        """Return whether the token has not expired."""
+        """Return whether the token is still valid at ``now``, in Unix seconds."""
         return self.expires_at is None or now < self.expires_at
 
 
 def hashed(token: str) -> bytes:
-    """Return the hash under which a token is stored."""
+    """Return the SHA-256 hash of a token, which is stored instead of the token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 class Tokens:
-    """All entries of one version of the file."""
+    """All entries of the tokens file, as read at one time. Several entries may have the same name."""
 
     def __init__(self, entries: Iterable[TokenEntry] = ()) -> None:
-        """Entries may share a name; each of their tokens is then valid."""
         self.entries = tuple(entries)
         self._identities = tuple(entry.identity for entry in self.entries)
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
-        """Read a file that only its owner can read. Raises `ConfigurationError` that names the entry and the field."""
+        """Read the tokens file at ``path``. Raises `ConfigurationError`, which names the entry and the field."""
         return cls(read_entries(load(path), path))
 
     def identify(self, token: str | None, now: float) -> Identity | None:
-        """Return the identity of a token, or ``None``. Takes the same time for every token, known or not."""
+        """Return the identity of a token, or ``None`` if it is not valid at ``now``.
+
+        Every token is compared with all entries in constant time, so that the duration reveals nothing about them.
+        """
         if token is None or len(token) > _TOKEN:
             return None
         shown = hashed(token)
@@ -104,7 +99,7 @@ class Tokens:
 
 
 def signature(path: Path) -> object:
-    """Return a value that changes with the file; ``None`` if it does not exist."""
+    """Return a value that differs if the file has changed, or ``None`` if the file does not exist."""
     try:
         result = path.stat()
     except OSError:
@@ -113,7 +108,7 @@ def signature(path: Path) -> object:
 
 
 def check_pattern(field: str, pattern: object) -> None:
-    """Raise `InvalidInput` for an invalid pattern of keys."""
+    """Raise `InvalidInput` unless ``pattern`` is a key, a prefix followed by ``*``, or ``*``."""
     try:
         if pattern != "*":
             check_name(field, pattern.removesuffix("*") if isinstance(pattern, str) else pattern)
@@ -123,13 +118,13 @@ def check_pattern(field: str, pattern: object) -> None:
 
 
 def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
-    """Return the entries of the file's text. Raises `ConfigurationError`."""
+    """Parse the text of the tokens file at ``path``. Raises `ConfigurationError`, which names the path."""
     try:
         decoded = tomllib.loads(text.decode())
     except UnicodeDecodeError:
         raise _wrong(path, "it is not UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        # The parser's message contains a position and at most one character of the file.
+        # The parser's message is safe to show: it has a position and at most one character of the file.
         raise _wrong(path, f"it is not TOML: {error}") from None
     rows = decoded.pop("token", [])
     if decoded or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -143,9 +138,9 @@ def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
 
 
 def load(path: Path) -> bytes:
-    """Return the content of a file that no other user can access. Raises `ConfigurationError`."""
+    """Return the content of the tokens file. Raises `ConfigurationError` if other users may access it."""
     try:
-        # O_NONBLOCK: opening a named pipe must not block the checks of other connections.
+        # O_NONBLOCK, because opening a named pipe would block the checks of open connections.
         with open(
             path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
@@ -165,101 +160,89 @@ def load(path: Path) -> bytes:
 
 
 def _is_open(result: os.stat_result) -> bool:
-    # Write access would allow adding tokens. Root may grant a group read access, as Kubernetes mounts secrets.
+    # Other users could read hashes or add tokens. If root owns the file, its group may read it: Kubernetes mounts
+    # secrets in this way.
     given = stat.S_IRGRP if result.st_uid == 0 else 0
     return bool(result.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~given)
 
 
 def _entry(row: Mapping[str, Any], number: int, path: Path) -> TokenEntry:
-    name = row.get("name")
-    shown = f"token {number}"
-
-    def wrong(field: str, allowed: str) -> NoReturn:
-        raise _wrong(path, f"{shown}: {field}: {allowed}")
-
+    name, shown = row.get("name"), f"token {number}"
     try:
         check_name("name", name)
+        shown = f"token {number} ({name})"
+        return _checked(row)
     except InvalidInput as error:
-        wrong("name", error.allowed)
-    shown = f"token {number} ({name})"
+        raise _wrong(path, f"{shown}: {error.field}: {error.allowed}") from None
+
+
+def _checked(row: Mapping[str, Any]) -> TokenEntry:
     if unknown := sorted(row.keys() - _FIELDS):
-        shown_names = ", ".join(repr(field[:40]) for field in unknown[:5])
-        wrong(shown_names, f"unknown field; allowed: {', '.join(sorted(_FIELDS))}")
+        names = ", ".join(repr(field[:40]) for field in unknown[:5])
+        allowed = f"unknown field; allowed: {', '.join(sorted(_FIELDS))}"
+        raise InvalidInput(names, "unknown fields", allowed)
     digest = row.get("sha256")
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest.lower()):
-        wrong("sha256", "the SHA-256 of the token, as 64 hexadecimal digits")
-    return TokenEntry(
-        name=str(name),
+        allowed = "the SHA-256 of the token, as 64 hexadecimal digits"
+        raise InvalidInput("sha256", kind_of(digest), allowed)
+    limits = {field: row.get(field) for field in ("rate", "burst", "connections")}
+    entry = TokenEntry(
+        name=row["name"],
         sha256=bytes.fromhex(digest),
-        verbs=frozenset(_verbs(row.get("verbs"), wrong)),
-        keys=_keys(row.get("keys"), wrong),
-        expires_at=_expiry(row.get("expires_at"), wrong),
-        **_limits(row, wrong),
+        verbs=frozenset(_verbs(row.get("verbs"))),
+        keys=_keys(row.get("keys")),
+        expires_at=_expiry(row.get("expires_at")),
+        **limits,
     )
+    check_limits(**limits)
+    return entry
 
 
 def check_limits(rate: object, burst: object, connections: object) -> None:
-    """Raise `InvalidInput` for an invalid limit. ``None`` means no limit."""
-    for field, value, kind in (
-        ("rate", rate, float),
-        ("burst", burst, float),
-        ("connections", connections, int),
+    """Raise `InvalidInput` for an invalid rate, burst or number of connections. ``None`` means no limit."""
+    per_second, at_least_one = "a number per second, at least 1 per hour", "a number of at least 1"
+    for field, value, kind, lowest, what in (
+        ("rate", rate, float, 1 / 3600, per_second),
+        ("burst", burst, float, 1, at_least_one),
+        ("connections", connections, int, 1, at_least_one),
     ):
         number = isinstance(value, int | kind) and not isinstance(value, bool)
-        lowest = 1 / 3600 if field == "rate" else 1
         if value is not None and not (number and lowest <= value <= _NUMBERS):  # type: ignore[operator]
-            what = (
-                "a number per second, at least 1 per hour"
-                if field == "rate"
-                else "a number of at least 1"
-            )
             raise InvalidInput(field, kind_of(value), f"{what}, up to {_NUMBERS}")
     if burst is not None and rate is None:
         raise InvalidInput("burst", "a burst without a rate", "with a rate only")
 
 
-def _limits(row: Mapping[str, Any], wrong: Callable[[str, str], NoReturn]) -> dict[str, Any]:
-    fields = {field: row.get(field) for field in ("rate", "burst", "connections")}
-    try:
-        check_limits(**fields)
-    except InvalidInput as error:
-        wrong(error.field, error.allowed)
-    return fields
-
-
-def _verbs(value: object, wrong: Callable[[str, str], NoReturn]) -> list[str]:
+def _verbs(value: object) -> list[str]:
     if not isinstance(value, list) or not value or not all(verb in VERBS for verb in value):
-        wrong("verbs", f"an array of one or more of {', '.join(VERBS)}")
+        allowed = f"an array of one or more of {', '.join(VERBS)}"
+        raise InvalidInput("verbs", kind_of(value), allowed)
     return value
 
 
-def _keys(value: object, wrong: Callable[[str, str], NoReturn]) -> tuple[str, ...]:
+def _keys(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not 0 < len(value) <= _PATTERNS:
-        wrong("keys", f'an array of 1 to {_PATTERNS} keys; "*" for all, "mail-*" for a prefix')
+        allowed = f'an array of 1 to {_PATTERNS} keys; "*" for all, "mail-*" for a prefix'
+        raise InvalidInput("keys", kind_of(value), allowed)
     for pattern in value:
-        try:
-            check_pattern("keys", pattern)
-        except InvalidInput as error:
-            wrong("keys", error.allowed)
+        check_pattern("keys", pattern)
     return tuple(value)
 
 
-def _expiry(value: object, wrong: Callable[[str, str], NoReturn]) -> float | None:
+def _expiry(value: object) -> float | None:
     if value is None:
         return None
     try:
         at = seconds_of(value)
         check_time("expires_at", at)
-    except (ValueError, OverflowError, InvalidInput):
-        wrong(
-            "expires_at",
-            "Unix seconds, or a time such as 2027-01-31T12:00:00Z (UTC by default)",
-        )
+    except (ValueError, OverflowError):
+        allowed = "Unix seconds, or a time such as 2027-01-31T12:00:00Z (UTC by default)"
+        raise InvalidInput("expires_at", kind_of(value), allowed) from None
     return at
 
 
 def seconds_of(value: object) -> float:
-    """Return Unix seconds from a number, a time or its ISO text. Raises `ValueError`."""
+    """Convert a number, a date, a time or ISO 8601 text to Unix seconds, by default in UTC. Raises `ValueError`."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str):
@@ -267,7 +250,7 @@ def seconds_of(value: object) -> float:
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time())
     if not isinstance(value, datetime):
-        raise ValueError  # noqa: TRY004 - the caller handles one type of error
+        raise ValueError  # noqa: TRY004 - callers handle only ValueError
     return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
 
 

@@ -1,4 +1,4 @@
-"""Changes of the tokens file: atomic, one at a time, and readable by the owner only."""
+"""Add and remove entries of the tokens file. Each change replaces the file atomically, while a lock is held."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_server.auth.tokens import TokenEntry, hashed, load, read_entries
 
 _RANDOM = 32
-"""bytes of randomness"""
+"""number of random bytes in a token"""
 _HEAD = "# Tokens of the server: the hash, the rights and the expiry of each. The tokens themselves are not stored.\n"
 _START = re.compile(r"^(?=[ \t]*\[\[[ \t]*token[ \t]*\]\])", re.MULTILINE)
 
@@ -26,11 +26,6 @@ _START = re.compile(r"^(?=[ \t]*\[\[[ \t]*token[ \t]*\]\])", re.MULTILINE)
 def new_token() -> str:
     """Return a new random token."""
     return f"tq_{secrets.token_urlsafe(_RANDOM)}"
-
-
-def entries(path: Path) -> tuple[TokenEntry, ...]:
-    """Return the entries of a file, in its order. Raises `ConfigurationError`."""
-    return read_entries(load(path), path)
 
 
 def add(
@@ -45,7 +40,10 @@ def add(
     burst: float | None = None,
     connections: int | None = None,
 ) -> TokenEntry:
-    """Append an entry to the file, which is created if needed. Raises `ConfigurationError`."""
+    """Append an entry for ``token`` to the tokens file, which is created if needed. Raises `ConfigurationError`.
+
+    The token expires ``at`` this time, in Unix seconds, or never.
+    """
     lines: dict[str, object] = {
         "name": name,
         "sha256": hashed(token).hex(),
@@ -70,7 +68,10 @@ def add(
 
 
 def remove(path: Path, unwanted: Callable[[TokenEntry], bool]) -> tuple[TokenEntry, ...]:
-    """Remove entries from the file and return them; everything else stays as it is. Raises `ConfigurationError`."""
+    """Remove ``unwanted`` entries from the tokens file and return them. Raises `ConfigurationError`.
+
+    Comments and the other entries are not changed.
+    """
     with _alone(path):
         text = load(path)
         result = read_entries(text, path)

@@ -1,4 +1,4 @@
-"""Open connections, by connection id and by worker. Correctness relies on leases, not on this registry."""
+"""Registry of open connections, by connection id and by worker id. Leases, not this registry, prevent lost tasks."""
 
 from __future__ import annotations
 
@@ -7,36 +7,29 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 MAX_CONNECTIONS = 10_000
-"""maximum number of sockets"""
+"""maximum number of open sockets of one server process"""
 MAX_STRANGERS = 100
-"""maximum number of sockets that have not sent a hello"""
+"""maximum number of open sockets that have neither authenticated nor sent a hello"""
 
 
 class Connection(Protocol):
-    """A connection as the registry sees it."""
+    """The interface of a connection that the registry uses."""
 
-    @property
-    def connection_id(self) -> str:
-        """The unique id of the connection."""
-        ...
-
-    @property
-    def worker_id(self) -> str | None:
-        """The worker's id, once it is known."""
-        ...
+    connection_id: str
+    worker_id: str | None
+    """the worker's id, or ``None`` before the worker has sent it"""
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Forget receipts that move to another connection."""
+        """Drop receipts of deliveries that move to another connection of the same worker."""
         ...
 
 
 class Connections:
-    """The connections of this process. Removing one affects no other."""
+    """The open connections of this process."""
 
     def __init__(
         self, max_connections: int = MAX_CONNECTIONS, max_strangers: int = MAX_STRANGERS
     ) -> None:
-        """Start without connections."""
         self._max_connections = max_connections
         self._max_strangers = max_strangers
         self._members: dict[str, Connection] = {}
@@ -46,20 +39,20 @@ class Connections:
         self._empty.set()
 
     def has_room_for(self, *, known: bool) -> bool:
-        """Return whether another connection fits; unauthenticated ones cannot keep out one that is ``known``."""
+        """Return whether one more connection is allowed. Unauthenticated clients (not ``known``) have a lower limit."""
         return len(self._members) < self._max_connections and (
             known or len(self._strangers) < self._max_strangers
         )
 
     def add(self, member: Connection, *, known: bool = False) -> None:
-        """Add a connection that has not sent a hello."""
+        """Add a connection that has not sent a hello yet. ``known`` means that its client has authenticated."""
         self._members[member.connection_id] = member
         if not known:
             self._strangers[member.connection_id] = None
         self._empty.clear()
 
     def identify(self, member: Connection, worker_id: str) -> None:
-        """Record which worker the connection belongs to."""
+        """Record the worker to which the connection belongs."""
         self._strangers.pop(member.connection_id, None)
         self._by_worker.setdefault(worker_id, {})[member.connection_id] = member
 
@@ -76,13 +69,13 @@ class Connections:
             self._empty.set()
 
     def claim(self, member: Connection, worker_id: str, receipts: Iterable[str]) -> None:
-        """Make the worker's other connections forget receipts that ``member`` is about to adopt."""
+        """Make the worker's other connections drop the receipts that ``member`` is about to adopt."""
         moving = tuple(receipts)
         for other in self.others(member, worker_id):
             other.forget(moving)
 
     def others(self, member: Connection, worker_id: str) -> tuple[Connection, ...]:
-        """Return the worker's other connections."""
+        """Return the worker's connections except ``member``."""
         known = self._by_worker.get(worker_id, {})
         return tuple(
             connection for name, connection in known.items() if name != member.connection_id
@@ -94,15 +87,13 @@ class Connections:
 
     @property
     def strangers(self) -> int:
-        """The number of connections that have not sent a hello."""
+        """The number of connections that have neither authenticated nor sent a hello."""
         return len(self._strangers)
 
     def __iter__(self) -> Iterator[Connection]:
-        """Iterate over all connections."""
         return iter(tuple(self._members.values()))
 
     def __len__(self) -> int:
-        """Return the number of connections."""
         return len(self._members)
 
     async def empty(self) -> None:

@@ -23,11 +23,11 @@ from taskqueue_server.context.waiters import ResultWaiters
 _log = logging.getLogger("taskqueue.server")
 _HANDOVER_SECONDS = 2.0
 _SETTLE_SECONDS = 0.5
-"""for closing sockets and releasing deliveries after the drain timeout"""
+"""seconds after the drain timeout to close sockets and to release deliveries"""
 
 try:
     VERSION = version("taskqueue-backends")
-except PackageNotFoundError:  # run from a source tree
+except PackageNotFoundError:  # the server runs from a source tree, without an installed package
     VERSION = "0"
 
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 async def read_each(
     read: Callable[[str], Awaitable[T]], keys: Sequence[str], at_once: int
 ) -> list[T]:
-    """Return what ``read`` returns for each key; at most ``at_once`` calls are in progress."""
+    """Call ``read`` for each key, with at most ``at_once`` concurrent calls, and return the results in order."""
     results: list[T] = []
     for start in range(0, len(keys), at_once):
         results += await gather_all(map(read, keys[start : start + at_once]))
@@ -47,9 +47,7 @@ async def read_each(
 class ServerContext:
     """Server-wide state: the backend, its capabilities, open connections, and whether the server is shutting down."""
 
-    def __init__(
-        self, backend: Backend, settings: Settings, registry: Connections | None = None
-    ) -> None:
+    def __init__(self, backend: Backend, settings: Settings) -> None:
         """Take ownership of ``backend``.
 
         Raises `CapabilityMissing` if it lacks ``control`` or ``dead_letters``, and `ConfigurationError` for an invalid
@@ -65,31 +63,32 @@ class ServerContext:
         self.settings = settings
         self.access = AccessControl(settings, self.hooks)
         self.usage = Quotas()
-        self.registry = registry if registry is not None else Connections()
+        self.registry = Connections()
         self.started = False
         self.startup_error: Exception | None = None
-        """why the server could not start, or did not end cleanly"""
+        """the error that prevented the startup or a clean shutdown"""
         self.draining = asyncio.Event()
         self.waiters = ResultWaiters(self.control, self.hooks, self.draining)
         self.extension_state: dict[str, object] = {}
-        """state of extensions by their name: see `taskqueue_server.routing.extensions.Extension.open`"""
+        """state of each extension by its name; see `taskqueue_server.routing.extensions.Extension.open`"""
         self._drained_at = 0.0
 
     @property
     def drain_remaining(self) -> float:
-        """Seconds that workers still have to settle what they are running."""
+        """Seconds until the drain timeout, within which workers may still settle their tasks."""
         return max(0.0, self._drained_at - asyncio.get_running_loop().time())
 
     @property
     def handover(self) -> float:
-        """Seconds in which a disconnected worker may move its deliveries to another server of the same store."""
+        """Seconds in which a disconnected worker may move its deliveries to another server; 0 without handover."""
         movable = has(self.backend, Capability.HANDOVER) and self.backend.capabilities.shared
         return _HANDOVER_SECONDS if movable else 0.0
 
     async def drain(self) -> None:
-        """Stop accepting connections, ask every worker to leave, and wait until they have settled or the drain timeout.
+        """Stop accepting connections, ask every worker to leave, and wait until all have left or the drain timeout.
 
-        Each connection closes itself and releases deliveries that its worker neither settles nor moves. Idempotent.
+        Each connection closes itself and releases the deliveries that its worker has neither settled nor moved to
+        another server. Idempotent.
         """
         if not self.draining.is_set():
             self._drained_at = asyncio.get_running_loop().time() + self.settings.drain

@@ -1,4 +1,4 @@
-"""Requests that wait for the end of a task (long polling), with one query of the store for all of them."""
+"""Long polling: HTTP requests that wait for the end of a task share one periodic query of the store."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from taskqueue_core.tasks import Delivery, Expired
 from taskqueue_server.problems import ProblemError
 
 MAX_WAIT = 30
-"""seconds"""
+"""maximum number of seconds that a request may wait"""
 MAX_WAITERS = 1000
 """maximum number of waiting requests of one server"""
 _PERIOD = 0.5
-"""interval at which the store is polled: tasks that end on another server cause no notification here"""
+"""seconds between two polls of the store, which detect tasks that ended on another server"""
 
 _Name = tuple[str, str]
 
 
 class ResultWaiters:
-    """Requests that wait for tasks to end. A task that ends on this server wakes them at once; others at the next poll.
+    """HTTP requests that wait for tasks to end.
 
-    Without waiting requests the store is not polled.
+    A request returns at once if its task ends on this server, and after the next poll of the store if the task ends on
+    another server. The store is polled only while requests wait.
     """
 
     def __init__(
@@ -46,14 +47,13 @@ class ResultWaiters:
         self._hooks = hooks
         self._draining = draining
         self._period = period
-        self._futures: dict[_Name, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[_Name, set[asyncio.Event]] = {}
         self._slots = LimitedSlots(most, "too_many_waiters", "requests wait for results")
         self._pending: set[_Name] = set()
         self._wakeup = asyncio.Event()
         self._polling: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        """Return the number of waiting requests."""
         return len(self._slots)
 
     async def wait(
@@ -64,9 +64,9 @@ class ResultWaiters:
         gone: Coroutine[Any, Any, None],
         client: str | None = None,
     ) -> None:
-        """Return when the task has ended, the seconds have passed, the server drains, or ``gone`` completes.
+        """Wait until the task has ended, the seconds have passed, the server drains, or ``gone`` completes.
 
-        Raises `ProblemError` if too many requests wait. One ``client`` may use half of the slots.
+        Raises `ProblemError` if too many requests wait already. One ``client`` may use at most half of the slots.
         """
         try:
             if self._draining.is_set():
@@ -77,30 +77,25 @@ class ResultWaiters:
             gone.close()
 
     async def _wait(self, name: _Name, seconds: float, gone: Coroutine[Any, Any, None]) -> None:
-        future = self._enter(name)
-        try:
-            async with asyncio.timeout(seconds):
-                await first_completed(_done(future), gone)
-        except TimeoutError:
-            pass
-        finally:
-            await self._leave(name, future)
-
-    def _enter(self, name: _Name) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._futures.setdefault(name, set()).add(future)
+        ended = asyncio.Event()
+        self._waiting.setdefault(name, set()).add(ended)
         if self._polling is None:
             self._hooks.register(self)
             self._polling = asyncio.create_task(self._poll_store())
         self._ended([name])  # the task may have ended before this request was registered
-        return future
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await first_completed(ended.wait(), gone)
+        finally:
+            await self._leave(name, ended)
 
-    async def _leave(self, name: _Name, future: asyncio.Future[None]) -> None:
-        others = self._futures[name]
-        others.discard(future)
+    async def _leave(self, name: _Name, ended: asyncio.Event) -> None:
+        others = self._waiting[name]
+        others.discard(ended)
         if not others:
-            del self._futures[name]
-        if self._futures or self._polling is None:
+            del self._waiting[name]
+        if self._waiting or self._polling is None:
             return
         polling, self._polling = self._polling, None
         self._hooks.unregister(self)
@@ -109,25 +104,25 @@ class ResultWaiters:
 
     @hookimpl
     def settled(self, deliveries: Sequence[Delivery]) -> None:
-        """Check the tasks that were settled on this server."""
+        """Schedule a check of the tasks that were settled on this server."""
         self._ended((delivery.task.key, delivery.task.id) for delivery in deliveries)
 
     @hookimpl
     def dead_lettered(self, delivery: Delivery) -> None:
-        """Check a task that became a dead letter on this server."""
+        """Schedule a check of a task that became a dead letter on this server."""
         self._ended([(delivery.task.key, delivery.task.id)])
 
     @hookimpl
     def expired(self, tasks: Sequence[Expired]) -> None:
-        """Check tasks that this server found expired."""
+        """Schedule a check of the tasks that this server found expired."""
         self._ended((task.key, task.task_id) for task in tasks)
 
     def check_now(self, key: str, task_id: str) -> None:
-        """Check a task that this server has changed."""
+        """Schedule a check of a task that this server has changed."""
         self._ended([(key, task_id)])
 
     def _ended(self, names: Iterable[_Name]) -> None:
-        if waited_for := self._futures.keys() & set(names):
+        if waited_for := self._waiting.keys() & set(names):
             self._pending |= waited_for
             self._wakeup.set()
 
@@ -137,16 +132,15 @@ class ResultWaiters:
         while not self._draining.is_set():
             try:
                 async with asyncio.timeout_at(due):
-                    await first_completed(_event(self._wakeup), _event(self._draining))
+                    await first_completed(self._wakeup.wait(), self._draining.wait())
             except TimeoutError:
-                self._pending |= self._futures.keys()
+                self._pending |= self._waiting.keys()
                 due = loop.time() + self._period
             self._wakeup.clear()
             names, self._pending = self._pending, set()
-            await first_completed(
-                self._wake(names), _event(self._draining)
-            )  # a store that does not respond must not delay the drain
-        self._wake_up(self._futures.keys())
+            # A store that does not respond must not delay the drain.
+            await first_completed(self._wake(names), self._draining.wait())
+        self._wake_up(self._waiting.keys())
 
     async def _wake(self, names: set[_Name]) -> None:
         by_key: dict[str, list[str]] = {}
@@ -155,9 +149,8 @@ class ResultWaiters:
         for key, ids in by_key.items():
             for start in range(0, len(ids), LIMITS.batch):
                 batch = ids[start : start + LIMITS.batch]
-                with contextlib.suppress(
-                    Exception
-                ):  # requests read the store again at the end, and report its error
+                # Each request reads the store again before it responds, and reports an error.
+                with contextlib.suppress(Exception):
                     matches = zip(batch, await self._control.statuses(key, *batch), strict=True)
                     self._wake_up(
                         (key, i) for i, status in matches if status is None or not status.state.live
@@ -165,24 +158,15 @@ class ResultWaiters:
 
     def _wake_up(self, names: Iterable[_Name]) -> None:
         for name in names:
-            for future in self._futures.get(name, ()):
-                if not future.done():
-                    future.set_result(None)
-
-
-async def _done(future: asyncio.Future[None]) -> None:
-    await future
-
-
-async def _event(event: asyncio.Event) -> None:
-    await event.wait()
+            for ended in self._waiting.get(name, ()):
+                ended.set()
 
 
 class LimitedSlots:
-    """A limited number of slots, counted by client. A named client may hold half of them."""
+    """A limited number of slots for concurrent requests. One named client may hold at most half of them."""
 
     def __init__(self, most: int, code: str, doing: str, retry_after: int = 1) -> None:
-        """Allow ``most`` slots; ``code`` and ``doing`` appear in the problem when none is free."""
+        """Allow ``most`` slots. If no slot is free, the problem contains ``code`` and ``doing``."""
         self._most = most
         self._code = code
         self._doing = doing
@@ -190,12 +174,11 @@ class LimitedSlots:
         self._per_client: Counter[str | None] = Counter()
 
     def __len__(self) -> int:
-        """Return the number of slots in use."""
         return self._per_client.total()
 
     @contextmanager
     def acquire(self, client: str | None) -> Iterator[None]:
-        """Hold a slot during the block. Raises `ProblemError` if none is free, or if the client holds its share."""
+        """Hold a slot during the block. Raises `ProblemError` if none is free, or if the client holds half of them."""
         if len(self) >= self._most:
             raise self._problem(503, f"{self._most} {self._doing} already")
         if client is not None and self._per_client[client] >= self._most // 2:
@@ -205,7 +188,7 @@ class LimitedSlots:
             yield
         finally:
             self._per_client[client] -= 1
-            self._per_client += Counter()  # drops zero counts
+            self._per_client += Counter()  # removes clients whose count is 0
 
     def _problem(self, status: int, detail: str) -> ProblemError:
         return ProblemError(status, self._code, detail, headers=self._headers)

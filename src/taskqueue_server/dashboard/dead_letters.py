@@ -20,7 +20,7 @@ _ACTIONS = {"redrive", "redrive-all", "discard", "discard-all"}
 
 
 class _TextFilter(dead_letter_filter.DeadLetterFilter, frozen=True, kw_only=True):
-    """The filter of the page: a text contained in the reason, an error, the id or the tenant."""
+    """A filter for dead letters whose reason, errors, id or tenant contain a text."""
 
     text: str
 
@@ -60,23 +60,16 @@ async def act(call: RequestContext) -> Response:
     if name or not action.endswith("-all"):
         done = await _each(call, key, verb, [name] if name else form.all("ids"))
     elif search:
-        done, following = await _act_on_filter(call, key, verb, search)
+        dead_letters, conditions = call.context.dead_letters, _TextFilter.by(call, search)
+        done, following = await dead_letter_filter.act(
+            dead_letters, key, conditions, getattr(dead_letters, verb), after=None
+        )
     else:
         done = await getattr(call.context.dead_letters, verb)(key)
     if not done and not following:
         return see_other(back, "nothing")
     notice = "more" if following else "redriven" if verb == "redrive" else "discarded"
     return see_other(back, notice, done)
-
-
-async def _act_on_filter(
-    call: RequestContext, key: str, verb: str, search: str
-) -> tuple[int, str | None]:
-    dead_letters = call.context.dead_letters
-    conditions = _TextFilter.by(call, search)
-    return await dead_letter_filter.act(
-        dead_letters, key, conditions, getattr(dead_letters, verb), after=None
-    )
 
 
 async def _each(call: RequestContext, key: str, verb: str, ids: list[str]) -> int:

@@ -1,31 +1,26 @@
-"""Formatting of values for people, and the names of all texts that the stream updates."""
+"""Formatting of values for the pages, and the texts that the event stream updates, by the name of their element."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-import msgspec
-
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.rate_limit import RateLimit
-from taskqueue_core.tasks import Ledger, State
+from taskqueue_core.tasks import Ledger
 from taskqueue_server.dashboard.snapshot import History, Snapshot, StoreReading
 
-PARTS = tuple(state.value for state in (State.WAITING, State.SCHEDULED, State.IN_FLIGHT)) + tuple(
-    state.value
-    for state in (State.DONE, State.DEAD, State.EXPIRED, State.CANCELLED, State.DISCARDED)
-)
+PARTS = tuple(field for field in Ledger.__struct_fields__ if field != "published")
 """states that add up to the published tasks, in the order of a task's life"""
 _NONE = "\N{EN DASH}"
 _LONG = 10
-"""values from here on are shown without decimals"""
+"""lowest value that is shown without decimals"""
 _WIDE, _HIGH = 960, 200
-_UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
+_UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (0.001, "ms"))
 
 
 def count(number: int) -> str:
-    """Format an integer."""
+    """Format an integer with thousands separators."""
     return f"{number:,}"
 
 
@@ -38,26 +33,18 @@ def duration(seconds: float | None) -> str:
     """Format a duration with about two digits."""
     if seconds is None:
         return _NONE
-    if seconds < 1:
-        ms = seconds * 1000
-        return f"{ms:.0f} ms" if ms >= _LONG else f"{ms:.1f} ms"
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return (
-                f"{seconds / size:.1f} {unit}"
-                if seconds < 10 * size
-                else f"{seconds / size:.0f} {unit}"
-            )
-    return f"{seconds:.1f} s" if seconds < _LONG else f"{seconds:.0f} s"
+    size, unit = next((pair for pair in _UNITS if seconds >= pair[0]), _UNITS[-1])
+    number = seconds / size
+    return f"{number:.1f} {unit}" if number < _LONG else f"{number:.0f} {unit}"
 
 
 def age(at: float | None, now: float) -> str:
-    """Format the age of something that happened at ``at``."""
+    """Format the time from ``at`` to ``now``; return a dash if ``at`` is ``None``."""
     return _NONE if at is None else duration(max(0.0, now - at)) if now - at >= 1 else "0 s"
 
 
 def clock(at: float) -> str:
-    """Format a time of the store's clock."""
+    """Format Unix seconds as a date and a time in UTC."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
@@ -65,7 +52,7 @@ def clock(at: float) -> str:
 
 
 def rate_limit(limit: RateLimit | None) -> str:
-    """Format a token bucket."""
+    """Format the rate limit of a queue."""
     if limit is None:
         return "no limit"
     unit = limit.interval_unit.value.lower()
@@ -74,7 +61,7 @@ def rate_limit(limit: RateLimit | None) -> str:
 
 
 def limits(settings: QueueSettings) -> list[tuple[str, str]]:
-    """Return limits and order of a queue as pairs of label and value."""
+    """Return the limits and the order of a queue as pairs of label and value."""
     results = [
         ("Capacity", "no limit" if settings.capacity is None else count(settings.capacity)),
         ("In flight", count(settings.max_inflight) if settings.max_inflight else "no limit"),
@@ -91,7 +78,7 @@ def limits(settings: QueueSettings) -> list[tuple[str, str]]:
 
 
 def balance(ledger: Ledger) -> tuple[str, str]:
-    """Return whether every task is accounted for, as a state and a text."""
+    """Return whether the ledger balances, as the state of a page element and its text."""
     if ledger.balanced:
         return "ok", "Every task is accounted for"
     missing = ledger.imbalance
@@ -100,7 +87,7 @@ def balance(ledger: Ledger) -> tuple[str, str]:
 
 
 def of_ledger(ledger: Ledger) -> dict[str, str]:
-    """Return the texts of a ledger by name; a name with ``@`` is a state, not a text."""
+    """Return the texts of a ledger by the name of their page element; ``@NAME`` has the element's state."""
     state, names = balance(ledger)
     texts = {f"ledger.{name}": count(getattr(ledger, name)) for name in ("published", *PARTS)}
     return {**texts, "balance": names, "@balance": state}
@@ -109,7 +96,7 @@ def of_ledger(ledger: Ledger) -> dict[str, str]:
 def of_queue(
     key: str, reading: StoreReading, snapshot: Snapshot, history: History
 ) -> dict[str, str]:
-    """Return the texts of a queue by name."""
+    """Return the texts of a queue by the name of their page element; ``@NAME`` has the element's state."""
     ledger, settings, window = reading.ledger, reading.settings, history.window([key])
     name, names = state_of(reading, flows=window.published > 0 or window.done > 0)
     busy = f"{count(ledger.in_flight)} / {count(settings.max_inflight)}"
@@ -136,7 +123,7 @@ def of_queue(
 
 
 def state_of(reading: StoreReading, *, flows: bool) -> tuple[str, str]:
-    """Return the state of a queue, as a state and a text."""
+    """Return the state of a queue, as the state of a page element and its text."""
     settings, ledger = reading.settings, reading.ledger
     if not ledger.balanced:
         return "bad", "Ledger does not balance"
@@ -157,12 +144,12 @@ def state_of(reading: StoreReading, *, flows: bool) -> tuple[str, str]:
 
 
 def points(series: Sequence[int]) -> str:
-    """Return the points of a sparkline."""
+    """Return the points of a sparkline, as an SVG attribute."""
     if len(series) <= 1:
         return ""
     steps, scale = len(series) - 1, (_HIGH - 20) / max(*series, 1)
     heights = [_HIGH - 10 - int(value * scale) for value in series]
-    # On a level stretch its two ends suffice: most queues are idle most of the time.
+    # Of several equal values in a row, only the first and last are points: most queues are idle most of the time.
     return " ".join(
         [
             f"{index * _WIDE // steps},{height}"
@@ -170,8 +157,3 @@ def points(series: Sequence[int]) -> str:
             if index in {0, steps} or not heights[index - 1] == height == heights[index + 1]
         ]
     )
-
-
-def raw(ledger: Ledger) -> dict[str, int]:
-    """Return a ledger's numbers, for scripts and tests."""
-    return {name: int(value) for name, value in msgspec.structs.asdict(ledger).items()}

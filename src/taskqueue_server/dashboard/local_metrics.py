@@ -13,7 +13,7 @@ _TIMES = 1000
 """maximum number of run times per queue between two samples; more would change a percentile little"""
 _KEYS = 1000
 _TENANTS = 200
-"""maximum number of tenants per queue; further ones are counted together"""
+"""maximum number of tenants per queue; further tenants are counted together"""
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -32,10 +32,10 @@ class TenantFlow(msgspec.Struct):
 
 
 class ProcessGauges:
-    """Hooks that measure while they are registered, with a bounded number of keys, tenants and times."""
+    """Hooks that record run times and count tasks by tenant. The numbers of keys, tenants and times are limited."""
 
     OTHERS = ""
-    """the name under which further tenants are counted"""
+    """name under which queues and tenants beyond the limits are counted"""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

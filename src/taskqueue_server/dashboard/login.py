@@ -13,7 +13,7 @@ _TOKEN = 4096
 
 
 async def ask(call: RequestContext) -> Response:
-    """Show the form; on a server without authentication, redirect to the requested page."""
+    """Show the sign-in form; on a server without authentication, redirect to the requested page."""
     target = local_path(call.request.query_params.get("next"))
     if not call.context.access.authenticates:
         return see_other(target)
@@ -56,7 +56,6 @@ async def logout(call: RequestContext) -> Response:
 
 
 def _require_own_page(call: RequestContext) -> None:
-    # Before sign-in there is no session to check, yet another site must not start or end one, even if its origin is
-    # allowed to use the API.
+    # A page of another site must not sign a user in or out, even if its origin is allowed to use the API.
     if "origin" in call.request.headers:
         require_own_page(call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -30,7 +31,7 @@ FILES = {
     for file in sorted(_FOLDER.iterdir(), key=lambda file: file.name)
     if file.name.rpartition(".")[2] in _TYPES
 }
-"""content by file name"""
+"""content of the static files by file name"""
 _HASHES = {name: hashlib.sha256(text).hexdigest()[:16] for name, text in FILES.items()}
 _FOR_GOOD = "public, max-age=31536000, immutable"
 
@@ -69,11 +70,14 @@ NOTICES: Mapping[str, str] = {
     "more": "Done: {n}. More dead letters match: repeat the action to continue.",
     "signed-out": "Signed out.",
 }
-"""messages after an action, by the name in the URL, so that a link cannot inject text"""
+"""messages after an action; the URL has only the name of the message, so that a link cannot inject text"""
+_DEFAULTS = {"said": None, "open": False, "who": None, "live": None, "shape": None, "query": ""}
+"""variables of ``base.html``, as for a client that is not signed in"""
 _DIGITS = 12
 _TURN_SECONDS = 0.004
 """maximum number of seconds of rendering before other tasks of the event loop get a turn"""
-_PATH = 2000
+_LOCAL_PATH = re.compile(r"/(?!/)[ -\[\]-~]{0,1999}")
+"""a path without a host: printable ASCII without backslashes, which browsers treat as slashes"""
 _problem = msgspec.json.Decoder(HttpProblem)
 _loader = ChoiceLoader([PackageLoader("taskqueue_server.dashboard")])
 _environment = Environment(
@@ -114,24 +118,22 @@ def add_templates(package: str) -> None:
 
 
 def poller_of(call: RequestContext) -> StatsPoller:
-    """Return the server's poller."""
+    """Return the poller of the server that handles the request."""
     return StatsPoller.of(call.context)
 
 
 async def render(call: RequestContext, template: str, status: int = 200, **names: Any) -> Response:
-    """Return a rendered page."""
+    """Return the page rendered from a template with the variables ``names``."""
     request = call.request
     notice, number = request.query_params.get("said", ""), request.query_params.get("n", "")
     digits = number if number.isdecimal() and len(number) <= _DIGITS else "?"
     names = {
+        **_DEFAULTS,
         "said": NOTICES[notice].format(n=digits) if notice in NOTICES else None,
         "open": not call.context.access.authenticates,
         "who": call.identity.name if call.identity else None,
-        "live": None,
-        "shape": None,
         "here": request.url.path,
         "links": request.app.state.links,
-        "query": "",
         **names,
     }
     pieces, text = _environment.get_template(template).generate(names), list[str]()
@@ -144,7 +146,7 @@ async def render(call: RequestContext, template: str, status: int = 200, **names
                 if time.perf_counter() > until:
                     more = True
                     break
-            await asyncio.sleep(0)  # let the next renderer take the turn, and other tasks run
+            await asyncio.sleep(0)  # let other pages render, and other asyncio tasks run
     return _response("".join(text), status)
 
 
@@ -164,21 +166,11 @@ def see_other(target: str, notice: str | None = None, number: int | None = None)
 
 def local_path(text: str | None) -> str:
     """Return ``text`` if it is a path of this server, else ``/``."""
-    if (
-        text is not None
-        and text.startswith("/")
-        and not text.startswith(("//", "/\\"))
-        and len(text) <= _PATH
-        and text.isascii()
-        and text.isprintable()
-        and "\\" not in text
-    ):
-        return text
-    return "/"
+    return text if text is not None and _LOCAL_PATH.fullmatch(text) else "/"
 
 
 def as_pages(routes: list[Route]) -> list[Route]:
-    """Return the routes with problems shown as pages, and unauthenticated clients redirected to sign in."""
+    """Return routes that show problems as pages, and redirect unauthenticated clients to the sign-in page."""
     return [Route(route.path, _as_page(route.endpoint), methods=route.methods) for route in routes]
 
 
@@ -194,16 +186,8 @@ def _as_page(
         problem = _problem.decode(response.body)
         if problem.status == HTTPStatus.UNAUTHORIZED:
             return _to_login(request)
-        anonymous = {
-            "said": None,
-            "open": False,
-            "who": None,
-            "live": None,
-            "shape": None,
-            "query": "",
-        }
         text = _environment.get_template("problem.html").render(
-            **anonymous, problem=problem, here=request.url.path
+            **_DEFAULTS, problem=problem, here=request.url.path
         )
         page = _response(text, problem.status)
         if "retry-after" in response.headers:
@@ -214,13 +198,13 @@ def _as_page(
 
 
 def _to_login(request: Request) -> Response:
-    requested = request.url.path if request.method == "GET" else "/"
-    if request.method == "GET" and request.url.query:
-        requested += f"?{request.url.query}"
+    query = f"?{request.url.query}" if request.url.query else ""
+    requested = request.url.path + query if request.method == "GET" else "/"
     target = (
         "/login" if requested == "/" else f"/login?next={quote(local_path(requested), safe='')}"
     )
-    if "hx-request" in request.headers:  # htmx would insert the sign-in page into this page
+    # htmx would follow a redirect, and insert the sign-in page into the current page.
+    if "hx-request" in request.headers:
         return Response(status_code=204, headers={"hx-redirect": target})
     return Response(status_code=303, headers={"location": target})
 

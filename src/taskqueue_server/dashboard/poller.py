@@ -1,4 +1,4 @@
-"""Polling the store once a second for all open pages, and not at all without one."""
+"""Polling of the store for the dashboard: once a second for all open pages, and not at all without open pages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Health
 from taskqueue_server.context.server import ServerContext, read_each
@@ -42,7 +43,7 @@ class StatsPoller:
     """Poller of the store's statistics: takes samples while pages are open, and notifies them."""
 
     def __init__(self, context: ServerContext) -> None:
-        # The context itself would keep the weak dictionary's entry alive.
+        # Do not keep the context itself: it would prevent the removal of the poller from the weak dictionary.
         self._backend, self._control = context.backend, context.control
         self._hooks, self._draining = context.hooks, context.draining
         self.process_gauges = ProcessGauges(context.backend.now)
@@ -50,7 +51,7 @@ class StatsPoller:
         self.latest: Snapshot | None = None
         self.room = LimitedSlots(MAX_STREAMS, "too_many_pages", "dashboard pages are open", 5)
         self.since = 0.0
-        """time of the store's clock at which the gauges began to measure"""
+        """time of the store's clock at which `process_gauges` began to count"""
         self._started = 0
         self._requested_at = 0.0
         self._drawn_at = 0.0
@@ -60,7 +61,7 @@ class StatsPoller:
         self._made: tuple[Snapshot | None, dict[Hashable, Any]] = (None, {})
         self._run_times: dict[str, tuple[float, Percentiles]] = {}
         self.turn = asyncio.Lock()
-        """held while rendering a page or an event for a few milliseconds, so that many do not block the event loop"""
+        """held while a page or an event is rendered for a few milliseconds, so that many do not block the event loop"""
 
     @classmethod
     def of(cls, context: ServerContext) -> StatsPoller:
@@ -72,7 +73,7 @@ class StatsPoller:
 
     @contextmanager
     def stream(self, client: str | None = None) -> Iterator[None]:
-        """Count a live page during the block. Raises `ProblemError` if the client has too many open, or on shutdown."""
+        """Count an open page during the block. Raises `ProblemError` if too many are open, or on shutdown."""
         if self._draining.is_set():
             raise _ending()
         try:
@@ -82,13 +83,13 @@ class StatsPoller:
             self._requested_at = time.monotonic()
 
     def made(self, snapshot: Snapshot) -> dict[Hashable, Any]:
-        """Return the cache of values derived from this sample; a new sample starts with an empty one."""
+        """Return the cache of values derived from this sample, which is empty for a new sample."""
         if self._made[0] is not snapshot:
             self._made = (snapshot, {})
         return self._made[1]
 
     def once(self, snapshot: Snapshot, name: Hashable, make: Callable[[], T]) -> T:
-        """Return a value derived from a sample, computed once for all pages."""
+        """Return a value derived from a sample, which ``make`` computes once for all pages."""
         made = self.made(snapshot)
         if name not in made:
             made[name] = make()
@@ -96,14 +97,14 @@ class StatsPoller:
         return result
 
     def texts(self, snapshot: Snapshot, key: str) -> dict[str, str]:
-        """Return the texts of a queue."""
+        """Return the texts of a queue by the name of their page element."""
         return self.once(
             snapshot, key, lambda: of_queue(key, snapshot.readings[key], snapshot, self.history)
         )
 
     @property
     def newest(self) -> int:
-        """The number of the newest sample that is recent enough to be shown."""
+        """Sample number to pass to `after`, which then returns the latest sample if it is current, else a new one."""
         return -1 if self._task is not None else self._started
 
     async def after(self, number: int) -> Snapshot | None:
@@ -135,44 +136,24 @@ class StatsPoller:
         self.process_gauges = ProcessGauges(self._backend.now)
         self.since = self._backend.now()
         self._hooks.register(self.process_gauges)
-        ending = asyncio.create_task(self._draining.wait())
         try:
-            while not ending.done() and self._in_use():
-                self._poll_now.clear()
-                self._started += 1
-                began = time.monotonic()
-                sample = asyncio.create_task(self._take(self._started))
-                try:
-                    await asyncio.wait((sample, ending), return_when=asyncio.FIRST_COMPLETED)
-                    if not sample.done():
-                        break
-                    await self._notify(sample.result())
-                finally:
-                    sample.cancel()
-                    await asyncio.gather(sample, return_exceptions=True)
-                await self._pause(time.monotonic() - began, ending)
+            await first_completed(self._draining.wait(), self._poll())
         finally:
-            ending.cancel()
-            await asyncio.gather(ending, return_exceptions=True)
             self._hooks.unregister(self.process_gauges)
             self._task = None
             self._wake()
 
-    def _in_use(self) -> bool:
-        return len(self.room) > 0 or time.monotonic() - self._requested_at < _LINGER_SECONDS
-
-    async def _pause(self, took: float, ending: asyncio.Task[bool]) -> None:
-        hurry = asyncio.create_task(self._poll_now.wait())
-        try:
-            await asyncio.wait((ending,), timeout=_SHORTEST)
-            remaining = max(_SECOND - took, _PAUSE_FACTOR * took) - _SHORTEST
-            if remaining > 0:
-                await asyncio.wait(
-                    (hurry, ending), timeout=remaining, return_when=asyncio.FIRST_COMPLETED
-                )
-        finally:
-            hurry.cancel()
-            await asyncio.gather(hurry, return_exceptions=True)
+    async def _poll(self) -> None:
+        while len(self.room) or time.monotonic() - self._requested_at < _LINGER_SECONDS:
+            self._poll_now.clear()
+            self._started += 1
+            began = time.monotonic()
+            await self._notify(await self._take(self._started))
+            took = time.monotonic() - began
+            await asyncio.sleep(_SHORTEST)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(_SECOND - took, _PAUSE_FACTOR * took) - _SHORTEST):
+                    await self._poll_now.wait()
 
     async def _notify(self, snapshot: Snapshot) -> None:
         now = time.monotonic()

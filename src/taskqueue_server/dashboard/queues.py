@@ -24,6 +24,10 @@ from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import RequestContext
 
 _TENANTS = 50
+_CONFLICT = (
+    "These settings have changed since you opened the form. Your values are shown below, with the current "
+    "value next to each one that differs. Save again to overwrite the current values."
+)
 
 
 async def queue(call: RequestContext) -> Response:
@@ -44,7 +48,7 @@ async def pause(call: RequestContext) -> Response:
 
 
 async def settings(call: RequestContext) -> Response:
-    """Change settings. Errors are shown next to their fields, and nothing is changed then."""
+    """Change settings. If a value is invalid, nothing is changed, and the error is shown next to its field."""
     key, form = call.name("key"), await read_form(call)
     found = await call.context.control.settings(key)
     filled = {name: form.text(name) for name in settings_form.NAMES}
@@ -52,21 +56,16 @@ async def settings(call: RequestContext) -> Response:
         new = settings_form.changed(found, filled, form.text("version"))
         if new != found:
             await call.context.control.configure(key, new)
-    except settings_form.FormError as wrong:
-        return await _page(call, key, 422, filled=filled, errors=wrong.errors)
+        return see_other(path("queues", key), "saved")
+    except settings_form.FormError as error:
+        status, wrong = 422, error.errors
     except InvalidInput as error:
-        errors = settings_form.field_errors(error)
-        return await _page(call, key, 422, filled=filled, errors=errors)
+        status, wrong = 422, settings_form.field_errors(error)
     except (CapabilityMissing, ConfigurationError) as error:
-        return await _page(call, key, 422, filled=filled, errors={"": str(error)})
+        status, wrong = 422, {"": str(error)}
     except SettingsConflict:
-        found = await call.context.control.settings(key)
-        notice = (
-            "These settings have changed since you opened the form. Your values are shown below, with the current "
-            "value next to each one that differs. Save again to overwrite the current values."
-        )
-        return await _page(call, key, 409, filled=filled, errors={"": notice})
-    return see_other(path("queues", key), "saved")
+        status, wrong = 409, {"": _CONFLICT}
+    return await _page(call, key, status, filled=filled, errors=wrong)
 
 
 async def purge(call: RequestContext) -> Response:
@@ -94,7 +93,9 @@ async def _page(
     if snapshot.error is not None and not known:
         detail = f"the store does not respond ({snapshot.error})"
         raise ProblemError(503, "store", detail, headers={"retry-after": "1"})
-    reading = snapshot.readings.get(key) or _empty(key, await call.context.control.settings(key))
+    reading = snapshot.readings.get(key) or StoreReading(
+        QueueStats(key=key, ledger=Ledger()), await call.context.control.settings(key)
+    )
     view = DashboardView(call, "queue", key)
     now = settings_form.fields(reading.settings)
     return await view.render(
@@ -115,10 +116,6 @@ async def _page(
         filled=filled or now,
         errors=errors or {},
     )
-
-
-def _empty(key: str, result: QueueSettings) -> StoreReading:
-    return StoreReading(QueueStats(key=key, ledger=Ledger()), result)
 
 
 def _tenants(call: RequestContext, key: str, result: QueueSettings) -> list[dict[str, Any]]:

@@ -28,76 +28,50 @@ class Field(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Fields that belong together."""
+    """A group of related fields in the form."""
 
     label: str
     fields: tuple[Field, ...]
 
 
-def _rate(of: str, label: str) -> tuple[Field, ...]:
-    return (
-        Field(
-            f"{of}.max_tokens",
-            label,
-            "deliveries per interval, also the largest burst; empty: no limit",
-        ),
-        Field(f"{of}.interval", "Interval", "number of units; empty: 1"),
-        Field(f"{of}.interval_unit", "Unit", "", _UNITS),
-    )
-
-
+_LIMITS = (
+    Field("capacity", "Capacity", "maximum number of tasks not yet delivered; empty: no limit"),
+    Field(
+        "max_inflight",
+        "In flight",
+        "maximum number of running tasks, over all workers; 0: no limit",
+    ),
+    Field(
+        "max_processing_time",
+        "Processing time",
+        "maximum seconds without progress; empty: no limit",
+        whole=False,
+    ),
+    Field("max_losses", "Losses", "a task lost more often becomes a dead letter"),
+)
+_BURST = "deliveries per interval, also the largest burst; empty: no limit"
+_RATE = (
+    Field("rate_limit.max_tokens", "Deliveries", _BURST),
+    Field("rate_limit.interval", "Interval", "number of units; empty: 1"),
+    Field("rate_limit.interval_unit", "Unit", "", _UNITS),
+)
+_SHARE = "0 to 0.5: share of deliveries reserved for the lowest priority"
+_ORDER = (
+    Field("order", "Order", "within each priority", _ORDERS),
+    Field("floor_share", "Floor share", _SHARE, whole=False),
+    Field("tenant_capacity", "Capacity per tenant", "with fair order only; empty: no limit"),
+    Field("tenant_max_inflight", "In flight per tenant", "with fair order only; 0: no limit"),
+)
+_RETRY = (
+    Field("retry.max_attempts", "Attempts", "maximum number before a task becomes a dead letter"),
+    Field("retry.base", "First delay", "seconds; doubles with each retry", whole=False),
+    Field("retry.cap", "Maximum delay", "seconds", whole=False),
+)
 GROUPS = (
-    Group(
-        "Limits",
-        (
-            Field(
-                "capacity", "Capacity", "maximum number of tasks not yet delivered; empty: no limit"
-            ),
-            Field(
-                "max_inflight",
-                "In flight",
-                "maximum number of running tasks, over all workers; 0: no limit",
-            ),
-            Field(
-                "max_processing_time",
-                "Processing time",
-                "maximum seconds without progress; empty: no limit",
-                whole=False,
-            ),
-            Field("max_losses", "Losses", "a task lost more often becomes a dead letter"),
-        ),
-    ),
-    Group("Rate", _rate("rate_limit", "Deliveries")),
-    Group(
-        "Order",
-        (
-            Field("order", "Order", "within each priority", _ORDERS),
-            Field(
-                "floor_share",
-                "Floor share",
-                "0 to 0.5: share of deliveries reserved for the lowest priority",
-                whole=False,
-            ),
-            Field(
-                "tenant_capacity", "Capacity per tenant", "with fair order only; empty: no limit"
-            ),
-            Field(
-                "tenant_max_inflight", "In flight per tenant", "with fair order only; 0: no limit"
-            ),
-        ),
-    ),
-    Group(
-        "Retry",
-        (
-            Field(
-                "retry.max_attempts",
-                "Attempts",
-                "maximum number before a task becomes a dead letter",
-            ),
-            Field("retry.base", "First delay", "seconds; doubles with each retry", whole=False),
-            Field("retry.cap", "Maximum delay", "seconds", whole=False),
-        ),
-    ),
+    Group("Limits", _LIMITS),
+    Group("Rate", _RATE),
+    Group("Order", _ORDER),
+    Group("Retry", _RETRY),
 )
 _FIELDS = {field.name: field for group in GROUPS for field in group.fields}
 NAMES = tuple(_FIELDS)
@@ -134,8 +108,8 @@ def _shown(value: object) -> str:
 def changed(settings: QueueSettings, filled: dict[str, str], version: str) -> QueueSettings:
     """Return the settings with the values of the form.
 
-    Raises `Wrong` for what is not a number, `InvalidInput` for a value that is not allowed, and `SettingsConflict` if
-    the form was made from another version.
+    Raises `FormError` for text that is not a number, `InvalidInput` for a value that is not allowed, and
+    `SettingsConflict` if the form was made from another version of the settings.
     """
     if version != str(settings.version):
         raise SettingsConflict("these settings were changed in the meantime")
@@ -163,9 +137,7 @@ def _read(field: Field, text: str) -> object:
     if field.options:
         return text
     if not text:
-        if field.name in _OPTIONAL:
-            return None
-        if field.name.startswith("rate_limit."):
+        if field.name in _OPTIONAL or field.name.startswith("rate_limit."):
             return None
         raise ValueError
     number = int(text) if field.whole else float(text)
@@ -188,7 +160,7 @@ def _bucket(filled: dict[str, str], errors: dict[str, str]) -> dict[str, object]
 
 
 def field_errors(error: InvalidInput) -> dict[str, str]:
-    """Return the errors by field; under an empty name if the form does not have the field."""
+    """Return the error's message by field name; the name is empty if the form does not have the field."""
     message = f"Allowed: {error.allowed}."
     return {error.field: message} if error.field in _FIELDS else {"": str(error)}
 
@@ -213,7 +185,7 @@ class Form:
 
 
 async def read_form(call: RequestContext) -> Form:
-    """Read and decode the body. Raises `ProblemError`."""
+    """Read the body of a request as form fields. Raises `ProblemError`."""
     body = await call.read(_FORM)
     try:
         fields = parse_qs(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -24,7 +23,7 @@ _WINDOW = 3.0
 
 
 class StoreReading(msgspec.Struct, frozen=True):
-    """One queue in one sample, with a consistent ledger."""
+    """The statistics and settings of one queue in one sample."""
 
     stats: QueueStats
     settings: QueueSettings
@@ -41,12 +40,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     at: float
-    """the store's time"""
+    """time of the sample, by the store's clock"""
     readings: Mapping[str, StoreReading]
     workers: tuple[WorkerInfo, ...] = ()
     health: Health
     error: str | None = None
-    """code of the error that prevented this sample; it then repeats the values of the one before"""
+    """code of the error that prevented this sample, which then repeats the values of the previous sample"""
 
     def keys(self, may: Callable[[str], bool]) -> list[str]:
         """Return the queues for which ``may`` is true, sorted."""
@@ -68,26 +67,13 @@ class Point(NamedTuple):
     """One point of the history, for one queue or a sum."""
 
     published: int = 0
-    """since the history began, or the queue appeared: earlier tasks are not part of a rate"""
+    """tasks published since the history began or the queue appeared; earlier tasks are not part of a rate"""
     done: int = 0
     waiting: int = 0
     scheduled: int = 0
     in_flight: int = 0
     p50: float | None = None
     p95: float | None = None
-
-    def following(self, reading: StoreReading, new_published: int, new_done: int) -> Point:
-        """Return the next point."""
-        ledger, run_time = reading.ledger, reading.run_time
-        return Point(
-            self.published + new_published,
-            self.done + new_done,
-            ledger.waiting,
-            ledger.scheduled,
-            ledger.in_flight,
-            run_time.p50 if run_time else None,
-            run_time.p95 if run_time else None,
-        )
 
 
 _ZERO = Point()
@@ -109,7 +95,7 @@ class _Row(NamedTuple):
     total: Point
 
     def sum(self, keys: Sequence[str] | None) -> Point:
-        """Return the sum over these queues, or all; without percentiles, which cannot be added."""
+        """Return the sum over these queues, or over all; without percentiles, which cannot be added."""
         if keys is None:
             return self.total
         if len(keys) == 1:
@@ -118,7 +104,7 @@ class _Row(NamedTuple):
 
 
 class History:
-    """The history of the last five minutes. Where keys are an argument, ``None`` means all queues."""
+    """The samples of the last five minutes. If a method has an argument ``keys``, ``None`` means all queues."""
 
     def __init__(self) -> None:
         self._rows: deque[_Row] = deque(maxlen=HISTORY)
@@ -143,18 +129,21 @@ class History:
             in_flight += ledger.in_flight
             if number < _MAX_HISTORIES:
                 point = last.points.get(key, _ZERO)
-                now = point.following(reading, new_published, new_done)
+                depth = (ledger.waiting, ledger.scheduled, ledger.in_flight)
+                run_time = (reading.run_time.p50, reading.run_time.p95) if reading.run_time else ()
+                now = Point(
+                    point.published + new_published, point.done + new_done, *depth, *run_time
+                )
                 points[key] = point if now == point else now
         total = Point(published, done, waiting, scheduled, in_flight)
         self._before = snapshot.readings
         self._rows.append(_Row(snapshot.at, points, total))
 
     def __len__(self) -> int:
-        """Return the number of points."""
         return len(self._rows)
 
     def window(self, keys: Sequence[str] | None) -> MetricsWindow:
-        """Return the rates of these queues."""
+        """Return the rates of these queues over the last few seconds."""
         if len(self._rows) <= 1:
             return MetricsWindow()
         last = self._rows[-1]
@@ -188,9 +177,8 @@ class History:
 
     def series(self, key: str, newest: int = 60) -> list[int]:
         """Return the number of waiting tasks over time, for a sparkline."""
-        rows = islice(reversed(self._rows), newest)
-        waiting = [row.points[key].waiting if key in row.points else 0 for row in rows]
-        return waiting[::-1]
+        rows = list(self._rows)[-newest:]
+        return [row.points[key].waiting if key in row.points else 0 for row in rows]
 
 
 def _between(since: float, before: Point, until: float, after: Point) -> MetricsWindow:

@@ -1,4 +1,4 @@
-"""The stream of events that updates a page: each event has the changes since the previous one."""
+"""The event stream that updates a page: each event has the changes since the previous event."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import TaskStatus
 from taskqueue_server.dashboard.pages import poller_of
@@ -22,11 +23,11 @@ from taskqueue_server.routing.operations import RequestContext
 _OF_ALL, _OF_ONE = {"overview", "workers"}, {"queue", "dead", "task"}
 _PATIENCE = 5.0
 _READS = 10.0
-"""seconds after which a client that does not read is disconnected, and its slot is free"""
+"""seconds after which a client that does not read is disconnected, which frees its slot"""
 
 
 async def live(call: RequestContext) -> Response:
-    """Return the stream of a page. Raises `ProblemError` if too many pages are open."""
+    """Return the event stream of a page. Raises `ProblemError` for an unknown page."""
     query = call.request.query_params
     name, key, task_id = query.get("view", ""), query.get("key"), query.get("id")
     known = name in (_OF_ALL if key is None else _OF_ONE)
@@ -44,7 +45,7 @@ async def live(call: RequestContext) -> Response:
 
 
 class EventStream(StreamingResponse):
-    """A response that holds one of the page slots while it is sent; without a free slot it is a problem."""
+    """A response that holds one of the page slots while it is sent. Without a free slot, it sends a problem."""
 
     def __init__(
         self, poller: StatsPoller, events: AsyncIterator[bytes], client: str | None = None
@@ -55,7 +56,7 @@ class EventStream(StreamingResponse):
         self._client_name = client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, as an ASGI application."""
+        """Send the events while a slot is held."""
 
         async def patient(message: Message) -> None:
             async with asyncio.timeout(_READS):
@@ -73,25 +74,13 @@ async def moments(call: RequestContext) -> AsyncGenerator[Snapshot | str]:
     poller = poller_of(call)
     number = poller.newest
     with call.watch_access() as revoked:
-        leaving = asyncio.create_task(revoked.wait())
-        try:
-            while True:
-                waiting = asyncio.create_task(poller.after(number))
-                try:
-                    await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
-                    if leaving.done():
-                        yield "signed-out"
-                        return
-                    snapshot = waiting.result()
-                finally:
-                    waiting.cancel()
-                if snapshot is None:
-                    yield "ending"
-                    return
-                number = snapshot.number
-                yield snapshot
-        finally:
-            leaving.cancel()
+        while True:
+            event = await first_completed(revoked.wait(), poller.after(number))
+            if not isinstance(event, Snapshot):
+                yield "ending" if event is None else "signed-out"
+                return
+            number = event.number
+            yield event
 
 
 async def _events(
@@ -108,7 +97,7 @@ async def _events(
             async with poller.turn:
                 event = await view.event(snapshot, before, values, status)
                 values = view.texts(snapshot)
-                await asyncio.sleep(0)  # let the next renderer take the turn, and other tasks run
+                await asyncio.sleep(0)  # let other pages render, and other asyncio tasks run
             before = snapshot
             yield event
 

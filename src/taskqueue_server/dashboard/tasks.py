@@ -28,7 +28,7 @@ async def task(call: RequestContext) -> Response:
 
 
 async def act(call: RequestContext) -> Response:
-    """Cancel a live task, or redrive or discard a dead one."""
+    """Cancel a live task, or redrive or discard a dead letter."""
     key, task_id, form = call.name("key"), call.name("id"), await read_form(call)
     action, confirmed = form.text("action"), form.text("confirm")
     if action in {"cancel", "discard"} and confirmed != action:
@@ -67,7 +67,7 @@ async def _page(
 
 
 def _steps(status: TaskStatus | None) -> list[tuple[str, str]]:
-    """Return the steps of a task's life, each as ``past``, ``now`` or ``ahead``."""
+    """Return the states of a task's life in order, each with ``past``, ``now`` or ``ahead``."""
     if status is None:
         return []
     end = State.DONE if status.state.live else status.state
@@ -104,7 +104,7 @@ async def find(call: RequestContext) -> Response:
                 check_name("q", name)
         except InvalidInput:
             names = []
-    if len(names) == 2:  # noqa: PLR2004 - a key and an id
+    if len(names) == 2:  # noqa: PLR2004 - two names: a key and an id
         return see_other(path("tasks", *names))
     snapshot = await poller_of(call).fresh()
     keys = snapshot.keys(call.is_allowed)

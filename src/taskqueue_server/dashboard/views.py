@@ -31,7 +31,7 @@ def sees_all(call: RequestContext) -> bool:
 
 
 class DashboardView:
-    """The content of one page. Values that are the same for all clients with the same rights are computed once."""
+    """The content of one page for one client. Values for clients with the same rights are computed only once."""
 
     def __init__(
         self, call: RequestContext, name: str, key: str | None = None, task_id: str | None = None
@@ -51,7 +51,7 @@ class DashboardView:
         task: TaskStatus | None = None,
         **values: Any,
     ) -> Response:
-        """Return the page of a sample, kept up to date by its stream; ``values`` are further template variables."""
+        """Return the page that shows a sample; ``values`` are further variables of the template."""
         names = {"view": self.name, "key": self.key, "id": self.task_id}
         query = urlencode({name: value for name, value in names.items() if value is not None})
         values = {
@@ -59,7 +59,7 @@ class DashboardView:
             "live": f"/live?{query}",
             "snapshot": snapshot,
             "shape": self.shape(snapshot, task),
-            "ledger": formatting.raw(self.total(snapshot)),
+            "ledger": msgspec.structs.asdict(self.total(snapshot)),
             "texts": self.texts(snapshot),
             "workers": self.workers(snapshot),
             "task": task,
@@ -68,33 +68,25 @@ class DashboardView:
         }
         return await render(self._call, f"{self.name}.html", status, **values)
 
-    @property
-    def has_tenants(self) -> bool:
-        """Whether tasks with a tenant passed through this server."""
-        return self.key is not None and bool(self._poller.process_gauges.tenants(self.key))
-
     def keys(self, snapshot: Snapshot) -> list[str]:
         """Return the queues that the page shows."""
         if self.key is not None:
-            return (
-                [self.key]
-                if self.key in snapshot.readings and self._call.is_allowed(self.key)
-                else []
-            )
+            visible = self.key in snapshot.readings and self._call.is_allowed(self.key)
+            return [self.key] if visible else []
         return snapshot.keys(self._call.is_allowed)
 
     def total(self, snapshot: Snapshot) -> Ledger:
-        """Return the sum of their ledgers."""
+        """Return the sum of the ledgers of the queues that the page shows."""
         made = (*self._same, "total")
         return self._poller.once(snapshot, made, lambda: snapshot.total(self.keys(snapshot)))
 
     def workers(self, snapshot: Snapshot) -> list[WorkerInfo]:
-        """Return the workers whose queues are all visible."""
+        """Return the workers all of whose queues the client may see."""
         made = (*self._same, "workers")
         return self._poller.once(snapshot, made, lambda: snapshot.workers_of(self._call.is_allowed))
 
     def texts(self, snapshot: Snapshot) -> dict[str, str]:
-        """Return all texts of the page by name."""
+        """Return all texts of the page by the name of their element."""
         return self._poller.once(snapshot, (*self._same, "texts"), lambda: self._texts(snapshot))
 
     def _texts(self, snapshot: Snapshot) -> dict[str, str]:
@@ -117,7 +109,7 @@ class DashboardView:
         return None if self.key is None and sees_all(self._call) else self.keys(snapshot)
 
     def shape(self, snapshot: Snapshot, status: TaskStatus | None = None) -> str:
-        """Return a hash that changes when the page has other elements, not only other values."""
+        """Return a hash that changes when the page needs other elements, not only other texts."""
         if self.name == "task":
             return _version_of([snapshot.error, status])
         return self._poller.once(snapshot, (*self._same, "shape"), lambda: self._shape(snapshot))
@@ -131,7 +123,7 @@ class DashboardView:
             return _version_of(
                 [*parts, [(w.worker_id, w.keys, w.connections) for w in self.workers(snapshot)]]
             )
-        if self.has_tenants:
+        if self.key is not None and self._poller.process_gauges.tenants(self.key):
             parts.append(snapshot.number // _TENANTS)
         parts += [(key, reading.settings.version) for key, reading in readings]
         return _version_of([*parts, [worker.worker_id for worker in self.workers(snapshot)]])
@@ -143,7 +135,7 @@ class DashboardView:
         values: dict[str, str],
         status: TaskStatus | None,
     ) -> bytes:
-        """Return the event for a sample: what changed since ``before`` with its texts ``values``, or everything."""
+        """Return the event for a sample: the texts that differ from ``values``, and the chart rows since ``before``."""
         made = self._poller.made(snapshot)
         name = (*self._same, "event", before.number if before else None)
         if self.name == "task":
@@ -173,7 +165,7 @@ class DashboardView:
             {
                 "sample": snapshot.number,
                 "at": snapshot.at,
-                "ledger": formatting.raw(self.total(snapshot)),
+                "ledger": msgspec.structs.asdict(self.total(snapshot)),
                 "texts": {name: text for name, text in texts.items() if values.get(name) != text},
                 "shape": self.shape(snapshot, status),
                 "rows": rows,

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, values
 from prometheus_client.core import InfoMetricFamily
@@ -27,22 +29,23 @@ from taskqueue_server.prefect.handshake import PrefectConnection
 from taskqueue_server.worker_socket.admission import SocketAdmission
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""environment variable with the folder in which processes of one port share metrics; set before they start"""
+"""environment variable with the folder in which server processes share their metrics; the supervisor sets it"""
 _SHARE_SECONDS = 1.0
 _OPEN = "application/openmetrics-text"
 _CREATED_SUFFIX = "_created"
 
 
 class Metrics:
-    """Metrics of one server. With several processes on one port, each exports the counts of all."""
+    """Metrics of one server. If several processes share a port, each of them exports the sums of all."""
 
     def __init__(self, context: ServerContext) -> None:
-        """Start to count."""
         self._context = context
         self._registry = CollectorRegistry()
         self.local = ProcessMetrics(self._registry, context.backend.now)
         self._store = StoreMetrics(context.control, context.backend.now)
-        self._folder = os.environ.get(FOLDER) if _is_multiprocess() else None
+        # The Prometheus library selects its multiprocess mode when it is imported.
+        is_multiprocess = getattr(values.ValueClass, "_multiprocess", False)
+        self._folder = (os.environ.get(FOLDER) or None) if is_multiprocess else None
         if self._folder is None:
             ProcessCollector(registry=self._registry)
         context.hooks.register(self.local)
@@ -61,18 +64,15 @@ class Metrics:
     async def render(self, identity: Identity, accept: str) -> tuple[bytes, str]:
         """Return the metrics that the identity may see, and their content type.
 
-        Metrics that are not about single queues require access to all queues.
+        Metrics that do not belong to one queue require access to all queues.
         """
-
-        def may(key: str) -> bool:
-            return identity.is_allowed("admin", key)
-
         sees_all = identity.is_allowed("admin")
         self._refresh()
         statistics = await self._store.latest()
         shown = None
         if statistics is not None:
             # With many queues, filtering and encoding take long: use a thread, to keep the event loop responsive.
+            may = partial(identity.is_allowed, "admin")
             shown = await asyncio.to_thread(VisibleStatistics.of, statistics, may)
             await self._store.complete(statistics, shown.keys)
         encode, media_type = choose_encoder(_normalized_accept(accept))
@@ -84,7 +84,8 @@ class Metrics:
         members = [
             member for member in registry if isinstance(member, SocketAdmission | PrefectConnection)
         ]
-        local.connections(greeting=registry.strangers, welcome=len(registry) - registry.strangers)
+        local.connections.labels("greeting").set(registry.strangers)
+        local.connections.labels("welcome").set(len(registry) - registry.strangers)
         local.credit.set(sum(member.credit for member in members))
         local.held.set(sum(member.busy for member in members))
         local.long_polls.set(len(self._context.waiters))
@@ -97,48 +98,37 @@ class Metrics:
         return [MultiProcessCollector(None, self._folder)]  # type: ignore[no-untyped-call]
 
 
-class _Scrape:
-    """The metrics of one scrape."""
+class _Scrape(NamedTuple):
+    """Collector of the metrics that one scrape exports."""
 
-    def __init__(
-        self,
-        statistics: StoreStatistics | None,
-        shown: VisibleStatistics | None,
-        sources: list[CollectorRegistry | MultiProcessCollector],
-    ) -> None:
-        self._metrics = statistics
-        self._shown = shown
-        self._sources = sources
+    statistics: StoreStatistics | None
+    shown: VisibleStatistics | None
+    sources: list[CollectorRegistry | MultiProcessCollector]
 
     def collect(self) -> Iterator[Metric]:
-        yield from families(self._metrics, self._shown)
-        if self._sources:
-            info = InfoMetricFamily("taskqueue_build", "What serves.")
-            info.add_metric([], {"version": VERSION})
-            yield info
-        for source in self._sources:
+        yield from families(self.statistics, self.shown)
+        if self.sources:
+            yield InfoMetricFamily(
+                "taskqueue_build", "Version of the server.", {"version": VERSION}
+            )
+        for source in self.sources:
             for metric in source.collect():
                 metric.samples = [s for s in metric.samples if not s.name.endswith(_CREATED_SUFFIX)]
                 yield metric
 
 
 def _normalized_accept(accept: str) -> str:
-    """Return a normalized Accept header, because the library fails on some of them."""
+    """Return a normalized Accept header, because the Prometheus library fails on some valid headers."""
     kinds = {name.partition(";")[0].strip().lower() for name in accept.split(",")}
     return f"{_OPEN}; version=1.0.0" if _OPEN in kinds else ""
 
 
-def _is_multiprocess() -> bool:
-    # The library decides this when it is imported.
-    return bool(getattr(values.ValueClass, "_multiprocess", False)) and bool(os.environ.get(FOLDER))
-
-
 def _drop_ended_processes(folder: Path) -> None:
-    """Drop the gauges of processes that have ended; their counters remain."""
+    """Delete the gauges of processes that have ended from the folder; keep their counters."""
     for file in folder.glob("gauge_live*_*.db"):
         number = file.stem.rpartition("_")[2]
         if number.isdigit() and not process_exists(int(number)):
-            with contextlib.suppress(FileNotFoundError):  # another process may have removed it
+            with contextlib.suppress(FileNotFoundError):  # another process may have deleted it
                 mark_process_dead(int(number), str(folder))  # type: ignore[no-untyped-call]
 
 
@@ -146,8 +136,8 @@ def process_exists(number: int) -> bool:
     """Return whether there is a process with this id."""
     try:
         os.kill(number, 0)
-    except ProcessLookupError:
-        return False
     except PermissionError:
         return True
+    except ProcessLookupError:
+        return False
     return True

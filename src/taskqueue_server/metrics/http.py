@@ -9,12 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from taskqueue_core.protocol.frames import (
-    CLOSE_CLEAN,
-    CLOSE_PROTOCOL,
-    CLOSE_RESTART,
-    CLOSE_UNAUTHENTICATED,
-)
+from taskqueue_core.protocol import frames
 from taskqueue_server.auth.access import OPEN
 from taskqueue_server.auth.origins import refusal
 from taskqueue_server.context.server import ServerContext
@@ -25,12 +20,12 @@ from taskqueue_server.routing.operations import Operation, RequestContext
 from taskqueue_server.routing.operations import Scope as TokenScope
 
 _QUIET = {"/alive", "/health", "/ready", "/metrics"}
-"""polled frequently by monitoring, so logged at DEBUG"""
+"""paths that monitoring polls frequently, so their requests are logged at DEBUG"""
 _ALARMING = {401, 403, 421}
-_ALARMING_ENDS = {CLOSE_PROTOCOL, CLOSE_UNAUTHENTICATED}
-_UNREMARKABLE_ENDS = {CLOSE_CLEAN, 1001, CLOSE_RESTART}
+_ALARMING_ENDS = {frames.CLOSE_PROTOCOL, frames.CLOSE_UNAUTHENTICATED}
+_UNREMARKABLE_ENDS = {frames.CLOSE_CLEAN, 1001, frames.CLOSE_RESTART}
 _DISCONNECTED = 499
-"""status of a request that the client aborted, as nginx logs it"""
+"""status that is logged for a request that the client aborted, as nginx does"""
 _FAILED = 500
 TIME_HEADER = "taskqueue-time"
 _log = logging.getLogger("taskqueue.access")
@@ -48,7 +43,7 @@ class ServerMiddleware:
         self._local = local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request or a socket, and record the outcome."""
+        """Handle a request or a socket, and record its outcome."""
         if scope["type"] == "http":
             await self._request(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -80,7 +75,7 @@ class ServerMiddleware:
             await app(scope, receive, send_with_headers)
         except Exception:
             if status == _DISCONNECTED:
-                status = _FAILED  # Starlette's outermost handler answers it
+                status = _FAILED  # Starlette's outermost handler sends this response
             raise
         finally:
             self._record_request(scope, status, time.perf_counter() - start)
@@ -107,7 +102,7 @@ class ServerMiddleware:
                 self._local.socket_ended(code)
                 _log.warning("socket refused", extra={"status": code, **_log_fields(scope)})
             elif message["type"] == "websocket.close":
-                code = message.get("code", CLOSE_CLEAN)
+                code = message.get("code", frames.CLOSE_CLEAN)
                 self._local.socket_ended(code)
                 if code not in _UNREMARKABLE_ENDS:
                     level = logging.WARNING if code in _ALARMING_ENDS else logging.INFO

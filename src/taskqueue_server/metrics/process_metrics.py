@@ -16,17 +16,17 @@ from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Settled
 
 OTHER = "(other)"
-"""label for everything without a label of its own; no queue can have this name"""
+"""label for all queues, paths and reasons without a label of their own; not a valid name of a queue"""
 MAX_KEYS = 100
-"""maximum number of queues with their own latencies: the first ones that this process delivers from"""
+"""maximum number of queues whose latencies have a label of their own: the first ones with a delivery"""
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0, 3600.0)
-"""bucket bounds of task latencies, seconds"""
+"""upper bounds of the buckets of task latencies, in seconds"""
 _REQUEST_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 _ENDS = ("bye", "silent", "restart", "internal", "cancelled", "revoked", "closed with 1006")
-"""reasons for the end of a socket that have their own label; others are the client's text"""
+"""reasons of a disconnect that have a label of their own; any other reason may be text of the client"""
 _OUTCOMES = {"ack": "done", "redeliver": "returned", "lost": "lost"}
 _LOST = "max_losses_exceeded"
-# Module globals, because attribute lookups on enum classes would dominate the cost of the hot path.
+# These are module globals, because attribute lookups on enum classes would dominate the cost of the hooks.
 _ACCEPTED, _DUPLICATE, _OK, _STALE = (
     Published.ACCEPTED,
     Published.DUPLICATE,
@@ -50,7 +50,7 @@ class _Tally:
 
     def note(self, seconds: float) -> None:
         self.counts[bisect_left(BOUNDS, seconds)] += 1
-        if seconds > 0:  # clocks of two machines may differ slightly
+        if seconds > 0:  # negative if the clocks of two machines differ
             self.seconds += seconds
 
 
@@ -58,7 +58,7 @@ class _Latency(prometheus_client.Histogram):
     """A histogram that accepts many observations at once."""
 
     def add(self, tally: _Tally) -> None:
-        """Add the observations of a tally, and clear it."""
+        """Add the observations of a tally, and clear the tally."""
         self._sum.inc(tally.seconds)
         for bucket, number in zip(self._buckets, tally.counts, strict=True):
             if number:
@@ -67,14 +67,14 @@ class _Latency(prometheus_client.Histogram):
 
 
 class _Latencies:
-    """One latency histogram, by queue."""
+    """A latency histogram with one label per queue."""
 
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
         self._histogram = _Latency(name, text, ["key"], registry=registry, buckets=BOUNDS)
         self._tallies: dict[str, _Tally] = {}
 
     def of(self, key: str) -> _Tally:
-        """Return the queue's tally, valid until the next flush."""
+        """Return the queue's tally of latencies since the last flush."""
         tally = self._tallies.get(key)
         if tally is None:
             if len(self._tallies) >= MAX_KEYS:
@@ -89,10 +89,9 @@ class _Latencies:
 
 
 class ProcessMetrics:
-    """Hooks that count what this process sees. A restart begins at 0."""
+    """Hooks that count tasks and connections of this process. ``now`` returns the store's time."""
 
     def __init__(self, registry: CollectorRegistry, now: Callable[[], float]) -> None:
-        """``now`` returns the store's time."""
         self._now = now
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -148,7 +147,7 @@ class ProcessMetrics:
         self._ends = counter(
             "taskqueue_connections_ended", "Closed connections of workers, by reason.", "reason"
         )
-        self._connections = gauge(
+        self.connections = gauge(
             "taskqueue_connections", "Open sockets of workers, by state.", "state"
         )
         self.credit = gauge("taskqueue_credit_tasks", "Free credit of connected workers.")
@@ -156,8 +155,6 @@ class ProcessMetrics:
         self.long_polls = gauge(
             "taskqueue_long_polls", "HTTP requests that wait for a task to end."
         )
-
-    # Hooks
 
     @hookimpl
     def published(self, confirmations: Sequence[Confirmation]) -> None:
@@ -186,14 +183,14 @@ class ProcessMetrics:
     def settled(
         self, deliveries: Sequence[Delivery], verb: str, outcomes: Sequence[Settled]
     ) -> None:
-        """Count settled deliveries and stale ones, and record their run time."""
+        """Count settled and stale deliveries, and record the latencies of acked ones."""
         now, acked = self._now(), verb == "ack"
         last, run, whole = "", self._run.of(OTHER), self._whole.of(OTHER)
         done = stale = 0
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
             if outcome is _STALE:
                 stale += 1
-            elif outcome is _OK:  # dead letters have their own hook
+            elif outcome is _OK:  # dead letters are counted by another hook
                 done += 1
                 if acked:
                     key, since = delivery.task.key, delivery.waiting_since
@@ -207,7 +204,7 @@ class ProcessMetrics:
 
     @hookimpl
     def retry_scheduled(self, settles: Delivery | None) -> None:
-        """Record the run time."""
+        """Count a retry, and record the run time of the failed attempt."""
         if settles is not None:
             self._outcomes["retried"] += 1
             self._run.of(settles.task.key).note(self._now() - settles.delivered_at)
@@ -229,8 +226,6 @@ class ProcessMetrics:
         """Count a closed connection."""
         self._ends.labels(_known(reason, _ENDS)).inc()
 
-    # Not hooks
-
     def request(self, method: str, path: str, status: int, seconds: float) -> None:
         """Record an HTTP request. ``method`` and ``path`` are those of the operation, not the client's text."""
         self._requests.labels(method, path, f"{status // 100}xx").inc()
@@ -239,11 +234,6 @@ class ProcessMetrics:
     def socket_ended(self, code: int) -> None:
         """Count a socket that this server closed or refused, by close code or HTTP status."""
         self._closes.labels(str(code)).inc()
-
-    def connections(self, **states: int) -> None:
-        """Set the number of sockets in each state."""
-        for state, number in states.items():
-            self._connections.labels(state).set(number)
 
     def flush(self) -> None:
         """Export what was counted since the last flush."""

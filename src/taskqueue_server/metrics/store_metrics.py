@@ -1,9 +1,9 @@
-"""Metrics of the store's queues, the same on every replica; concurrent scrapes share one read."""
+"""Metrics of the store's queues, which are the same on every server; concurrent scrapes share one read."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,12 +16,12 @@ from taskqueue_server.metrics.process_metrics import OTHER
 MAX_LABELS = 200
 """maximum number of queues with their own labels: those with the most published tasks"""
 _FRESH_SECONDS = 1.0
-"""seconds for which a reading is fresh"""
+"""seconds for which scrapes reuse the statistics of one read"""
 _TIMEOUT = 3.0
 """maximum number of seconds that a scrape waits for the store"""
 _PASS_SECONDS = 30.0
 _MAX_AGE_SECONDS = 15.0
-"""seconds after which a reading is too old to be exported"""
+"""age in seconds from which statistics are too old to be exported"""
 _MAX_CONCURRENT = 50
 """maximum number of concurrent calls to the store"""
 _FLOW = {
@@ -37,9 +37,9 @@ class StoreStatistics(msgspec.Struct, eq=False):
     """The statistics of all queues at one time."""
 
     read_at: float
-    """by the event loop's clock"""
+    """time of the read, by the event loop's clock"""
     now: float
-    """by the store's clock"""
+    """time of the read, by the store's clock"""
     queues: tuple[QueueStats, ...]
     settings: dict[str, QueueSettings]
     """settings of the queues read so far"""
@@ -51,7 +51,7 @@ class StoreMetrics:
     def __init__(
         self, control: Control, now: Callable[[], float], patience: float = _TIMEOUT
     ) -> None:
-        """Read with ``control`` from a store whose time is ``now``. A scrape waits at most ``patience`` seconds."""
+        """``now`` returns the store's time. A scrape waits at most ``patience`` seconds for the store."""
         self._control = control
         self._now = now
         self._patience = patience
@@ -71,7 +71,7 @@ class StoreMetrics:
         return None if reader is None or loop.time() - reader.read_at > _MAX_AGE_SECONDS else reader
 
     async def complete(self, metrics: StoreStatistics, keys: Sequence[str]) -> None:
-        """Add the settings of these queues, if the store returns them in time."""
+        """Add the settings of these queues to ``metrics``, if the store returns them in time."""
         missing = [key for key in keys if key not in metrics.settings]
         try:
             async with asyncio.timeout(self._patience):
@@ -91,7 +91,7 @@ class StoreMetrics:
             async with asyncio.timeout(_PASS_SECONDS):
                 keys = await self._control.queues()
                 stats = await read_each(self._control.stats, keys, _MAX_CONCURRENT)
-        except Exception:  # noqa: BLE001 - the metric taskqueue_store_up reports it
+        except Exception:  # noqa: BLE001 - the metric taskqueue_store_up reports the failure
             self._last = None
         else:
             at = asyncio.get_running_loop().time()
@@ -108,7 +108,7 @@ class VisibleStatistics(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, metrics: StoreStatistics, may: Callable[[str], bool]) -> VisibleStatistics:
-        """Select the busiest queues among those for which ``may`` is true."""
+        """Select queues for which ``may`` returns true; name those with the most published tasks."""
         stats = [queue for queue in metrics.queues if may(queue.key)]
         if len(stats) > MAX_LABELS:
             stats.sort(key=lambda stats: (-stats.ledger.published, stats.key))
@@ -129,7 +129,7 @@ def _age(stats: QueueStats, now: float) -> float:
 
 
 def _summed(others: Sequence[QueueStats]) -> QueueStats:
-    """Return the sum of the gauges."""
+    """Return the sum of the statistics of queues without a label of their own."""
     names = Ledger.__struct_fields__
     ledger = Ledger(**{name: sum(getattr(item.ledger, name) for item in others) for name in names})
     return QueueStats(
@@ -142,16 +142,14 @@ def _summed(others: Sequence[QueueStats]) -> QueueStats:
 
 def families(metrics: StoreStatistics | None, shown: VisibleStatistics | None) -> Iterator[Metric]:
     """Yield the metrics. Without statistics, only ``taskqueue_store_up``."""
-    up = GaugeMetricFamily("taskqueue_store_up", "1 if the store answers, else 0.")
-    up.add_metric([], 0 if metrics is None else 1)
-    yield up
+    up = metrics is not None
+    yield GaugeMetricFamily("taskqueue_store_up", "1 if the store answers, else 0.", int(up))
     if metrics is None or shown is None:
         return
-    number = GaugeMetricFamily("taskqueue_queues", "Number of queues.")
-    number.add_metric([], len(shown.queues) + len(shown.others))
-    yield number
+    number = len(shown.queues) + len(shown.others)
+    yield GaugeMetricFamily("taskqueue_queues", "Number of queues.", number)
     rows = [*shown.queues, *([_summed(shown.others)] if shown.others else [])]
-    # A sum over the other queues would decrease when a queue leaves them, which a counter must not.
+    # Counters are exported for named queues only: a sum of the others would decrease when one of them gets a label.
     yield from _counters(shown.queues)
     yield from _gauges(rows, shown, metrics.now)
     yield from _settings(shown, metrics.settings)
@@ -166,16 +164,22 @@ def _counters(rows: Sequence[QueueStats]) -> Iterator[Metric]:
         yield family
 
 
+def _gauge(
+    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
+) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for of, value in values:
+        family.add_metric(of, value)
+    return family
+
+
 def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) -> Iterator[Metric]:
-    tasks = GaugeMetricFamily(
+    yield _gauge(
         "taskqueue_queue_tasks",
         "Tasks by state; for ended states, all tasks so far.",
-        labels=["key", "state"],
+        ["key", "state"],
+        (((row.key, state), getattr(row.ledger, state)) for row in rows for state in State),
     )
-    for row in rows:
-        for state in State:
-            tasks.add_metric([row.key, state.value], getattr(row.ledger, state.value))
-    yield tasks
     columns: dict[str, tuple[str, Callable[[QueueStats], float]]] = {
         "taskqueue_queue_oldest_age_seconds": (
             "Age of the oldest waiting task; 0 if none waits.",
@@ -197,10 +201,7 @@ def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) ->
         ),
     }
     for name, (text, value) in columns.items():
-        family = GaugeMetricFamily(name, text, labels=["key"])
-        for queue in rows:
-            family.add_metric([queue.key], value(queue))
-        yield family
+        yield _gauge(name, text, ["key"], [((queue.key,), value(queue)) for queue in rows])
 
 
 _LIMITS: dict[str, tuple[str, Callable[[QueueSettings], float | None]]] = {
@@ -224,17 +225,13 @@ _LIMITS: dict[str, tuple[str, Callable[[QueueSettings], float | None]]] = {
 def _settings(shown: VisibleStatistics, settings: dict[str, QueueSettings]) -> Iterator[Metric]:
     known = [(key, settings[key]) for key in shown.keys if key in settings]
     for name, (text, limit_of) in _LIMITS.items():
-        family = GaugeMetricFamily(name, text, labels=["key"])
-        for key, queue in known:
-            if (limit := limit_of(queue)) is not None:
-                family.add_metric([key], limit)
-        yield family
-    paused = GaugeMetricFamily(
-        "taskqueue_queue_paused",
-        "1 if deliveries or intake of the queue are paused, else 0.",
-        labels=["key", "what"],
+        limits = [((key,), limit_of(queue)) for key, queue in known]
+        present = ((of, limit) for of, limit in limits if limit is not None)
+        yield _gauge(name, text, ["key"], present)
+    paused = (
+        ((key, what), int(value))
+        for key, queue in known
+        for what, value in (("deliveries", queue.paused), ("intake", queue.intake_paused))
     )
-    for key, queue in known:
-        paused.add_metric([key, "deliveries"], int(queue.paused))
-        paused.add_metric([key, "intake"], int(queue.intake_paused))
-    yield paused
+    text = "1 if deliveries or intake of the queue are paused, else 0."
+    yield _gauge("taskqueue_queue_paused", text, ["key", "what"], paused)

@@ -1,16 +1,8 @@
-"""The sockets for Prefect's task workers, and the few HTTP requests that these make.
+"""WebSockets and HTTP operations for the task workers of Prefect.
 
-Prefect is not needed here: the frames are JSON. ``docs/prefect.md`` describes the guarantees.
+Prefect itself is not imported, because its frames are JSON. ``docs/prefect.md`` describes the guarantees.
 """
 
-from starlette.routing import WebSocketRoute
-
-from taskqueue_server.prefect import socket as _socket
-from taskqueue_server.prefect.socket import OPERATIONS
+from taskqueue_server.prefect.socket import OPERATIONS, SOCKETS
 
 __all__ = ["OPERATIONS", "SOCKETS"]
-
-SOCKETS = (
-    WebSocketRoute(_socket.PATH, _socket.socket),
-    WebSocketRoute(_socket.EVENTS_PATH, _socket.events_socket),
-)

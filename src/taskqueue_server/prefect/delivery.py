@@ -19,26 +19,27 @@ from taskqueue_core.protocol.prefect_task_run import refusal
 from taskqueue_core.retry import Rejected
 from taskqueue_core.tasks import Delivery
 from taskqueue_server.prefect import frames
-from taskqueue_server.prefect.handshake import PrefectConnection, PrefectSessionEnd
+from taskqueue_server.prefect.handshake import PrefectConnection
+from taskqueue_server.worker_socket.session import SessionEnd
 from taskqueue_server.worker_socket.websocket import ConnectionClosed
 
 BAD_TASK_RUN = "bad_task_run"
-"""the reason of a dead letter that would end a worker of Prefect"""
+"""reason of a dead letter whose payload is not a valid task run, and would end a Prefect worker"""
 _ACK_SECONDS = 0.5
-"""time for the ack of the last run before the socket is closed; a worker with a free slot acks at once"""
+"""seconds to wait for the ack of the last run before the socket is closed; a worker with a free slot acks at once"""
 _SETTLE_SECONDS = 2.0
-"""time to settle an ack when the server shuts down; otherwise it may take as long as a lease"""
+"""seconds to settle an ack while the server shuts down; at other times the limit is the lease"""
 _log = logging.getLogger("taskqueue.server.prefect")
 
 
 class _Sent(msgspec.Struct, frozen=True):
     delivery: Delivery
     mark: int
-    """the ping before the run: a worker that has not answered it has not read the run"""
+    """number of the ping sent before the run; a worker that has not answered it has not read the run"""
 
 
 class PrefectDelivery:
-    """Delivers task runs to one worker, with at most one run without an ack. Runs once."""
+    """Delivers task runs to one Prefect worker, each after the ack of the previous run. Runs once."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class PrefectDelivery:
         subscription: Subscription,
         access_revoked: asyncio.Event,
     ) -> None:
-        """End when ``access_revoked`` is set: the worker's token is no longer valid."""
+        """Create a delivery that ends when ``access_revoked`` is set because the token is no longer valid."""
         self._connection = connection
         self._context = connection.context
         self._channel = connection.channel
@@ -59,56 +60,60 @@ class PrefectDelivery:
         self._settling: asyncio.Task[dict[str, bool]] | None = None
         self._acked = asyncio.Event()
 
-    async def run(self) -> PrefectSessionEnd:
-        """Serve until the end, including the close. Closing the subscription later releases a run without an ack."""
+    async def run(self) -> SessionEnd:
+        """Deliver runs until the session ends, and close the socket.
+
+        The caller then closes the subscription, which releases a run without an ack.
+        """
         try:
             end = await self._serve()
-            # Close first: a worker that has read the close cannot ack a run that another worker gets then.
+            # Close the socket before the run is released: a worker that has read the close frame cannot ack a run that
+            # is then delivered to another worker.
             if end.code is not None:
                 await self._channel.close(end.code, end.reason)
             await self._finish_settling()
-            return PrefectSessionEnd(end.reason)
+            return SessionEnd(end.reason)
         finally:
             if self._settling is not None:
                 self._settling.cancel()
                 await asyncio.gather(self._settling, return_exceptions=True)
 
-    async def _serve(self) -> PrefectSessionEnd:
+    async def _serve(self) -> SessionEnd:
         try:
             return await first_completed(
                 self._read(),
-                self._watch_socket(),
+                self._channel.lost(),
                 self._deliver(),
                 self._drain(),
                 self._watch_access(),
                 self._watch_revocations(),
             )
         except frames.Violation as violation:
-            return PrefectSessionEnd(str(violation), frames.CLOSE_PROTOCOL)
+            return SessionEnd(str(violation), frames.CLOSE_PROTOCOL)
         except ConnectionClosed as gone:
-            return PrefectSessionEnd(str(gone))
+            return SessionEnd(str(gone))
         except SubscriptionClosed:
-            return PrefectSessionEnd("restart", frames.CLOSE_RESTART)
+            return SessionEnd("restart", frames.CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a bug here must not end other connections
             _log.exception("a connection failed")
-            return PrefectSessionEnd("internal", frames.CLOSE_INTERNAL)
+            return SessionEnd("internal", frames.CLOSE_INTERNAL)
 
     async def _finish_settling(self) -> None:
-        # The worker runs what it has acked: if it were delivered again, it would run twice.
+        # The worker executes a run after its ack. If the ack were not settled, the run would be executed twice.
         if self._settling is not None:
             answer = asyncio.wait([self._settling], timeout=self._context.settings.lease)
             await first_completed(answer, self._context.draining.wait())
             await asyncio.wait([self._settling], timeout=_SETTLE_SECONDS)
 
-    # Each of these returns or raises when it ends the session.
+    # The coroutines below run concurrently. The first one that returns or raises ends the session.
 
-    async def _read(self) -> PrefectSessionEnd:
-        # Read at all times: otherwise neither an end nor a pong would be noticed.
+    async def _read(self) -> SessionEnd:
+        # Read all the time, because a closed socket or a pong is noticed only while reading.
         while True:
             kind = frames.answered(await self._channel.receive())
             sent = self._sent
             if kind == "quit":
-                return PrefectSessionEnd("quit", frames.CLOSE_QUIT)
+                return SessionEnd("quit", frames.CLOSE_QUIT)
             if sent is None or self._pings.passed() < sent.mark:
                 raise frames.Violation("ack: no run was sent")
             self._sent = None
@@ -116,10 +121,7 @@ class PrefectDelivery:
             self._settling = asyncio.create_task(self._settlements.ack(done))
             self._acked.set()
 
-    async def _watch_socket(self) -> PrefectSessionEnd:
-        raise await self._channel.lost()
-
-    async def _deliver(self) -> PrefectSessionEnd:
+    async def _deliver(self) -> SessionEnd:
         while not self._is_leaving():
             self._connection.credit = 1
             received = await self._outage.retry_until_available(
@@ -128,7 +130,7 @@ class PrefectDelivery:
             self._connection.credit = 0
             for delivery in received.deliveries:
                 if self._is_leaving():
-                    break  # too late: it is released without having been sent
+                    break  # closing the subscription releases the delivery, which was not sent
                 why = refusal(delivery.task)
                 if why is None:
                     await self._deliver_run(delivery)
@@ -154,37 +156,37 @@ class PrefectDelivery:
                 _log.warning("an ack came too late", extra={"reason": "lease_lost"})
         self._connection.busy = 0
 
-    async def _drain(self) -> PrefectSessionEnd:
+    async def _drain(self) -> SessionEnd:
         await self._context.draining.wait()
         await self._wait_for_last_ack(min(_ACK_SECONDS, self._context.drain_remaining))
-        return PrefectSessionEnd("restart", frames.CLOSE_RESTART)
+        return SessionEnd("restart", frames.CLOSE_RESTART)
 
-    async def _watch_access(self) -> PrefectSessionEnd:
+    async def _watch_access(self) -> SessionEnd:
         await self._access_revoked.wait()
         await self._wait_for_last_ack(_ACK_SECONDS)
-        return PrefectSessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
+        return SessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
 
     def _is_leaving(self) -> bool:
         return self._context.draining.is_set() or self._access_revoked.is_set()
 
     async def _wait_for_last_ack(self, seconds: float) -> None:
-        # Otherwise a run that the worker is about to ack would run twice.
+        # Without this wait, a run that the worker is about to ack would be executed twice.
         if self._sent is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._acked.wait()
 
-    async def _watch_revocations(self) -> PrefectSessionEnd:
+    async def _watch_revocations(self) -> SessionEnd:
         if has(self._context.backend, Capability.REVOCATION):
             revocation = revocation_of(self._context.backend, self._subscription)
             while receipts := await self._outage.retry_until_available(revocation.revoked):
                 if self._sent is not None and self._sent.delivery.receipt in receipts:
-                    # When its socket is closed, a worker drops its run without an ack, and reconnects.
-                    return PrefectSessionEnd("revoked", frames.CLOSE_RESTART)
+                    # A worker whose socket is closed drops a run that it has not acked, and reconnects.
+                    return SessionEnd("revoked", frames.CLOSE_RESTART)
         return await wait_forever()
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
-        # Prefect has no frame for this: workers wait.
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
+        # Prefect's protocol has no frame that reports an outage, so workers only wait.
         if ok:
             _log.info("store available again")
         else:

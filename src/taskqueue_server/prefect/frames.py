@@ -12,9 +12,9 @@ from taskqueue_core.limits import LIMITS
 SUBPROTOCOL = "prefect"
 AUTH_SUCCESS = '{"type":"auth_success"}'
 
-# A worker exits after the close codes 1000 and 1001, and reconnects after all others, with one exception:
+# A Prefect worker exits after the close codes 1000 and 1001. After others it reconnects, but see `CLOSE_POLICY`.
 CLOSE_POLICY = 1008
-"""before ``auth_success`` the worker exits with a message; after it, the worker reconnects"""
+"""after this close code, a Prefect worker exits with a message if it has not received ``auth_success``"""
 CLOSE_INTERNAL = 1011
 CLOSE_RESTART = 1012
 CLOSE_TRY_LATER = 1013
@@ -27,18 +27,18 @@ F = TypeVar("F", "Auth", "Subscribe")
 
 
 class Violation(Exception):
-    """A frame is invalid. The message says why, and does not quote the frame."""
+    """An error for an invalid frame. Its message does not quote the frame."""
 
 
 class Auth(msgspec.Struct):
-    """The first frame."""
+    """The first frame that a Prefect worker sends."""
 
     type: Literal["auth"]
     token: str | None = None
 
 
 class Subscribe(msgspec.Struct):
-    """The second frame."""
+    """The second frame that a Prefect worker sends."""
 
     type: Literal["subscribe"]
     keys: list[str]
@@ -46,7 +46,7 @@ class Subscribe(msgspec.Struct):
 
     @property
     def worker_id(self) -> str:
-        """The client id; characters that are not allowed in names are replaced."""
+        """The client id, with ``_`` in place of characters that are not allowed in names."""
         name = _UNNAMEABLE.sub("_", self.client_id)[: LIMITS.name]
         return name if name[:1].isalnum() or name[:1] == "_" else f"_{name[1:]}"
 
@@ -56,12 +56,11 @@ class _Answer(msgspec.Struct):
 
 
 _answer = msgspec.json.Decoder(_Answer)
-_NAMES = {Auth: "auth", Subscribe: "subscribe"}
 
 
 def decode(kind: type[F], data: str | bytes) -> F:
-    """Return the frame of this kind. Raises `Violation`."""
-    name = _NAMES[kind]
+    """Decode a frame of the type ``kind``. Raises `Violation`."""
+    name = kind.__name__.lower()
     if isinstance(data, bytes):
         raise Violation(f"{name}: expected a text message")
     try:
@@ -74,7 +73,7 @@ def decode(kind: type[F], data: str | bytes) -> F:
 
 
 def answered(data: str | bytes) -> str:
-    """Return the type of the answer to a delivery, ``ack`` or ``quit``. Raises `Violation`."""
+    """Return the type of a worker's answer to a run, ``ack`` or ``quit``. Raises `Violation`."""
     if isinstance(data, bytes):
         raise Violation("ack: expected a text message")
     try:

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
 
-import msgspec
 from starlette.websockets import WebSocket
 
 from taskqueue_core.concurrency import first_completed
 from taskqueue_core.hooks import Identity
 from taskqueue_server.auth.credentials import peer_of, token_of
-from taskqueue_server.auth.quotas import QuotaSlot
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.prefect import frames
 from taskqueue_server.problems import respond
 from taskqueue_server.worker_socket.admission import HELLO_SECONDS, enter, refusal
+from taskqueue_server.worker_socket.session import SessionEnd
 from taskqueue_server.worker_socket.uvicorn_protocol import Pings
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
 
-class PrefectSessionEnd(msgspec.Struct, frozen=True):
-    """How a session ends."""
-
-    reason: str
-    code: int | None = None
-    """the close code; ``None`` if the socket has closed already"""
-
-
 class PrefectConnection:
-    """An accepted socket, registered for as long as it may hold a delivery."""
+    """An accepted WebSocket of Prefect, which stays registered for as long as it may hold a delivery."""
 
     def __init__(self, context: ServerContext, websocket: WebSocket) -> None:
         self.connection_id = secrets.token_hex(8)
@@ -41,35 +32,38 @@ class PrefectConnection:
         self.token = token_of(websocket)
         self.identity = self._identified() if context.access.authenticates else None
         """the identity of the token in the header, if there is one"""
-        self.slot: QuotaSlot | None = None
+        self.slot: ExitStack | None = None
         self.channel = WebSocketChannel(websocket, context.settings.lease)
         self.pings = Pings(websocket)
         self.credit = 0
-        """number of deliveries that may still be sent"""
+        """number of deliveries that the worker is ready to receive"""
         self.busy = 0
-        """number of deliveries that it holds"""
+        """number of deliveries that the worker holds"""
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Do nothing: a worker that reconnects does not list what it holds."""
+        """Do nothing, because a Prefect worker cannot move deliveries to another connection."""
 
-    async def authenticate(self) -> PrefectSessionEnd | None:
-        """Check the token of header or first frame; return how to end if it is wrong. Raises `ConnectionClosed`."""
+    async def authenticate(self) -> SessionEnd | None:
+        """Check the token in the header or in the first frame; return the session's end if it is not valid.
+
+        Raises `ConnectionClosed`.
+        """
         auth = await receive_frame(frames.Auth, self.channel)
-        if isinstance(auth, PrefectSessionEnd):
+        if isinstance(auth, SessionEnd):
             return auth
         if self.token is None:
             self.token = auth.token
         identity = self._identified()
         if identity is None:
-            return PrefectSessionEnd("a valid token is required", frames.CLOSE_POLICY)
+            return SessionEnd("a valid token is required", frames.CLOSE_POLICY)
         if self.slot is None:
             self.slot = self.context.usage.enter(identity)
         if self.slot is None:
-            return PrefectSessionEnd("too many", frames.CLOSE_TRY_LATER)
+            return SessionEnd("too many", frames.CLOSE_TRY_LATER)
         await self.channel.send(frames.AUTH_SUCCESS)
         return None
 
-    async def wait_closed(self) -> PrefectSessionEnd:
+    async def wait_closed(self) -> SessionEnd:
         """Read and drop messages until the client leaves, then raise `ConnectionClosed`."""
         while True:
             await self.channel.receive()
@@ -79,16 +73,16 @@ class PrefectConnection:
         return identity if identity is not None and "consume" in identity.verbs else None
 
 
-class Service(Protocol):
-    """The service of an authenticated socket."""
-
-    async def __call__(self, connection: PrefectConnection) -> PrefectSessionEnd:
-        """Serve the socket until its end. Raises `ConnectionClosed` if it left before it held anything."""
-        ...
+Service = Callable[[PrefectConnection], Awaitable[SessionEnd]]
+"""a function that serves an authenticated WebSocket; it raises `ConnectionClosed` if the client leaves early"""
 
 
 async def accept_and_serve(websocket: WebSocket, serve: Service) -> None:
-    """Accept and serve a websocket. Web pages get a problem response; workers never do, because any would end them."""
+    """Accept and serve a WebSocket of Prefect.
+
+    A request that no worker sends, such as one of a web page, is denied with an HTTP problem. All later errors are
+    close codes, because an HTTP problem would end a worker.
+    """
     context: ServerContext = websocket.app.state.context
     refused = refusal(context, websocket, frames.SUBPROTOCOL)
     try:
@@ -106,11 +100,6 @@ async def accept_and_serve(websocket: WebSocket, serve: Service) -> None:
             return
     except (OSError, RuntimeError, ConnectionClosed):
         return  # the client left during the handshake
-    await _serve(connection, serve)
-
-
-async def _serve(connection: PrefectConnection, serve: Service) -> None:
-    context = connection.context
     context.registry.add(connection, known=connection.identity is not None)
     try:
         connection.pings.keep_alive(context.settings.lease)
@@ -123,24 +112,22 @@ async def _serve(connection: PrefectConnection, serve: Service) -> None:
         pass
     finally:
         if connection.slot is not None:
-            connection.slot.leave()
+            connection.slot.close()
         context.registry.remove(connection)
 
 
-async def wait_for_shutdown(connection: PrefectConnection) -> PrefectSessionEnd:
-    """Wait until the server shuts down."""
+async def wait_for_shutdown(connection: PrefectConnection) -> SessionEnd:
+    """Wait until the server shuts down, and return the end of the session."""
     await connection.context.draining.wait()
-    return PrefectSessionEnd("restart", frames.CLOSE_RESTART)
+    return SessionEnd("restart", frames.CLOSE_RESTART)
 
 
-async def receive_frame(
-    kind: type[frames.F], channel: WebSocketChannel
-) -> frames.F | PrefectSessionEnd:
-    """Return the next frame, or how to end if it is another one or does not come. Raises `ConnectionClosed`."""
+async def receive_frame(kind: type[frames.F], channel: WebSocketChannel) -> frames.F | SessionEnd:
+    """Return the next frame, or the session's end if it is invalid or does not arrive. Raises `ConnectionClosed`."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             return frames.decode(kind, await channel.receive())
     except TimeoutError:
-        return PrefectSessionEnd("no handshake in time", frames.CLOSE_NO_HELLO)
+        return SessionEnd("no handshake in time", frames.CLOSE_NO_HELLO)
     except frames.Violation as violation:
-        return PrefectSessionEnd(str(violation), frames.CLOSE_PROTOCOL)
+        return SessionEnd(str(violation), frames.CLOSE_PROTOCOL)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 
 from starlette.responses import Response
+from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from taskqueue_core.concurrency import first_completed
@@ -19,35 +20,34 @@ from taskqueue_server.prefect import frames
 from taskqueue_server.prefect.delivery import PrefectDelivery
 from taskqueue_server.prefect.handshake import (
     PrefectConnection,
-    PrefectSessionEnd,
     accept_and_serve,
     receive_frame,
     wait_for_shutdown,
 )
 from taskqueue_server.routing.operations import Operation, RequestContext, answer
-from taskqueue_server.worker_socket.session import report_connection
+from taskqueue_server.worker_socket.session import SessionEnd, report_connection
 
 PATH = "/api/task_runs/subscriptions/scheduled"
-"""a worker's subscription to its task runs"""
+"""path of the WebSocket on which a Prefect worker receives its task runs"""
 EVENTS_PATH = "/api/events/in"
-"""Events about the states of runs. They are read and dropped.
+"""Path of the WebSocket for events about the states of runs, which are read and dropped.
 
-Without this socket each run would write two errors to its worker's log."""
+Without this WebSocket, a worker would log two errors for each run."""
 FORBIDDEN_SECONDS = 5.0
-"""before closing a worker that may not consume its keys: it reconnects at once and reports nothing to its user"""
+"""seconds to wait before closing the socket of a worker without permission, because it reconnects at once"""
 _log = logging.getLogger("taskqueue.server.prefect")
 
 
 async def socket(websocket: WebSocket) -> None:
-    """Serve one worker."""
+    """Deliver task runs to one Prefect worker."""
     await accept_and_serve(websocket, _serve_runs)
 
 
-async def _serve_runs(connection: PrefectConnection) -> PrefectSessionEnd:
+async def _serve_runs(connection: PrefectConnection) -> SessionEnd:
     subscribe = await first_completed(
         receive_frame(frames.Subscribe, connection.channel), wait_for_shutdown(connection)
     )
-    if isinstance(subscribe, PrefectSessionEnd):
+    if isinstance(subscribe, SessionEnd):
         return subscribe
     keys = tuple(dict.fromkeys(subscribe.keys))
 
@@ -67,9 +67,7 @@ async def _serve_runs(connection: PrefectConnection) -> PrefectSessionEnd:
         try:
             subscription = context.backend.subscribe(keys, connection.worker_id)
         except InvalidInput as error:
-            return PrefectSessionEnd(
-                f"subscribe: {error.field} is not allowed", frames.CLOSE_PROTOCOL
-            )
+            return SessionEnd(f"subscribe: {error.field} is not allowed", frames.CLOSE_PROTOCOL)
         try:
             delivery = PrefectDelivery(connection, subscription, access_revoked)
             return await report_connection(context.hooks, _log, info, delivery.run())
@@ -77,22 +75,22 @@ async def _serve_runs(connection: PrefectConnection) -> PrefectSessionEnd:
             await close(subscription)
 
 
-async def _reject(connection: PrefectConnection) -> PrefectSessionEnd:
+async def _reject(connection: PrefectConnection) -> SessionEnd:
     shown = {"connection_id": connection.connection_id, "worker_id": connection.worker_id}
-    _log.warning("a worker may not consume its keys", extra=shown)
+    _log.warning("a worker has no permission to consume its keys", extra=shown)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FORBIDDEN_SECONDS):
             return await first_completed(connection.wait_closed(), wait_for_shutdown(connection))
-    return PrefectSessionEnd("this token may not consume these keys", frames.CLOSE_POLICY)
+    return SessionEnd("this token may not consume these keys", frames.CLOSE_POLICY)
 
 
 async def events_socket(websocket: WebSocket) -> None:
-    """Serve one process of Prefect."""
+    """Read and drop the events of one Prefect process."""
     await accept_and_serve(websocket, _drop_events)
 
 
-async def _drop_events(connection: PrefectConnection) -> PrefectSessionEnd:
-    # It is not a worker and has no name: an id identifies it.
+async def _drop_events(connection: PrefectConnection) -> SessionEnd:
+    # A sender of events has no worker id, so the registry gets an id made from the connection id.
     connection.worker_id = f"events:{connection.connection_id}"
     connection.context.registry.identify(connection, connection.worker_id)
     with connection.context.access.watch_access(
@@ -105,9 +103,9 @@ async def _drop_events(connection: PrefectConnection) -> PrefectSessionEnd:
         )
 
 
-async def _wait_for_revocation(event: asyncio.Event) -> PrefectSessionEnd:
+async def _wait_for_revocation(event: asyncio.Event) -> SessionEnd:
     await event.wait()
-    return PrefectSessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
+    return SessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
 
 
 async def version(call: RequestContext) -> Response:
@@ -125,3 +123,4 @@ OPERATIONS = (
     Operation(method="GET", path="/api/health", handler=health, answers={200: bool}),
     Operation(method="GET", path="/api/ready", handler=system.ready, answers={200: None}),
 )
+SOCKETS = (WebSocketRoute(PATH, socket), WebSocketRoute(EVENTS_PATH, events_socket))

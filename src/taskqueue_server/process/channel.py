@@ -7,21 +7,23 @@ no server process outlives the supervisor.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel, SecretStr
 
 from taskqueue_core.config import Settings
 
+T = TypeVar("T")
 LINE = 1024 * 1024
-"""bytes; more than the largest settings need"""
+"""maximum number of bytes of a message, more than the largest settings need"""
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """The first order: serve this backend."""
+    """The first order to a server process: serve this backend with these settings."""
 
     settings: Mapping[str, Any]
     backend: str
@@ -30,23 +32,23 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Renew(msgspec.Struct, frozen=True, tag="renew"):
-    """Change to these settings."""
+    """An order to apply changed settings."""
 
     settings: Mapping[str, Any]
 
 
 class StopProcess(msgspec.Struct, frozen=True, tag="end"):
-    """Drain, or stop at once. Idempotent."""
+    """An order to drain and exit, or to stop at once. Idempotent."""
 
     at_once: bool = False
 
 
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
-    """The process accepts connections."""
+    """A message that the process accepts connections."""
 
 
 class ProcessFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The process cannot start because of a `ConfigurationError`."""
+    """A message that the process cannot start because of a `ConfigurationError`."""
 
     reason: str
 
@@ -54,8 +56,8 @@ class ProcessFailed(msgspec.Struct, frozen=True, tag="failed"):
 Order = Begin | Renew | StopProcess
 Message = Listening | ProcessFailed
 
-_orders = msgspec.json.Decoder(Order)
-_messages = msgspec.json.Decoder(Message)
+ORDERS: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
+MESSAGES: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
 def line(message: Order | Message) -> bytes:
@@ -63,31 +65,18 @@ def line(message: Order | Message) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 
-async def orders(reader: asyncio.StreamReader) -> AsyncIterator[Order]:
-    """Yield orders until the supervisor has ended."""
-    while text := await _line(reader):
-        order: Order = _orders.decode(text)
-        yield order
-
-
-async def messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
-    """Yield the messages of a process until it ends."""
-    while text := await _line(reader):
-        received: Message = _messages.decode(text)
-        yield received
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    try:
-        text = await reader.readline()
-    except ConnectionError:
-        return b""
-    return text if text.endswith(b"\n") else b""
+async def received(
+    reader: asyncio.StreamReader, decoder: msgspec.json.Decoder[T]
+) -> AsyncIterator[T]:
+    """Yield the messages of the other process until it ends; ``decoder`` is `ORDERS` or `MESSAGES`."""
+    with contextlib.suppress(ConnectionError):
+        while (text := await reader.readline()).endswith(b"\n"):
+            yield decoder.decode(text)
 
 
 def plain(settings: Settings) -> dict[str, Any]:
     """Return settings as JSON values, including secrets."""
-    return {received: _plain(getattr(settings, received)) for received in Settings.model_fields}
+    return {name: _plain(getattr(settings, name)) for name in Settings.model_fields}
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:

@@ -1,6 +1,7 @@
 """One of several server processes on one port: ``python -m taskqueue_server.process.child CHANNEL LISTENER``.
 
-Both arguments are file descriptors. `taskqueue_server.process.supervisor` starts the process, which stops with it.
+Both arguments are file descriptors. `taskqueue_server.process.supervisor` starts the process, and the process stops
+when the supervisor ends.
 """
 
 from __future__ import annotations
@@ -18,18 +19,7 @@ from taskqueue_core.assembly import open_backend
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_server.logs import set_level, set_up_logs
 from taskqueue_server.metrics.exporter import process_exists
-from taskqueue_server.process.channel import (
-    LINE,
-    Begin,
-    Listening,
-    Order,
-    ProcessFailed,
-    Renew,
-    StopProcess,
-    line,
-    orders,
-    settings_of,
-)
+from taskqueue_server.process import channel
 from taskqueue_server.process.serve import ServerProcess
 
 REFUSED = 2
@@ -37,20 +27,20 @@ REFUSED = 2
 
 def main() -> int:
     """Serve until ordered to stop, and return the exit code."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor sends new settings as an order
-    channel, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor sends new settings instead
+    control, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     with listener:
-        return asyncio.run(_serve(channel, listener))
+        return asyncio.run(_serve(control, listener))
 
 
-async def _serve(channel: socket.socket, listener: socket.socket) -> int:
-    reader, writer = await asyncio.open_connection(sock=channel, limit=LINE)
-    order_stream = orders(reader)
+async def _serve(control: socket.socket, listener: socket.socket) -> int:
+    reader, writer = await asyncio.open_connection(sock=control, limit=channel.LINE)
+    order_stream = channel.received(reader, channel.ORDERS)
     begin = await anext(order_stream, None)
-    if not isinstance(begin, Begin):
+    if not isinstance(begin, channel.Begin):
         return 0  # the supervisor has ended
     sys.path[:] = begin.path
-    settings = settings_of(begin.settings)
+    settings = channel.settings_of(begin.settings)
     set_up_logs(form=settings.log_format)
     set_level(settings.log_level)
     try:
@@ -58,7 +48,7 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
             open_backend(begin.backend, settings),
             settings,
             listener=listener,
-            on_ready=lambda _: writer.write(line(Listening())),
+            on_ready=lambda _: writer.write(channel.line(channel.Listening())),
         )
         order_task = asyncio.create_task(_follow_orders(order_stream, server))
         try:
@@ -66,7 +56,7 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
         finally:
             order_task.cancel()
     except ConfigurationError as error:
-        writer.write(line(ProcessFailed(str(error))))
+        writer.write(channel.line(channel.ProcessFailed(str(error))))
         with contextlib.suppress(ConnectionError):
             await writer.drain()
         return REFUSED
@@ -76,21 +66,21 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
     return 0
 
 
-async def _follow_orders(order_stream: AsyncIterator[Order], server: ServerProcess) -> None:
+async def _follow_orders(order_stream: AsyncIterator[channel.Order], server: ServerProcess) -> None:
     async for order in order_stream:
         match order:
-            case StopProcess(at_once=False):
+            case channel.StopProcess(at_once=False):
                 server.stop_once()
-            case StopProcess():
+            case channel.StopProcess():
                 server.stop_once()
                 server.stop()
-            case Renew(settings):
-                server.adopt(settings_of(settings))
+            case channel.Renew(settings):
+                server.adopt(channel.settings_of(settings))
     server.stop_once()
 
 
 def _clean_up(*, orphan: bool) -> None:
-    """Without a supervisor, remove the metrics files of this process and of those that ended before it."""
+    """If the supervisor has ended, delete the metrics files of this process and of processes that ended before."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not orphan or folder is None:
         return
@@ -99,7 +89,7 @@ def _clean_up(*, orphan: bool) -> None:
             pid = int(file.stem.rpartition("_")[2])
             if pid == os.getpid() or not process_exists(pid):
                 file.unlink(missing_ok=True)
-        Path(folder).rmdir()  # succeeds only for the last process
+        Path(folder).rmdir()  # fails unless this is the last process
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
 
 _SPREADS = sys.platform == "linux"
-"""whether the kernel balances connections over sockets of one port; elsewhere the last socket gets all of them"""
+"""whether the kernel balances connections over sockets with the same port; other systems use only the last socket"""
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -38,7 +38,7 @@ class Port:
         self._shared: socket.socket | None = None
         try:
             if _SPREADS:
-                # only bound and not listening, so it gets no connections
+                # This socket reserves the port. It does not listen, so it gets no connections.
                 self._holder = self._bound(settings.port)
             else:
                 self._holder = self._shared = listen(settings)
@@ -82,13 +82,13 @@ def _address_of(host: str) -> tuple[str, socket.AddressFamily]:
 
 
 def _quick(bound: socket.socket) -> socket.socket:
-    # asyncio sets this only on sockets that it created; without it, small responses are delayed by 40 ms.
+    # asyncio sets TCP_NODELAY only on sockets that it created. Without it, small responses are delayed by 40 ms.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound
 
 
 def _cannot(settings: Settings, error: OSError) -> ConfigurationError:
-    # str(error) would repeat the address.
+    # Do not use str(error), which repeats the address.
     reason = os.strerror(error.errno) if error.errno else str(error)
     host, _ = _address_of(settings.host)
     return ConfigurationError(

@@ -1,4 +1,4 @@
-"""Signals, and settings that change while the server runs: SIGHUP (``systemctl reload``) reads them again."""
+"""Signal handlers, and reloading of settings on SIGHUP (``systemctl reload``) while the server runs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,17 @@ from taskqueue_server.logs import set_level
 from taskqueue_server.process import systemd
 
 LIVE = frozenset({"allowed_hosts", "drain", "grace", "log_level", "origins"})
-"""settings that apply at once; all others need a restart"""
+"""names of settings that apply at once after a reload; all others need a restart"""
 _STDIN = 0
 _log = logging.getLogger("taskqueue.server")
 
 Reread = Callable[[], Settings]
-"""reads the current settings, or raises `ConfigurationError`"""
+"""a function that reads the settings again, or raises `ConfigurationError`"""
 
 
 def rereader(given: Mapping[str, Any]) -> Reread:
     """Return a function that reads the settings as at startup: ``given`` overrides the environment and files."""
-
-    def read() -> Settings:
-        return load_settings(Settings).model_copy(update=dict(given))
-
-    return read
+    return lambda: load_settings(Settings).model_copy(update=dict(given))
 
 
 def reload_settings(current: Settings, read: Reread) -> Settings | None:
@@ -75,7 +71,7 @@ def adopt(context: ServerContext, settings: Settings, tls: ssl.SSLContext | None
 
 
 def reload(context: ServerContext, read: Reread, tls: ssl.SSLContext | None = None) -> None:
-    """Read the settings again and apply them to the running server; invalid ones change nothing."""
+    """Read the settings again and apply them to the running server; invalid settings change nothing."""
     systemd.reloading()
     try:
         settings = reload_settings(context.settings, read)
@@ -87,9 +83,10 @@ def reload(context: ServerContext, read: Reread, tls: ssl.SSLContext | None = No
 
 @contextlib.contextmanager
 def signals(end: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
-    """Call ``end`` on SIGTERM and SIGINT, and ``reload`` on SIGHUP, during the block; only in the main thread.
+    """Call ``end`` on SIGTERM and SIGINT, and ``reload`` on SIGHUP, during the block.
 
-    Without ``reload``, SIGHUP keeps its handler. SIGHUP because the terminal was closed also ends the server.
+    Without ``reload``, the handler of SIGHUP is not changed. A SIGHUP because the terminal was closed calls ``end``.
+    Outside the main thread, no signal is handled.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

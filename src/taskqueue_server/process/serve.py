@@ -32,15 +32,15 @@ from taskqueue_server.process.uvicorn_protocols import HttpProtocol, SocketProto
 from taskqueue_server.routing.extensions import Extension, load_extensions
 from taskqueue_server.worker_socket.uvicorn_protocol import (
     ACCEPTS_PER_TURN,
-    raise_backlog,
+    BACKLOG,
     raise_descriptor_limit,
 )
 
 _STORE_SECONDS = 5.0
 _LEFT_OVER_SECONDS = 0.3
-"""for the last responses to be sent before open connections are aborted"""
+"""seconds to send the last responses before open connections are aborted"""
 _FORCED_SECONDS = 0.5
-"""for an immediate shutdown to finish"""
+"""seconds to wait for open requests, and then for the application, in an immediate shutdown"""
 _log = logging.getLogger("taskqueue.server")
 
 
@@ -51,7 +51,7 @@ def serve(
     on_ready: Callable[[str], None] | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, after which workers may settle their tasks; a second signal stops at once.
+    """Serve until SIGTERM or SIGINT, then let workers settle their tasks; a second signal stops at once.
 
     ``on_ready`` gets the URL once connections are accepted. With ``given``, SIGHUP reads the settings again, and
     ``given`` overrides them. Raises `ConfigurationError` for invalid settings.
@@ -60,7 +60,7 @@ def serve(
     raise_descriptor_limit()
     read = None if given is None else rereader(given)
     if settings.processes > 1:
-        from taskqueue_server.process.supervisor import Processes  # noqa: PLC0415 - only for several processes
+        from taskqueue_server.process.supervisor import Processes  # noqa: PLC0415 - one process does not need it
 
         asyncio.run(Processes(settings, backend_word, on_ready=on_ready, read=read).run())
         return
@@ -83,11 +83,11 @@ class ServerProcess:
         listener: socket.socket | None = None,
         extensions: Sequence[Extension] = (),
     ) -> None:
-        """Check the settings. Raises `ConfigurationError` for an open host without authentication, and for TLS files.
+        """Check the settings. Raises `ConfigurationError` for an unprotected host, invalid TLS files or extensions.
 
-        ``extensions`` are added to those in the settings; errors of both are raised. With ``read``, SIGHUP reads the
-        settings again. ``listener`` is a bound socket, if this is one of several processes: then the supervisor decides
-        when to stop at once, and a second signal does not.
+        ``extensions`` are added to those in the settings. With ``read``, SIGHUP reads the settings again. ``listener``
+        is the bound socket of one of several processes: then a second signal does not stop the server at once, because
+        the supervisor decides that.
         """
         hooks = backend.hooks if isinstance(backend, InstrumentedBackend) else Hooks()
         check_host(settings, hooks)
@@ -109,7 +109,8 @@ class ServerProcess:
     async def run(self) -> None:
         """Serve until `stop`, or until a signal if this is the main thread.
 
-        Raises `ConfigurationError` if the store refuses its configuration. An unavailable store is waited for.
+        Raises `ConfigurationError` if the store refuses its configuration. The server also starts if the store is
+        unavailable.
         """
         try:
             app = create_app(self._backend, self._settings, self._extensions)
@@ -145,7 +146,7 @@ class ServerProcess:
             self.stop()
 
     def adopt(self, settings: Settings) -> None:
-        """Apply other settings, as far as they may change while the server runs."""
+        """Apply changed settings to the running server."""
         if self.context is not None:
             adopt(self.context, settings, self._tls)
 
@@ -178,7 +179,7 @@ class _UvicornServer(uvicorn.Server):
                 ws=SocketProtocol,
                 ws_max_size=LIMITS.frame,
                 ws_per_message_deflate=False,
-                ws_ping_interval=None,  # pings are frames of the protocol
+                ws_ping_interval=None,  # the worker protocol has ping frames of its own
                 backlog=ACCEPTS_PER_TURN,
                 lifespan="on",
                 log_config=None,
@@ -210,21 +211,22 @@ class _UvicornServer(uvicorn.Server):
             if self._context.startup_error is not None:
                 raise self._context.startup_error from None
             raise
-        raise_backlog(sockets or ())
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # asyncio has set it to `ACCEPTS_PER_TURN`
         if self.started and not self.should_exit:
             self._accepting()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
-        await first_completed(self._leave(), self._wait_until_forced())
+        await first_completed(self._leave(), self._forced.wait())
         for connection in list(self.server_state.connections):
             if self.server_state.tasks or connection.transport.get_write_buffer_size():
-                connection.transport.abort()  # it would delay the shutdown
+                connection.transport.abort()  # a connection in use would delay the shutdown
         if self.force_exit and self.server_state.tasks:
             await asyncio.wait(self.server_state.tasks, timeout=_FORCED_SECONDS)
         await super().shutdown(sockets)
-        if self.force_exit:  # otherwise super().shutdown() has done this
+        if self.force_exit:  # without it, super().shutdown() has ended the lifespan
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FORCED_SECONDS):
                     await self.lifespan.shutdown()
@@ -236,9 +238,6 @@ class _UvicornServer(uvicorn.Server):
                 self.server_state.tasks,
                 timeout=self._context.drain_remaining + self._context.handover + _LEFT_OVER_SECONDS,
             )
-
-    async def _wait_until_forced(self) -> None:
-        await self._forced.wait()
 
 
 async def _check_store(context: ServerContext) -> None:

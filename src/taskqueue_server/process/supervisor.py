@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 from prometheus_client.multiprocess import mark_process_dead
 
 from taskqueue_core.assembly import open_backend
@@ -20,24 +21,12 @@ from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_server.auth.access import check_host
 from taskqueue_server.logs import set_level
-from taskqueue_server.process import systemd
-from taskqueue_server.process.channel import (
-    LINE,
-    Begin,
-    Listening,
-    Order,
-    ProcessFailed,
-    Renew,
-    StopProcess,
-    line,
-    messages,
-    plain,
-)
+from taskqueue_server.process import channel, systemd
 from taskqueue_server.process.listeners import Port
 from taskqueue_server.process.reload import Reread, reload_settings, signals
 
 RESTART_SECONDS = 5.0
-"""a process that exits earlier counts as a failed start"""
+"""seconds within which the exit of a process counts as a failed start"""
 MAX_FAILED_STARTS = 5
 """number of failed starts in a row after which the supervisor gives up"""
 _PAUSE, _MAX_PAUSE = 0.1, 5.0
@@ -49,7 +38,7 @@ _log = logging.getLogger("taskqueue.server")
 
 
 class Processes:
-    """Supervisor of ``settings.processes`` server processes until the last one has ended. Runs once."""
+    """Supervisor of ``settings.processes`` server processes, until the last process has ended. Runs once."""
 
     def __init__(
         self,
@@ -97,7 +86,7 @@ class Processes:
             systemd.stopping()
             self._ending.set()
         for child in self._children.values():
-            child.send(StopProcess(at_once=self._at_once.is_set()))
+            child.send(channel.StopProcess(at_once=self._at_once.is_set()))
 
     def reload(self) -> None:
         """Read the settings again, once for all processes."""
@@ -108,7 +97,7 @@ class Processes:
                 self._settings = settings
                 set_level(settings.log_level)
                 for child in self._children.values():
-                    child.send(Renew(plain(settings)))
+                    child.send(channel.Renew(channel.plain(settings)))
         finally:
             systemd.ready()
 
@@ -125,7 +114,7 @@ class Processes:
             await backend.aclose()
 
     async def _supervise(self, index: int, port: Port, metrics: str) -> None:
-        """Keep one process running until shutdown."""
+        """Run a server process, and start another one whenever it exits, until shutdown."""
         failed_starts = 0
         while not self._ending.is_set():
             began = time.monotonic()
@@ -133,24 +122,21 @@ class Processes:
                 self._children[index] = child
                 served = await self._watch(index, child)
             del self._children[index]
-            with contextlib.suppress(FileNotFoundError):  # a scrape may have removed the files
-                mark_process_dead(child.pid, metrics)  # type: ignore[no-untyped-call]
+            with contextlib.suppress(FileNotFoundError):  # a scrape may have deleted the files
+                mark_process_dead(child.process.pid, metrics)  # type: ignore[no-untyped-call]
             if self._ending.is_set():
                 return
-            code = child.code
-            failed_starts = (
-                0
-                if served and (not code or time.monotonic() - began > RESTART_SECONDS)
-                else failed_starts + 1
-            )
-            fields = {"pid": child.pid, "code": code}
+            code = child.process.returncode
+            lasted = served and (not code or time.monotonic() - began > RESTART_SECONDS)
+            failed_starts = 0 if lasted else failed_starts + 1
+            fields = {"pid": child.process.pid, "code": code}
             if failed_starts >= MAX_FAILED_STARTS:
                 _log.critical(
                     "server processes exit right after their start; giving up", extra=fields
                 )
                 self._give_up(TaskQueueError("server processes exit right after their start"))
                 return
-            level = logging.ERROR if code else logging.WARNING  # 0: stopped by a signal
+            level = logging.ERROR if code else logging.WARNING  # code 0: stopped by a signal
             _log.log(level, "server process exited; starting another", extra=fields)
             with contextlib.suppress(TimeoutError):
                 pause = min(_PAUSE * 2**failed_starts, _MAX_PAUSE)
@@ -161,12 +147,12 @@ class Processes:
         served = False
         killer = asyncio.create_task(self._kill_late(child))
         try:
-            async for name in messages(child.reader):
+            async for name in channel.received(child.reader, channel.MESSAGES):
                 match name:
-                    case Listening():
+                    case channel.Listening():
                         served = True
                         self._serves(index, child)
-                    case ProcessFailed(reason):
+                    case channel.ProcessFailed(reason):
                         self._give_up(ConfigurationError(reason))
             await child.process.wait()
         finally:
@@ -174,18 +160,15 @@ class Processes:
         return served
 
     def _serves(self, index: int, child: _Child) -> None:
-        _log.info("server process ready", extra={"pid": child.pid})
+        _log.info("server process ready", extra={"pid": child.process.pid})
         if self._unready:
             self._unready.discard(index)
             if not self._unready and not self._ending.is_set():
-                self._accepting(child.url)
-
-    def _accepting(self, url: str) -> None:
-        extra = {"url": url, "processes": self._settings.processes}
-        _log.info("all server processes ready", extra=extra)
-        systemd.ready(f"{self._settings.processes} processes at {url}")
-        if self._on_ready is not None:
-            self._on_ready(url)
+                url, number = child.url, self._settings.processes
+                _log.info("all server processes ready", extra={"url": url, "processes": number})
+                systemd.ready(f"{number} processes at {url}")
+                if self._on_ready is not None:
+                    self._on_ready(url)
 
     async def _kill_late(self, child: _Child) -> None:
         """Kill a process that does not exit in time because its event loop is stuck."""
@@ -193,7 +176,9 @@ class Processes:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._at_once.wait(), self._settings.drain + _KILL_SECONDS)
             await asyncio.sleep(_STOP_SECONDS)
-        _log.error("server process did not exit in time and was killed", extra={"pid": child.pid})
+        _log.error(
+            "server process did not exit in time and was killed", extra={"pid": child.process.pid}
+        )
         child.kill()
 
     def _give_up(self, failure: TaskQueueError) -> None:
@@ -206,7 +191,7 @@ class Processes:
     async def _start_child(self, port: Port, metrics: str) -> AsyncIterator[_Child]:
         own_end, child_end = socket.socketpair()
         with child_end, port.share() as listener:
-            reader, writer = await asyncio.open_connection(sock=own_end, limit=LINE)
+            reader, writer = await asyncio.open_connection(sock=own_end, limit=channel.LINE)
             files = (child_end.fileno(), listener.fileno())
             environment = {n: v for n, v in os.environ.items() if n not in _NOT_FOR_CHILDREN}
             try:
@@ -226,9 +211,9 @@ class Processes:
                 raise
         child = _Child(process, port.url, reader, writer)
         try:
-            child.send(Begin(plain(self._settings), self._backend, sys.path))
+            child.send(channel.Begin(channel.plain(self._settings), self._backend, sys.path))
             if self._ending.is_set():
-                child.send(StopProcess(at_once=self._at_once.is_set()))
+                child.send(channel.StopProcess(at_once=self._at_once.is_set()))
             yield child
         finally:
             child.writer.close()
@@ -236,29 +221,17 @@ class Processes:
             await process.wait()
 
 
-class _Child:
+class _Child(msgspec.Struct, eq=False):
     """A server process and the channel to it."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        url: str,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self.process = process
-        self.pid = process.pid
-        self.url = url
-        self.reader = reader
-        self.writer = writer
+    process: asyncio.subprocess.Process
+    url: str
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
-    @property
-    def code(self) -> int | None:
-        return self.process.returncode
-
-    def send(self, order: Order) -> None:
+    def send(self, order: channel.Order) -> None:
         if not self.writer.is_closing():
-            self.writer.write(line(order))
+            self.writer.write(channel.line(order))
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

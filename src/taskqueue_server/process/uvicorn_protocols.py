@@ -14,9 +14,9 @@ from taskqueue_server.worker_socket.uvicorn_protocol import PINGS, FairProtocol
 from taskqueue_server.worker_socket.websocket import ABORT
 
 HEADER_SECONDS = 10.0
-"""for the head of a request to arrive on a new or reused connection"""
+"""seconds within which the head of a request must arrive on a new or reused connection"""
 ANSWER_SECONDS = 30.0
-"""for the client to read the buffered response"""
+"""seconds within which the client must read the buffered part of a response"""
 _CLOSE_SECONDS = 2.0
 _NOT_UTF8 = 1007
 _FRAGMENTS = 1024
@@ -35,7 +35,7 @@ class HttpProtocol(H11Protocol):
         self._start_head_timeout()
 
     def data_received(self, data: bytes) -> None:
-        """Restart the timeout if only part of a request's head has arrived."""
+        """Start the timeout while the head of a request is incomplete; stop it when the head has arrived."""
         super().data_received(data)
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             if self.timeout_keep_alive_task is None and self._head_timeout is None:
@@ -56,7 +56,7 @@ class HttpProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start the timeout for the client to read."""
+        """Start the timeout within which the client must read the response."""
         super().pause_writing()
         self._read_timeout = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
 
@@ -80,7 +80,7 @@ class HttpProtocol(H11Protocol):
 
 
 class SocketProtocol(FairProtocol):
-    """A WebSocket that the application can abort, with a time limit for closing and pongs only if the client reads."""
+    """A WebSocket that the application can abort, with limits for closing, fragments and unread pongs."""
 
     async def run_asgi(self) -> None:
         """Run the application, and abort the connection if the client does not close it soon after."""
@@ -92,7 +92,7 @@ class SocketProtocol(FairProtocol):
             self.loop.call_later(_CLOSE_SECONDS, self.transport.abort)
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Count a denied handshake as complete; uvicorn would log it as an error.
+        """Send an event. Mark a denied handshake as complete, because uvicorn would log it as an error.
 
         Raises `ClientDisconnected` if the connection is closed, because asyncio would log a warning for each write.
         """
@@ -117,16 +117,15 @@ class SocketProtocol(FairProtocol):
                 self.frames[0].decode()
             except UnicodeDecodeError:
                 self.frames = []
-                if (
-                    self.conn.close_rcvd is None
-                ):  # otherwise the client's close frame arrived with it, and is handled next
+                # If the client's close frame has arrived too, it is handled next.
+                if self.conn.close_rcvd is None:
                     self.conn.send_close(_NOT_UTF8)
                     self.handle_parser_exception()
                 return
         super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
-        """Answer, unless earlier pongs are still unread."""
+        """Answer a ping, unless the client has not read earlier pongs."""
         pong = b"".join(self.conn.data_to_send())
         if self.writable.is_set() and not self.transport.is_closing():
             self.transport.write(pong)

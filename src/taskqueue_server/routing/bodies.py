@@ -19,15 +19,15 @@ NDJSON = "application/x-ndjson"
 
 _DIGITS = len(str(LIMITS.body)) + 1
 BODY_SECONDS = 30.0
-"""for the whole body to arrive"""
-_CLOSE = {"connection": "close"}  # the rest of a refused body is not read
+"""seconds within which the whole body must arrive"""
+_CLOSE = {"connection": "close"}  # because the server does not read the rest of a refused body
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `([a-z_]{1,40})`")
 _decoders: dict[type, msgspec.json.Decoder[object]] = {}
 
 
 async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives. Raises `ProblemError` if its content type is wrong, or it is too large or slow."""
+    """Yield the body in chunks. Raises `ProblemError` if its content type is wrong, or it is too large or too slow."""
     text = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if text != kind:
         raise ProblemError(415, "content_type", f"the body must be {kind}", headers=_CLOSE)
@@ -69,7 +69,7 @@ def decode(kind: type[T], body: bytes) -> T:
             detail = "unknown field"
         else:
             detail = "value not allowed" if "Invalid value" in message else message
-        if "unknown field" in detail:  # the client chose its name, which may be anything
+        if "unknown field" in detail:  # the message quotes a field name that the client chose
             detail = "unknown field"
         shown = field[:100] if field else None
         raise ProblemError(422, "invalid_input", detail[:200], field=shown) from None

@@ -28,23 +28,24 @@ class NavLink(msgspec.Struct, frozen=True):
 
 
 class Extension(msgspec.Struct, frozen=True, kw_only=True):
-    """What a package adds to the server."""
+    """The operations and pages that a package adds to the server."""
 
     name: str
     open: Callable[[ServerContext], AbstractAsyncContextManager[object]]
-    """Called when the application is created, without I/O. Raises `ConfigurationError` or `CapabilityMissing`
-    if the extension cannot work. The server enters the returned context before the first request, and exits it after
-    the last request and before it closes the backend. Handlers find its value in ``context.extension_state[name]``."""
+    """Function that the server calls, without I/O, when it creates the application. It raises `ConfigurationError` or
+    `CapabilityMissing` if the extension cannot work. The server enters the returned context manager before the first
+    request, and exits it after the last request, before it closes the backend. Handlers find the value of the context
+    manager in ``context.extension_state[name]``."""
     operations: tuple[Operation, ...] = ()
-    """operations that are routed, authorized, counted and documented like the server's own"""
+    """operations of the HTTP API, which are routed, authorized, counted and documented like the server's own"""
     tags: Mapping[str, str] = {}
-    """description of each tag of the operations"""
+    """descriptions of the operations' tags in the OpenAPI document, by tag"""
     pages: tuple[Operation, ...] = ()
-    """pages of the dashboard; their errors are shown as pages, too"""
+    """pages of the dashboard, on which errors are shown as pages instead of JSON documents"""
     links: tuple[NavLink, ...] = ()
-    """links to these pages"""
+    """links in the navigation of every dashboard page"""
     templates: str | None = None
-    """a package with a folder ``templates``; its file names must differ from those of the dashboard"""
+    """name of a package with a folder ``templates``, whose file names must differ from those of the dashboard"""
 
 
 def load_extensions(names: Collection[str]) -> tuple[Extension, ...]:

@@ -22,17 +22,17 @@ Every error is a problem document (RFC 9457) with a stable `code`. A request tha
 repeated after `Retry-After` seconds. Lists are paginated: repeat the request with `next` as `after` until the
 response has no `next`."""
 _TAGS = {
-    "tasks": "Publish, look up, wait for, cancel and retry.",
+    "tasks": "Publish, look up, wait for, cancel and retry tasks.",
     "queues": "Statistics, settings, limits and order of queues.",
     "dead letters": "Tasks that were given up: list, redrive or discard them.",
-    "workers": "Who works.",
+    "workers": "Workers with an open subscription.",
     "migration": "Moving from one backend to another without downtime.",
-    "server": "The server itself.",
+    "server": "Health and limits of the server, and descriptions of its interfaces.",
 }
 _REF = "#/components/schemas/{name}"
 _PYDANTIC_REF = "#/components/schemas/{model}"
 _COMPONENT_NAMES = {"HttpProblem": "Problem", "MigrationPhase": "Phase", "RetryTaskIn": "AgainIn"}
-"""Names of components by class, where the published name differs from that of the class."""
+"""published names of components by class name, for classes with another name than their component"""
 _REFERENCES = {
     _REF.format(name=old): _REF.format(name=name) for old, name in _COMPONENT_NAMES.items()
 }
@@ -71,9 +71,9 @@ def document(
     open_to_all: bool = True,
     tags: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Describe every operation with its bodies and problems. With ``open_to_all``, no token is required.
+    """Return the OpenAPI document of the operations. With ``open_to_all``, it declares that no token is required.
 
-    ``tags`` are descriptions of tags besides the built-in ones.
+    ``tags`` has descriptions of additional tags, by tag.
     """
     kinds = [HttpProblem, *(kind for operation in operations for kind in _kinds(operation))]
     schemas, components = _schemas(kinds)
@@ -126,17 +126,16 @@ def _kinds(operation: Operation) -> list[Any]:
     return [kind for kind in kinds if kind is not None]
 
 
-def _schema(kind: Any, schemas: dict[int, Any]) -> dict[str, Any]:
+def _schema(kind: Any, schemas: dict[int, dict[str, Any]]) -> dict[str, Any]:
     if kind is None:
         return {}
     if isinstance(kind, tuple):
         return {"anyOf": [schemas[id(item)] for item in kind]}
-    matches: dict[str, Any] = schemas[id(kind)]
-    return matches
+    return schemas[id(kind)]
 
 
 def _schemas(kinds: Sequence[Any]) -> tuple[dict[int, Any], dict[str, Any]]:
-    """Return the schema of each kind by its id, and the components that these schemas refer to."""
+    """Return the schema of each type by the ``id()`` of the type, and the components to which these schemas refer."""
     ours = [kind for kind in kinds if not _is_pydantic(kind)]
     described, components = msgspec.json.schema_components(ours, ref_template=_REF)
     schemas = {id(kind): schema for kind, schema in zip(ours, described, strict=True)}
@@ -153,7 +152,7 @@ def _schemas(kinds: Sequence[Any]) -> tuple[dict[int, Any], dict[str, Any]]:
 
 
 def _with_names(schema: Any) -> Any:
-    """Return a schema whose references have the names of `_COMPONENT_NAMES`."""
+    """Return a copy of the schema whose references are renamed according to `_COMPONENT_NAMES`."""
     if isinstance(schema, list):
         return [_with_names(item) for item in schema]
     if not isinstance(schema, dict):
@@ -166,7 +165,7 @@ def _is_pydantic(kind: Any) -> bool:
 
 
 def _name_settings(properties: dict[str, Any]) -> None:
-    """Add the pattern of names to the settings that hold names; the model checks them separately."""
+    """Add the pattern of valid names to the settings that contain names, because the model's schema lacks it."""
     for field, inside in _PATTERNED.items():
         position = properties[field]
         for step in inside:
@@ -188,7 +187,7 @@ def _describe(
         "responses": {
             str(status): _response(
                 status,
-                _answer_type(operation),
+                NDJSON if operation.media_type == NDJSON else JSON,
                 _schema(kind, schemas),
                 operation.response_headers if status < HTTPStatus.BAD_REQUEST else (),
             )
@@ -237,10 +236,6 @@ def _problems(operation: Operation) -> list[int]:
     if operation.verbs:
         matches.update(_NEEDS_TOKEN)
     return sorted(matches)
-
-
-def _answer_type(operation: Operation) -> str:
-    return NDJSON if operation.media_type == NDJSON else JSON
 
 
 def _parameter(where: str, result: Query) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -30,12 +30,12 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 _SAFE = frozenset({"GET", "HEAD"})
 _REAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 _STRICT = "/v1/"
-"""where unknown query parameters are refused, so that a misspelled filter is not ignored"""
+"""start of the paths at which unknown query parameters are refused, so that a misspelled filter is not ignored"""
 _encoder = msgspec.json.Encoder()
 
 
 class RequestContext:
-    """One request with what its handler needs."""
+    """One HTTP request: its client, its parameters and body, and the state of the server."""
 
     def __init__(self, request: Request, verbs: Sequence[str] = ()) -> None:
         self.request = request
@@ -50,15 +50,13 @@ class RequestContext:
         return self.identity.name if self.context.access.authenticates and self.identity else None
 
     def is_allowed(self, key: str) -> bool:
-        """Whether the client may do this with ``key``."""
+        """Return whether the client may execute this operation on the queue ``key``."""
         identity = self.identity
-        for verb in self.verbs:
-            if identity is not None and identity.is_allowed(verb, key):
-                return True
-        return not self.verbs
+        permitted = (verb for verb in self.verbs if identity and identity.is_allowed(verb, key))
+        return not self.verbs or any(permitted)
 
     def demand(self, key: str) -> None:
-        """Raise `ProblemError` unless the client may do this with ``key``."""
+        """Raise `ProblemError` unless the client may execute this operation on the queue ``key``."""
         if not self.is_allowed(key):
             raise _forbidden(f"this token may not {_either(self.verbs)} with this key")
 
@@ -75,13 +73,13 @@ class RequestContext:
         )
 
     def name(self, part: str) -> str:
-        """Return a name from the path. Raises `InvalidInput`."""
+        """Return the path parameter ``part``. Raises `InvalidInput` unless it is a valid name."""
         value: str = self.request.path_params[part]
         check_name(part, value)
         return value
 
     def number(self, name: str, default: int | None, highest: int, *, lowest: int = 1) -> int:
-        """Return an integer from the query; without a default it is required. Raises `InvalidInput`."""
+        """Return an integer from the query. It is required if ``default`` is ``None``. Raises `InvalidInput`."""
         text = self.request.query_params.get(name)
         if text is None and default is not None:
             return default
@@ -97,14 +95,14 @@ class RequestContext:
         raise InvalidInput(name, _got(text), "true or false")
 
     def query_name(self, name: str) -> str | None:
-        """Return a name from the query, or ``None``. Raises `InvalidInput`."""
+        """Return a valid name from the query, or ``None`` if it is absent. Raises `InvalidInput`."""
         text = self.request.query_params.get(name)
         if text is not None:
             check_name(name, text)
         return text
 
     def real(self, name: str, highest: float) -> float | None:
-        """Return a non-negative number from the query, or ``None``. Raises `InvalidInput`."""
+        """Return a non-negative number from the query, or ``None`` if it is absent. Raises `InvalidInput`."""
         text = self.request.query_params.get(name)
         if text is None:
             return None
@@ -113,24 +111,21 @@ class RequestContext:
         raise InvalidInput(name, _got(text), f"a number from 0 to {highest:.0f}")
 
     def text(self, name: str) -> str | None:
-        """Return text from the query, or ``None``. Raises `InvalidInput`."""
+        """Return text from the query, or ``None`` if it is absent. Raises `InvalidInput`."""
         text = self.request.query_params.get(name)
         if text is None or 0 < len(text) <= LIMITS.text:
             return text
         raise InvalidInput(name, _got(text), f"text of 1 to {LIMITS.text} characters")
 
     def confirm(self, expected: str) -> None:
-        """Raise `InvalidInput` unless the query repeats ``expected``: a safeguard for what cannot be undone."""
+        """Raise `InvalidInput` unless the query confirms an action that cannot be undone: ``confirm=expected``."""
         if (text := self.request.query_params.get("confirm")) != expected:
             raise InvalidInput("confirm", _got(text), f"confirm={expected}")
 
     async def stream(self, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives, while the client keeps its rights. Raises `ProblemError`."""
-        if self.identity is None or not self.context.access.authenticates:
-            async for chunk in bodies.stream(self.request, kind, limit):
-                yield chunk
-            return
-        with self.watch_access() as dismissed:
+        """Yield the body in chunks. Raises `ProblemError` if it is invalid, or if the client loses its rights."""
+        anonymous = self.identity is None or not self.context.access.authenticates
+        with nullcontext(asyncio.Event()) if anonymous else self.watch_access() as dismissed:
             async for chunk in bodies.stream(self.request, kind, limit):
                 if dismissed.is_set():
                     raise unauthenticated()
@@ -165,33 +160,28 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class Scope(StrEnum):
-    """The keys for which an identity needs the right to execute an operation."""
+    """The queues for which a client needs the right to execute an operation."""
 
     PATH = "path"
-    """the key in the path; checked before the handler runs"""
+    """the queue that the path names, checked before the handler runs"""
     HANDLER = "handler"
-    """the handler checks each key with `RequestContext.demand`, or omits those without `RequestContext.is_allowed`"""
+    """queues that the handler itself checks with `RequestContext.demand` or filters with `RequestContext.is_allowed`"""
     SERVER = "server"
-    """all keys"""
+    """all queues"""
 
 
-class Endpoint(msgspec.Struct, frozen=True):
-    """One method of one path, with its handler."""
+class Operation(msgspec.Struct, frozen=True):
+    """One method of a path in the HTTP API or the dashboard. The docstring of its handler is its description."""
 
     method: str
     path: str
     handler: Handler
     answers: dict[int, Any]
-    """type of the body by status; a tuple for one of several types, ``None`` for any JSON"""
-
-
-class Operation(Endpoint, frozen=True, kw_only=True):
-    """An endpoint of the HTTP API or the dashboard. The docstring of its handler is its description."""
-
+    """type of the response body by status; a tuple for one of several types, ``None`` for any JSON"""
     id: str = ""
     """``operationId`` in the OpenAPI document; required if the operation is documented"""
     verb: str | tuple[str, ...] | None = None
-    """the required right; one of several is enough; ``None`` if no token is required"""
+    """the required right, or several rights of which one is enough; ``None`` if no token is required"""
     scope: Scope = Scope.PATH
     body: Any = None
     media_type: str = bodies.JSON
@@ -200,7 +190,7 @@ class Operation(Endpoint, frozen=True, kw_only=True):
     """request headers that the handler reads"""
     problems: tuple[int, ...] = ()
     tag: str = "server"
-    """section of the documentation"""
+    """section of the API documentation"""
     example: Any = None
     """example of the request body"""
     response_headers: tuple[str, ...] = ()
@@ -291,7 +281,7 @@ def unauthenticated() -> ProblemError:
 def require_own_page(call: RequestContext) -> None:
     """Raise `ProblemError` unless the request comes from a page of this server.
 
-    A browser sends the session cookie from any page, but names that page's origin with every unsafe request.
+    A browser sends the session cookie with requests of any site's page, but names the page's origin in unsafe requests.
     """
     request, settings = call.request, call.context.settings
     if not is_own_origin(request.headers, request.url.scheme, settings.origins):
@@ -312,8 +302,16 @@ def answer(value: object, status: int = 200, headers: dict[str, str] | None = No
     return Response(_encoder.encode(value), status, headers, media_type=bodies.JSON)
 
 
+def joined(head: bytes, items: Iterable[bytes], tail: bytes) -> Iterator[bytes]:
+    """Yield the pieces of a JSON array or object: ``head``, the encoded items separated by commas, and ``tail``."""
+    yield head
+    for number, item in enumerate(items):
+        yield b"," + item if number else item
+    yield tail
+
+
 def spliced(pieces: Iterator[bytes], media_type: str = bodies.JSON) -> Response:
-    """Return the joined pieces as a response that is sent in chunks, because they may be large."""
+    """Return a response with the joined pieces. It is sent in chunks, because it may be large."""
 
     async def chunks() -> AsyncIterator[bytes]:
         chunk = bytearray()

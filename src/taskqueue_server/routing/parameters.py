@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from urllib.parse import urlencode
 
 from taskqueue_core.errors import InvalidInput
@@ -24,10 +24,11 @@ IDEMPOTENCY_KEY = Query(
 
 
 def id_maker(call: RequestContext) -> Callable[[str, str | None, int], str | None]:
-    """Return a function that computes a task's id from its queue, its own id and its line number.
+    """Return a function that derives a task's id from the request's ``Idempotency-Key``.
 
-    Without the header it returns ``None``. With it, the id depends on the queue, the client, the header and the line.
-    Raises `InvalidInput` for an invalid header; the function does so for a task that has an id of its own.
+    The function takes the task's queue, its id in the request, and its line number. Without the header it returns
+    ``None``. With the header, the same client, header, queue and line give the same id, and a task that has an id
+    raises `InvalidInput`. An invalid header raises `InvalidInput` here.
     """
     values = call.request.headers.getlist(_HEADER)
     if not values:
@@ -47,7 +48,7 @@ def id_maker(call: RequestContext) -> Callable[[str, str | None, int], str | Non
 
 
 def reused() -> ProblemError:
-    """Return the problem of a header that was used for a task with another payload before."""
+    """Return the problem for an ``Idempotency-Key`` that was already used for a task with another payload."""
     detail = f"this {_HEADER} was already used with another payload"
     return ProblemError(422, "idempotency_key_reused", detail, field=_HEADER)
 
@@ -62,7 +63,7 @@ AFTER = Query("after", NAME, "the `next` of the previous page", example="emails"
 
 
 def page_of(call: RequestContext, names: Iterable[str]) -> tuple[list[str], str | None]:
-    """Return the requested page of the sorted names, and the last name on it if more follow."""
+    """Return the requested page of the sorted names, and the last name of the page if more names follow."""
     limit, after = page_query(call)
     rest = [name for name in names if after is None or name > after]
     return rest[:limit], rest[limit - 1] if len(rest) > limit else None
@@ -74,11 +75,10 @@ def page_query(call: RequestContext) -> tuple[int, str | None]:
 
 
 def link(call: RequestContext, following: str | None) -> dict[str, str]:
-    """Return the ``Link`` header with the URL of the next page, or nothing on the last page."""
+    """Return a ``Link`` header with the URL of the page after the name ``following``; none if that is ``None``."""
     if following is None:
         return {}
-    requested = call.request.query_params
-    names: Sequence[tuple[str, str]] = [*((n, v) for n, v in requested.items() if n != "after")]
-    query = urlencode([*names, ("after", following)])
+    others = {name: text for name, text in call.request.query_params.items() if name != "after"}
+    query = urlencode({**others, "after": following})
     path = call.request.scope["raw_path"].decode("ascii", "replace")
     return {"link": f'<{path}?{query}>; rel="next"'}

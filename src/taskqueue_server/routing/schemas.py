@@ -23,16 +23,15 @@ def _meta_of(**schema: Any) -> Meta:
 
 
 _BOUNDS = {"minLength": 1, "maxLength": LIMITS.name}
-Name = Annotated[str, Meta(extra_json_schema={**_BOUNDS, "pattern": NAME["pattern"]})]
+Name = Annotated[str, _meta_of(**_BOUNDS, pattern=NAME["pattern"])]
 """a key, id, tenant or ordering key"""
 LABEL: dict[str, Any] = {"type": "string", **_BOUNDS}
 Label = Annotated[str, _meta_of(**_BOUNDS)]
-"""the name of a model or a server: any printable text"""
+"""the name of a model or a server, or the token of a retry: any printable text"""
 Priority = Annotated[int, _meta_of(minimum=0, maximum=9)]
 Attempts = Annotated[int, _meta_of(minimum=1, maximum=1000)]
 Instant = Annotated[float, _meta_of(minimum=0, exclusiveMaximum=END_OF_TIME + 1)]
 """Unix seconds"""
 Seconds = Annotated[float, _meta_of(minimum=0, maximum=CENTURY)]
-Token = Annotated[str, _meta_of(**_BOUNDS)]
 Text = Annotated[str, _meta_of(minLength=1, maxLength=LIMITS.text)]
 HeadersField = Annotated[dict[str, str], _meta_of(maxProperties=LIMITS.headers)]

@@ -1,1 +1,1 @@
-"""The workers' socket, from the handshake to the release of held deliveries."""
+"""The WebSocket of workers, from the handshake to the release of their deliveries."""

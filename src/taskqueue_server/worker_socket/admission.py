@@ -1,4 +1,4 @@
-"""``/v1/socket``: accepting or refusing a socket, its hello, its permissions and its quota."""
+"""The handshake of ``/v1/socket``: checks of the request, the hello, the permissions and the quota."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import cast
 
@@ -32,23 +33,22 @@ from taskqueue_core.protocol.server_events import CloseSocket, Greeted, SendFram
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_server.auth.credentials import peer_of, shows_header, token_of
 from taskqueue_server.auth.origins import host_problem
-from taskqueue_server.auth.quotas import QuotaSlot
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.problems import ProblemError, respond
+from taskqueue_server.routing.operations import unauthenticated
 from taskqueue_server.worker_socket.session import WorkerSession, report_connection
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
 HELLO_SECONDS = 5.0
-_CHALLENGE = {"www-authenticate": "Bearer"}
 _log = logging.getLogger("taskqueue.server.socket")
 
 
 async def socket(websocket: WebSocket) -> None:
-    """Serve one worker. Refusals before the handshake are HTTP problems, later ones close codes."""
+    """Serve one worker. Errors before the WebSocket handshake are HTTP problems, later errors are close codes."""
     context: ServerContext = websocket.app.state.context
     refused = refusal(context, websocket, SUBPROTOCOL) or _not_ready(context)
     identity = None
-    # Without the header the token may come with the hello.
+    # Without an Authorization header, the token may be in the hello.
     if refused is None and context.access.authenticates and shows_header(websocket):
         identity = context.access.identify(token_of(websocket), peer_of(websocket))
         refused = _stranger(identity)
@@ -67,13 +67,13 @@ async def socket(websocket: WebSocket) -> None:
 
 
 def refusal(context: ServerContext, websocket: WebSocket, subprotocol: str) -> ProblemError | None:
-    """Return why a request is refused: its host, origin, query or subprotocol. ``None`` if it is not refused."""
+    """Return the problem if the host, origin, query or subprotocol of a request is not allowed, else ``None``."""
     headers, settings = websocket.headers, context.settings
     if wrong := host_problem(
         headers, settings.allowed_hosts, loopback=not context.access.authenticates
     ):
         return ProblemError(421, "wrong_host", wrong)
-    # Pages of the same origin are refused as well: the dashboard opens no such socket.
+    # Pages of the server's own origin are refused as well, because the dashboard does not use this socket.
     origins = headers.getlist("origin")
     if origins and (len(origins) > 1 or origins[0] not in settings.origins):
         return ProblemError(403, "origin", "web pages may not open this socket")
@@ -96,14 +96,14 @@ def _not_ready(context: ServerContext) -> ProblemError | None:
 
 def _stranger(identity: Identity | None) -> ProblemError | None:
     if identity is None:
-        return ProblemError(401, "unauthenticated", "a valid token is required", headers=_CHALLENGE)
+        return unauthenticated()
     if "consume" not in identity.verbs:
         return ProblemError(403, "forbidden", "this token has no permission to consume")
     return None
 
 
-def enter(context: ServerContext, identity: Identity | None) -> tuple[bool, QuotaSlot | None]:
-    """Return whether limits and quota allow one more socket, and the quota slot that it occupies if it is known."""
+def enter(context: ServerContext, identity: Identity | None) -> tuple[bool, ExitStack | None]:
+    """Return whether one more socket is allowed, and its quota slot if the identity is already known."""
     if not context.registry.has_room_for(known=identity is not None):
         return False, None
     slot = None if identity is None else context.usage.enter(identity)
@@ -111,12 +111,12 @@ def enter(context: ServerContext, identity: Identity | None) -> tuple[bool, Quot
 
 
 class SocketAdmission:
-    """An accepted socket, registered for as long as it may hold deliveries. Runs once."""
+    """An accepted WebSocket of a worker, which stays registered for as long as it may hold deliveries. Runs once."""
 
     def __init__(
-        self, context: ServerContext, websocket: WebSocket, slot: QuotaSlot | None = None
+        self, context: ServerContext, websocket: WebSocket, slot: ExitStack | None = None
     ) -> None:
-        """Take an accepted websocket. ``slot`` is given if a header had a valid token; the hello may have it too."""
+        """``slot`` is the quota slot of a client whose header has a valid token. Otherwise the hello must have one."""
         self.connection_id = secrets.token_hex(8)
         self.worker_id: str | None = None
         self._context = context
@@ -139,12 +139,12 @@ class SocketAdmission:
         return self._session.busy
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Remove receipts that move to another connection."""
+        """Drop receipts of deliveries that move to another connection of the same worker."""
         self._session.forget(receipts)
         self._deliveries_changed.set()
 
     async def run(self) -> None:
-        """Serve until the end; clean up in any case."""
+        """Serve the worker until its session ends."""
         self._context.registry.add(self, known=self._known)
         try:
             reading = read_hello(self._session, self._channel)
@@ -161,7 +161,7 @@ class SocketAdmission:
 
     def _release_quota(self) -> None:
         if self._slot is not None:
-            self._slot.leave()
+            self._slot.close()
 
     async def _restart(self) -> Hello | CloseSocket:
         await self._context.draining.wait()
@@ -235,13 +235,13 @@ class SocketAdmission:
             await close(subscription)
 
     def _without_others(self, hello: Hello, is_allowed: Callable[[str], bool]) -> Hello:
-        """Leave out receipts that another connection of this worker holds, for keys that this one may not consume."""
+        """Return the hello without receipts that another connection holds for keys that this one may not consume."""
         others = self._context.registry.others(self, hello.worker_id) if hello.holding else ()
         foreign = {
             delivery.receipt
             for other in others
             if isinstance(other, SocketAdmission)
-            for delivery in other._session.held  # noqa: SLF001 - of the same class
+            for delivery in other._session.held  # noqa: SLF001 - an object of the same class
             if not is_allowed(delivery.task.key)
         }
         retained = [receipt for receipt in hello.holding if receipt not in foreign]
@@ -257,7 +257,7 @@ class SocketAdmission:
 
 
 async def read_hello(session: ServerSession, channel: WebSocketChannel) -> Hello | CloseSocket:
-    """Return the hello, or how to close if none arrives within `HELLO_SECONDS`. Raises `ConnectionClosed`."""
+    """Return the hello, or the close to send if it is invalid or does not arrive in time. Raises `ConnectionClosed`."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             while True:

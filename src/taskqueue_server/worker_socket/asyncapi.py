@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import Any, get_args
 
 import msgspec
@@ -33,7 +34,7 @@ CLOSE_CODES = {
     frames.CLOSE_UNAUTHENTICATED: "the token is missing, wrong, or may not consume: do not reconnect",
     frames.CLOSE_TIMEOUT: "no hello in time, or silence for longer than the lease: reconnect",
 }
-"""the close codes of the server, and what the worker should do"""
+"""meaning of each close code that the server sends, and what the worker should do"""
 
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "hello": {"worker_id": "gpu-7.4211", "keys": ["resize"], "credit": 2},
@@ -72,8 +73,9 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
 _REF = "#/components/schemas/{name}"
 
 
+@cache
 def document(version: str) -> dict[str, Any]:
-    """Describe the socket of a server of this version, from the server's side: it receives what workers send."""
+    """Return the AsyncAPI document from the server's point of view: it receives the frames that workers send."""
     of_workers = _by_tag(frames.ClientFrame)
     of_server = _by_tag(frames.ServerFrame)
     both = of_workers | of_server
@@ -189,13 +191,13 @@ def _summary(kind: type) -> str:
 
 def _schemas(both: dict[str, type[msgspec.Struct]]) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(both.values(), ref_template=_REF)
-    for tag, kind in both.items():  # no frame refers to another, so no reference changes
+    for tag, kind in both.items():  # renaming is safe: no schema refers to another
         schemas[_title(tag)] = {**schemas.pop(kind.__name__), "title": _title(tag)}
     for schema in schemas.values():
         if "description" in schema:
             schema["description"] = schema["description"].replace("``", "`")
     hello = schemas["Hello"]["properties"]
-    # The session checks these in addition.
+    # The server's session checks these fields too, in addition to the types of the frame.
     hello["worker_id"] |= NAME
     hello["keys"]["items"] |= NAME
     hello["protocol"] = {"const": frames.PROTOCOL_VERSION, "default": frames.PROTOCOL_VERSION}

@@ -14,11 +14,11 @@ from taskqueue_core.tasks import Delivery, Received
 from taskqueue_server.worker_socket.websocket import WebSocketChannel
 
 _BATCH = 100
-"""deliveries per receive: enough to make the round trip cheap, few enough to be shared between workers"""
+"""maximum deliveries per receive: enough to make the round trip cheap, few enough to share between workers"""
 
 
 class DeliverySender:
-    """Receives deliveries and sends them. Receives no more than the credit allows, so that nothing is buffered."""
+    """Receives deliveries and sends them to one worker. It receives no more than the worker's credit allows."""
 
     def __init__(
         self,
@@ -37,18 +37,21 @@ class DeliverySender:
         self._interrupted = False
 
     def wake(self) -> None:
-        """Note that there may be credit."""
+        """Wake `run`, because the worker has granted credit."""
         self._credit.set()
 
     def stop(self) -> None:
-        """Stop receiving; deliveries that were received are still sent. Nothing is lost."""
+        """Stop receiving. Deliveries that were received already are still sent."""
         self._credit.set()
         if self._receiving and self._task is not None and not self._interrupted:
             self._interrupted = True
             self._task.cancel()
 
     async def run(self) -> None:
-        """Run until the session takes no more. Raises `SubscriptionClosed` if the backend closed it."""
+        """Send deliveries until the session leaves the state ``READY``, or `stop` is called.
+
+        Raises `SubscriptionClosed` if the backend closed the subscription.
+        """
         self._task = asyncio.current_task()
         while self._session.state is ServerSessionState.READY:
             self._credit.clear()
@@ -59,7 +62,7 @@ class DeliverySender:
                 self._receiving = True
                 received = await self._outage.retry_until_available(self._receive)
             except asyncio.CancelledError:
-                # Only a cancellation by `stop` ends here; any other is passed on.
+                # Return only if `stop` cancelled the receive; propagate any other cancellation.
                 task = asyncio.current_task()
                 if not self._interrupted or task is None or task.uncancel() > 0:
                     raise
@@ -70,7 +73,7 @@ class DeliverySender:
                 await self._deliver(received.deliveries)
 
     def _receive(self) -> Awaitable[Received]:
-        # In an outage a receive does not wait, so that its answer shows at once that the store is available again.
+        # During an outage, receive without waiting, so that a response shows at once that the store is available.
         limit = min(self._session.credit, _BATCH)
         return self._subscription.receive(limit, 0 if self._outage.down else None)
 
@@ -85,7 +88,6 @@ class DeliverySender:
         finally:
             if unsent:
                 self._session.forget(unsent)
-                with contextlib.suppress(
-                    TaskQueueError
-                ):  # closing the subscription releases them too
+                # After an error, closing the subscription releases these deliveries.
+                with contextlib.suppress(TaskQueueError):
                     await self._subscription.redeliver(*unsent.values())

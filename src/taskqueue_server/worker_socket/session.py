@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -19,25 +18,7 @@ from taskqueue_core.consumer.settlement_queue import SettlementQueue
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.hooks import Connection, Hooks
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.protocol.frames import (
-    CLOSE_CLEAN,
-    CLOSE_RESTART,
-    CLOSE_REVOKED,
-    CLOSE_TIMEOUT,
-    Hello,
-)
-from taskqueue_core.protocol.server_events import (
-    AckRequested,
-    CloseSocket,
-    CreditGranted,
-    DeadLetterRequested,
-    Event,
-    Progressed,
-    ReleaseRequested,
-    RetryRequested,
-    SendFrames,
-    WorkerLeft,
-)
+from taskqueue_core.protocol import frames, server_events
 from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
 from taskqueue_core.retry import Failed, HandBack, Rejected, RetryLater, Success
 from taskqueue_core.tasks import Delivery
@@ -48,31 +29,23 @@ from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocket
 CLOSE_INTERNAL = 1011
 _ADOPT_SECONDS = 5.0
 _FLUSH_SECONDS = 2.0
-"""time for settlements that were in progress when the socket closed"""
+"""seconds to finish the settlements that were in progress when the socket closed"""
 _log = logging.getLogger("taskqueue.server.socket")
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
-    """How a session ends."""
+    """The result of a worker's session: why it ended, and how to close its socket."""
 
-    orderly: bool
-    """held deliveries are released at once; otherwise after the grace period, as lost"""
     reason: str
     code: int | None = None
     """the close code; ``None`` if the socket has closed already"""
-
-
-class _End(Protocol):
-    @property
-    def reason(self) -> str: ...
-
-
-E = TypeVar("E", bound=_End)
+    orderly: bool = True
+    """whether the worker's deliveries are released at once; otherwise they count as lost after the grace period"""
 
 
 async def report_connection(
-    hooks: Hooks, log: logging.Logger, connection: Connection, session: Awaitable[E]
-) -> E:
+    hooks: Hooks, log: logging.Logger, connection: Connection, session: Awaitable[SessionEnd]
+) -> SessionEnd:
     """Await a worker's session; log its start and its end, and call the hooks for both."""
     fields = {"connection_id": connection.connection_id, "worker_id": connection.worker_id}
     log.info("worker connected", extra={**fields, "keys": len(connection.keys)})
@@ -101,9 +74,10 @@ class WorkerSession:
         access_revoked: asyncio.Event,
         on_closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Set ``deliveries_changed`` when deliveries end. End when ``access_revoked`` is set.
+        """Create a session that sets ``deliveries_changed`` when deliveries end.
 
-        Call ``on_closed`` when nothing is sent or read any more, before the held deliveries are released.
+        It ends when ``access_revoked`` is set. It calls ``on_closed`` when it no longer uses the socket, before it
+        releases the worker's deliveries.
         """
         self._context = context
         self._channel = channel
@@ -121,7 +95,10 @@ class WorkerSession:
         )
 
     async def welcome(
-        self, hello: Hello, connection_id: str, is_allowed: Callable[[str], bool] = lambda _: True
+        self,
+        hello: frames.Hello,
+        connection_id: str,
+        is_allowed: Callable[[str], bool] = lambda _: True,
     ) -> None:
         """Adopt the deliveries that the worker still runs, for keys that ``is_allowed`` permits, and answer its hello.
 
@@ -139,12 +116,15 @@ class WorkerSession:
         except ConnectionClosed as closed:
             self._session.close()
             self._on_closed()
-            if not closed.orderly:  # its next connection may adopt them
-                await self._end_lost(SessionEnd(orderly=False, reason=str(closed)))
+            if not closed.orderly:  # the worker may reconnect and adopt its deliveries
+                await self._end_lost(SessionEnd(str(closed), orderly=False))
             raise
 
     async def run(self) -> SessionEnd:
-        """Serve until the end, then release what is held. If cancelled, closing the subscription releases it."""
+        """Serve the worker until its session ends, then release its deliveries.
+
+        After a cancellation the caller releases the deliveries by closing the subscription.
+        """
         settling = asyncio.create_task(self._settlements.run())
         try:
             end = await self._serve(settling)
@@ -158,13 +138,9 @@ class WorkerSession:
 
     async def _end_orderly(self, end: SessionEnd) -> None:
         await self._settlements.finish(_FLUSH_SECONDS)
-        if (
-            self._context.draining.is_set()
-            and self._session.busy
-            and self._context.handover
-            and end.code
-        ):
-            # The worker continues, and another server adopts its deliveries: release only those that remain.
+        moves = self._context.draining.is_set() and self._context.handover
+        if moves and self._session.busy and end.code:
+            # The worker reconnects to another server, which adopts its deliveries. Release only those that remain.
             await self._channel.close(end.code, end.reason)
             await asyncio.sleep(self._context.handover)
         await close(self._subscription)
@@ -187,7 +163,7 @@ class WorkerSession:
             return await first_completed(
                 self._watch_access(),
                 self._read(),
-                self._watch_socket(),
+                self._channel.lost(),
                 self._watch_pings(),
                 self._drain(),
                 self._deliver(),
@@ -195,14 +171,14 @@ class WorkerSession:
                 self._watch_settlements(settling),
             )
         except ConnectionClosed as closed:
-            return SessionEnd(closed.orderly, str(closed))
+            return SessionEnd(str(closed), orderly=closed.orderly)
         except SubscriptionClosed:
-            return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
+            return SessionEnd("restart", frames.CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a bug here must not end other connections
             _log.exception("a connection failed")
-            return SessionEnd(orderly=True, reason="internal", code=CLOSE_INTERNAL)
+            return SessionEnd("internal", CLOSE_INTERNAL)
 
-    # Each of these returns when it ends the session.
+    # The coroutines below run concurrently. The first one that returns ends the session.
 
     async def _read(self) -> SessionEnd:
         while True:
@@ -211,32 +187,32 @@ class WorkerSession:
             self._listening_since = None
             for event in self._session.feed(data):
                 match event:
-                    case SendFrames(text):
+                    case server_events.SendFrames(text):
                         await self._channel.send(text)
-                    case CreditGranted():
+                    case server_events.CreditGranted():
                         self._sender.wake()
-                    case Progressed():
+                    case server_events.Progressed():
                         await self._progress(event)
-                    case WorkerLeft():
-                        return SessionEnd(orderly=True, reason="bye", code=CLOSE_CLEAN)
-                    case CloseSocket(code, reason):
-                        return SessionEnd(orderly=True, reason=reason, code=code)
+                    case server_events.WorkerLeft():
+                        return SessionEnd("bye", frames.CLOSE_CLEAN)
+                    case server_events.CloseSocket(code, reason):
+                        return SessionEnd(reason, code)
                     case _:
                         self._settle(event)
             await self._settlements.room()
 
-    def _settle(self, event: Event) -> None:
+    def _settle(self, event: server_events.Event) -> None:
         match event:
-            case AckRequested(deliveries, results):
+            case server_events.AckRequested(deliveries, results):
                 for delivery, result in zip(deliveries, results, strict=True):
                     self._settlements.put(delivery, Success(result))
-            case ReleaseRequested(deliveries):
+            case server_events.ReleaseRequested(deliveries):
                 for delivery in deliveries:
                     self._settlements.put(delivery, HandBack())
-            case RetryRequested(delivery, error, delay):
+            case server_events.RetryRequested(delivery, error, delay):
                 failed = Failed(error) if delay is None else RetryLater(delay, error)
                 self._settlements.put(delivery, failed)
-            case DeadLetterRequested(delivery, reason, error_text):
+            case server_events.DeadLetterRequested(delivery, reason, error_text):
                 self._settlements.put(delivery, Rejected(reason, error_text))
 
     async def _report_settled(self, results: Mapping[str, bool]) -> None:
@@ -245,20 +221,17 @@ class WorkerSession:
                 await self._channel.send(*texts)
         self._deliveries_changed.set()
 
-    async def _progress(self, event: Progressed) -> None:
+    async def _progress(self, event: server_events.Progressed) -> None:
         try:
             current = await self._context.control.progress(event.delivery, event.value)
         except OUTAGE_ERRORS:
-            return  # the next report replaces it
+            return  # the worker's next progress report replaces this one
         if not current:
             await self._revoke_deliveries([event.delivery.receipt])
 
     async def _watch_access(self) -> SessionEnd:
         await self._access_revoked.wait()
-        return SessionEnd(orderly=True, reason="revoked", code=CLOSE_REVOKED)
-
-    async def _watch_socket(self) -> SessionEnd:
-        raise await self._channel.lost()
+        return SessionEnd("revoked", frames.CLOSE_REVOKED)
 
     async def _watch_pings(self) -> SessionEnd:
         """Send pings. End the session of a worker that is silent while `_read` waits for a frame."""
@@ -270,12 +243,12 @@ class WorkerSession:
             awake = max(due, self._loop.time())
             await asyncio.sleep(awake - self._loop.time())
             now = self._loop.time()
-            # If this process slept too long, the worker may not have been silent: read what has arrived first. That
-            # holds for one sleep: a worker that is silent after it is given up, even if its lease ended long ago.
+            # If this process was suspended, unread frames of the worker may have arrived: give `_read` time to receive
+            # them. A worker that is still silent after that is disconnected, even if its lease ended long ago.
             if now - awake > lease / 3:
                 await asyncio.sleep(lease / 10)
             elif since is not None and since == self._listening_since and now - since >= lease:
-                return SessionEnd(orderly=False, reason="silent", code=CLOSE_TIMEOUT)
+                return SessionEnd("silent", frames.CLOSE_TIMEOUT, orderly=False)
             if now >= ping_at:
                 await self._channel.send(*self._session.ping())
                 ping_at = now + lease / 3
@@ -292,7 +265,7 @@ class WorkerSession:
                     await self._deliveries_changed.wait()
         except TimeoutError:
             pass
-        return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
+        return SessionEnd("restart", frames.CLOSE_RESTART)
 
     async def _deliver(self) -> SessionEnd:
         await self._sender.run()
@@ -315,17 +288,16 @@ class WorkerSession:
         self._deliveries_changed.set()
         await self._channel.send(*texts)
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the frame's field
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
         if self._session.state is ServerSessionState.NEW:
             return
-        with contextlib.suppress(
-            ConnectionClosed
-        ):  # other tasks notice it; the caller may have to finish a settlement
+        # Other tasks notice a closed socket; the caller may have to finish a settlement.
+        with contextlib.suppress(ConnectionClosed):
             await self._channel.send(*self._session.degraded(ok=ok, reason=reason))
 
 
 _WELCOME_BYTES = LIMITS.frame - 4096
-"""for the receipts in a welcome, which has to fit into a frame"""
+"""maximum number of bytes of the receipts in a welcome, which must fit into one frame"""
 
 
 async def adopt(
@@ -335,9 +307,9 @@ async def adopt(
     outage: OutageRetry,
     is_allowed: Callable[[str], bool] = lambda _: True,
 ) -> tuple[Delivery, ...]:
-    """Move the deliveries that a worker still runs to its new subscription; leave out lost ones.
+    """Move the deliveries that a worker still runs to its new subscription, and return those that are still valid.
 
-    Deliveries of a key for which ``is_allowed`` is false are released: their receipts belonged to another client.
+    Deliveries of a key for which ``is_allowed`` returns false are released, because they belonged to another client.
     """
     if not receipts or not has(backend, Capability.HANDOVER):
         return ()
@@ -356,7 +328,7 @@ async def adopt(
 
 
 def _within_a_frame(receipts: Sequence[str]) -> list[str]:
-    # The welcome lists the adopted receipts.
+    # The welcome lists all adopted receipts, and must fit into one frame.
     size = 0
     fitting = []
     for receipt in dict.fromkeys(receipts):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from starlette.websockets import WebSocket
@@ -19,59 +18,60 @@ from websockets.frames import Frame
 from taskqueue_server.context.connections import MAX_CONNECTIONS
 
 PINGS = "taskqueue.pings"
-"""the scope extension in which `FairProtocol` offers what `Pings` does"""
+"""name of the ASGI scope extension in which `FairProtocol` offers the functions that `Pings` calls"""
 _MARK_BYTES = 8
-"""length of a mark's ping; uvicorn's own pings have 4 bytes"""
+"""number of bytes in a ping of `Pings.mark`; uvicorn's own pings have 4 bytes"""
 _PIECE_BYTES = 4096
-"""bytes that are read at once: about a hundred of the smallest frames, which take a few milliseconds"""
+"""bytes that are parsed at once: about a hundred of the smallest frames, which takes a few milliseconds"""
 
 
 class Pings:
-    """Pings and marks of one websocket. With another protocol class there are none, and each method does nothing."""
+    """Pings of one WebSocket. If its protocol class is not `FairProtocol`, each method does nothing."""
 
     def __init__(self, websocket: WebSocket) -> None:
         result = websocket.scope.get("extensions", {}).get(PINGS, {})
         self._offered: Mapping[str, Callable[..., Any]] = result
 
     def keep_alive(self, silence: float) -> None:
-        """Break the connection when the peer has not answered a ping for ``silence`` seconds."""
+        """Send pings periodically, and break the connection if none is answered for ``silence`` seconds."""
         if keep_alive := self._offered.get("keep_alive"):
             keep_alive(silence)
 
     def mark(self) -> int:
-        """Send a ping and return its number. The peer has not read what is sent next before it answers this ping."""
+        """Send a numbered ping and return its number. The peer answers it before it reads any later message."""
         mark = self._offered.get("mark")
         return cast("int", mark()) if mark else 0
 
     def passed(self) -> int:
-        """Return the last mark that the peer had answered when it sent the message that was received last."""
+        """Return the number of the last ping that the peer had answered before it sent the last received message."""
         passed = self._offered.get("passed")
         return cast("int", passed()) if passed else 0
 
 
 class FairProtocol(WebSocketsSansIOProtocol):
-    """Reads large chunks piece by piece, and offers `PINGS` to the application.
+    """A WebSocket protocol that parses large chunks piece by piece, and offers `PINGS` to the application.
 
-    A chunk may hold thousands of frames. If it were read at once, a peer that sends at full speed would occupy the
-    event loop for seconds, and its messages would take many times the chunk's memory. So the next piece is read when
-    the application has received all messages of the last one.
+    A chunk may contain thousands of frames. If it were parsed at once, a peer that sends at full speed would occupy the
+    event loop for seconds, and its messages would need many times the chunk's memory. So the next piece is parsed when
+    the application has received all messages of the previous piece.
 
-    A pong shows what its sender had read, so that an answer to a message differs from a message that crossed it.
+    Numbered pings show which messages the peer had read when it sent a message. So the application can distinguish an
+    answer from a message that the peer had sent before it read the question.
     """
 
     _unread = b""
-    """the chunk that is being read; until it has been read, nothing more is read from the transport"""
+    """the chunk that is being parsed; until it is complete, reading from the transport is paused"""
     _read_bytes = 0
-    """how much of the chunk was read"""
+    """number of bytes of the chunk that were parsed"""
     _next_read: asyncio.Handle | None = None
     _marked = 0
     _answered_mark = 0
     _passed = 0
     _stamps: deque[int] | None = None
-    """for each message that waits to be received, the mark that its sender had answered"""
+    """for each queued message, the number of the last ping that the peer had answered before sending it"""
 
     def data_received(self, data: bytes) -> None:
-        """Read a piece, and leave the rest for later."""
+        """Parse the first piece of the data, and keep the rest for later turns of the event loop."""
         if not self._unread and len(data) <= _PIECE_BYTES:
             super().data_received(data)
             return
@@ -79,7 +79,7 @@ class FairProtocol(WebSocketsSansIOProtocol):
         self._read_piece()
 
     async def receive(self) -> ASGIReceiveEvent:
-        """Return the next event. After the last one of a piece, the next piece is read soon."""
+        """Return the next event. Once all messages of a piece are received, schedule parsing of the next piece."""
         event = await super().receive()
         if self._stamps and event["type"] == "websocket.receive":
             self._passed = self._stamps.popleft()
@@ -88,13 +88,13 @@ class FairProtocol(WebSocketsSansIOProtocol):
         return event
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send an event. After a close the application receives no more, but the peer's own close must be read."""
+        """Send an event. After a close, continue parsing, because the peer's close frame must still be read."""
         await super().send(message)
         if self._unread and self.close_sent:
             self._schedule_read()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Drop what was not read."""
+        """Discard the data that was not parsed."""
         if self._next_read is not None:
             self._next_read.cancel()
         self._unread = b""
@@ -120,7 +120,7 @@ class FairProtocol(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def pings(self) -> dict[object, object]:
-        """Return the content of the extension `PINGS`."""
+        """Return the functions that the scope extension `PINGS` offers."""
         return {
             "keep_alive": self._keep_alive,
             "mark": self._mark,
@@ -134,12 +134,12 @@ class FairProtocol(WebSocketsSansIOProtocol):
 
     def _mark(self) -> int:
         if self._stamps is None:
-            # Messages that wait now were sent before the first mark.
+            # The messages in the queue were sent before the peer could answer the first numbered ping.
             self._stamps = deque([0] * self.queue.qsize())
         self._marked += 1
         try:
             self.conn.send_ping(self._marked.to_bytes(_MARK_BYTES))
-        except InvalidState:  # it is closing
+        except InvalidState:  # the connection is closing
             return self._marked
         self.transport.write(b"".join(self.conn.data_to_send()))
         return self._marked
@@ -150,7 +150,7 @@ class FairProtocol(WebSocketsSansIOProtocol):
         self.transport.abort()
 
     def handle_pong(self, event: Frame) -> None:
-        """Note which mark the peer has answered."""
+        """Record which numbered ping the peer has answered."""
         if len(event.data) == _MARK_BYTES:
             mark = min(int.from_bytes(event.data), self._marked)
             self._answered_mark = max(self._answered_mark, mark)
@@ -158,7 +158,7 @@ class FairProtocol(WebSocketsSansIOProtocol):
         super().handle_pong(event)
 
     def send_receive_event_to_app(self) -> None:
-        """Queue a message, with the mark that its sender had answered."""
+        """Queue a message for the application, with the number of the last ping that the peer had answered."""
         before = self.queue.qsize()
         super().send_receive_event_to_app()
         if self._stamps is not None and self.queue.qsize() > before:
@@ -166,22 +166,16 @@ class FairProtocol(WebSocketsSansIOProtocol):
 
 
 ACCEPTS_PER_TURN = 10
-"""Connections accepted in one turn of the event loop.
+"""Number of connections accepted in one turn of the event loop, which asyncio calls the backlog.
 
-Without free descriptors asyncio retries, and logs, as often as the backlog that it was given."""
-_BACKLOG = 2048
-"""connections that the kernel keeps until they are accepted"""
+It is small, because asyncio retries and logs that many times if the process has no free file descriptors."""
+BACKLOG = 2048
+"""maximum number of connections that the kernel keeps until they are accepted"""
 _DESCRIPTORS = MAX_CONNECTIONS + 2000
 
 
-def raise_backlog(listeners: Iterable[socket.socket]) -> None:
-    """Raise the kernel's backlog of listeners that asyncio was given with the backlog `ACCEPTS_PER_TURN`."""
-    for listener in listeners:
-        listener.listen(_BACKLOG)
-
-
 def raise_descriptor_limit() -> None:
-    """Raise this process's limit of descriptors to what its sockets need, as far as the system allows."""
+    """Raise this process's limit of file descriptors for the maximum number of sockets, if the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

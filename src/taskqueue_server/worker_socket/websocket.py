@@ -1,26 +1,26 @@
-"""An accepted websocket: receives and sends text, with a time limit for sends, and one error for every end."""
+"""A channel on an accepted WebSocket, with a time limit for sends and `ConnectionClosed` as its only error."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_RESTART
 
 ABORT = "taskqueue.abort"
-"""the scope extension in which our protocol class offers ``{"abort": callable}``"""
+"""name of the ASGI scope extension in which `SocketProtocol` offers ``{"abort": callable}``"""
 
 CLOSE_BROKEN = 1006
-"""the connection broke without a close frame"""
+"""close code of a connection that broke without a close frame"""
 _ORDERLY = frozenset(
     {
         CLOSE_CLEAN,
-        1001,  # the worker leaves
-        1002,  # a violation of the WebSocket protocol, closed by the protocol class, like the next three
+        1001,  # the worker's process is ending
+        1002,  # invalid data: the protocol class closes the WebSocket with this code, or one of the next three
         1003,
         1007,
         1009,
@@ -40,10 +40,10 @@ class ConnectionClosed(Exception):
 
 
 class WebSocketChannel:
-    """Sends and receives. One task may receive; several may send, one at a time."""
+    """Sends and receives messages. Only one asyncio task may receive; any number may send."""
 
     def __init__(self, websocket: WebSocket, send_seconds: float) -> None:
-        """Break the socket if a send takes longer than ``send_seconds``, including the wait for other sends."""
+        """Abort the connection if a send takes longer than ``send_seconds``, including the wait for other sends."""
         self._websocket = websocket
         self._seconds = send_seconds
         self._turn = asyncio.Lock()
@@ -51,7 +51,7 @@ class WebSocketChannel:
         self._code = CLOSE_BROKEN
 
     async def receive(self) -> str | bytes:
-        """Return the next message, a binary one as bytes. Raises `ConnectionClosed`."""
+        """Return the next message: ``str`` for text, ``bytes`` for a binary message. Raises `ConnectionClosed`."""
         try:
             message = await self._websocket.receive()
         except (WebSocketDisconnect, RuntimeError):
@@ -62,7 +62,7 @@ class WebSocketChannel:
         return message["bytes"] if text is None else text
 
     async def send(self, *texts: str) -> None:
-        """Send messages together; wait while the peer reads slowly. Raises `ConnectionClosed`; the rest is not sent."""
+        """Send messages without others in between; wait if the peer reads slowly. Raises `ConnectionClosed`."""
         try:
             async with asyncio.timeout(self._seconds), self._turn:
                 for text in texts:
@@ -70,14 +70,14 @@ class WebSocketChannel:
         except TimeoutError:
             self.abort()
             raise self._closed(CLOSE_BROKEN) from None
-        # A send on a socket that is closed raises RuntimeError.
+        # Starlette raises RuntimeError for a send on a closed WebSocket.
         except (WebSocketDisconnect, RuntimeError):
             raise self._closed(CLOSE_BROKEN) from None
 
-    async def lost(self) -> ConnectionClosed:
-        """Wait until a send or a receive has found the socket closed; return the error."""
+    async def lost(self) -> NoReturn:
+        """Wait until a send or a receive has found the socket closed, then raise `ConnectionClosed`."""
         await self._lost.wait()
-        return ConnectionClosed(self._code)
+        raise ConnectionClosed(self._code)
 
     async def close(self, code: int, reason: str) -> None:
         """Close with a code and a reason; abort if the peer does not read. Never raises."""
@@ -88,12 +88,12 @@ class WebSocketChannel:
         self.abort()
 
     def abort(self) -> None:
-        """Break the connection if our protocol class serves it; otherwise it breaks when the application returns."""
-        extension: dict[str, Callable[[], Any]] = self._websocket.scope.get("extensions", {}).get(
-            ABORT, {}
+        """Break the connection at once if the protocol class is `SocketProtocol`; else it ends with the application."""
+        extensions: dict[str, dict[str, Callable[[], Any]]] = self._websocket.scope.get(
+            "extensions", {}
         )
-        if abort := extension.get("abort"):
-            abort()
+        if ABORT in extensions:
+            extensions[ABORT]["abort"]()
 
     def _closed(self, code: int) -> ConnectionClosed:
         if not self._lost.is_set():

@@ -1,4 +1,4 @@
-"""What the processes of a run share: what they are told, how they log, and how they end."""
+"""What the processes of a chaos run share: their settings, how they log, and how they end."""
 
 from __future__ import annotations
 
@@ -24,64 +24,64 @@ _SET_DEATH_SIGNAL = 1
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is told."""
+    """Settings of one process start."""
 
     role: str
 
     name: str
-    """of this start: no other has it"""
+    """name of this start; no two starts share one"""
     log: str
     seed: int = 0
     word: str = "redis"
-    """which backend"""
+    """name of the backend"""
     keys: tuple[str, ...] = ()
 
     number: int = 0
-    """which of its role this is; starts of the same one share it"""
+    """number of the process within its role; all starts of the process share it"""
 
-    # producers
+    # Fields for producers only.
     before: tuple[str, ...] = ()
-    """the logs of its earlier starts"""
+    """paths of the event logs of earlier starts"""
     tasks: int = 0
-    """how many all of its starts publish together"""
+    """number of tasks that all starts together publish"""
     batch: int = 20
     pace: float = 0.0
-    """seconds from one batch to the next"""
+    """seconds between two batches"""
     entities: int = 0
-    """ordering keys of each queue; half of the tasks have one"""
+    """number of ordering keys per queue; half of the tasks have one"""
     keyed: bool = False
-    """every task has an ordering key"""
+    """whether every task has an ordering key"""
     tenants: int = 0
-    """of each queue; each task has one of them, the first one half of all"""
+    """number of tenants per queue; the first one has half of the tasks"""
     priorities: tuple[int, ...] = (5, 5, 5, 8)
     hanging: tuple[str, ...] = ()
-    """queues of which some tasks are not settled before they are taken back"""
+    """queues in which some deliveries are left unsettled until the store revokes them"""
     simple: bool = False
-    """publish only tasks that are to be acked at once: no delays, deadlines or failures"""
+    """whether to publish only tasks that are acked at once, without delays, deadlines or failures"""
 
-    # consumers
+    # Fields for consumers only.
     identity: str = "consumer"
     limit: int = 100
-    """deliveries in hand at most"""
+    """maximum number of unsettled deliveries"""
     take: int = 25
-    """deliveries of one receive at most"""
+    """maximum number of deliveries per receive"""
     hold: float = 0.02
-    """seconds that a delivery is worked on, at most"""
+    """maximum seconds of work on a delivery"""
     housekeeping: float = 0.0
-    """usual seconds between two passes of housekeeping; 0 for none"""
+    """average seconds between two passes of maintenance; 0 for none"""
 
-    # crowds
+    # Field for crowds only.
     crowd: int = 0
-    """how many workers it is"""
+    """number of workers that the process simulates"""
 
 
 def perform(setup: Setup, env: Mapping[str, str], output: str) -> None:
-    """Be the process that a role stands for, until it ends, SIGTERM sets its event, or its parent has gone.
+    """Run the program of a role until it ends, SIGTERM asks it to end, or its parent process has died.
 
-    Whatever it raises is noted, and it exits with 1.
+    An exception is recorded in the log, and the process exits with code 1.
     """
     _die_with_the_nursery()
-    os.setsid()  # Ctrl-C is for the test run, which then ends this in order
+    os.setsid()  # Ctrl-C reaches only the test run, which then ends this process in order
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
@@ -130,6 +130,6 @@ def _end_with_parent() -> None:
 
 
 def _die_with_the_nursery() -> None:
-    """Have the kernel end this process with its parent, even if it is frozen then; Linux only."""
+    """Make Linux kill this process when its parent dies, even if this process is frozen."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Takes tasks in batches and settles them as they wish, each settlement until the store has answered it."""
+"""A consumer that receives tasks in batches and settles each as the task asks, repeating unanswered calls."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Consumer:
         self.given_back: set[str] = set()
         self.revoked: set[str] = set()
         self.told = asyncio.Event()
-        """set when receipts have ended, or this process is to end"""
+        """set when receipts were revoked, or when this process is to end"""
 
     async def run(self) -> None:
-        """Take and settle until told to stop; then finish what is in hand, and close."""
+        """Receive and settle until told to stop; then settle all deliveries in hand and close the subscription."""
         async with asyncio.TaskGroup() as group:
             aside = [group.create_task(self._revocations())]
             if self.setup.housekeeping:
@@ -102,7 +102,7 @@ class Consumer:
         self.room.set()
 
     async def _hang(self, delivery: Delivery) -> None:
-        """Settle only once the store has said that it waits no longer; or when this process is to end."""
+        """Ack a delivery only after the store has revoked its receipt, or when this process is to end."""
         while delivery.receipt not in self.revoked and not self.over.is_set():
             self.told.clear()
             await self.told.wait()
@@ -129,7 +129,7 @@ class Consumer:
     async def _sent(
         self, verb: str, batch: list[Delivery], send: Send, *, due: float | None = None
     ) -> None:
-        """Send until there is an answer."""
+        """Send a settlement until it is answered."""
         while True:
             call = self.log.next_call()
             for delivery in batch:
@@ -197,6 +197,6 @@ class Consumer:
 
 
 async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
-    """Consume until the end."""
+    """Consume until told to stop."""
     async with contextlib.aclosing(load_backend(setup.word)) as backend:
         await Consumer(setup, log, backend, over).run()

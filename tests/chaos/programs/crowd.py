@@ -1,4 +1,4 @@
-"""Many workers in one process, each a socket and the books of the protocol and nothing more."""
+"""Many light workers in one process; each has only a socket and the client side of the protocol."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Light:
         self._running: set[asyncio.Task[None]] = set()
 
     async def work(self, over: asyncio.Event) -> None:
-        """Come back whenever the connection breaks: the first time at once, then with growing pauses."""
+        """Work, reconnecting whenever the connection breaks: at first immediately, then after growing pauses."""
         pause = 0.0
         while not over.is_set():
             with contextlib.suppress(TimeoutError):
@@ -115,7 +115,7 @@ class _Light:
 
 
 async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
-    """Work until the end."""
+    """Run all workers until told to stop."""
     async with asyncio.TaskGroup() as crowd:
         for number in range(setup.crowd):
             crowd.create_task(_Light(setup, log, number).work(over))

@@ -1,4 +1,4 @@
-"""A stand-in for a dispatcher: takes, binds, keeps, gives back and forgets slots at random, and tells what it saw."""
+"""A stand-in for a dispatcher: leases, assigns, renews, releases and abandons slots at random, and logs each call."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.chaos.slot_history import IDLE, LEASE, PLACES, SETTLED, Call, Held, P
 
 _HANDS = 6
 _RUN = 0.2
-"""seconds that a job runs at most"""
+"""maximum seconds for which a job runs"""
 _SHARED = 8
-"""names of jobs that several leasers use"""
+"""number of job names that several leasers use"""
 _GPU = "{gpu}"
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """What a leaser is told."""
+    """Settings of a leaser process."""
 
     name: str
     url: str
@@ -41,14 +41,14 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings_of(url: str, prefix: str) -> RedisSettings:
-    """Return the settings of every process of a run."""
+    """Return the Redis settings that all processes of a run use."""
     return RedisSettings(
         url=SecretStr(url), prefix=prefix, operation_timeout=5.0, answer_timeout=2.0, _env_file=None
     )
 
 
 async def running(backend: RedisBackend, place: Place) -> frozenset[str]:
-    """Return what a server runs, which it tells honestly: what was sent to it and is not over."""
+    """Return the jobs that a simulated server runs now: those sent to it that have not ended."""
     told = await backend._context.client.command(
         _GPU, "HGETALL", f"{_GPU}:{place.model}:{place.server}"
     )
@@ -58,13 +58,13 @@ async def running(backend: RedisBackend, place: Place) -> frozenset[str]:
 
 
 def perform(orders: Orders) -> None:
-    """Be the process until SIGTERM; what it holds then stays held."""
+    """Run a leaser until SIGTERM; slots that it holds then stay leased."""
     with Path(f"{orders.log}.out").open("a") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
         try:
             asyncio.run(_run(orders))
-        except BaseException:  # noqa: BLE001 - the test reads it
+        except BaseException:  # noqa: BLE001 - the test reads the traceback from the output file
             traceback.print_exc()
             sys.exit(1)
 
@@ -92,16 +92,14 @@ class _Leaser:
         self._numbers = 0
 
     async def again(self, act: Callable[[], Awaitable[None]]) -> None:
-        """Do it until the end."""
+        """Repeat an action until told to stop."""
         while not self._over.is_set():
-            # frozen for longer than an answer may take
+            # The process was frozen for longer than the answer timeout.
             with contextlib.suppress(BackendUnavailable):
                 await act()
 
-    # what it does
-
     async def lease(self) -> None:
-        """Take some slots, and do something with them."""
+        """Lease some slots, then release, exchange, use, or abandon them at random."""
         chance = self._chance
         model = chance.choice(PLACES).model
         leases = await self._acquire(model, chance.randint(1, 4))
@@ -116,10 +114,10 @@ class _Leaser:
             await self._release(more)
         elif fate < 0.47:
             await asyncio.sleep(max(0.0, leases[0].expires_at - time.time()) + 0.01)
-            await self._keep(leases)  # too late
+            await self._keep(leases)  # the leases have expired by now
         elif fate < 0.98:
             await self._work(leases)
-        # else it forgets them
+        # Otherwise abandon the leases.
 
     async def _work(self, leases: Sequence[SlotLease]) -> None:
         chance = self._chance
@@ -132,10 +130,10 @@ class _Leaser:
         await asyncio.sleep(0.01 * chance.random())
         if chance.random() < 0.93:
             for lease in bound:
-                if not (lease.job or "").startswith("shared"):  # somebody else may run that
+                if not (lease.job or "").startswith("shared"):  # another leaser may run that
                     await self._gpu("HDEL", lease, lease.job or "")
             await self._release(bound)
-        # else it forgets them, or has no time to give them back
+        # Otherwise abandon the leases, as a process that dies does.
 
     def _job(self) -> str:
         if self._chance.random() < 0.1:
@@ -148,7 +146,7 @@ class _Leaser:
         await self._backend._context.client.command(_GPU, verb, key, *words)
 
     async def reconcile(self) -> None:
-        """Ask a server, and tell the pool."""
+        """Report to the pool which jobs a server runs."""
         chance = self._chance
         await asyncio.sleep(0.03 * chance.random())
         place = chance.choice(PLACES)
@@ -164,13 +162,13 @@ class _Leaser:
                 call.faults += [f"ended {one.job}, which runs" for one in ended if one.job in jobs]
 
     async def look(self) -> None:
-        """Look at the pool: it must add up."""
+        """Inspect the pool and record if its numbers are inconsistent."""
         await asyncio.sleep(0.02 * self._chance.random())
         model = self._chance.choice([None, *{place.model for place in PLACES}])
         async with self._call("look") as call:
             call.faults += _faults(await self._slots.inspect(model))
 
-    # each call, with what was asked before and what was told after
+    # Wrappers around each call: record its arguments before it is sent, and its answer afterwards.
 
     async def _acquire(
         self, model: str, limit: int, *, releasing: Sequence[SlotLease] = ()

@@ -1,4 +1,4 @@
-"""A backend that notes what its subscriptions hand out and settle: what a server does for its workers."""
+"""A backend wrapper that records the deliveries and settlements of its subscriptions; servers use it in chaos runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.chaos.history import Log, What
 
 
 class NotedBackend:
-    """Passes everything on."""
+    """Passes all calls to another backend; its publisher and subscriptions record settlements."""
 
     def __init__(self, inner: Backend, log: Log) -> None:
         self.inner = inner
@@ -25,11 +25,11 @@ class NotedBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the backend."""
+        """The capabilities of the wrapped backend."""
         return self.inner.capabilities
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> _NotedSubscription:
-        """Open a subscription."""
+        """Open a subscription that records deliveries and settlements."""
         return _NotedSubscription(self.inner.subscribe(keys, consumer), self.log)
 
     def now(self) -> float:
@@ -37,11 +37,11 @@ class NotedBackend:
         return self.inner.now()
 
     async def health(self) -> Health:
-        """Ask the store."""
+        """Return the health of the wrapped backend."""
         return await self.inner.health()
 
     async def aclose(self) -> None:
-        """Close the backend."""
+        """Close the wrapped backend."""
         await self.inner.aclose()
 
 
@@ -49,7 +49,7 @@ class NotedBackend:
 def _settling(
     log: Log, verb: str, deliveries: Sequence[Delivery], due: float | None = None
 ) -> Iterator[Callable[[Sequence[str]], None]]:
-    """Note a call for each receipt; give what notes the answers. An error is an answer too, which is noted here."""
+    """Record a settlement call for each delivery; yield a function that records the answers. Record errors, too."""
     call = log.next_call()
 
     def answered(outcomes: Sequence[str]) -> None:
@@ -74,13 +74,13 @@ class _NotedPublisher:
         self.log = log
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """Publish; producers note it themselves."""
+        """Publish tasks, without a record because producers record it themselves."""
         return await self.inner.publisher.publish(*tasks)
 
     async def schedule_retry(
         self, task: Task, at: float, *, settles: Delivery | None = None, **more: Any
     ) -> Confirmation:
-        """Schedule a retry."""
+        """Schedule a retry and record it."""
         if settles is None:
             self.log.note(What.RETRY, key=task.key, task=task.id, due=at)
             return await self.inner.publisher.schedule_retry(task, at, **more)
@@ -99,7 +99,7 @@ class _NotedSubscription(SubscriptionBase):
         return getattr(self.inner, name)
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        """Receive."""
+        """Receive and record the deliveries."""
         try:
             received: Received = await self.inner.receive(limit, timeout)
         except BaseException:
@@ -113,14 +113,14 @@ class _NotedSubscription(SubscriptionBase):
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        """Ack."""
+        """Ack deliveries and record the answers."""
         with _settling(self.log, "ack", deliveries) as answered:
             told: tuple[Settled, ...] = await self.inner.ack(*deliveries, results=results)
             answered([one.value for one in told])
         return told
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
-        """Hand back."""
+        """Return deliveries to their queues and record the answers."""
         with _settling(self.log, "lost" if lost else "redeliver", deliveries) as answered:
             told: tuple[Settled, ...] = await self.inner.redeliver(*deliveries, lost=lost)
             answered([one.value for one in told])
@@ -129,14 +129,14 @@ class _NotedSubscription(SubscriptionBase):
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        """Bury."""
+        """Dead-letter a delivery and record the answer."""
         with _settling(self.log, "dead_letter", [delivery]) as answered:
             told: Settled = await self.inner.dead_letter(delivery, reason, error)
             answered([told.value])
         return told
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
-        """Adopt."""
+        """Adopt deliveries and record those that were adopted."""
         told: tuple[Delivery | None, ...] = await self.inner.adopt(*receipts)
         for delivery in told:
             if delivery is not None:
@@ -144,14 +144,14 @@ class _NotedSubscription(SubscriptionBase):
         return told
 
     async def revoked(self) -> tuple[str, ...]:
-        """Wait for revocations."""
+        """Wait for revoked receipts and record them."""
         receipts: tuple[str, ...] = await self.inner.revoked()
         for receipt in receipts:
             self.log.note(What.REVOKED, receipt=receipt)
         return receipts
 
     async def close(self) -> None:
-        """Close."""
+        """Close the subscription and record it."""
         self.log.note(What.CLOSE)
         await self.inner.close()
         self.log.note(What.CLOSED)

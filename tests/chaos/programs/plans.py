@@ -1,4 +1,4 @@
-"""What each task is to do: decided by its producer, carried out by whichever consumer has it."""
+"""What should happen to each task: its producer decides it, and any consumer that gets the task carries it out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HANGING = 0.02
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One task: the same number of the same producer gives the same plan."""
+    """The plan for one task. It is a function of the seed, the producer's number and the task's number."""
 
     id: str
     key: str
@@ -31,7 +31,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_of(setup: Setup, number: int) -> Plan:
-    """Return the plan of a producer's task."""
+    """Return the plan for a producer's task with the given number."""
     chance = random.Random(f"{setup.seed} {setup.number} {number}")
     name = f"p{setup.number}-{number}"
     key = chance.choice(setup.keys)

@@ -1,4 +1,4 @@
-"""Publishes tasks in batches, each until the store has confirmed it; starts where its last start was ended."""
+"""A producer that publishes batches, repeating each until it is confirmed; it continues where its last start ended."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Producer:
         self.over = over
 
     async def run(self) -> None:
-        """Publish what is left to publish."""
+        """Publish the remaining tasks."""
         doubtful, following = self._left_over()
         if doubtful:
             await self._publish(doubtful)
-        await self.backend.health()  # which also tells the store's time
+        await self.backend.health()  # also reads the store's time
         loop = asyncio.get_running_loop()
         due = loop.time()
         while following < self.setup.tasks and not self.over.is_set():
@@ -44,7 +44,7 @@ class Producer:
             await asyncio.sleep(due - loop.time())
 
     def _left_over(self) -> tuple[list[Task], int]:
-        """Return the tasks whose fate the last start did not learn, and the number of the next one."""
+        """Return the tasks that earlier starts published without getting an answer, and the next task number."""
         calls: dict[str, Event] = {}
         following = 0
         for event in merge(Path(name) for name in self.setup.before):
@@ -89,7 +89,7 @@ class Producer:
                 await asyncio.sleep(_PAUSE)
 
     async def _send(self, tasks: list[Task]) -> list[Task]:
-        """Publish once; return what has to be published again."""
+        """Publish once; return the tasks that have to be published again."""
         try:
             answers = await self.publish_once(tasks)
         except (PublishUnconfirmed, BackendUnavailable):
@@ -99,7 +99,7 @@ class Producer:
         return [task for task, told in zip(tasks, answers, strict=True) if not told.stored]
 
     async def publish_once(self, tasks: Sequence[Task]) -> Sequence[Confirmation]:
-        """Publish, and note the call and its answers. Raises as the contract says."""
+        """Publish once and record the call and its answers. Errors are raised as the backend contract says."""
         call = self.log.next_call()
         for task in tasks:
             self.log.note(
@@ -130,6 +130,6 @@ class Producer:
 
 
 async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
-    """Publish everything, then close."""
+    """Publish everything, then close the backend."""
     async with contextlib.aclosing(load_backend(setup.word)) as backend:
         await Producer(setup, log, backend, over).run()

@@ -1,4 +1,4 @@
-"""A server replica, whose backend notes what it does."""
+"""A server replica whose backend records deliveries and settlements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.chaos.programs.noted import NotedBackend
 
 
 async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
-    """Serve until SIGTERM, which the server takes for itself."""
+    """Run the server until SIGTERM, which the server handles itself, so ``over`` is not used."""
     del over
     set_up_logs()
     backend = InstrumentedBackend(NotedBackend(load_backend(setup.word), log), Hooks())

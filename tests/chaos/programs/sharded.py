@@ -1,4 +1,4 @@
-"""The Redis backend with shards, under a word of its own: as a queue of the package has it."""
+"""A backend module for chaos runs: the Redis backend with support for shards."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from taskqueue_core.sharding.backend import ShardedBackend
 
 
 def create_backend() -> Backend:
-    """Make it by the settings of Redis."""
+    """Create the backend with the Redis settings of the environment."""
     return ShardedBackend(load_backend("redis"))

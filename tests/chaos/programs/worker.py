@@ -1,4 +1,4 @@
-"""A worker on a socket, which notes what it executes."""
+"""A worker connected over a WebSocket, which records what it executes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONCURRENCY = 20
 
 
 async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
-    """Work until the end."""
+    """Run the worker until told to stop."""
     chance = random.Random(f"{setup.seed} {setup.name}")
     worker = Worker(
         os.environ["TASKQUEUE_SERVER_URL"],
@@ -25,7 +25,7 @@ async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
     )
 
     async def handle(will: str, padding: str, context: Context) -> str:
-        """Do as the task wishes."""
+        """Execute a task and end it as the task asks: success, retry or reject."""
         del padding
         log.note(
             What.EXECUTED,

@@ -1,5 +1,5 @@
--- What every script begins with. KEYS[1] is the partition; ARGV[1] the epoch the caller knows;
--- ARGV[2] the time in microseconds that a test passes, else empty. Arguments of the script follow from ARGV[3].
+-- The beginning of every script. KEYS[1]: the partition. ARGV[1]: the epoch that the caller knows. ARGV[2]: the time in
+-- microseconds if a test passes one, else empty. The script's own arguments begin at ARGV[3].
 local PARTITION = KEYS[1]
 local META = PARTITION .. ':meta'
 local call, pack, unpack_struct = redis.call, struct.pack, struct.unpack

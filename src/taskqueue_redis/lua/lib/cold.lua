@@ -1,4 +1,5 @@
--- What few tasks have: history, retry tokens, reason, progress, the deadline of a dead one. One packed value per task.
+-- Fields that few tasks have: history, retry tokens, reason, progress, the deadline of a dead letter. They are packed
+-- in one value per task.
 local HISTORY = 20
 
 local function read_cold(q, id)

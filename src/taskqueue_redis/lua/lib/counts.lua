@@ -1,4 +1,4 @@
--- What is noted of a queue now and then.
+-- Counters and indexes that change rarely.
 
 local function add(q, counter, n)
   if q[counter] then q[counter] = q[counter] + n else call('HINCRBY', q.name, counter, n) end
@@ -6,7 +6,7 @@ end
 
 local function setting(q, name, default) return tonumber(call('HGET', q.name, name)) or default end
 
--- The lanes in use, the highest priority first, as a string of digits.
+-- Adds a priority to `q.lanes`: the priorities in use, the highest first, as a string of digits.
 local function use_lane(q, priority)
   if string.find(q.lanes, tostring(priority), 1, true) then return end
   priority = tonumber(priority)
@@ -17,7 +17,7 @@ local function use_lane(q, priority)
   q.lanes = table.concat(lanes)
 end
 
--- The lowest score of a sorted set, kept in an index of the partition so that housekeeping finds the queue.
+-- Stores the lowest score of a sorted set in an index of the partition, so that maintenance finds the queue.
 local function index(q, set, into)
   local head = call('ZRANGE', q.name .. set, 0, 0, 'WITHSCORES')
   if head[2] then

@@ -1,4 +1,4 @@
--- Ends: what is over is remembered for the queue's window, and for as long as there is a result.
+-- Ends of tasks. An ended task is kept for the queue's deduplication window, and as long as it has a result.
 
 local function remember(q, id, at)
   if call('RPUSH', q.name .. '/l', text(at) .. ':' .. id) == 1 then
@@ -6,7 +6,7 @@ local function remember(q, id, at)
   end
 end
 
--- Ends an entry that has been taken from its place already.
+-- Ends an entry that was already removed from its stream or lane.
 local function finish(q, r, id, state, counter)
   r.state, r.place, r.fence, r.at = state, NOWHERE, 0, now
   add(q, counter, 1)
@@ -16,7 +16,7 @@ local function finish(q, r, id, state, counter)
   r.tenant, r.entity = '', ''
 end
 
--- Lets go of what is kept beside the record of a task that is over.
+-- Deletes what is stored in addition to the record of an ended task.
 local function forget_rest(q, id)
   call('HDEL', q.name .. '/x', id)
   call('HDEL', q.name .. '/p', id)
@@ -42,7 +42,7 @@ local function bury(q, r, id, body, cold)
   release(q, r, id)
 end
 
--- Takes a dead entry out of the dead letters. Answers its body and its deadline.
+-- Removes a task from the dead letters. Returns its body and its deadline.
 local function unearth(q, id, cold)
   local body, deadline = call('HGET', q.name .. '/b', id), cold.d
   call('HDEL', q.name .. '/b', id)
@@ -58,7 +58,7 @@ local function note_deadline(q, id, deadline)
   index(q, '/e', ':deadlines')
 end
 
--- Ends a live entry wherever it is; who has it in flight is told.
+-- Ends a live entry in whatever state it is. If it is in flight, its consumer is notified.
 local function end_live(q, id, r, state, counter)
   local fence = text(r.fence)
   local _, owner = withdraw(q, r, id)

@@ -1,10 +1,11 @@
--- The limits of a queue that has any, and what they have left, packed in one string.
+-- The limits of a queue that has any, and the state of its rate limit, packed in one string.
 local FLOW = '<dddddddddddddddddddddddd'
 local FLOWS = {'capacity', 'max_inflight', 'max_tokens', 'period', 'paused', 'intake_paused', 'moved', 'processing', 'fair',
   'weighted', 'tenant_capacity', 'tenant_inflight', 'tenant_tokens', 'tenant_period', 'floor', 'tokens', 'at', 'owed', 'tick',
-  'old_tokens', 'old_period', 'changed', 'rates', 'epoch'} -- the last: the rate of tenants before it was changed, when that was, how
-  -- often; and since which version of the settings tenants are counted
-local TOKEN = 1 - 1e-6 -- what floating point leaves out of a token is forgiven
+  'old_tokens', 'old_period', 'changed', 'rates', 'epoch'}
+  -- The last fields: the tenants' rate before it was changed, when and how often it was changed; and the version of the
+  -- settings since which tenants are counted.
+local TOKEN = 1 - 1e-6 -- tolerance for rounding errors
 
 local function flow_of(q)
   if q.flow then return q.flow end
@@ -21,7 +22,7 @@ local function save_flow(q)
   call('SET', q.name .. '/f', pack(FLOW, unpack(values)))
 end
 
--- A bucket: so many tokens at a time. It holds so many at the most, and is filled in a period.
+-- A token bucket for a rate limit. It holds at most `most` tokens and is filled within `period`.
 
 local function fill(bucket, most, period)
   if now <= bucket.at then return end
@@ -29,14 +30,14 @@ local function fill(bucket, most, period)
   bucket.at = now
 end
 
--- How many deliveries its whole tokens allow, and when there is one where there is none.
+-- Returns how many deliveries the whole tokens allow; if none, also when the next token is available.
 local function allowed(bucket, most, period)
   fill(bucket, most, period)
   if bucket.tokens >= TOKEN then return floor(bucket.tokens + 1 - TOKEN) end
   return 0, math.ceil(bucket.at + (1 - bucket.tokens) * period / most)
 end
 
--- How many deliveries may be handed out now, and when that may change by time alone.
+-- Returns how many deliveries the limits allow now, and when a rate limit allows the next one.
 local function room(q)
   local f = flow_of(q)
   local places = f.max_inflight > 0 and math.max(0, f.max_inflight - q.in_flight) or math.huge

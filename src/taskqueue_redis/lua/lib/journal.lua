@@ -1,16 +1,18 @@
--- The journal of queues that asked for it: what the scripts did, numbered without gaps. An entry tells what one script did to some tasks
--- in one way, one after another; the number of the first is its place in the stream, so the last so many are kept exactly. Fields
--- come in one order, and those behind the ids have a value per task, with NUL between them, or one where all have the same.
+-- The journal of queues that have it enabled: all state changes, numbered without gaps. An entry records what one
+-- script did to some tasks in the same way. The id of the entry in the stream is the number of its first state change,
+-- so the stream can be trimmed to an exact number. The fields have a fixed order. Fields after the ids have a value per
+-- task, separated by NUL, or one value if it is the same for all tasks.
 local noted, notes = {}, nil
 
--- Made when it is needed, as making functions costs a script that is done in microseconds too much.
+-- The functions are created on demand, because creating them would slow down scripts that do not need them.
 local function noting()
   if notes then return notes end
   notes = {}
   local JOURNAL = PARTITION .. ':journal'
   local COLUMNS = {'attempt', 'losses', 'priority', 'tenant', 'ordering_key', 'due_at', 'error'}
 
-  -- A column of a group is one value while all its tasks have the same, and a list from the first that has another.
+  -- A column of a group is a single value while all its tasks have the same; with the first different value it becomes
+  -- a list.
   local function other(g, column, value)
     local values, n = g[column], #g.ids
     if type(values) ~= 'table' then
@@ -37,13 +39,13 @@ local function noting()
       local written = redis.pcall('XADD', JOURNAL, 'MINID', '~', text(oldest), text(seq) .. '-0', 'v', 2, 'ts', text(now),
         'event', g.event, 'key', g.key, 'state', g.state, 'worker', g.worker, 'reason', g.reason,
         'task_id', table.concat(g.ids, '\0'), unpack(more))
-      if written.err then call('HINCRBY', META, 'anomalies', 1) end -- a foreign hand has written there
+      if written.err then call('HINCRBY', META, 'anomalies', 1) end -- another program has written to the stream
       seq = seq + #g.ids
     end
     noted = {}
   end
 
-  -- Those of one kind that follow each other stand together.
+  -- Consecutive changes of the same kind are written as one entry.
   local function noted_with(id, q, event, state, worker, reason, attempt, losses, priority, tenant, ordering_key, due_at, err)
     local g = noted[#noted]
     if g and g.event == event and g.key == q.key and g.state == state and g.worker == worker and g.reason == reason then
@@ -63,13 +65,13 @@ local function noting()
       due_at = due_at, error = err}
   end
 
-  -- `due_at`: when a task that is for later becomes available.
+  -- `due_at`: the time at which a scheduled task becomes available.
   function notes.note(q, event, id, r, state, worker, err, reason, due_at)
     noted_with(id, q, event, state, worker or '', reason or '', r.attempt, r.losses, r.priority, r.tenant or '',
       r.entity or '', due_at or '', err and string.gsub(err, '%z', ' ') or '')
   end
 
-  -- What was given to a consumer. `given`: as `receive` answers it.
+  -- Records deliveries. `given`: in the format that `receive` returns.
   function notes.given(q, priority, given, worker)
     for i = 1, #given, 4 do
       local more, attempt, losses = given[i + 3], '1', '0'

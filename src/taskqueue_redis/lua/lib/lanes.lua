@@ -1,8 +1,11 @@
--- Sorted lanes, of a queue that is fair or has met an ordering key. What waits lies in a stream as ever, and beside that in a lane
--- per priority and tenant (`/y`), where the kind of its stream and its sequence there stand by its place: it is claimed from
--- there, while the groups of the streams stand still. `/w` has the tenants with lanes by their first entry or an earlier one, `/g`
--- those whose turn may come by what they have spent; both may have some whose lanes are empty by now. `/v` has those who are at a
--- limit, by the time at which that may change, `/h` who holds each ordering key, `/j` who stands behind it, and `/J` all of these.
+-- Sorted lanes of a queue that has fair order or has seen an ordering key. Waiting entries are in a stream, as in other
+-- queues, and also in a lane per priority and tenant (`/y`), a sorted set by position whose members name the kind of
+-- stream and the sequence number. Entries are claimed from there, while the consumer groups of the streams do not
+-- advance.
+-- `/w`: the tenants with lanes, by their first entry or an earlier one. `/g`: the tenants that take turns, by what they
+-- have spent. Both may contain tenants whose lanes are empty by now. `/v`: the tenants that have reached a limit, by
+-- the time at which that may change. `/h`: the holder of each ordering key. `/j`: the entries that wait for an ordering
+-- key. `/J`: all of these entries.
 
 local function marks_of(q, r)
   local marks = r.marks % 4
@@ -30,7 +33,8 @@ end
 
 local function lane_of(q, priority, tenant) return q.name .. '/y' .. priority .. ':' .. tenant end
 
--- What a tenant has spent is counted in parts of a turn, and in ticks, which make equal ones stand in the order in which they came.
+-- What a tenant has spent is counted in fractions of a turn. A tick is added, so that tenants that have spent the same
+-- are in the order in which they came.
 local TURN, TICKS = 16384, 65536
 
 local function spend(q, spent, tenant, turns)
@@ -44,19 +48,19 @@ local function spend(q, spent, tenant, turns)
   return (floor(spent / TICKS) + cost) * TICKS + f.tick
 end
 
--- A tenant takes a place behind those that are there.
+-- Adds a tenant to the rotation, behind the tenants that are already in it.
 local function join(q, priority, tenant)
   if flow_of(q).fair == 0 then return end
   if has_tenant_limits(q) then
     if call('ZSCORE', q.name .. '/v', tenant) then return end
-    q.opened = true -- others that are there may be at their limits
+    q.opened = true -- the other tenants of the rotation may have reached their limits
   end
   local name = q.name .. '/g' .. priority
   local first = call('ZRANGE', name, 0, 0, 'WITHSCORES')[2]
   call('ZADD', name, spend(q, first or 0, tenant, first and 1 or 0), tenant)
 end
 
--- What is handed back comes before all that was never handed out.
+-- Redelivered entries come before all entries that were never delivered.
 local RETURNED = 2 ^ 51
 
 local function member_of(r) return kind_of(r) .. text(r.fence) end
@@ -64,13 +68,14 @@ local function member_of(r) return kind_of(r) .. text(r.fence) end
 local function enter_lane(q, r, returned)
   local place = text(returned and r.seq - RETURNED or r.seq)
   local name = lane_of(q, r.priority, r.tenant)
-  local added = call('ZADD', name, place, member_of(r)) -- none where the tenant was lost, by a foreign hand
+  local added = call('ZADD', name, place, member_of(r)) -- 0 if the tenant in the record was changed by another program
   call('ZADD', q.name .. '/w' .. r.priority, 'LT', place, r.tenant)
   q.laned = q.laned + added
   if added == 0 or call('ZCARD', name) == 1 then join(q, r.priority, r.tenant) end
 end
 
--- Of those with the same ordering key one is ahead, until it has ended or died. Answers whether this one stands behind it.
+-- The first task with an ordering key holds it until it has ended or become a dead letter. Returns whether this task
+-- must wait for the key.
 local function is_held(q, r, id)
   if r.entity == '' then return false end
   local holder = call('HGET', q.name .. '/h', r.entity)
@@ -87,7 +92,7 @@ local function hold(q, r, id, body)
   q.held = q.held + 1
 end
 
--- What begins to wait, or to wait again.
+-- Adds an entry that becomes available, for the first time or again.
 local function enter_sorted(q, r, id, body, deadline, returned)
   count_fresh(q, r)
   if is_held(q, r, id) then return hold(q, r, id, body) end
@@ -96,7 +101,7 @@ local function enter_sorted(q, r, id, body, deadline, returned)
   enter_lane(q, r, returned)
 end
 
--- A tenant with nothing left is out. That is found when its turn comes, or once nothing is left of anybody.
+-- Removes a tenant without entries. This is done when its turn comes, or once the queue has no entries left.
 local function leave_walk(q, priority, tenant)
   call('ZREM', q.name .. '/w' .. priority, tenant)
   call('ZREM', q.name .. '/g' .. priority, tenant)
@@ -111,7 +116,8 @@ local function left_lanes(q, n)
   end
 end
 
--- The tenant whose lane has the first entry of all, and the place of that one; then the place that the others' come after.
+-- Returns the tenant whose lane has the first entry of all, the position of that entry, and the position at which the
+-- next tenant follows.
 local function first_tenant(q, priority)
   local name = q.name .. '/w' .. priority
   for _ = 1, 2 * call('ZCARD', name) do
@@ -133,7 +139,7 @@ local function leave_held(q, r, id)
   q.held = q.held - 1
 end
 
--- A tenant who was at a limit may be below it now.
+-- Ends the rest of a tenant that may be below its limit again.
 local function wake_tenant(q, tenant)
   if call('ZREM', q.name .. '/v', tenant) == 0 then return end
   for i = 1, #q.lanes do
@@ -142,7 +148,7 @@ local function wake_tenant(q, tenant)
   end
 end
 
--- A delivery has ended.
+-- Counts the end of a delivery for its tenant.
 local function land(q, r)
   local counted = marks_of(q, r) == 2
   r.marks = 0
@@ -151,8 +157,8 @@ local function land(q, r)
   if flow_of(q).tenant_inflight > 0 then wake_tenant(q, r.tenant) end
 end
 
--- Once nothing needs sorted lanes, plain ones will do: from now on the groups move on. Where one is gone, and with it who holds
--- what, nothing is passed over: it is for housekeeping to find what lies there.
+-- Returns to plain lanes once sorted lanes are no longer needed: from now on the consumer groups advance again. If a
+-- group is missing, and with it the owners of deliveries, no entry is skipped; maintenance will find those entries.
 local function unsort(q)
   if not q.sorted or flow_of(q).fair == 1 or q.waiting > 0 or call('EXISTS', q.name .. '/h') == 1 then return end
   for i = 1, #q.lanes do
@@ -165,7 +171,8 @@ local function unsort(q)
   q.sorted = false
 end
 
--- One with an ordering key has ended or died: the next of them takes its place.
+-- Releases the ordering key of a task that has ended or become a dead letter, and makes the next task with the key
+-- available.
 local function release(q, r, id)
   if r.entity == '' or call('HGET', q.name .. '/h', r.entity) ~= id then return unsort(q) end
   local heir = call('ZPOPMIN', q.name .. '/j:' .. r.entity)[1]
@@ -184,7 +191,7 @@ local function release(q, r, id)
   q.ring = true
 end
 
--- The rest of the books of deliveries that have ended well. `ended`: ids and what their records were, one after another.
+-- Updates tenants and ordering keys for deliveries that were executed. `ended`: ids and previous records, in turn.
 local function settle_sorted(q, ended)
   local landed, tenants = {}, {}
   for i = 1, #ended, 2 do

@@ -1,11 +1,11 @@
--- Signs of life, in the time of the store, even where a test passes another.
+-- Heartbeats of consumers, in the time of the store even if a test passes another time.
 
 local function store_time()
   local time = call('TIME')
   return time[1] * 1000000 + time[2]
 end
 
--- Who receives is alive, even if it comes late: what it holds is not taken from it right after.
+-- A consumer that receives is alive even if its heartbeat is late, so its deliveries are not taken back.
 local function sign_of_life(token)
   local real = ARGV[2] == '' and now or store_time()
   local beat = call('ZSCORE', PARTITION .. ':alive', token)

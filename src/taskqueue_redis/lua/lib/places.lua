@@ -1,6 +1,6 @@
--- Where a live task is, and moving it from place to place.
+-- Where the entry of a live task is stored, and moving it.
 
--- At the end of its lane.
+-- Adds an entry at the end of its lane.
 local function make_available(q, r, id, body, deadline)
   use_lane(q, r.priority)
   r.state, r.seq, r.at = WAITING, next_seq(q), now
@@ -16,7 +16,7 @@ local function make_available(q, r, id, body, deadline)
   q.ring = true
 end
 
--- At its old place, ahead of what has not been delivered yet.
+-- Adds an entry at its old position, before the entries that were never delivered.
 local function put_back(q, r, id, body)
   r.state, r.at = WAITING, now
   if q.sorted then
@@ -45,7 +45,7 @@ local function schedule(q, r, id, body, at)
   end
 end
 
--- Whether an entry that should lie in a stream is gone, as by a foreign hand.
+-- Returns whether the entry of a task is missing in its stream, because another program has deleted it.
 local function is_lost(q, r)
   if r.state ~= WAITING or (r.place ~= FRESH and r.place ~= AGAIN) then return false end
   return not body_at(stream_with(q, r), text(r.fence))
@@ -56,7 +56,7 @@ local function revoke(token, q, fence)
   call('PUBLISH', PARTITION .. ':process:' .. process, token .. ' ' .. fence .. ' ' .. q.key)
 end
 
--- Takes a live entry from wherever it is. Answers its body, and the token of its owner where it was in flight.
+-- Removes a live entry from where it is stored. Returns its body, and the token of its owner if it was in flight.
 local function withdraw(q, r, id)
   local body, owner
   if r.state == SCHEDULED then
@@ -91,8 +91,8 @@ local function withdraw(q, r, id)
   return body, owner
 end
 
--- Counts anew what lies in a queue, where a counter and the structures differ: a foreign hand was here.
--- What is missing then shows as the ledger's imbalance.
+-- Counts the entries of a queue again, if a counter differs from the data because another program has changed it.
+-- Missing entries then show as an imbalance of the ledger.
 local function recount(q)
   local plain, back, in_flight, laned, many = 0, 0, 0, 0, false
   for i = 1, #q.lanes do
@@ -116,11 +116,12 @@ local function recount(q)
   if q.waiting == waiting and q.back == back and q.in_flight == in_flight and q.laned == laned and q.held == held then return end
   q.waiting, q.back, q.in_flight, q.laned, q.held = waiting, back, in_flight, laned, held
   q.fresh = math.min(q.fresh, waiting - back + setting(q, 'scheduled', 0))
-  q.before, q.ring = q.waiting > held and 0 or 1, true -- what `ready` says is as doubtful
+  q.before, q.ring = q.waiting > held and 0 or 1, true -- the set `ready` may be wrong as well
   call('HINCRBY', META, 'anomalies', 1)
 end
 
--- An ordering key is given on where who holds it is gone, or is over: no path of this package leaves that. Looks at some.
+-- Passes an ordering key on if its holder is missing or has ended, which only another program can cause. Checks some
+-- keys.
 local function repair_keys(q)
   local some = call('HRANDFIELD', q.name .. '/h', 20, 'WITHVALUES')
   for i = 1, #some, 2 do

@@ -1,4 +1,4 @@
--- What has fallen due becomes available, in the order of its times.
+-- Makes due tasks available, in the order of their due times.
 
 local function promote(q, limit)
   local due = call('ZRANGEBYSCORE', q.name .. '/d', '-inf', text(now), 'LIMIT', 0, limit)
@@ -16,7 +16,7 @@ local function promote(q, limit)
   return #due
 end
 
--- What fell due comes before what becomes available now.
+-- Promotes due tasks, so that they come before the tasks that become available now.
 local function promote_first(q)
   if q.due <= now then promote(q, 1000) end
 end

@@ -1,9 +1,9 @@
 -- One queue: its names, and the numbers that nearly every script reads and changes, packed in one string that
--- `save_all` writes. What is counted less often is in the hash, see `add`.
+-- `save_all` writes. Counters that change less often are in the hash, see `add`.
 local NUMBERS, SIZE = '<dddddddddddddddd', 128
 local queues = {}
-local at_end = {} -- what is to be done once a script is done
-local replicas = 0 -- how many must have it before it is confirmed
+local at_end = {} -- functions to call at the end of the script
+local replicas = 0 -- number of replicas that must have the writes before the call is confirmed
 
 local function queue(key)
   local q = queues[key]
@@ -17,15 +17,15 @@ local function queue(key)
       key = key, name = name, known = packed, before = waiting - held, flying = in_flight, unclaimed = fresh, ring = false,
       lanes = sub(packed, SIZE + 1),
       waiting = waiting, back = back, in_flight = in_flight, published = published, delivered = delivered, done = done,
-      last = last, -- the highest sequence so far: it grows with all that becomes available, close to the time
-      due = due, -- when its next scheduled task falls due
+      last = last, -- the highest sequence number so far; it is close to the time in microseconds
+      due = due, -- when the next scheduled task becomes available
       window = window, extras = extras == 1, journal = journal == 1, replicas = confirming,
-      fresh = fresh, -- how many were never handed out
+      fresh = fresh, -- number of tasks that were never delivered
       limited = kind % 2 == 1, -- see `flow.lua`
       sorted = kind % 4 >= 2, -- see `lanes.lua`
-      laned = laned, held = held, -- of those that wait, how many are in sorted lanes, and behind another
+      laned = laned, held = held, -- number of waiting entries in sorted lanes, and number that wait for an ordering key
       timed = kind % 8 >= 4, -- see `timing.lua`
-      bound = kind >= 8, -- what is published here goes elsewhere
+      bound = kind >= 8, -- tasks that are published here are copied to other queues
     }
     if confirming > replicas then replicas = confirming end
   else
@@ -49,7 +49,7 @@ end
 
 local function stream_of(q, kind, priority) return q.name .. '/' .. kind .. priority end
 
--- Every script that may have changed the numbers of a queue ends with this.
+-- Must be called at the end of every script that may have changed the numbers of a queue.
 local function save_all()
   for i = 1, #at_end do at_end[i]() end
   at_end = {}
@@ -76,6 +76,6 @@ local function save_all()
     if q.changed or (q.limited and q.fresh < q.unclaimed) then call('PUBLISH', PARTITION .. ':room:' .. key, '') end
     q.before, q.flying, q.unclaimed, q.ring, q.opened = waiting, q.in_flight, q.fresh, false, false
   end
-  -- Written in any case where replicas must confirm: WAIT counts from what its connection wrote last.
+  -- Write something in any case if replicas must confirm, because WAIT waits for the last write of its connection.
   if replicas > 0 then call('HINCRBY', META, 'marks', 1) end
 end

@@ -1,8 +1,8 @@
--- Receipts: whether one is current, and what a settlement that comes again is told.
+-- Receipts: whether a receipt is current, and the answer to a settlement that is repeated.
 
 local function is_adopted(q, fence, token) return call('HGET', q.name .. '/a', fence) == token end
 
--- The stream and the owner of a current receipt; nothing where it is stale.
+-- Returns the stream and the owner of a current receipt; nothing if the receipt is stale.
 local function current(q, r, fence, token)
   if r.state ~= WAITING or (r.place ~= FRESH and r.place ~= AGAIN) or text(r.fence) ~= fence then return end
   local name = stream_with(q, r)

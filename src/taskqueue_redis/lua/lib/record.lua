@@ -1,5 +1,5 @@
--- Reading and writing records. Behind the numbers of one whose task has a tenant or an ordering key, or lies in sorted lanes,
--- stand its marks (see `tenants.lua`) in two bytes, the tenant and the ordering key.
+-- Reading and writing records of tasks. If a task has a tenant or an ordering key, or is in sorted lanes, the numbers
+-- of its record are followed by two bytes of marks (see `tenants.lua`), the tenant and the ordering key.
 
 local function read_record(packed)
   local state, place, priority, attempt, losses, prior, handed, seq, fence, at, digest, verb, answer, settled =
@@ -21,7 +21,7 @@ local function write_record(r)
   return packed .. pack('>H', r.marks) .. r.tenant .. '/' .. r.entity
 end
 
--- The tenant and the marks of a record.
+-- Reads the tenant and the marks of a record.
 local function marked(packed)
   if #packed == RECORD_SIZE then return '', 0 end
   return string.match(packed, '^[^/]*', RECORD_SIZE + 3), unpack_struct('>H', packed, RECORD_SIZE + 1)
@@ -41,7 +41,7 @@ end
 local function is_live(r) return r.state <= SCHEDULED end
 local function is_over(r) return r.state ~= DEAD and r.state > SCHEDULED end
 
--- What a publisher tells of a task besides its digest and priority: not before, deadline, tenant, ordering key.
+-- Parses the optional fields of a published task: not before, deadline, tenant, ordering key.
 local function told_of(about)
   local not_before, deadline, tenant, entity = string.match(about, '^:(%d*):(%d*)/?([^/]*)/?(.*)$', 10)
   return not_before or '', deadline or '', tenant or '', entity or ''

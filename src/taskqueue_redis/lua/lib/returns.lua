@@ -1,6 +1,6 @@
--- Handing deliveries back.
+-- Taking deliveries back.
 
--- `verb` is set where the owner settles by its receipt: that is remembered, so that it may be sent again.
+-- `verb` is set if the owner settles by its receipt. It is stored, so that the call can be repeated.
 local function hand_back(q, id, r, name, fence, body, lost, verb, worker)
   drop_entry(q, name, fence)
   add(q, 'in_flight', -1)
@@ -29,8 +29,8 @@ local function hand_back(q, id, r, name, fence, body, lost, verb, worker)
   return dead
 end
 
--- Takes back what a consumer holds, a bounded number of deliveries; once it holds nothing it is forgotten.
--- Answers how many were taken, and whether that was all.
+-- Takes back a limited number of deliveries of a consumer; removes the consumer once it has none.
+-- Returns how many were taken back, and whether these were all.
 local function take_back(token, lost, budget)
   local taken, owns, worker = 0, PARTITION .. ':o:' .. token, nil
   local lanes = call('SMEMBERS', owns)

@@ -1,6 +1,7 @@
--- The slot pool. POOL: its epoch, the last fence, the last id of an endpoint; 'n' and the name of an endpoint: its id; 'm' and a
--- model: its endpoints; 's' and a server: its limit, the model that it was given last, its endpoints.
--- An endpoint is a hash of its own: 'h' as HOT says, with its model and server; 'u' its URL; and its leases by their fences.
+-- The slot pool. The hash POOL has its epoch, the last fence and the last id of an endpoint; 'n' and the name of an
+-- endpoint: its id; 'm' and a model: its endpoints; 's' and a server: its limit, its last model, its endpoints.
+-- Each endpoint is a hash: 'h' has the fields of HOT with its model and server, 'u' its URL; the other fields are its
+-- leases by fence.
 local POOL = PARTITION .. ':slots'
 local JOBS, LAPSES = POOL .. ':jobs', POOL .. ':lapses'
 local NOTES, LATE, DATES = POOL .. ':notes', POOL .. ':late', POOL .. ':dates'
@@ -11,7 +12,7 @@ local match = string.match
 local places, servers, freed = {}, {}, {}
 local SWEPT, HOUR, LATE_OF_JOB, LATE_NOTES, LATE_BYTES = 1000, 3600000000, 8, 1000, 16777216
 
--- Two names as one, without doubt where the first ends.
+-- Combines two names unambiguously, by storing the length of the first.
 local function named(first, second) return #first .. ':' .. first .. second end
 
 local function yes(flag) return flag and 1 or 0 end
@@ -22,7 +23,8 @@ do
   EPOCH, fence = told[1], tonumber(told[2])
 end
 
--- Makes the pool where there is none. Its fences begin with the time, so that they are above those of one that was lost.
+-- Creates the pool if it does not exist. Fences begin with the current time, so that they are higher than those of a
+-- lost pool.
 local function demand_pool()
   if EPOCH and fence then return end
   local time = call('TIME')
@@ -37,7 +39,8 @@ local function next_fence()
   return text(fence)
 end
 
--- Unguessable for who does not know the seed; who sends the same again finds what it was given.
+-- Returns a secret that cannot be guessed without the seed. The same seed gives the same secret, so that a call can be
+-- repeated.
 local function secret_of(seed, fence_text) return sub(redis.sha1hex(seed .. ':' .. fence_text), 1, 32) end
 
 local function place(id)
@@ -77,7 +80,7 @@ local function read_server(packed)
   return together, last, sub(packed, at)
 end
 
--- What its endpoints share; their ids are read where they are asked for.
+-- Reads what the endpoints of a server share. The ids of the endpoints are read on demand.
 local function server_of(name)
   local s = servers[name]
   if not s then
@@ -99,7 +102,7 @@ local function save_server(name)
   call('HSET', POOL, 's' .. name, pack('<ds', s.together, s.last) .. cmsgpack.pack(ids_at(s)))
 end
 
--- The model of an endpoint is the one that its server was given last.
+-- Records the model of an endpoint as the last model of its server.
 local function note_model(p)
   local s = server_of(p.server)
   if s.last == p.model then return end
@@ -109,7 +112,7 @@ end
 
 local function held(p) return p.unassigned + p.assigned + p.detached end
 
--- How many jobs more a server may be given.
+-- Returns how many further jobs a server may be given.
 local function room_of(s)
   if s.together == 0 then return math.huge end
   local all = 0
@@ -137,7 +140,7 @@ local function lease_at(p, fence_text)
   }
 end
 
--- Keeps a lease, and answers it as it lies there.
+-- Stores a lease, and returns its packed form.
 local function keep(p, l)
   local packed = pack(LEASE, l.state, yes(l.switched), yes(l.resumed), yes(l.noted), l.expires, l.since, l.missed, l.missed_at,
     l.secret, l.holder) .. l.job
@@ -152,7 +155,7 @@ local function count(p, state, n)
   p[counter], p.changed = p[counter] + n, true
 end
 
--- Notes when a lease ends by time, if it does.
+-- Stores the time at which a lease ends, if it ends by time.
 local function date(p, l)
   if ends_by_time(p, l) then call('ZADD', LAPSES, text(l.expires), p.id .. ':' .. l.fence) end
 end
@@ -166,7 +169,7 @@ local function set_state(p, l, state)
   l.state = state
 end
 
--- Makes a lease that nobody has bound to a job.
+-- Creates a lease that is not bound to a job.
 local function give(p, s, holder, ttl, seed)
   local number = next_fence()
   local l = {
@@ -180,10 +183,10 @@ local function give(p, s, holder, ttl, seed)
   return l
 end
 
--- The epoch, the fence and the random part of a token: the id of its endpoint and its secret.
+-- Parses a token: the epoch, the fence, and the endpoint's id and the secret in its random part.
 local function parts_of(token) return match(token, '^(%w+)%.(%d+)%.(%w+)$') end
 
--- The endpoint and the lease of a token; nothing where it is stale.
+-- Returns the endpoint and the lease of a token; nothing if the token is stale.
 local function current(token)
   local epoch, number, random = parts_of(token)
   local id, secret = match(random or '', '^(%d+)x(%x+)$')
@@ -194,7 +197,7 @@ local function current(token)
   return p, l
 end
 
--- The endpoint and the lease of a job, if it has one.
+-- Returns the endpoint and the lease of a job, if it has one.
 local function lease_of(model, job)
   local at = call('HGET', JOBS, named(model, job))
   local id, number = match(at or '', '^(%d+):(%d+)$')
@@ -206,13 +209,13 @@ end
 
 local function note_of(p, l) return l.noted and call('HGET', NOTES, named(p.model, l.job)) end
 
--- A lease as its holder is told.
+-- Returns a lease in the form that its holder gets.
 local function told(p, l, packed)
   p.url = p.url or call('HGET', p.name, 'u')
   return {p.id, l.fence, p.server, p.url, packed, note_of(p, l)}
 end
 
--- Notes that were put aside: DATES has them by time, LATE by number, and the numbers of each job.
+-- Late notes: DATES has them by time, LATE by number, and there is a list of numbers per job.
 
 local function drop_late(member)
   local number, size, key = match(member, '^(%d+):(%d+):(.*)$')
@@ -234,7 +237,7 @@ local function put_aside(model, job, note, nonce)
   for i = 1, #members do
     if members[i][2] == nonce then return end
   end
-  local number = string.format('%015d', call('HINCRBY', LATE, 'number', 1)) -- in this order, also at the same time
+  local number = string.format('%015d', call('HINCRBY', LATE, 'number', 1)) -- so that notes of the same time are in order
   local member = number .. ':' .. #note .. ':' .. key
   members[#members + 1] = {member, nonce}
   call('HSET', LATE, number, note, 'j' .. key, cmsgpack.pack(members))
@@ -245,7 +248,7 @@ local function put_aside(model, job, note, nonce)
   for i = 1, #old do drop_late(old[i]) end
   while call('ZCARD', DATES) > LATE_NOTES or tonumber(call('HGET', LATE, 'bytes')) > LATE_BYTES do
     local first = call('ZRANGE', DATES, 0, 0)[1]
-    if not first then -- a foreign hand was there
+    if not first then -- another program has deleted the number
       call('DEL', LATE)
       return
     end
@@ -253,7 +256,7 @@ local function put_aside(model, job, note, nonce)
   end
 end
 
--- The end of a lease. `kept`: what was left for its holder is put aside.
+-- Ends a lease. With `kept`, the note for its holder is kept as a late note.
 local function finish(p, l, kept)
   call('HDEL', p.name, l.fence)
   if l.job == '' then
@@ -272,10 +275,10 @@ local function finish(p, l, kept)
   freed[p] = true
 end
 
--- Ends what nobody has bound to a job: the endpoint may get none now.
+-- Ends the leases that are not bound to a job, because the endpoint may get no more jobs.
 local function clear(p)
   local fences = call('ZRANGE', p.name .. ':u', 0, -1)
-  if #fences < p.unassigned then -- a foreign hand was there
+  if #fences < p.unassigned then -- another program has deleted leases
     local all = call('HGETALL', p.name)
     for i = 1, #all, 2 do fences[(i + 1) / 2] = all[i] end
   end
@@ -285,7 +288,7 @@ local function clear(p)
   end
 end
 
--- Ends what has run out by time. Answers how many it looked at.
+-- Ends leases that have expired. Returns how many leases were checked.
 local function sweep(budget)
   local over = call('ZRANGEBYSCORE', LAPSES, '-inf', text(now), 'LIMIT', 0, budget)
   for i = 1, #over do
@@ -328,7 +331,7 @@ local function ring_if_room(p, s, rung)
   end
 end
 
--- Keeps endpoints that have changed, and rings where slots may be had that were not there before.
+-- Stores the endpoints that have changed, and notifies the models for which slots have become free.
 local function save_places()
   for id, p in pairs(places) do
     if p and p.changed then

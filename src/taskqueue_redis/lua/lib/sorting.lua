@@ -1,4 +1,4 @@
--- Sorting: what lies in plain lanes comes into sorted ones, first come, first served.
+-- Sorting: moves entries from plain lanes to sorted ones, first in, first out.
 
 local function sort_returned(q, priority, budget)
   local popped = call('ZPOPMIN', q.name .. '/z' .. priority, budget)
@@ -12,8 +12,8 @@ local function sort_returned(q, priority, budget)
   return #popped / 2
 end
 
--- Those that were never handed out have lower sequences than all that came into lanes since. What has a place there, or is in
--- flight, is passed over. Answers how many were looked at.
+-- Entries that were never delivered have lower sequence numbers than all entries that came into sorted lanes since.
+-- Entries that are already in a lane or in flight are skipped. Returns how many entries were read.
 local function sort_stream(q, kind, priority, budget)
   local name = stream_of(q, kind, priority)
   local entries = call('XRANGE', name, last_delivered(name), '+', 'COUNT', budget)
@@ -40,13 +40,13 @@ local function sort_stream(q, kind, priority, budget)
   return #entries
 end
 
--- Answers how many were looked at: none where nothing more can be done.
+-- Returns how many entries were processed; 0 if no more can be sorted.
 local function sort_some(q, budget)
   local looked = 0
   for i = 1, #q.lanes do
     local priority = sub(q.lanes, i, i)
     if budget > looked then looked = looked + sort_returned(q, priority, budget - looked) end
-    for _, kind in ipairs({'s', 'r'}) do -- in the latter only after a group was lost
+    for _, kind in ipairs({'s', 'r'}) do -- 'r' only if a consumer group was lost
       local left = q.waiting - q.back - q.laned - q.held
       if left > 0 and budget > looked then
         looked = looked + sort_stream(q, kind, priority, math.min(budget - looked, left + 100))
@@ -56,7 +56,7 @@ local function sort_some(q, budget)
   return looked
 end
 
--- Counts some of what is there for its tenant, from a cursor on. Answers the next cursor, "0" at the end.
+-- Counts some existing tasks for their tenants, beginning at a cursor. Returns the next cursor, "0" at the end.
 local function count_some(q, cursor, budget)
   local told = call('HSCAN', q.name .. '/t', cursor, 'COUNT', budget)
   for i = 1, #told[2], 2 do

@@ -1,16 +1,17 @@
--- Streams, and bodies that are in none. An entry of a stream has the task's id as its first field and the body as its value; one
--- that has a deadline has a second field `more`, one that was handed out before `again`: attempt, losses, attempts before the last
--- redrive, deadline. The sequence is the first part of an entry's id, and fences receipts.
+-- Streams, and bodies outside of streams. An entry of a stream has the task's id as its first field, with the body as
+-- value. A second field `more` is for an entry with a deadline, `again` for one that was delivered before: attempt,
+-- losses, attempts before the last redrive, deadline. The sequence number is the first part of an entry's id, and is
+-- the fence of receipts.
 
--- Whether an entry at rest was never handed out: it counts against the capacity.
+-- Returns whether a task that is not in flight was never delivered, so that it counts against the capacity.
 local function is_fresh(r) return r.attempt == 1 and r.handed == 0 end
 
--- What lies in a stream is of one of two kinds.
+-- Returns the kind of stream that has an entry.
 local function kind_of(r) return r.place == AGAIN and 'r' or 's' end
 
 local function stream_with(q, r) return stream_of(q, kind_of(r), r.priority) end
 
--- Its place and its sequence must say where.
+-- Adds an entry to its stream. The place and the sequence number in its record must be set before.
 local function enter_stream(q, r, id, body, deadline)
   local name = stream_with(q, r)
   if is_fresh(r) and not deadline then
@@ -21,7 +22,7 @@ local function enter_stream(q, r, id, body, deadline)
   end
 end
 
--- What an entry of a stream has; nothing where there is none.
+-- Returns the fields of a stream's entry; nothing if there is none.
 local function fields_at(name, fence)
   local entry = call('XRANGE', name, fence, fence)[1]
   return entry and entry[2]
@@ -32,7 +33,7 @@ local function body_at(name, fence)
   return fields and fields[2]
 end
 
--- From where on the entries of a stream were never handed out, as XRANGE takes it.
+-- Returns the position after the last delivered entry of a stream, in the format of XRANGE.
 local function last_delivered(name)
   local group = redis.pcall('XINFO', 'GROUPS', name)
   if group.err or not group[1] then return '-' end
@@ -41,16 +42,16 @@ local function last_delivered(name)
   end
 end
 
--- Has those that were never handed out begin after a sequence. Answers whether there is such a group.
+-- Lets the consumer group of a stream continue after a sequence number. Returns whether the group exists.
 local function move_on(name, fence) return not redis.pcall('XGROUP', 'SETID', name, 'g', fence).err end
 
--- Who has an entry of a stream in flight, and for how many milliseconds; nothing if nobody has.
+-- Returns the consumer that has an entry in flight, and since how many milliseconds; nothing if there is none.
 local function holder(name, fence)
   local entry = redis.pcall('XPENDING', name, 'g', fence, fence, 1)
   if not entry.err and entry[1] then return entry[1][2], entry[1][3] end
 end
 
--- Takes an entry out of its stream.
+-- Removes an entry from its stream.
 local function drop_entry(q, name, fence)
   call('XACK', name, 'g', fence)
   call('XDEL', name, fence)

@@ -1,6 +1,7 @@
--- The tenants of a queue that limits them: how many of their tasks were never handed out, how many are in flight, and their
--- tokens. One of whom nothing is left is forgotten. The marks of a record say for what it counts, 1 for a task that was never handed
--- out and 2 for one in flight, and since when: counting begins anew when a queue comes to have such limits.
+-- The tenants of a queue that limits them: how many of their tasks were never delivered, how many are in flight, and
+-- the tokens of their rate limits. A tenant without any of these is deleted. The marks of a record say how it is
+-- counted, 1 for a task that was never delivered and 2 for one in flight, and since which version of the settings:
+-- counting begins again when such limits are set.
 local TENANT = '<ddddd'
 
 local function save_order(q)
@@ -31,7 +32,7 @@ local function read_tenant(f, packed)
   local s, rates = {fresh = 0, in_flight = 0, tokens = f.tenant_tokens, at = now}, nil
   if not packed then return s end
   s.fresh, s.in_flight, s.tokens, s.at, rates = unpack_struct(TENANT, packed)
-  if rates < f.rates then -- what was saved up until the change counts at the old rate
+  if rates < f.rates then -- tokens until the change were earned at the old rate
     if f.old_tokens > 0 then
       s.tokens = math.min(s.tokens + math.max(0, f.changed - s.at) * f.old_tokens / f.old_period, f.old_tokens, f.tenant_tokens)
     else
@@ -42,7 +43,7 @@ local function read_tenant(f, packed)
   return s
 end
 
--- Reads some, where there are many, by one command.
+-- Reads several tenants by one command.
 local function read_tenants(q, tenants)
   local found = call('HMGET', q.name .. '/T', unpack(tenants))
   q.tenants = q.tenants or {}
@@ -63,7 +64,7 @@ local function note_tenant(q, tenant, fresh, in_flight)
   return s
 end
 
--- Forgets tenants who had nothing left but a bucket that was not full.
+-- Deletes tenants that had nothing left except a rate limit that was not fully available.
 local function forget_idle(q)
   local ids = call('ZRANGEBYSCORE', q.name .. '/u', '-inf', text(now), 'LIMIT', 0, 20)
   for i = 1, #ids do
@@ -77,7 +78,7 @@ local function has_tenant_limits(q)
   return f.tenant_inflight > 0 or f.tenant_tokens > 0
 end
 
--- As `room`, for one tenant. Infinite: when one of the tenant's deliveries ends.
+-- Like `room`, for one tenant. An infinite time means: when one of the tenant's deliveries ends.
 local function tenant_room(q, tenant)
   local f = flow_of(q)
   if not has_tenant_limits(q) then return math.huge end
@@ -89,7 +90,7 @@ local function tenant_room(q, tenant)
   return math.min(places, tokens), opens_at
 end
 
--- Why a task is not taken in; nothing where it is.
+-- Returns why a task is refused; nothing if it is accepted.
 local function refusal(q, about)
   local f = flow_of(q)
   if f.moved == 1 then return 'moved:' .. call('HGET', q.name, 'moved_to') end

@@ -1,4 +1,4 @@
--- Deliveries of a queue with `max_processing_time`: `/m` has their entries by the time at which they are taken for hung.
+-- Deliveries of a queue with `max_processing_time`: `/m` has their entries by the time at which they are taken back.
 
 local function note_start(q, lane, given)
   local period = flow_of(q).processing
@@ -14,7 +14,7 @@ local function note_progress(q, r)
   if period > 0 then call('ZADD', q.name .. '/m', 'XX', text(now + period), member) end
 end
 
--- Takes back what has made no progress for too long, up to a number of deliveries. Answers how many.
+-- Takes back a limited number of deliveries that have reported no progress for too long. Returns how many.
 local function end_hung(budget)
   local ended = 0
   local keys = call('ZRANGEBYSCORE', PARTITION .. ':processing', '-inf', text(now), 'LIMIT', 0, budget)

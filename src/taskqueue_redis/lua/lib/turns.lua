@@ -1,11 +1,11 @@
--- Who is next in sorted lanes.
+-- Choosing the next entries from sorted lanes.
 
 local function rest(q, tenant, opens_at)
   call('ZADD', q.name .. '/v', opens_at == math.huge and '+inf' or text(opens_at), tenant)
   for i = 1, #q.lanes do call('ZREM', q.name .. '/g' .. sub(q.lanes, i, i), tenant) end
 end
 
--- Whether anything in sorted lanes may be handed out; if not, when that may change by time alone.
+-- Returns whether an entry in sorted lanes may be delivered; if not, also when that may change by time alone.
 local function servable(q)
   local due = call('ZRANGEBYSCORE', q.name .. '/v', '-inf', text(now), 'LIMIT', 0, 1000)
   for i = 1, #due do wake_tenant(q, due[i]) end
@@ -24,14 +24,14 @@ local function servable(q)
   return false, first and tonumber(first) < math.huge and tonumber(first) or nil
 end
 
--- Each hand-out costs its tenant a turn; who has spent the least is next. Answers the tenants in turn, each once in the order of
--- its last turn, how many turns each has, what it has spent before (nothing where all have as many turns as all others, so that
--- they stand as they stood), and whether each surely has one turn.
+-- Each delivery costs its tenant a turn, and the tenant that has spent the least is next. Returns the tenants by turn;
+-- each tenant once, in the order of its last turn; the number of turns of each; what each had spent before (nothing if
+-- all have the same number of turns, so that their order does not change); and whether each certainly has one turn.
 local function walk_on(q, priority, want)
   local name = q.name .. '/g' .. priority
   local told = call('ZRANGE', name, 0, want - 1, 'WITHSCORES')
   local turns, number, before, tenants = {}, {}, {}, {}
-  if flow_of(q).weighted == 0 and not has_tenant_limits(q) then -- round by round
+  if flow_of(q).weighted == 0 and not has_tenant_limits(q) then -- every tenant gets the same number of turns
     local n = #told / 2
     for i = 1, n do
       local tenant = told[2 * i - 1]
@@ -86,8 +86,8 @@ local function has_deadlines(q)
   return q.dated
 end
 
--- Adds what was taken from a lane to a list, but for what is past its deadline, which costs no turn: that is ended. Answers whether
--- enough has ended so. `step`: from one to the next.
+-- Adds the entries that were taken from a lane to a list. Entries past their deadline cost no turn: they are ended.
+-- Returns whether enough have ended in this way. `step`: distance between two entries in `some`.
 local function add_live(q, priority, some, step, list, expire)
   local enough = false
   left_lanes(q, #some / step)
@@ -107,9 +107,10 @@ local function add_live(q, priority, some, step, list, expire)
   return enough
 end
 
--- The next are taken from their lanes in fair order or first in, first out. Each answers what stood there.
+-- The following functions take entries from their lanes, in fair order or first in, first out, and return their
+-- members.
 
--- Where each tenant has one turn, and nothing a deadline.
+-- For tenants that each have one turn, and entries without deadlines.
 local function pick_one_each(q, priority, tenants, before)
   local members, spent = {}, {}
   for i = 1, #tenants do
@@ -175,7 +176,7 @@ local function pick_first(q, priority, want, expire)
   return members
 end
 
--- Whether a priority has tenants whose turn may come.
+-- Returns whether a priority has tenants whose turn may come.
 local function has_tenants(q, priority)
   return call('EXISTS', q.name .. (flow_of(q).fair == 1 and '/g' or '/w') .. priority) == 1
 end
@@ -188,8 +189,8 @@ local function claim(name, token, fences)
   return call('XCLAIM', name, 'g', token, 0, unpack(fences))
 end
 
--- Takes the next from their lanes and has a consumer own them. Answers runs of one stream, each with its lane, how many, and the
--- entries, which are fewer where a foreign hand was there; nothing where nobody waits.
+-- Takes the next entries from their lanes and makes a consumer their owner. Returns runs of one stream, each with its
+-- lane, the number, and the entries, which are fewer if another program has deleted some; nothing if no entry waits.
 local function line_up(q, priority, want, token, expire)
   local members = (flow_of(q).fair == 1 and pick_fair or pick_first)(q, priority, want, expire)
   if #members == 0 then return has_tenants(q, priority) and {} or nil end
@@ -206,7 +207,7 @@ local function line_up(q, priority, want, token, expire)
   return runs
 end
 
--- What was given to a consumer counts for its tenants now. `given`: as `receive` answers it.
+-- Counts deliveries for their tenants. `given`: in the format that `receive` returns.
 local function note_flying(q, given)
   local epoch, ids = flow_of(q).epoch, {}
   if epoch == 0 then return end
@@ -242,7 +243,8 @@ local function waits(q, priority)
     or call('XRANGE', name, last_delivered(name), '+', 'COUNT', 1)[1] ~= nil
 end
 
--- Serves the lowest priority that waits its share while a higher one waits too.
+-- Gives the lowest priority with waiting entries its share of deliveries, even if a higher priority has waiting
+-- entries.
 local function serve_floor(q, want, serve_class)
   local f, waiting = flow_of(q), {}
   for i = 1, #q.lanes do
@@ -257,7 +259,7 @@ local function serve_floor(q, want, serve_class)
     end
     local owed = f.owed + f.floor
     local lowest = owed > 1 - 1e-9
-    -- so many more until a whole one has gathered
+    -- number of deliveries until the share amounts to one
     local n = lowest and 1 or math.min(want - served, math.max(1, math.ceil((1 - 1e-9 - owed) / f.floor)))
     local place = lowest and #waiting or 1
     local got = serve_class(q, waiting[place], n)

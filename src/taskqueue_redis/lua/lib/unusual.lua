@@ -1,22 +1,22 @@
--- Publishing what is not as usual.
+-- Publishing of tasks with optional fields, and in queues with limits.
 
--- Redis refuses this where memory has run out, as long as the script has written nothing.
+-- Redis refuses this if it has no memory left, as long as the script has written nothing.
 local function be_refused(q) call('SADD', PARTITION .. ':queues', q.key) end
 
--- Promotes what has fallen due: it comes before what is published now.
+-- Promotes due tasks, so that they come before the tasks that are published now.
 local function promote_before(q)
   be_refused(q)
   promote(q, 1000)
 end
 
--- Whether a task is known, and not so long over that it may come again; answers 0, or why it is not stored.
+-- Checks whether a task is known and still within the deduplication window. Returns 0, or why the task is not stored.
 local function look_up(q, packed, digest)
   local r = read_record(packed)
   if (is_over(r) and now >= r.at + q.window) or is_lost(q, r) then return 0 end
   return r.digest == digest and -1 or -2
 end
 
--- Clears away what is left of a task that comes again.
+-- Deletes what is left of an ended task that is published again.
 local function make_way(q, id, packed)
   be_refused(q)
   local r = read_record(packed)
@@ -27,7 +27,8 @@ local function make_way(q, id, packed)
   forget_rest(q, id)
 end
 
--- Stores a task that is for later, has a deadline, a tenant or an ordering key, or comes to sorted lanes. Answers its record.
+-- Stores a task that is scheduled, has a deadline, a tenant or an ordering key, or enters sorted lanes. Returns its
+-- record.
 local function publish_unusual(q, id, digest, priority, body, about)
   local not_before, deadline, tenant, entity = told_of(about)
   local r, state = new_record(tonumber(priority), digest, tenant, entity), 'waiting'
@@ -44,7 +45,7 @@ local function publish_unusual(q, id, digest, priority, body, about)
   return write_record(r)
 end
 
--- Stores a copy in each queue that one is bound to, or in none. Answers as for one task.
+-- Stores a copy of a task in each queue to which its queue is bound, or in none. Returns the same as for one task.
 local function publish_copies(bound, id, about, body)
   local keys, lacking, known = cjson.decode(call('HGET', bound.name, 'bound_to')), {}, {}
   for i = 1, #keys do
