@@ -326,7 +326,7 @@ class Bench:
         return task.result()
 
     async def silent(self, signal: RoomSignal, timeout: float = LONG) -> asyncio.Task[None]:
-        """Start a wait for a signal; start it again if the signal fires without cause, and fail if that repeats."""
+        """Start a wait for a signal; start it again if the signal fires without cause, and fail if it keeps firing."""
         waiting = await self.start(signal.wait(timeout))
         for _ in range(5):
             if waiting.done():

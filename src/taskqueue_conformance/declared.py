@@ -1,4 +1,4 @@
-"""Tests that settings are stored if their capability is declared, and else refused with an error that names them."""
+"""Tests that a setting is stored if its capability is declared, and otherwise refused with an error that names it."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Moves(BackendMachine):
             self.model.check(key, ledger, dict(zip(known, statuses, strict=True)), span)
 
     def at(self, units: int | None) -> float | None:
-        """Return the store's time in ``units`` from now; ``None`` for ``None``."""
+        """Return the store's time ``units`` from now; ``None`` if ``units`` is ``None``."""
         return None if units is None else self.bench.now + units * self.unit
 
     def has(self, capability: Capability) -> bool:

@@ -86,7 +86,7 @@ class Shelf:
         return not full and limits.own_opens_at(span[0], task.tenant) is None
 
     def opens_at(self, entry: Entry, span: Span) -> float | None:
-        """Return when the limits certainly allow the entry; ``None``: now; infinity: not by the passing of time."""
+        """Return when the limits certainly allow the entry; ``None`` means now, infinity means at no known time."""
         limits = self.limits[entry.task.key]
         task = entry.task
         own = self.in_flight(task, of_tenant=True)

@@ -97,7 +97,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await _fires(bench, bench.slots.release(lease), MODEL, OTHER_MODEL)
 
     async def test_nothing_is_missed_between(self, bench: Bench) -> None:
-        """A wait ends at once if there was a change since the previous wait, or since the opening (B7, C19)."""
+        """A wait ends at once if something changed since the previous wait or since the signal was opened (B7, C19)."""
         await bench.pool.serve()
         async with bench.slots.slot_signal(MODEL) as signal:
             for number in range(4):

@@ -213,10 +213,10 @@ class CompositeBackend(ABC):
 
     @abstractmethod
     def origins(self, receipt: str, key: str) -> Sequence[tuple[QueuePart, str]]:
-        """Return the parts of the queue ``key`` that may have issued a receipt, likeliest first.
+        """Return the parts of the queue ``key`` that may have issued a receipt, most likely first.
 
-        Each part comes with the receipt as it is known there. If the caller does not know the queue, ``key`` is empty,
-        and so are the keys of the returned parts.
+        Each part comes with the receipt as it is known there. If ``key`` is empty, because the caller does
+        not know the queue, the keys of the returned parts are empty, too.
         """
 
     def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
