@@ -1,4 +1,4 @@
-# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
+# ruff: noqa: D102 - each method replaces a documented method of the correct backend
 """Backends that each break one promise about stalled tasks, moved queues, copies for bound queues or room signals."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
+# ruff: noqa: D102 - each method replaces a documented method of the correct backend
 """Slot pools that each break one promise about who owns a slot, when it is free again, or who is notified."""
 
 from __future__ import annotations

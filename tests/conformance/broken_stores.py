@@ -1,4 +1,4 @@
-# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
+# ruff: noqa: D102 - each method replaces a documented method of the correct backend
 """Publishers and controls that each break one promise of the contract, most of them as a real backend once did."""
 
 from __future__ import annotations

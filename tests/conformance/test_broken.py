@@ -235,7 +235,7 @@ def test_whole_backend_passes() -> None:
     "backend",
     [
         pytest.param(one, marks=pytest.mark.long if one is limits.HandsOutWhilePaused else ())
-        # finding the defect of HandsOutWhilePaused takes several seconds
+        # Random histories need several seconds to find the defect of HandsOutWhilePaused.
         for one in FOUND_BY_HISTORIES
     ],
 )

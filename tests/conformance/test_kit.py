@@ -74,7 +74,7 @@ class TestForgetful(PublishSuite):
 EVERY_NEED: list[Need] = [*Capability, "atomic_retry", "durable", "shared"]
 
 TOO_GOOD = {"test_dead_task", "test_every_arrow", "test_states", "test_waiting_and_scheduled_tasks"}
-"""tests that need an atomic retry but that `TwoSteps` passes, because it happens to retry an entry in one step"""
+"""tests marked for atomic retries that `TwoSteps` passes too, because it retries a task not in flight in one step"""
 
 
 def without(need: Need) -> Harness:

@@ -67,7 +67,7 @@ async def test_recovery() -> None:
     consumer = first.subscribe(["k"], "w")
     (settled,) = (await consumer.receive(1, 0)).deliveries
     assert await consumer.redeliver(settled, lost=True) == (Settled.OK,)
-    # the first process dies here without closing
+    # After this receive, the first process dies without closing its backend.
     assert len((await consumer.receive(2, 0)).deliveries) == 2
     for _ in range(2):
         heir, _ = opened(disk)
@@ -86,7 +86,7 @@ async def test_recovery_frees_places() -> None:
     limits = QueueSettings(max_inflight=2, rate_limit=RateLimit(max_tokens=3))
     await first.control.configure("k", limits)
     await first.publisher.publish(*(Task(key="k") for _ in range(5)))
-    # the first process dies here without closing
+    # After this receive, the first process dies without closing its backend.
     assert len((await first.subscribe(["k"], "w").receive(9, 0)).deliveries) == 2
     heir, _ = opened(disk)
     consumer = heir.subscribe(["k"], "w")

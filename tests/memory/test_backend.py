@@ -57,7 +57,7 @@ async def test_many_queues(backend: MemoryBackend, clock: ManualClock) -> None:
     for _ in range(100):
         await clock.advance(1.0)
     await clock.advance(1.0)
-    # scanning all queues for each due task would take longer
+    # If each due task needed a scan of all queues, this would take longer.
     assert time.process_time() - begin < 3
     assert await backend.control.queues() == tuple(sorted(keys))
     ledgers = [await backend.control.ledger(key) for key in keys]

@@ -138,7 +138,7 @@ async def test_who_waits_for_an_entity_does_not_pile_up(backend: MemoryBackend) 
     queue = backend._store.queue("k")
     (lane,) = queue.turns
     assert len(lane._fresh) <= 2 * ROOM
-    # each task that gets the key is added to a lane from which no consumer takes
+    # Each task that gets the ordering key enters a lane from which no consumer takes.
     for n in range(2000):
         await backend.publisher.publish(Task(key="k", id=f"u{n}", ordering_key="e"))
         await backend.control.cancel("k", "holder" if not n else f"u{n - 1}")

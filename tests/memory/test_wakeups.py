@@ -147,7 +147,7 @@ async def test_a_new_receive_after_a_cancelled_one(backend: MemoryBackend) -> No
     later = asyncio.ensure_future(publish_later())
     first.cancel()
     async with asyncio.timeout(30):
-        # starts before the cancelled receive has ended
+        # This receive starts before the cancelled one has ended.
         received = await subscription.receive(1, None)
     assert [delivery.task.id for delivery in received.deliveries] == ["t"]
     await later

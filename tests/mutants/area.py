@@ -109,7 +109,7 @@ class _Area:
         loaded = Loaded(self._copy.folder / "src")
         items = self._with_shared(session.items)
         gc.collect()
-        # so that garbage collections in forked processes do not copy the memory of these objects
+        # Without this, a garbage collection in a forked process would copy the memory of all these objects.
         gc.freeze()
         measured = list(self._measured(items, loaded))
         self._report("note", f"{len(measured)} of {len(session.items)} tests are used")

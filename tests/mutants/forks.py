@@ -38,7 +38,7 @@ class Fork:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
-            # because the child may not have created its group yet
+            # The child may not have created its process group yet.
             os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         self.pipe.close()

@@ -215,7 +215,7 @@ def _imported_again(tests: Sequence[str], report: Report) -> None:
     """Import all modules again, run the tests, and report the outcome."""
     forget_modules()
     if spark := sys.modules.get("pyspark.sql"):
-        # because the session belongs to the parent process
+        # The Spark session belongs to the parent process, so this process must not stop it.
         spark.SparkSession.stop = lambda _: None
     files = dict.fromkeys(name.partition("::")[0] for name in tests)
     pytest.main([*ARGUMENTS, *files], plugins=[_Chosen(tests, report)])

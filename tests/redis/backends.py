@@ -57,7 +57,7 @@ async def housekept(backend: RedisBackend) -> AsyncIterator[None]:
 async def fall_silent(server: RedisServer, backend: RedisBackend, *tokens: str) -> None:
     """Make consumers look as if the store had received no heartbeat from them for longer than a lease."""
     await backend._context.heartbeat.aclose()
-    # because the next pass would grant another lease if no pass had run for a while
+    # Without this pass, the next one would see a gap in maintenance and grant each consumer another lease.
     await backend.control.maintain()
     for name in backend._context.scripts.partitions.names:
         for token in tokens:

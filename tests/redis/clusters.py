@@ -103,7 +103,7 @@ class Cluster(_Group):
         for n, master in enumerate(self.masters):
             slots = range(n * _SLOTS // count, (n + 1) * _SLOTS // count)
             master.call("CLUSTER", "ADDSLOTS", *slots)  # because Redis 6.2 has no ADDSLOTSRANGE
-        for node in self.nodes:  # every pair of nodes, because gossip would take seconds
+        for node in self.nodes:  # for each pair of nodes, because gossip would take seconds
             for other in self.nodes:
                 if other is not node:
                     node.call("CLUSTER", "MEET", "127.0.0.1", other.port)

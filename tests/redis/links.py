@@ -35,7 +35,7 @@ async def linked(url: str, **values: Any) -> AsyncIterator[Link]:
 
 @asynccontextmanager
 async def raw(link: Link) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Open a separate connection; the function returned sends one command and returns or raises its reply."""
+    """Open a separate connection, and yield a function that sends one command and returns or raises its reply."""
     _, wire = await link.listener()
     try:
         yield wire.call

@@ -152,7 +152,7 @@ async def _load(
         publishers = [
             group.create_task(_publish(backend, confirmed, begun)) for _ in range(_PUBLISHERS)
         ]
-        # because a new replica may take some time to connect
+        # A new replica may take some time to connect.
         async with asyncio.timeout(_PATIENCE):
             await begun.wait()
         await asyncio.sleep(seconds)

@@ -53,7 +53,7 @@ def reserve() -> PortHold:
 
 def _free(port: int) -> bool:
     with socket.socket() as probe:
-        # the same option that redis-server sets
+        # redis-server sets the same option.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

@@ -24,9 +24,9 @@ _BASE = {
     "appendfsync": "everysec",
     "maxmemory-policy": "noeviction",
     "daemonize": "no",
-    # otherwise the first sync of a replica waits 5 s for other replicas
+    # With the default, the first sync of a replica waits 5 s for other replicas.
     "repl-diskless-sync-delay": "0",
-    # otherwise Valkey 9.1 reports it as in sync after a second
+    # With the default, Valkey 9.1 reports a replica as in sync only after a second.
     "repl-diskless-load": "on-empty-db",
     "repl-ping-replica-period": "1",
     "repl-timeout": "10",
@@ -146,7 +146,7 @@ class RedisServer(Startable):
         assert not self.running
         lines = [f"{name} {value}" for name, value in self.config.items()]
         path = self.folder / "redis.conf"
-        # because a Sentinel stores its state in its configuration file
+        # A Sentinel stores its state in its configuration file, which must not be overwritten.
         if not (self.arguments and path.exists()):
             path.write_text("\n".join([*lines, f"dir {self.folder}", f"logfile {self.log_path}"]))
         if self._watchdog is None:
@@ -156,7 +156,7 @@ class RedisServer(Startable):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # so that Ctrl-C does not stop the server before the test run has closed it
+            # In its own session, the server is not stopped by Ctrl-C before the test run has closed it.
             start_new_session=True,
         )
         self._watchdog.watch(self.pid)

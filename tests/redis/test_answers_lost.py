@@ -157,7 +157,7 @@ async def test_a_cancelled_publish(
         async def case(point: int, *, late: bool) -> bool:
             tasks = [Task(key=key, id=f"{point}-{late}") for key in KEYS]
             outcome = await cancelled_at(backend.publisher.publish(*tasks), point, late=late)
-            # this publish runs after the cancelled one
+            # The store executes this publish after the cancelled one.
             await publish(backend, f"{point}-{late}", key="after")
             known = [(await backend.control.statuses(t.key, t.id))[0] for t in tasks]
             assert len({status is None for status in known}) == 1

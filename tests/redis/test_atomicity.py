@@ -87,13 +87,13 @@ async def without_memory(backend: RedisBackend) -> None:
         assert await backend.dead_letters.discard(KEY) == 1
         await control.maintain()
         assert (await control.stats(KEY)).lost == 1
-    # closing the subscriptions released their deliveries
+    # Closing the two subscriptions has released their deliveries.
     assert (await control.ledger(KEY)).in_flight == 0
     assert await control.workers() == ()
 
 
 async def test_maintenance_without_memory(make_server: MakeServer, redis_prefix: str) -> None:
-    """Fault B8: without memory, heartbeats, promotions, purges and reading lost deliveries still work (fault M5)."""
+    """Fault B8: without memory, heartbeats, promotions, purges and the query for lost deliveries work (fault M5)."""
     clock = ManualClock(1_700_000_000.0)
     with make_server() as server:
         async with opened(server.url, redis_prefix, clock=clock, lease=60.0) as backend:

@@ -97,7 +97,7 @@ async def test_calls_in_flight(make_server: MakeServer, redis_prefix: str, away:
             BackendUnavailable,
             PublishUnconfirmed,
         }
-        # a receive that was querying the store at that moment gets an error
+        # A receive that was querying the store when it was killed gets an error.
         for told in await ended(receive, *waiting):
             assert told == Received() or isinstance(told, BackendUnavailable)
         with contextlib.suppress(asyncio.CancelledError):

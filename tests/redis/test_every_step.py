@@ -65,7 +65,7 @@ async def survives(server: RedisServer, prefix: str) -> dict[str, str]:
     partition = f"{{{prefix}:0}}"
     async with opened(server.url, prefix) as heir:
         for token in server.call("ZRANGE", f"{partition}:alive", 0, -1):
-            # as if the consumer had been silent for very long
+            # Make the store believe that the consumer has been silent for very long.
             server.call("ZADD", f"{partition}:alive", "XX", 0, token)
         await heir.control.maintain()
         server.call("HSET", f"{partition}:meta", "armed", 1)

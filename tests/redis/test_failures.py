@@ -298,7 +298,7 @@ async def test_a_server_that_is_busy(make_server: MakeServer, each_engine: Engin
 
 async def test_a_server_that_is_loading(make_server: MakeServer) -> None:
     """Fault B11: while a server loads its data, calls wait."""
-    # the server answers once per 2 MB loaded
+    # While it loads, the server answers clients only once per 2 MB.
     slow = {"key-load-delay": "10000", "rdbcompression": "no"}
     server = make_server(aof=False, config=slow).start()
     for n in range(40):
@@ -346,5 +346,5 @@ async def test_wrong_secrets_and_rights(
             assert link.trouble.text == str(failure)
             assert "canary" not in f"{failure!r} {caplog.text}"
     async with linked(f"redis://poor:open-sesame@{place}") as link:
-        # Works although this user may not set the name of its connection.
+        # The link works although this user may not set the name of its connection.
         assert await link.command(KEY, "GET", "a") is None

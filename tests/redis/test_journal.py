@@ -130,7 +130,7 @@ async def test_the_oldest_go(each_redis: RedisServer, redis_prefix: str) -> None
     """G9: lines beyond the maximum length of the journal are dropped, and its span shows which are left."""
     async with opened(each_redis.url, redis_prefix, journal_length=1000) as backend:
         await publish(backend, "first")
-    # this backend leaves the journal length unset, which keeps the stored one
+    # This backend does not set the journal length, so the stored length stays in force.
     async with opened(each_redis.url, redis_prefix) as backend:
         await backend.control.configure(KEY, QueueSettings(journal=True))
         for start in range(0, 8000, 8):

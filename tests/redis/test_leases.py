@@ -164,7 +164,7 @@ async def test_after_a_gap_all_consumers_have_a_whole_lease(
         lost = other.subscribe([KEY], "lost")
         await take(lost, 1)
         await fall_silent(redis_server, other, lost.token)
-        # simulates that the last pass was long ago
+        # Make the store believe that its last maintenance pass was long ago.
         redis_server.call("HSET", f"{{{redis_prefix}:0}}:meta", "swept", 1)
         since = time.monotonic()
         assert (await backend.control.maintain()).recovered == 0
@@ -189,7 +189,7 @@ async def test_a_consumer_that_was_given_up_learns_it_and_continues(
             async with backend.subscribe([KEY], "heir") as heir:
                 async with housekept(backend):
                     (new,) = await take(heir, 1)
-                # the slow consumer sends heartbeats again
+                # The slow consumer sends heartbeats again.
                 other._context.heartbeat.add(token, f"{{{redis_prefix}:0}}")
                 async with asyncio.timeout(PATIENCE):
                     assert await slow.revoked() == (old.receipt,)

@@ -313,7 +313,7 @@ async def test_closing_ends_every_call(each_redis: RedisServer) -> None:
             async with raw(link):
                 pass
         with pytest.raises(NotReached):
-            async with asyncio.timeout(PATIENCE):  # fails at once, without a retry
+            async with asyncio.timeout(PATIENCE):  # the call fails at once, without a retry
                 await link.everywhere("PING")
         await link.aclose()
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -121,7 +121,7 @@ async def test_what_is_remembered(
         await clock.advance(WINDOW - 100.001)
         assert await figures(backend, 100) == [0, 0, 0, 0]
         await clock.advance(0.001)
-        # forgets "a", but not "again", whose retry is scheduled
+        # The pass forgets "a", but not "again", whose retry is scheduled.
         assert await figures(backend, 100) == [0, 0, 1, 0]
         known = await backend.control.statuses(KEY, "a", "b", "c", "again")
         assert [status is None for status in known] == [True, False, False, False]

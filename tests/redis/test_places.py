@@ -63,7 +63,7 @@ async def test_an_old_side_that_is_gone(
     await start(both)
     server.kill()
     subscription = both.subscribe([KEY], "worker")
-    # for the whole loop, because no call may wait for the old backend
+    # The time limit is for the whole loop, because no call may wait for the old backend.
     async with asyncio.timeout(PATIENCE):
         for number in range(20):
             (told,) = await both.publisher.publish(Task(key=KEY, id=f"t{number}"))

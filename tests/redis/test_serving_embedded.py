@@ -68,9 +68,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
         on_ready(f"http://127.0.0.1:{settings.port}")
 
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", "")
-    # so that monkeypatch removes the value set during the test
+    # Setting and deleting the variable makes monkeypatch remove any value that it gets during the test.
     monkeypatch.delenv("TASKQUEUE_REDIS_URL")
-    # Imported by its path, because its package has a function of the same name.
+    # The module is imported by its path, because its package has a function of the same name.
     module = importlib.import_module("taskqueue_server.process.serve")
     monkeypatch.setattr(module, "serve", serve)
     monkeypatch.setattr(backends, "embedded_store", lambda _: SimpleNamespace(run=run))

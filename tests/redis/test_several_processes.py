@@ -190,7 +190,7 @@ async def test_restarting_one_by_one_under_load(tmp_path: Path) -> None:
             await eventually(lambda: len(ran) > count - 60, SECONDS)  # noqa: B023 - awaited in this iteration
             known = len(it.pids())
             os.kill(pid, signal.SIGTERM)
-            await eventually(lambda: len(it.pids()) > known, SECONDS)  # noqa: B023 - awaited too
+            await eventually(lambda: len(it.pids()) > known, SECONDS)  # noqa: B023 - awaited in this iteration
 
         async def over() -> bool:
             return (await stats(backend)).ledger.done == count

@@ -185,7 +185,7 @@ async def test_so_many_at_once(redis_server: RedisServer, redis_prefix: str) -> 
             leases += await backend.slots.acquire(MODEL, "h", ttl=1, limit=1000)
         assert len(leases) == 2500
         await clock.advance(1)
-        # not removed yet, but already invalid
+        # No maintenance pass has removed this expired lease yet, but it is invalid already.
         assert await backend.slots.release(leases[-1]) == (False,)
         assert len(await backend.slots.acquire(MODEL, "h", ttl=1, limit=1000)) == 1000
         await clock.advance(1)

@@ -61,7 +61,7 @@ async def test_lost_answers_of_assign(each_redis: RedisServer, redis_prefix: str
         assert (resumed.resumed, resumed.holder) == (True, "me")
         assert await held(other) == 1
         assert await other.slots.release(first, lease) == (False, False)
-        # a separate call with the same lease
+        # Another call with the same lease gets the same answer.
         (again,) = await other.slots.assign((lease, "j"), ttl=60)
         assert again is not None
         assert again.token == resumed.token
@@ -190,7 +190,7 @@ async def test_an_emptied_store(
 ) -> None:
     """Faults H9 and B12: after FLUSHALL one call per process reports it; then running jobs get their slots back.
 
-    Tokens of the lost pool that have no job get no slot, and fences continue to rise.
+    A token of the lost pool releases no slot, and fences continue to rise.
     """
     with make_server(each_engine) as server:
         async with (
@@ -221,7 +221,7 @@ async def test_an_emptied_store(
                 ("1", "h"),
                 ("2", "h"),
             ]
-            # more than the endpoint has, because all three jobs may be running
+            # Three leases exceed the one slot of the endpoint, but all three jobs may be running.
             assert await held(other) == 3
             again = await backend.slots.renew(first, second, ttl=1)
             assert [lease and lease.token for lease in again] == [

@@ -161,7 +161,7 @@ async def test_a_failover_of_sentinels(tmp_path: Path) -> None:
             (replica,) = (server for server in group.servers if server is not former)
             await until(lambda: in_step(former, replica), "the replica has all")
             former.freeze()
-            # more than one higher if a late answer made the client repeat the command
+            # The counter rises by more than one if a late answer made the client repeat the command.
             second = await count(link, "n")
             assert second > first
             assert group.master is replica

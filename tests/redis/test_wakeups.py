@@ -53,7 +53,7 @@ async def test_waiting_subscriptions_do_not_poll(
             await all_asleep(waiting)
             assert connections(server) <= 2
             before, earlier = calls(server), dict[str, int]()
-            # each subscription has queried the store before it waits
+            # Wait until the queries that each subscription makes before it waits have ended.
             async with asyncio.timeout(PATIENCE):
                 while before != earlier:
                     await asyncio.sleep(0.1)
@@ -64,7 +64,7 @@ async def test_waiting_subscriptions_do_not_poll(
             assert calls(server) == before
             assert spent < 0.05
             assert not any(receive.done() for receive in receives)
-            # Each receive gets its own answer.
+            # Each receive gets the task of its own queue, and no other.
             await asyncio.gather(*(publish(backend, "t", key=key) for key in keys))
             for key, receive in zip(keys, receives, strict=True):
                 (delivery,) = (await receive).deliveries
@@ -85,7 +85,7 @@ async def test_publishers_at_a_limit_do_not_poll(
                 receive = asyncio.create_task(two.receive(1, None))
                 await all_asleep([two])
                 before, earlier = calls(server), dict[str, int]()
-                # it has queried the store once before it waits
+                # Wait until the query that the subscription makes before it waits has ended.
                 async with asyncio.timeout(PATIENCE):
                     while before != earlier:
                         await asyncio.sleep(0.1)
