@@ -34,35 +34,35 @@ class _Reordering(FacadeSubscription):
 
 
 class Lifo(_Reordering):
-    """Within a priority, the newest task is delivered first."""
+    """Defect: within a priority, the newest task is delivered first."""
 
     def rank(self, place: int, delivery: Delivery) -> Any:
         return -delivery.task.priority, -place
 
 
 class InvertedPriority(_Reordering):
-    """The lowest priority is delivered first."""
+    """Defect: the lowest priority is delivered first."""
 
     def rank(self, place: int, delivery: Delivery) -> Any:
         return delivery.task.priority, place
 
 
 class ShuffledPriority(_Reordering):
-    """For every priority except the default, the newest task is delivered first."""
+    """Defect: for every priority except the default, the newest task is delivered first."""
 
     def rank(self, place: int, delivery: Delivery) -> Any:
         return not delivery.losses, place if delivery.task.priority == 5 else -place
 
 
 class StarvesAKey(_Reordering):
-    """Queues are served in a fixed order: the second queue only when the first is empty."""
+    """Defect: queues are served in a fixed order: the second queue only when the first is empty."""
 
     def rank(self, place: int, delivery: Delivery) -> Any:
         return delivery.task.key, place
 
 
 class ReturnedLast(_Reordering):
-    """A released task goes to the end of the queue."""
+    """Defect: a released task goes to the end of the queue."""
 
     returned: set[str]
 
@@ -79,7 +79,7 @@ class ReturnedLast(_Reordering):
 
 
 class HandsOutTwice(FacadeSubscription):
-    """A delivery of one consumer is also delivered to the next consumer."""
+    """Defect: a delivery of one consumer is also delivered to the next consumer."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)
@@ -90,7 +90,7 @@ class HandsOutTwice(FacadeSubscription):
 
 
 class LosesOnCancel(FacadeSubscription):
-    """A cancellation loses deliveries, because ``receive`` awaits between taking and returning them."""
+    """Defect: a cancellation loses deliveries, because ``receive`` awaits between taking and returning them."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)
@@ -99,7 +99,7 @@ class LosesOnCancel(FacadeSubscription):
 
 
 class LosesWakeUps(FacadeSubscription):
-    """A receive without a timeout is never woken."""
+    """Defect: a receive without a timeout is never woken."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, 0)
@@ -109,14 +109,14 @@ class LosesWakeUps(FacadeSubscription):
 
 
 class Unchecked(FacadeSubscription):
-    """A receive with a limit of 0 or less is accepted instead of refused."""
+    """Defect: a receive with a limit of 0 or less is accepted instead of refused."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         return await super().receive(limit, timeout) if limit > 0 else Received()
 
 
 class DropsOnRedeliver(FacadeSubscription):
-    """Releasing a task ends it."""
+    """Defect: releasing a task ends it."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         if lost:
@@ -125,7 +125,7 @@ class DropsOnRedeliver(FacadeSubscription):
 
 
 class BurnsAnAttempt(FacadeSubscription):
-    """Releasing a task counts as a failed attempt."""
+    """Defect: releasing a task counts as a failed attempt."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         if lost:
@@ -137,14 +137,14 @@ class BurnsAnAttempt(FacadeSubscription):
 
 
 class CountsHandBackAsLoss(FacadeSubscription):
-    """A release is counted as a loss, and a loss as a release."""
+    """Defect: a release is counted as a loss, and a loss as a release."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         return await super().redeliver(*deliveries, lost=not lost)
 
 
 class AcceptsStaleReceipts(FacadeSubscription):
-    """Acking with a stale receipt is reported as successful."""
+    """Defect: acking with a stale receipt is reported as successful."""
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
@@ -155,7 +155,7 @@ class AcceptsStaleReceipts(FacadeSubscription):
 
 
 class RefusesResends(FacadeSubscription):
-    """A settlement that is sent again after a lost response is refused."""
+    """Defect: a settlement that is sent again after a lost response is refused."""
 
     settled: set[str]
 
@@ -175,7 +175,7 @@ class RefusesResends(FacadeSubscription):
 
 
 class CloseKeepsLeases(FacadeSubscription):
-    """Closing a subscription does not release its deliveries."""
+    """Defect: closing a subscription does not release its deliveries."""
 
     async def close(self) -> None:
         waiting = await self.inner.receive(1, 0) if not self.inner.closed else Received()
@@ -183,7 +183,7 @@ class CloseKeepsLeases(FacadeSubscription):
 
 
 class AdoptsForeignReceipts(FacadeSubscription):
-    """A subscription can adopt the delivery of any other worker whose receipt it knows."""
+    """Defect: a subscription can adopt the delivery of any other worker whose receipt it knows."""
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
         answers: list[Delivery | None] = [None] * len(receipts)
@@ -194,7 +194,7 @@ class AdoptsForeignReceipts(FacadeSubscription):
 
 
 class LosesForOthers(FacadeSubscription):
-    """A subscription can report the delivery of any other worker as lost."""
+    """Defect: a subscription can report the delivery of any other worker as lost."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         owners = [one.inner for one in self.facade.subscriptions if lost]
@@ -203,7 +203,7 @@ class LosesForOthers(FacadeSubscription):
 
 
 class NeverRevokes(FacadeSubscription):
-    """A worker is never told that its task was cancelled."""
+    """Defect: a worker is never told that its task was cancelled."""
 
     async def revoked(self) -> tuple[str, ...]:
         while not self.inner.closed:
@@ -212,7 +212,7 @@ class NeverRevokes(FacadeSubscription):
 
 
 class LosesResults(FacadeSubscription):
-    """Results of acks are accepted and not stored."""
+    """Defect: results of acks are accepted and not stored."""
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()

@@ -17,14 +17,14 @@ from tests.conformance.facade import Facade, FacadeControl, FacadePublisher
 
 
 class NeverEndsTheHung(LyingControl):
-    """A task that stalls is never recovered."""
+    """Defect: a task that stalls is never recovered."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
         return {"max_processing_time": None}
 
 
 class EndsTheHealthy(FacadeControl):
-    """A long task is recovered although it reports progress."""
+    """Defect: a long task is recovered although it reports progress."""
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
         record = self.facade.inner._store.receipts.get(delivery.receipt)
@@ -34,7 +34,7 @@ class EndsTheHealthy(FacadeControl):
 
 
 class HangsForNothing(Facade):
-    """A stalled task is released instead of being counted as lost."""
+    """Defect: a stalled task is released instead of being counted as lost."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
@@ -48,7 +48,7 @@ class HangsForNothing(Facade):
 
 
 class RaisesHopes(FacadePublisher):
-    """The refusal of a queue that has moved suggests to try again."""
+    """Defect: the refusal of a queue that has moved suggests to try again."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         answers = await super().publish(*tasks)
@@ -61,7 +61,7 @@ class RaisesHopes(FacadePublisher):
 
 
 class MovesRetries(FacadePublisher):
-    """A queue that has moved refuses retries too."""
+    """Defect: a queue that has moved refuses retries too."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         settings = queue_of(self.facade, task.key).settings
@@ -73,7 +73,7 @@ class MovesRetries(FacadePublisher):
 
 
 class CopiesByHalves(FacadePublisher):
-    """If one of the bound queues refuses a task, the others still store their copies."""
+    """Defect: if one of the bound queues refuses a task, the others still store their copies."""
 
     def targets(self, task: Task, depth: int) -> tuple[str, ...]:
         """Return the queues that get a copy of the task."""
@@ -106,21 +106,21 @@ class CopiesByHalves(FacadePublisher):
 
 
 class CopiesCopies(CopiesByHalves):
-    """A copy is passed on to the queues that its own queue is bound to."""
+    """Defect: a copy is passed on to the queues that its own queue is bound to."""
 
     def targets(self, task: Task, depth: int) -> tuple[str, ...]:
         return () if depth > 2 else queue_of(self.facade, task.key).settings.bound_to
 
 
 class CopiesOnce(CopiesByHalves):
-    """Only the first bound queue gets a copy."""
+    """Defect: only the first bound queue gets a copy."""
 
     def targets(self, task: Task, depth: int) -> tuple[str, ...]:
         return super().targets(task, depth)[:1]
 
 
 class KeepsTheOriginal(CopiesByHalves):
-    """A queue bound to others keeps a copy itself."""
+    """Defect: a queue bound to others keeps a copy itself."""
 
     def targets(self, task: Task, depth: int) -> tuple[str, ...]:
         targets = super().targets(task, depth)
@@ -128,7 +128,7 @@ class KeepsTheOriginal(CopiesByHalves):
 
 
 class CancelsInSilence(FacadeControl):
-    """A cancelled task makes room, but no room signal is sent."""
+    """Defect: a cancelled task makes room, but no room signal is sent."""
 
     async def cancel(self, key: str, task_id: str) -> bool:
         signals = self.facade.inner._store.signals
@@ -160,12 +160,12 @@ class _BellPublisher(FacadePublisher):
 
 
 class MissesRings(_BellPublisher):
-    """Room that becomes available before a publisher waits for the signal is missed."""
+    """Defect: room that becomes available before a publisher waits for the signal is missed."""
 
     signal = _LateBell
 
 
 class RingsAllTheTime(_BellPublisher):
-    """A room signal notifies all the time, so that a waiting publisher retries again and again."""
+    """Defect: a room signal notifies all the time, so that a waiting publisher retries again and again."""
 
     signal = _RestlessBell

@@ -15,7 +15,7 @@ from tests.conformance.facade import Facade, FacadeSlots
 
 
 class ReleasesByName(FacadeSlots):
-    """A release frees a slot of the endpoint without checking the token."""
+    """Defect: a release frees a slot of the endpoint without checking the token."""
 
     def of_place(self, shown: SlotLease) -> Lease | None:
         """Return any lease of the endpoint, whatever its token."""
@@ -29,7 +29,7 @@ class ReleasesByName(FacadeSlots):
 
 
 class RenewsTheStale(FacadeSlots):
-    """A renewal succeeds even if the lease is stale."""
+    """Defect: a renewal succeeds even if the lease is stale."""
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         kept = await self.inner.renew(*leases, ttl=ttl)
@@ -37,7 +37,7 @@ class RenewsTheStale(FacadeSlots):
 
 
 class RenewalShortens(FacadeSlots):
-    """A renewal can make the remaining time of a lease shorter."""
+    """Defect: a renewal can make the remaining time of a lease shorter."""
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         kept = await self.inner.renew(*leases, ttl=ttl)
@@ -48,7 +48,7 @@ class RenewalShortens(FacadeSlots):
 
 
 class EndsByArithmetic(FacadeSlots):
-    """A lease with a job ends when its time is over, even if its server still runs the job."""
+    """Defect: a lease with a job ends when its time is over, even if its server still runs the job."""
 
     async def inspect(self, model: str | None = None) -> PoolView:
         now = self.facade.now()
@@ -59,7 +59,7 @@ class EndsByArithmetic(FacadeSlots):
 
 
 class LeaksAfterRelease(FacadeSlots):
-    """Releasing the slot of a job does not free it."""
+    """Defect: releasing the slot of a job does not free it."""
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
         there = [self.pool.leases.get(lease.token) for lease in leases]
@@ -69,7 +69,7 @@ class LeaksAfterRelease(FacadeSlots):
 
 
 class TakeoverForgets(FacadeSlots):
-    """Assigning a job that already has a slot gives it a second slot."""
+    """Defect: assigning a job that already has a slot gives it a second slot."""
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
@@ -82,7 +82,7 @@ class TakeoverForgets(FacadeSlots):
 
 
 class TakeoverLeaks(FacadeSlots):
-    """If a job keeps its former slot, the slot offered for it now is not freed."""
+    """Defect: if a job keeps its former slot, the slot offered for it now is not freed."""
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
@@ -96,7 +96,7 @@ class TakeoverLeaks(FacadeSlots):
 
 
 class TakeoverSharesTheSlot(FacadeSlots):
-    """The former holder of a job's slot can still use its lease after a takeover."""
+    """Defect: the former holder of a job's slot can still use its lease after a takeover."""
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
@@ -110,7 +110,7 @@ class TakeoverSharesTheSlot(FacadeSlots):
 
 
 class TakeoverForgetsNotes(FacadeSlots):
-    """A takeover does not pass on the note left for the former holder."""
+    """Defect: a takeover does not pass on the note left for the former holder."""
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
@@ -120,7 +120,7 @@ class TakeoverForgetsNotes(FacadeSlots):
 
 
 class LosesThePool(FacadeSlots):
-    """Leases of a pool that was lost are not restored."""
+    """Defect: leases of a pool that was lost are not restored."""
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         epoch = self.pool.epoch
@@ -129,7 +129,7 @@ class LosesThePool(FacadeSlots):
 
 
 class RemakesAnything(FacadeSlots):
-    """Any token of a pool that was lost is restored as a lease."""
+    """Defect: any token of a pool that was lost is restored as a lease."""
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         kept = list(await self.inner.renew(*leases, ttl=ttl))
@@ -142,7 +142,7 @@ class RemakesAnything(FacadeSlots):
 
 
 class ClearsAtOnce(FacadeSlots):
-    """A single report of an idle server ends the leases of its jobs."""
+    """Defect: a single report of an idle server ends the leases of its jobs."""
 
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
@@ -152,7 +152,7 @@ class ClearsAtOnce(FacadeSlots):
 
 
 class IgnoresSpacing(FacadeSlots):
-    """Two reports of an idle server end a lease, however short the time between them."""
+    """Defect: two reports of an idle server end a lease, however short the time between them."""
 
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
@@ -162,7 +162,7 @@ class IgnoresSpacing(FacadeSlots):
 
 
 class ForgetsTheContrary(FacadeSlots):
-    """A job missing in one report counts as missing even if a later report showed it running."""
+    """Defect: a job missing in one report counts as missing even if a later report showed it running."""
 
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
@@ -177,7 +177,7 @@ class ForgetsTheContrary(FacadeSlots):
 
 
 class ClearsTheFresh(FacadeSlots):
-    """A missing job is remembered for the server, so that it counts against the next lease of the slot too."""
+    """Defect: a missing job is remembered for the server, so that it counts against the next lease of the slot too."""
 
     marks: dict[str, tuple[int, float]]
 
@@ -198,7 +198,7 @@ class ClearsTheFresh(FacadeSlots):
 
 
 class ClearsTheUnassigned(FacadeSlots):
-    """A report of an idle server also ends leases to which no job is assigned yet."""
+    """Defect: a report of an idle server also ends leases to which no job is assigned yet."""
 
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
@@ -213,7 +213,7 @@ class ClearsTheUnassigned(FacadeSlots):
 
 
 class NeverReconciles(FacadeSlots):
-    """Reports of a server change its health, but never end a lease."""
+    """Defect: reports of a server change its health, but never end a lease."""
 
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
@@ -225,7 +225,7 @@ class NeverReconciles(FacadeSlots):
 
 
 class ClearsThoseInTime(FacadeSlots):
-    """If a server runs fewer jobs than it has leases, leases end before their time is over."""
+    """Defect: if a server runs fewer jobs than it has leases, leases end before their time is over."""
 
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
@@ -241,7 +241,7 @@ class ClearsThoseInTime(FacadeSlots):
 
 
 class LateNotesOverwrite(FacadeSlots):
-    """A note with a stale token replaces the note of the current holder."""
+    """Defect: a note with a stale token replaces the note of the current holder."""
 
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
         left = await self.inner.leave(model, job, token, note)
@@ -251,7 +251,7 @@ class LateNotesOverwrite(FacadeSlots):
 
 
 class HoardsLateNotes(FacadeSlots):
-    """Late notes are kept for ever."""
+    """Defect: late notes are kept for ever."""
 
     notes: dict[tuple[str, str], list[bytes]]
 
@@ -270,14 +270,14 @@ class HoardsLateNotes(FacadeSlots):
 
 
 class NeverRingsForSlots(FacadeSlots):
-    """A slot signal is never sent."""
+    """Defect: a slot signal is never sent."""
 
     def slot_signal(self, *models: str) -> MemoryRoomSignal:
         return MemoryRoomSignal(RoomNotifier(self.facade.clock), models)
 
 
 class ShowsTokens(FacadeSlots):
-    """Listing the leases of a pool shows their secret tokens."""
+    """Defect: listing the leases of a pool shows their secret tokens."""
 
     async def inspect(self, model: str | None = None) -> PoolView:
         view = await self.inner.inspect(model)

@@ -22,7 +22,7 @@ def queue_of(facade: Facade, key: str) -> QueueState:
 
 
 class CountsRetries(FacadePublisher):
-    """Retries count against the capacity."""
+    """Defect: retries count against the capacity."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         queue_of(self.facade, task.key).fresh += 1
@@ -30,7 +30,7 @@ class CountsRetries(FacadePublisher):
 
 
 class RefusesRetries(FacadePublisher):
-    """A full queue refuses retries too."""
+    """Defect: a full queue refuses retries too."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         queue = queue_of(self.facade, task.key)
@@ -39,7 +39,7 @@ class RefusesRetries(FacadePublisher):
 
 
 class RefusesDuplicates(FacadePublisher):
-    """A full queue refuses a task that it already has, instead of reporting a duplicate."""
+    """Defect: a full queue refuses a task that it already has, instead of reporting a duplicate."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         answers: list[Confirmation] = []
@@ -51,7 +51,7 @@ class RefusesDuplicates(FacadePublisher):
 
 
 class RefusesTheBatch(FacadePublisher):
-    """A batch that does not fit is refused as a whole."""
+    """Defect: a batch that does not fit is refused as a whole."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         queue = queue_of(self.facade, tasks[0].key)
@@ -62,7 +62,7 @@ class RefusesTheBatch(FacadePublisher):
 
 
 class RefusesInSilence(FacadePublisher):
-    """A refusal has no reason and no suggested delay."""
+    """Defect: a refusal has no reason and no suggested delay."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         return tuple(
@@ -72,7 +72,7 @@ class RefusesInSilence(FacadePublisher):
 
 
 class KeepsTheRoom(FacadeControl):
-    """A cancelled task still counts against the capacity."""
+    """Defect: a cancelled task still counts against the capacity."""
 
     async def cancel(self, key: str, task_id: str) -> bool:
         before = queue_of(self.facade, key).fresh
@@ -82,7 +82,7 @@ class KeepsTheRoom(FacadeControl):
 
 
 class DropsTheSurplus(FacadeControl):
-    """Lowering the capacity removes the tasks above it."""
+    """Defect: lowering the capacity removes the tasks above it."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         if settings.capacity is not None and settings.capacity < queue_of(self.facade, key).fresh:
@@ -98,7 +98,7 @@ class LyingControl(FacadeControl, ABC):
 
     @abstractmethod
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
-        """Return the settings to change before they are applied."""
+        """Return the settings to change, with the values that are applied instead."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         """Apply changed settings, and return the requested ones."""
@@ -114,21 +114,21 @@ class LyingControl(FacadeControl, ABC):
 
 
 class GivesOneTooMany(LyingControl):
-    """One delivery more than the limit is in flight."""
+    """Defect: one delivery more than the limit is in flight."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         return {"max_inflight": settings.max_inflight and settings.max_inflight + 1}
 
 
 class HandsOutWhilePaused(LyingControl):
-    """Pausing a queue is confirmed but has no effect."""
+    """Defect: pausing a queue is confirmed but has no effect."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
         return {"paused": False}
 
 
 class LimitsEachWorker(FacadeSubscription):
-    """The limit of deliveries in flight applies to each worker instead of the queue."""
+    """Defect: the limit of deliveries in flight applies to each worker instead of the queue."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         queue = queue_of(self.facade, self.inner.keys[0])
@@ -141,7 +141,7 @@ class LimitsEachWorker(FacadeSubscription):
 
 
 class WakesNobody(FacadeSubscription):
-    """A delivery that ends makes room for another, but no waiting receive is woken."""
+    """Defect: a delivery that ends makes room for another, but no waiting receive is woken."""
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
@@ -158,7 +158,7 @@ class WakesNobody(FacadeSubscription):
 
 
 class ChangesInSilence(FacadeControl):
-    """Raising or removing a limit wakes no waiting receive."""
+    """Defect: raising or removing a limit wakes no waiting receive."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         queue = queue_of(self.facade, key)
@@ -170,7 +170,7 @@ class ChangesInSilence(FacadeControl):
 
 
 class TakesTheSurplusBack(FacadeControl):
-    """Lowering a limit releases the deliveries above it, which their workers still execute."""
+    """Defect: lowering a limit releases the deliveries above it, which their workers still execute."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         confirmed = await self.inner.configure(key, settings)
@@ -181,7 +181,7 @@ class TakesTheSurplusBack(FacadeControl):
 
 
 class NeverRests(FacadeSubscription):
-    """A receive reports more work while a limit prevents its delivery, so that consumers poll."""
+    """Defect: a receive reports more work while a limit prevents its delivery, so that consumers poll."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)
@@ -191,7 +191,7 @@ class NeverRests(FacadeSubscription):
 
 
 class OneHoldsUpAll(FacadeSubscription):
-    """A queue at its limit also stops deliveries from the other queues of a subscription."""
+    """Defect: a queue at its limit also stops deliveries from the other queues of a subscription."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         queues = [queue_of(self.facade, key) for key in self.inner.keys]
@@ -201,7 +201,7 @@ class OneHoldsUpAll(FacadeSubscription):
 
 
 class RefundsTokens(FacadeSubscription):
-    """Releasing a delivery gives its token back."""
+    """Defect: releasing a delivery gives its token back."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         for delivery in deliveries:
@@ -212,7 +212,7 @@ class RefundsTokens(FacadeSubscription):
 
 
 class ChargesTheExpired(FacadeSubscription):
-    """A task that expires uses a token."""
+    """Defect: a task that expires uses a token."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)
@@ -224,7 +224,7 @@ class ChargesTheExpired(FacadeSubscription):
 
 
 class FillsAtOnce(FacadeSubscription):
-    """The token bucket is full again after half of its period."""
+    """Defect: the token bucket is full again after half of its period."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         queue = queue_of(self.facade, self.inner.keys[0])
@@ -235,7 +235,7 @@ class FillsAtOnce(FacadeSubscription):
 
 
 class SleepsThroughTokens(FacadeSubscription):
-    """An available token does not wake a receive that waits for it."""
+    """Defect: an available token does not wake a receive that waits for it."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         for key in self.inner.keys:  # another subscription is said to have set the timer
@@ -244,14 +244,14 @@ class SleepsThroughTokens(FacadeSubscription):
 
 
 class HidesTheNextToken(FacadeSubscription):
-    """A receive does not report when the next token will be available."""
+    """Defect: a receive does not report when the next token will be available."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         return msgspec.structs.replace(await super().receive(limit, timeout), due_at=None)
 
 
 class RefillsOnChange(FacadeControl):
-    """Changing a rate limit fills the token bucket."""
+    """Defect: changing a rate limit fills the token bucket."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         confirmed = await self.inner.configure(key, settings)

@@ -27,14 +27,14 @@ _PLAIN: dict[str, Any] = {
 
 
 class ForgetsTenants(LyingControl):
-    """Fair order has no effect: all tasks are delivered in the order of their arrival."""
+    """Defect: fair order has no effect: all tasks are delivered in the order of their arrival."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
         return _PLAIN
 
 
 class IgnoresWeights(LyingControl):
-    """All tenants have the same weight."""
+    """Defect: all tenants have the same weight."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
         return {"weights": {}}
@@ -46,7 +46,7 @@ class _CreditWalk(FairRotation[Any]):
 
 
 class SavesTurns(FacadeControl):
-    """A tenant that returns gets all the turns that it missed."""
+    """Defect: a tenant that returns gets all the turns that it missed."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         confirmed: QueueSettings = await self.inner.configure(key, settings)
@@ -56,7 +56,7 @@ class SavesTurns(FacadeControl):
 
 
 class StartsAnew(FacadeSubscription):
-    """Each receive starts with the same tenant."""
+    """Defect: each receive starts with the same tenant."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         for fair in _fair_ones(self):
@@ -69,7 +69,7 @@ class StartsAnew(FacadeSubscription):
 
 
 class ReturnedJumps(FacadeSubscription):
-    """A released task is delivered before those of other tenants."""
+    """Defect: a released task is delivered before those of other tenants."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         answers = await super().redeliver(*deliveries, lost=lost)
@@ -82,7 +82,7 @@ class ReturnedJumps(FacadeSubscription):
 
 
 class DropsOnSwap(FacadeControl):
-    """Changing the order of a queue removes its waiting tasks."""
+    """Defect: changing the order of a queue removes its waiting tasks."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         if settings.order is not queue_of(self.facade, key).settings.order:
@@ -91,7 +91,7 @@ class DropsOnSwap(FacadeControl):
 
 
 class SwapsLater(LyingControl):
-    """A change to fair order does not apply while tasks are waiting."""
+    """Defect: a change to fair order does not apply while tasks are waiting."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         changes = settings.order is not queue_of(self.facade, self.key).settings.order
@@ -100,7 +100,7 @@ class SwapsLater(LyingControl):
 
 
 class TenantHoldsUpAll(FacadeSubscription):
-    """A tenant at its limit stops deliveries to other tenants."""
+    """Defect: a tenant at its limit stops deliveries to other tenants."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         if timeout == 0 and any(fair.resting for fair in _fair_ones(self)):
@@ -109,7 +109,7 @@ class TenantHoldsUpAll(FacadeSubscription):
 
 
 class GivesTenantsOneTooMany(LyingControl):
-    """A tenant has one delivery more in flight than its limit allows."""
+    """Defect: a tenant has one delivery more in flight than its limit allows."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         bound = settings.tenant_max_inflight
@@ -117,7 +117,7 @@ class GivesTenantsOneTooMany(LyingControl):
 
 
 class RefundsTenants(FacadeSubscription):
-    """Releasing a delivery gives the token of its tenant back."""
+    """Defect: releasing a delivery gives the token of its tenant back."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         for record in _records(self.facade, *deliveries):
@@ -127,14 +127,14 @@ class RefundsTenants(FacadeSubscription):
 
 
 class UnboundedByTenants(LyingControl):
-    """A capacity per tenant removes the capacity of the queue."""
+    """Defect: a capacity per tenant removes the capacity of the queue."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         return {} if settings.tenant_capacity is None else {"capacity": None}
 
 
 class ChargesTenantsForRetries(FacadePublisher):
-    """A retry counts against the capacity of its tenant."""
+    """Defect: a retry counts against the capacity of its tenant."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         answer = await super().schedule_retry(task, at, **options)
@@ -145,7 +145,7 @@ class ChargesTenantsForRetries(FacadePublisher):
 
 
 class ForgetsEntities(FacadePublisher):
-    """Ordering keys are silently ignored."""
+    """Defect: ordering keys are silently ignored."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         return await super().publish(
@@ -154,7 +154,7 @@ class ForgetsEntities(FacadePublisher):
 
 
 class ReleasesOnHandBack(FacadeSubscription):
-    """A released task no longer holds its ordering key."""
+    """Defect: a released task no longer holds its ordering key."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         answers = await super().redeliver(*deliveries, lost=lost)
@@ -164,7 +164,7 @@ class ReleasesOnHandBack(FacadeSubscription):
 
 
 class ReleasesOnRetry(FacadePublisher):
-    """A task with a scheduled retry no longer holds its ordering key."""
+    """Defect: a task with a scheduled retry no longer holds its ordering key."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         answer = await super().schedule_retry(task, at, **options)
@@ -198,26 +198,26 @@ class _OtherTurns(FacadePublisher):
 
 
 class HoldsForTheDead(_OtherTurns):
-    """A dead task still holds its ordering key."""
+    """Defect: a dead task still holds its ordering key."""
 
     turns = _ClingingTurns
 
 
 class ReleasesByPriority(_OtherTurns):
-    """An ordering key goes to the waiting task with the highest priority instead of the oldest."""
+    """Defect: an ordering key goes to the waiting task with the highest priority instead of the oldest."""
 
     turns = _ClassyTurns
 
 
 class Starves(LyingControl):
-    """The lowest priority is not served while a higher one has tasks waiting."""
+    """Defect: the lowest priority is not served while a higher one has tasks waiting."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
         return {"floor_share": 0.0}
 
 
 class OwesTheAbsent(FacadeSubscription):
-    """The share of the lowest priority accumulates while it has no waiting tasks."""
+    """Defect: the share of the lowest priority accumulates while it has no waiting tasks."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)

@@ -30,7 +30,7 @@ class _Acquiring(FacadeSlots):
 
 
 class GrantsTwice(_Acquiring):
-    """If no slot is free, a lease of another holder is granted a second time."""
+    """Defect: if no slot is free, a lease of another holder is granted a second time."""
 
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         given = await super().take(model, holder, options)
@@ -40,7 +40,7 @@ class GrantsTwice(_Acquiring):
 
 
 class ChecksThenTakes(_Acquiring):
-    """Between finding free slots and taking them, other calls can take the same slots."""
+    """Defect: between finding free slots and taking them, other calls can take the same slots."""
 
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         now, free = self.facade.now(), []
@@ -54,7 +54,7 @@ class ChecksThenTakes(_Acquiring):
 
 
 class LosesSlotsOnCancel(_Acquiring):
-    """A cancelled ``acquire`` leaves its slot leased for ever, because the real lease time is set too late."""
+    """Defect: a cancelled ``acquire`` leaves its slot leased for ever, because the real lease time is set too late."""
 
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         given = await super().take(model, holder, options | {"ttl": _FOR_EVER})
@@ -65,7 +65,7 @@ class LosesSlotsOnCancel(_Acquiring):
 
 
 class TakesTheBusy(_Acquiring):
-    """Acquiring idle slots also ends leases of running jobs."""
+    """Defect: acquiring idle slots also ends leases of running jobs."""
 
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         given = await super().take(model, holder, options)
@@ -137,43 +137,43 @@ class _PlacesOf(FacadeSlots):
 
 
 class InvertedEndpoints(_PlacesOf):
-    """The endpoint with the lowest priority is chosen first."""
+    """Defect: the endpoint with the lowest priority is chosen first."""
 
     kind = _Upside
 
 
 class ForgetsWhatIsLoaded(_PlacesOf):
-    """Choosing an endpoint ignores which model its server ran last."""
+    """Defect: choosing an endpoint ignores which model its server ran last."""
 
     kind = _Anywhere
 
 
 class GivesTheDraining(_PlacesOf):
-    """Endpoints that are draining or removed get jobs."""
+    """Defect: endpoints that are draining or removed get jobs."""
 
     kind = _Careless
 
 
 class GivesTheResting(_PlacesOf):
-    """An endpoint that must rest gets jobs as soon as a slot is requested."""
+    """Defect: an endpoint that must rest gets jobs as soon as a slot is requested."""
 
     kind = _Restless
 
 
 class IgnoresTogether(_PlacesOf):
-    """The limit of a server ignores the slots of its other models."""
+    """Defect: the limit of a server ignores the slots of its other models."""
 
     kind = _Alone
 
 
 class GivesTheUnseen(_PlacesOf):
-    """Every endpoint is treated as healthy."""
+    """Defect: every endpoint is treated as healthy."""
 
     kind = _Trusting
 
 
 class LowersByForce(FacadeSlots):
-    """Reducing the slots of an endpoint ends the leases above the new number."""
+    """Defect: reducing the slots of an endpoint ends the leases above the new number."""
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
         await self.inner.register(endpoint)
@@ -189,7 +189,7 @@ class _Hoard(Pool):
 
 
 class KeepsTheUnused(FacadeSlots):
-    """At an endpoint that must not get jobs, leases that wait for a job are kept."""
+    """Defect: at an endpoint that must not get jobs, leases that wait for a job are kept."""
 
     def __init__(self, inner: MemorySlots, facade: Facade) -> None:
         super().__init__(inner, facade)
@@ -204,7 +204,7 @@ class _SweepsAll(Pool):
 
 
 class EndsTheUsed(FacadeSlots):
-    """At an endpoint that must not get jobs, leases of running jobs are ended."""
+    """Defect: at an endpoint that must not get jobs, leases of running jobs are ended."""
 
     def __init__(self, inner: MemorySlots, facade: Facade) -> None:
         super().__init__(inner, facade)
@@ -212,7 +212,7 @@ class EndsTheUsed(FacadeSlots):
 
 
 class SplitsNames(_Acquiring):
-    """The name of a server is cut at its first dash."""
+    """Defect: the name of a server is cut at its first dash."""
 
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         given = await super().take(model, holder, options)

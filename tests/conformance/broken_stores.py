@@ -22,21 +22,21 @@ from tests.conformance.facade import Facade, FacadeControl, FacadeDeadLetters, F
 
 
 class DeliversEarly(FacadePublisher):
-    """Scheduled tasks are available at once."""
+    """Defect: scheduled tasks are available at once."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         return await super().publish(*(msgspec.structs.replace(t, not_before=None) for t in tasks))
 
 
 class IgnoresDeadlines(FacadePublisher):
-    """Deadlines have no effect."""
+    """Defect: deadlines have no effect."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         return await super().publish(*(msgspec.structs.replace(t, deadline=None) for t in tasks))
 
 
 class ForgetsDedupe(FacadePublisher):
-    """The id of an ended task can be published again at once."""
+    """Defect: the id of an ended task can be published again at once."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         for task in tasks:
@@ -47,7 +47,7 @@ class ForgetsDedupe(FacadePublisher):
 
 
 class PublishesTwice(FacadePublisher):
-    """Publishing a task again stores a second copy."""
+    """Defect: publishing a task again stores a second copy."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         answers = await super().publish(*tasks)
@@ -59,7 +59,7 @@ class PublishesTwice(FacadePublisher):
 
 
 class RetryAsNoOp(FacadePublisher):
-    """A retry is confirmed but has no effect."""
+    """Defect: a retry is confirmed but has no effect."""
 
     async def schedule_retry(
         self,
@@ -71,7 +71,7 @@ class RetryAsNoOp(FacadePublisher):
 
 
 class DropsRetries(FacadePublisher):
-    """If 100 retries are scheduled, further retries are dropped."""
+    """Defect: if 100 retries are scheduled, further retries are dropped."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         ledger = await self.facade.inner.control.ledger(task.key)
@@ -81,14 +81,14 @@ class DropsRetries(FacadePublisher):
 
 
 class UnfencedRetry(FacadePublisher):
-    """A retry ignores the receipt and the token, so that it can take effect twice."""
+    """Defect: a retry ignores the receipt and the token, so that it can take effect twice."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         return await super().schedule_retry(task, at, **options | {"settles": None, "token": None})
 
 
 class CountsWrong(FacadeControl):
-    """The ledger does not count scheduled tasks."""
+    """Defect: the ledger does not count scheduled tasks."""
 
     async def ledger(self, key: str) -> Ledger:
         ledger: Ledger = await self.inner.ledger(key)
@@ -96,7 +96,7 @@ class CountsWrong(FacadeControl):
 
 
 class ExpiresTwice(FacadeControl):
-    """Maintenance reports each expired task twice."""
+    """Defect: maintenance reports each expired task twice."""
 
     last: tuple[Any, ...] = ()
 
@@ -107,7 +107,7 @@ class ExpiresTwice(FacadeControl):
 
 
 class SettingsLag(FacadeControl):
-    """Changed settings are confirmed but not applied."""
+    """Defect: changed settings are confirmed but not applied."""
 
     shown: dict[str, QueueSettings]
 
@@ -119,7 +119,7 @@ class SettingsLag(FacadeControl):
 
 
 class ForgetsTheOtherConnection(FacadeControl):
-    """Closing one of several subscriptions of a worker removes the worker from the list."""
+    """Defect: closing one of several subscriptions of a worker removes the worker from the list."""
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         closed = {s.consumer for s in self.facade.subscriptions if s.inner.closed}
@@ -127,7 +127,7 @@ class ForgetsTheOtherConnection(FacadeControl):
 
 
 class RewritesAnswers(FacadeControl):
-    """After a cancel, an earlier settlement that is sent again gets another answer than before."""
+    """Defect: after a cancel, an earlier settlement that is sent again gets another answer than before."""
 
     async def cancel(self, key: str, task_id: str) -> bool:
         cancelled: bool = await self.inner.cancel(key, task_id)
@@ -138,7 +138,7 @@ class RewritesAnswers(FacadeControl):
 
 
 class NoHistory(FacadeDeadLetters):
-    """Dead letters have no history."""
+    """Defect: dead letters have no history."""
 
     async def list(self, key: str, **page: Any) -> tuple[DeadLetter, ...]:
         letters = await self.inner.list(key, **page)
@@ -146,7 +146,7 @@ class NoHistory(FacadeDeadLetters):
 
 
 class RedriveLoses(FacadeDeadLetters):
-    """Redriving a task removes it."""
+    """Defect: redriving a task removes it."""
 
     async def redrive(self, key: str, *task_ids: str) -> int:
         moved: int = await self.inner.discard(key, *task_ids)
@@ -154,7 +154,7 @@ class RedriveLoses(FacadeDeadLetters):
 
 
 class Overstating(Facade):
-    """A backend that declares itself durable, although its tasks do not survive reopening."""
+    """Defect: a backend that declares itself durable, although its tasks do not survive reopening."""
 
     @property
     def capabilities(self) -> Capabilities:

@@ -95,7 +95,7 @@ def test_two_at_once() -> None:
 
 
 async def test_inside_a_running_loop() -> None:
-    """Using it in a coroutine, where it would block the event loop, raises an error that names the async function."""
+    """Using the synchronous interface in a coroutine raises an error, because it would block the event loop."""
     with pytest.raises(TaskQueueError, match="use connect"), connect_sync("taskqueue_memory"):
         pass
 

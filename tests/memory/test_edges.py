@@ -244,7 +244,7 @@ async def test_a_refused_copy_leaves_no_queue(backend: MemoryBackend) -> None:
 
 
 async def test_the_last_place_of_a_bound_queue(backend: MemoryBackend) -> None:
-    """The capacity of a queue that passes its tasks on to bound queues never refuses a task (fault M5)."""
+    """A queue with bindings is never full itself: its own capacity refuses no task (fault M5)."""
     await backend.control.configure("all", QueueSettings(bound_to=("a",), capacity=1))
     answers = await backend.publisher.publish(Task(key="all"), Task(key="all"))
     assert [answer.status for answer in answers] == [Published.ACCEPTED] * 2

@@ -58,7 +58,7 @@ class Startable(ABC):
     """
 
     def start(self) -> Self:
-        """Start it, and wait until it is ready."""
+        """Start the server or group of servers, and wait until it is ready."""
         try:
             self._start()
         except BaseException:
@@ -71,7 +71,7 @@ class Startable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop it, also if it never became ready."""
+        """Stop the server or group of servers, also if it never became ready."""
 
     def __enter__(self) -> Self:
         return self.start()

@@ -132,7 +132,7 @@ class Workload:
         await self.backend.control.cancel(self.key(), str(self.chance.randrange(IDS)))
 
     async def purge(self) -> None:
-        """Purge a queue, in one of ten cases."""
+        """Purge a queue, but only in about one of ten calls."""
         if self.chance.random() < 0.1:
             await self.backend.control.purge(self.key())
 

@@ -177,7 +177,7 @@ def test_files_of_every_version_are_taken_over(
 def test_newer_files_are_read_or_refused(
     each_engine: Engine, binary: Binary, tmp_path: Path
 ) -> None:
-    """An older server that cannot read the files refuses them without changing them, and names the writer."""
+    """An older server refuses files that it cannot read, without changing them; the error names their writer."""
     with EmbeddedRedis(tmp_path, binary=binary) as redis:
         call(redis, "SET", "key", "value")
     older = EmbeddedRedis(tmp_path, binary=binary_of(each_engine))

@@ -74,7 +74,7 @@ def test_cluster(redis_cluster: Cluster) -> None:
 
 
 def test_replica_is_waited_for(make_server: MakeServer) -> None:
-    """Waiting for a replica lasts until the replica has all data of its master (fault C1)."""
+    """``follow`` returns only when the replica has all data of its master (fault C1)."""
     master, replica = make_server().start(), make_server().start()
     master.call("SET", "key", "x" * 100_000)
     follow(replica, master)

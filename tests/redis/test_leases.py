@@ -54,7 +54,7 @@ async def test_a_blocked_event_loop_costs_nothing(redis_url: str, redis_prefix: 
         subscription = backend.subscribe([KEY], "c")
         batch = await take(subscription, 3, limit=3)
         housekeeper.start()
-        time.sleep(RECOVERY + HOUSEKEEPING)  # noqa: ASYNC251 - simulates a handler that blocks
+        time.sleep(RECOVERY + HOUSEKEEPING)  # noqa: ASYNC251 - simulates a handler that blocks the event loop
         stop.set()
         await asyncio.to_thread(housekeeper.join)
         assert passes[0] > LEASE / HOUSEKEEPING

@@ -17,7 +17,7 @@ def exactly(at: float) -> object:
 
 @pytest.mark.parametrize("order", [Order.FIFO, Order.FAIR])
 async def test_since_when_it_waited(redis_url: str, redis_prefix: str, order: Order) -> None:
-    """E5: a task waits from its publish, its due time or its release on, in fair order as in FIFO order."""
+    """E5: the waiting time of a task starts at its publish, its due time or its release, in fair and in FIFO order."""
     clock = ManualClock(1_700_000_000.0)
     start = clock.now()
     async with opened(redis_url, redis_prefix, clock=clock, lease=60.0) as backend:
