@@ -117,12 +117,9 @@ QUICK = {
         "boolean: if self._leaving: -> if not self._leaving:",
         "boolean: not 0 < frame.lease < float('inf') -> 0 < frame.lease < float('inf')",
         "comparison: receipt in self._held -> receipt not in self._held #1",
-        (
-            "comparison: self._state in (ClientSessionState.READY, ClientSessionState.DRAINING) -> "
-            "self._state not in (ClientSessionState.READY, ClientSessionState.DRAINING)"
-        ),
+        "comparison: self._state in _OPEN -> self._state not in _OPEN",
         "return: return self._granted -> return None",
-        "statement: self._require(ClientSessionState.READY, ClientSessionState.DRAINING) -> pass #1",
+        "statement: self._require(*_OPEN) -> pass #1",
     ),
 }
 """mutants by file that every test run tries with `QUICK_TESTS`"""
