@@ -1,4 +1,4 @@
-"""Workers of Prefect's own at one replica, and clients of the other: ``.delay()`` and what becomes of it."""
+"""Test with real Prefect workers at one replica and a client at the other."""
 
 from __future__ import annotations
 
