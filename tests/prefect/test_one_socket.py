@@ -22,7 +22,7 @@ __all__ = ["place"]
 
 
 async def test_what_was_not_delivered_is_not_acked(place: Place) -> None:
-    """Law 2, row E7: a run that came while the handler did not wait is no worker's, whatever the handler says then."""
+    """Law 2, row E7: a run that was received but not delivered to the handler is not acked by the handler."""
 
     async def handler(socket: SharedQueueDelivery) -> None:
         socket.observed("w")

@@ -140,10 +140,10 @@ def test_killed_tests_leave_no_process(tmp_path: Path) -> None:
 
 
 async def test_every_replica_ends(pair: Pair, backend: RedisBackend) -> None:
-    """Rows E1, E8, fault F11: one replica is killed, the last one ends in order, one begins again: no run is lost.
+    """Rows E1, E8, fault F11: no run is lost when one replica is killed, the other stopped, and the first restarted.
 
-    Neither the backlog nor what a worker had not acked goes with the replica that they were at. (Prefect's own queue
-    loses all of it.) The other replica is started by whoever needs it, so this is the last test of the two.
+    Prefect's own queue would lose the backlog and the unacked run. This must be the last test of the two replicas in
+    this file, because one stays stopped.
     """
     a, b = pair
     name = key()
