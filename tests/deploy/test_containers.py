@@ -167,12 +167,12 @@ class TestCompose:
             assert not secret or str(value).startswith("/run/secrets/"), variable
         assert all(one["file"].startswith("./secrets/") for one in COMPOSE["secrets"].values())
         command = service.get("command", [])
-        assert isinstance(command, list), "exec form"
+        assert isinstance(command, list), "the command uses the exec form"
 
     def test_it_ends_in_order(self) -> None:
         """A server gets more time to stop than its drain takes, and its health check does not depend on the store."""
         server = COMPOSE["services"]["server"]
         drain = float(server["environment"]["TASKQUEUE_DRAIN"])
         assert float(server["stop_grace_period"].removesuffix("s")) >= drain + 15
-        assert "healthcheck" not in server, "it is the image's"
+        assert "healthcheck" not in server, "the health check is defined in the image"
         assert re.fullmatch(r"redis:\d+\.\d+\.\d+-\w+", COMPOSE["services"]["redis"]["image"])

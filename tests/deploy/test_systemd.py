@@ -54,7 +54,7 @@ def test_it_fits_the_server() -> None:
     assert unit["RestartPreventExitStatus"] == "2"
     assert int(unit["TimeoutStopSec"]) >= settings["drain"] + MARGIN
     assert unit["DynamicUser"] == "yes"
-    assert "Environment" not in unit, "no secret in what everybody may read"
+    assert "Environment" not in unit, "every user can read the unit, so it must contain no secret"
 
 
 @pytest.mark.parametrize("commented", [False, True])

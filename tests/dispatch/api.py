@@ -33,7 +33,7 @@ class Api:
             told = {"model": model, "server": gpu.name, "endpoint": gpu.url, "slots": gpu.slots}
             answer = await self.client.post("/admin/register", json=told | fields)
             assert answer.status_code == 200, answer.text
-        await until(lambda: self._well(model), "every server is well")
+        await until(lambda: self._well(model), "every server is healthy")
 
     async def submit(self, model: str, payload: object = None, **fields: Any) -> str:
         """Submit a job, which the server must accept, and return the job's id."""

@@ -86,7 +86,7 @@ class Failing:
             told = await found(*args, **kwargs)
             if self.down:
                 raise BackendUnavailable("out of reach")
-            await until(lambda: name not in self.held, "it goes on")
+            await until(lambda: name not in self.held, "the call may return")
             return told
 
         return call

@@ -58,7 +58,7 @@ async def process(parent: subprocess.Popen[bytes], told: Told) -> AsyncIterator[
     pid = int(await asyncio.to_thread(line))
     if await asyncio.to_thread(line) != b"ready\n":
         os.kill(pid, signal.SIGKILL)
-        raise AssertionError(f"process {pid} did not get ready")
+        raise AssertionError(f"process {pid} did not become ready")
     child = Process(pid, asyncio.ensure_future(asyncio.to_thread(line)))
     try:
         yield child

@@ -78,7 +78,7 @@ async def serve(
         usable = {info.endpoint.server for info in view.endpoints if info.usable}
         return names <= usable
 
-    await until(all_well, "every server is well")
+    await until(all_well, "every server is healthy")
 
 
 async def send(dispatcher: Dispatcher, model: str, number: int = 1, **fields: Any) -> list[str]:

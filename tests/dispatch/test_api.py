@@ -243,10 +243,10 @@ class TestModels:
                 answer = await api.client.post("/admin/remove", json=named)
                 return bool(answer.json() == {"removed": False})
 
-            await until(gone, "nothing of it is held any more")
+            await until(gone, "no slot of the endpoint is held")
             assert set(await api.endpoints()) == {"flux/s2"}
             answer = await api.client.post("/admin/remove", json=named | {"server": "s2"})
-            await until(lambda: empty(api), "nothing is left")
+            await until(lambda: empty(api), "no endpoint is left")
 
     async def test_configurations(self, backend: Backend) -> None:
         """A configuration takes effect when it is written; after its deletion the defaults apply again (C13, C5)."""

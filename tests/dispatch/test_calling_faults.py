@@ -150,7 +150,7 @@ class TestSize:
         assert answer == JobFailedAnswer(
             f"HTTP {status}: the response is longer than the answer_limit of {LIMITS.result} bytes"
         )
-        assert written < 32 * 1024**2, "what fits into the sockets"
+        assert written < 32 * 1024**2, "more was sent than socket buffers can hold"
         assert peak < 8 * 1024**2
 
     async def test_at_the_limit(self) -> None:

@@ -135,10 +135,12 @@ async def test_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
         assert NAME not in shown
         assert (server.connections, inner.connections) == (1, 0)
         names.lead("127.0.0.1")
-        assert await caller.health(endpoint_of(url), SYNC) is not None, "it is back"
+        assert await caller.health(endpoint_of(url), SYNC) is not None, (
+            "the name resolves to an allowed address again"
+        )
         names.lead(ELSEWHERE)
         assert await send(caller, url) == GONE
-        assert len(caplog.records) == 2, "and it is told of again"
+        assert len(caplog.records) == 2, "the second refusal is logged too"
         assert inner.connections == 0
 
 
@@ -201,7 +203,9 @@ async def test_kept_connections() -> None:
             names.now += 60  # let the cached answer expire
         assert (names.asked, server.connections) == ([NAME], 1)
         names.lead(ELSEWHERE)
-        assert await send(caller, url) == Done(b"1"), "it is the server that was checked"
+        assert await send(caller, url) == Done(b"1"), (
+            "the kept connection goes to the checked address"
+        )
         assert (names.asked, server.connections) == ([NAME], 1)
         names.lead("127.0.0.1")
         calls = await asyncio.gather(*(send(caller, url) for _ in range(8)))

@@ -46,7 +46,7 @@ async def test_one_failure_is_looked_at_again(desk: Desk) -> None:
     await desk.check()
     assert await desk.healthy()
     await desk.check()
-    assert desk.servers.asked["a"] == 2, "not before its time"
+    assert desk.servers.asked["a"] == 2, "the endpoint was not checked early"
     desk.servers.say["a"] = Seen(active=0)
     await desk.clock.advance(1)
     await desk.check()
@@ -101,7 +101,7 @@ async def test_checks_are_bounded() -> None:
     renewer = LeaseRenewer(backend.slots, registry, servers, settings(health_interval=0.2))
     async with running(renewer):
         await until(lambda: servers.at_once == 32)
-        await until(lambda: len(servers.asked) == 100, "those that hang are given up")
+        await until(lambda: len(servers.asked) == 100, "checks that hang are given up")
         servers.gate.set()
         await until(lambda: _all_healthy(backend))
     assert servers.most_at_once == 32
@@ -124,7 +124,7 @@ async def test_a_server_that_restarted(desk: Desk) -> None:
     await desk.clock.advance(4)
     desk.renewer.checks.check_soon("flux", "a")
     await desk.check()
-    assert not held.lost.is_set(), "the observations are too close to each other"
+    assert not held.lost.is_set(), "the reports are too close to each other"
     await desk.clock.advance(1)
     desk.renewer.checks.check_soon("flux", "a")
     await desk.check()

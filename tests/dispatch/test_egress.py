@@ -72,7 +72,7 @@ async def test_other_forms(url: str) -> None:
     """A URL that is not exactly https://host[:port][/path][?query] is refused without resolving its host (fault I3)."""
 
     async def never(_host: str, _port: int) -> tuple[str, ...]:
-        raise AssertionError("it was looked up")
+        raise AssertionError("the host name was resolved")
 
     with pytest.raises(InvalidInput) as caught:
         await check_url(url, UrlPolicy(), field="callback_url", resolve=never)
@@ -351,4 +351,4 @@ async def test_threads_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     go.set()
     monkeypatch.undo()
     await look_up("localhost", 443)
-    assert inside[0] == 8, "a look-up that nobody waits for is not begun"
+    assert inside[0] == 8, "a cancelled look-up does not start"

@@ -86,7 +86,7 @@ async def test_permits_come_back(backend: Backend) -> None:
         await permit.release()
         await permit.release()
         again = await desk.permit()
-    assert await free(desk.pool, "flux") == 0, "it is another's by then"
+    assert await free(desk.pool, "flux") == 0, "the slot has another holder"
     del again
     gc.collect()
     await until(lambda: is_free(desk, 1))

@@ -67,7 +67,7 @@ class TestClasses:
             for begun in range(2, 12):
                 it.model.end()
                 await until(partial(lambda number: len(order) == number, begun))
-                assert isinstance(await it.send("d-2"), Busy), "direct calls run or wait"
+                assert isinstance(await it.send("d-2"), Busy), "direct calls are running or waiting"
             assert isinstance(await running, Done)
             it.model.end()
             await until(lambda: not it.model.running)

@@ -68,7 +68,7 @@ async def test_a_result() -> None:
                     },
                 )
             ]
-            assert gpu.active == 0, "the slot was free before"
+            assert gpu.active == 0, "the slot was free before the push"
             assert isinstance(await caller.ask(gpu.url, "job-1", SYNC), Done)
 
 

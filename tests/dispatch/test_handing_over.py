@@ -74,7 +74,7 @@ async def test_a_server_that_reports_itself_idle(backend: Backend) -> None:
             status = await dispatcher.jobs.status(ids[0])
             return status is not None and status.losses > 0
 
-        await until(lost, "its slot was taken for free")
+        await until(lost, "the job has lost its slot")
         gate.open()
         await ended(dispatcher, ids)
         assert gpu.runs[ids[0]] == 1
@@ -141,7 +141,7 @@ async def test_slots_are_taken_away_and_a_server_removed(backend: Backend) -> No
         for job in first:
             gates[job].set()
         await ended(dispatcher, first)
-        await until(lambda: more[0] in old.runs, "one more runs on the slot that is left")
+        await until(lambda: more[0] in old.runs, "another job runs on the remaining slot")
         await dispatcher.registry.remove("sd-xl-1.0", "one-1")
         await serve(dispatcher, "sd-xl-1.0", new)
         await ended(dispatcher, more[1:])

@@ -37,7 +37,7 @@ async def test_a_lease_stays_good_while_its_job_runs(backend: Backend) -> None:
     renewer.drop(dropped)
     until_when = held.lease.expires_at
     async with running(renewer):
-        await until(lambda: held.lease.expires_at > until_when + 0.6, "it was kept")
+        await until(lambda: held.lease.expires_at > until_when + 0.6, "the lease was renewed")
     (told,) = (await pool.inspect("flux")).leases
     assert told.fence == held.lease.fence
     assert not held.lost.is_set()
@@ -162,8 +162,8 @@ async def test_the_loop_outlives_everything(backend: Backend) -> None:
         await until(lambda: pool.calls["reconcile"] > 3)
         pool.down = False
         since = held.lease.expires_at
-        await until(lambda: held.lease.expires_at > since, "it is renewed again")
-        await until(lambda: is_healthy(backend, "b"), "it is seen")
+        await until(lambda: held.lease.expires_at > since, "the lease is renewed again")
+        await until(lambda: is_healthy(backend, "b"), "the endpoint is healthy")
     assert not held.lost.is_set()
 
 

@@ -81,7 +81,7 @@ async def test_killed_at_a_step(
         async with dispatching(backend, **policy) as heir:
             await ended(heir, ids)
             await until(lambda: len({call.body for call in receiver.calls}) == 3)
-            await until(lambda: all_free(backend), "every slot has come back")
+            await until(lambda: all_free(backend), "every slot is free again")
         assert gpu.most_at_once <= 2
         assert set(gpu.runs) == set(ids)
         assert set(gpu.runs.values()) == {1}

@@ -312,7 +312,7 @@ async def test_listeners_are_called_for_each_change(backend: Backend) -> None:
     await slots_of(backend).assign((lease, "job"), ttl=60)
     await slots_of(backend).rest("flux", "a", 60)
     await registry.refresh()
-    assert heard == [1, 2, 2], "slots that are taken are no news"
+    assert heard == [1, 2, 2], "acquired slots do not count as a change"
     assert registry.known()[0].endpoints[0].assigned == 1
 
 

@@ -69,7 +69,7 @@ async def test_a_slot_that_comes_free(
         monkeypatch.setattr(pool, "acquire", counted)
         async with dispatching(backend, safety_pass=0.3 if deaf else 60) as dispatcher:
             ids = await send(dispatcher, "flux")
-            await until(lambda: looks[0] > 0, "it has looked for slots in vain")
+            await until(lambda: looks[0] > 0, "the dispatcher has found no free slot")
             assert not gpu.posts
             await pool.release(lease)
             await ended(dispatcher, ids)
@@ -218,6 +218,6 @@ async def test_results_are_kept_for_their_time(backend: Backend) -> None:
         async def gone() -> bool:
             return await dispatcher.jobs.result(other) is None
 
-        await until(gone, "the result is forgotten")
+        await until(gone, "the result is deleted")
         assert await dispatcher.jobs.result(job_id) is not None
         assert (await ledger_of(backend, "flux")).done == 2

@@ -86,8 +86,8 @@ async def test_a_dispatcher_that_is_frozen(
                     (info,) = (await heir.pool.inspect()).endpoints
                     return (info.overdue, info.free, info.usable) == (1, 0, True)
 
-                await until(overdue, "its lease ran out, and its slot is not free")
-                assert (gpu.active, gpu.posts) == (1, 1), "it still runs where it did, alone"
+                await until(overdue, "the lease has expired, and the slot is not free")
+                assert (gpu.active, gpu.posts) == (1, 1), "the job still runs on its server, alone"
                 gate.open()
                 await ended(heir, ids)
                 result = await heir.jobs.result(ids[0])

@@ -27,7 +27,7 @@ async def share(dispatcher: Dispatcher, *gpus: SimulatedGpu) -> None:
     async def all_well() -> bool:
         return all(info.usable for info in (await dispatcher.pool.inspect()).endpoints)
 
-    await until(all_well, "every server is well")
+    await until(all_well, "every server is healthy")
 
 
 async def test_a_switch_is_reported_to_the_server(backend: Backend) -> None:
@@ -75,7 +75,7 @@ async def test_jobs_go_where_their_model_is_loaded(backend: Backend) -> None:
                 for model, ids in jobs.items():
                     ids.extend(await send(dispatcher, model))
                     await ended(dispatcher, ids)
-                    await until(lambda: _idle(dispatcher), "slots have come back")
+                    await until(lambda: _idle(dispatcher), "no slot is in use")
         for model, gpu in loaded.items():
             assert list(gpu.runs) == jobs[model]
     assert switches == [False] * 4

@@ -66,7 +66,7 @@ async def test_the_two_orders(backend: Backend, order: Order) -> None:
     if order is Order.FIFO:
         assert got == tenants
     else:
-        assert got[:2] == ["a", "b"], "as they came, and in turn"
+        assert got[:2] == ["a", "b"], "in order of arrival, and tenants in turn"
         assert got[2:17].count("gold") == 10
         assert got[2:17].count("a") == 5
     assert not desk.waiters._queues

@@ -80,7 +80,7 @@ async def test_the_store_is_away(
                 server.start()
         left = {_name(task) for task in asyncio.all_tasks()}
         assert not {name for name in left if name.startswith(_OURS)}
-        assert took < 4, "it waited for an answer of the store"
+        assert took < 4, "the stop waited for a response of the store"
 
 
 async def test_a_stop_that_is_cancelled(backend: Backend) -> None:
@@ -202,7 +202,9 @@ async def test_many_that_cannot_be_settled(
         ids = await send(dispatcher, "flux", 30)
         await until(lambda: len(gpu.runs) >= 3)
         so_far = turns[0]
-        await until(lambda: turns[0] > so_far + 10, "it has looked for slots and jobs again")
+        await until(
+            lambda: turns[0] > so_far + 10, "the runner has checked for slots and jobs again"
+        )
         assert len(gpu.runs) <= 3 + 2 * 2
         stuck.set()
         await ended(dispatcher, ids)

@@ -149,7 +149,7 @@ class Taker:
                 text = await self.socket.recv()
         except TimeoutError:
             return
-        raise AssertionError(f"this came: {text!r:.200}")
+        raise AssertionError(f"unexpected frame: {text!r:.200}")
 
     async def closed(self, seconds: float = SECONDS) -> tuple[int, str]:
         """Return the close code and reason once the server has closed; the code must not be one that ends a worker."""

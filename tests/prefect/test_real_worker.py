@@ -221,7 +221,9 @@ def test_workers_survive_poison_and_restarts(place: Place, durable: str) -> None
                 (place.marks / gate).touch()
             place.reaches(key, done=17)
             everything = dict.fromkeys(gates, 1)
-            wait_until(lambda: place.marked() == everything, "all are run, once", seconds=SECONDS)
+            wait_until(
+                lambda: place.marked() == everything, "every run is executed once", seconds=SECONDS
+            )
             assert (one.code, other.code) == (None, None)
 
 
@@ -244,14 +246,14 @@ def test_the_example_and_tokens(place: Place, monkeypatch: pytest.MonkeyPatch) -
         Worker(place, "other", example, token=NARROW) as other,
     ):
         run = place.run(EXAMPLES / "submit.py", token=TOKEN).strip()
-        wait_until(lambda: wrong.code is not None, "it ends", seconds=SECONDS)
+        wait_until(lambda: wrong.code is not None, "the worker ends", seconds=SECONDS)
         assert wrong.code != 0
         assert "Unable to authenticate" in wrong.log
         assert "a valid token is required" in wrong.log
-        wait_until(lambda: "Subscribing" in other.log, "it starts", seconds=SECONDS)
+        wait_until(lambda: "Subscribing" in other.log, "the worker starts", seconds=SECONDS)
         assert not counted.exists()
         with Worker(place, "right", example, token=TOKEN) as right:
-            wait_until(lambda: "Completed" in right.log, "it is run", seconds=SECONDS)
+            wait_until(lambda: "Completed" in right.log, "the run is completed", seconds=SECONDS)
             assert counted.read_text() == "3"
             assert run in right.log
             assert right.is_well(), right.log

@@ -114,7 +114,7 @@ async def test_one_that_cannot_be_put_in(place: Place, caplog: pytest.LogCapture
     for run, state in zip(crowd, states, strict=True):
         if state is State.WAITING:
             place.runs.remove(run)
-    assert await place.pass_by(1) == 2, "and it goes on when there is room"
+    assert await place.pass_by(1) == 2, "runs are published once the queue has capacity"
 
 
 async def test_a_worker_that_has_it(place: Place) -> None:

@@ -125,7 +125,7 @@ def test_killed_tests_leave_no_process(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], cwd=ROOT) as parent:
         try:
             for name in ("child", "group"):
-                wait_until((tmp_path / name).exists, "it has started all", seconds=SECONDS)
+                wait_until((tmp_path / name).exists, "all processes have started", seconds=SECONDS)
         finally:
             parent.kill()
     group = int((tmp_path / "group").read_text())
@@ -136,7 +136,7 @@ def test_killed_tests_leave_no_process(tmp_path: Path) -> None:
             return False
         return True
 
-    wait_until(ended, "all of it has ended", seconds=SECONDS)
+    wait_until(ended, "all processes have ended", seconds=SECONDS)
 
 
 async def test_every_replica_ends(pair: Pair, backend: RedisBackend) -> None:

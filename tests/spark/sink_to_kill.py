@@ -62,7 +62,7 @@ def stream(store: dict[str, str], folder: Path) -> None:
     rows = rows.option("checkpointLocation", f"{folder}/checkpoint")
     query = rows.trigger(availableNow=True).start()
     while not (folder / "committed").exists():
-        assert not query.awaitTermination(1), "it came to its end"
+        assert not query.awaitTermination(1), "the query ended"
     source = {"path": str(folder / "journal.jsonl")}
     run(spark, StreamOptions(out=folder / "out", source=source, trigger=0.1, max_events=40))
 

@@ -72,7 +72,7 @@ def cluster(spark: SparkSession, folder: Path, workers: int) -> Iterator[str]:
             running.callback(_ended, worker)
         end = time.monotonic() + PATIENCE
         while _alive(started._2()) < workers:
-            assert time.monotonic() < end, "the workers are not with their master"
+            assert time.monotonic() < end, "the workers have not registered with the master"
             time.sleep(0.05)
         yield url
 

@@ -84,7 +84,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) 
             return len([*folder.glob("out/transitions/*")]) > 1 or driver.poll() is not None
 
         try:
-            wait_until(shown, "a commit, and two batches", seconds=240)
+            wait_until(shown, "a commit and two batches", seconds=240)
             assert driver.poll() is None, (folder / "log").read_text()[-5000:]
         finally:
             os.killpg(driver.pid, signal.SIGKILL)  # kills its child processes too

@@ -174,7 +174,7 @@ def until_asked(spark: SparkSession, options: StreamOptions, rows: int) -> Summa
     said: list[str] = []
 
     def end() -> None:
-        wait_until(lambda: load(options.state).transitions == rows, "all is read", seconds=60)
+        wait_until(lambda: load(options.state).transitions == rows, "all rows are read", seconds=60)
         os.kill(os.getpid(), signal.SIGTERM)
 
     former = signal.getsignal(signal.SIGTERM)
