@@ -23,10 +23,7 @@ class TestSubmit:
     """A submission has three possible outcomes; with the first two the job is stored before the answer is sent."""
 
     async def test_the_three_outcomes(self, backend: Backend) -> None:
-        """A job is leased if a slot is free, queued with its position, or refused with a reason.
-
-        Covers C6, B4, B9, B13, OPEN-A2.
-        """
+        """A job is leased, queued with its position, or refused with a reason (C6, B4, B9, B13, OPEN-A2)."""
         async with serving(backend) as api, SimulatedGpu(name="a", mode=Mode.HANG) as gpu:
             path = "/admin/model-configs/zimg"
             assert (await api.client.put(path, json={"queue_per_slot": 2})).status_code == 200
@@ -58,10 +55,7 @@ class TestSubmit:
             assert (await ledger_of(backend, "zimg")).waiting == 2
 
     async def test_the_payload_goes_through_byte_for_byte(self, backend: Backend) -> None:
-        """The GPU server receives the payload byte for byte: numbers, spaces and the order of names are unchanged.
-
-        Covers C6, law 4.
-        """
+        """The GPU server receives the payload byte for byte, with unchanged numbers, spaces and order (C6, law 4)."""
         payload = b'{"z" : 1.10, "a":[1e400, 12345678901234567890123],  "\\u00e9":"\xc3\xa9"}'
         got: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -94,10 +88,7 @@ class TestSubmit:
             assert (await api.state(job_id, wait=30))["state"] == "done"
 
     async def test_a_job_and_its_result(self, backend: Backend) -> None:
-        """A request for a job's result waits for the end of the job, and returns the GPU server's result.
-
-        Covers C1, C6, C7, C26.
-        """
+        """A request for a result waits for the job's end, and returns the GPU server's result (C1, C6, C7, C26)."""
         gate = Gate()
         async with serving(backend) as api, SimulatedGpu(name="gpu-1", handler=gate) as gpu:
             await api.register("zimg", gpu)

@@ -52,10 +52,7 @@ _SUBMISSIONS: list[Any] = [
 
 
 async def test_a_bad_submission() -> None:
-    """A wrong submission is refused with the name of the field but without its value, and is not stored.
-
-    Covers security 7, 25, fault K2.
-    """
+    """A wrong submission is refused with its field but not its value, and not stored (security 7, 25, fault K2)."""
     async with serving(MemoryBackend()) as api, SimulatedGpu(name="a", mode=Mode.BUSY) as gpu:
         await api.register("zimg", gpu)
         for wrong, field in _SUBMISSIONS:
@@ -185,10 +182,7 @@ _NO_JOBS = ["nowhere", "a b", "%2e%2e", "x" * 201, "0000000000-1", "a%2Fb"]
 
 
 async def test_ids_of_no_job(backend: Backend) -> None:
-    """An id that belongs to no job is answered with 404, or with 422 if it is malformed, and with no other information.
-
-    Covers security 25.
-    """
+    """An id of no job gets 404, or 422 if it is malformed, and no other information (security 25)."""
     async with serving(backend) as api:
         for job_id in _NO_JOBS:
             for method, where in (
@@ -218,10 +212,7 @@ async def test_ids_of_no_job(backend: Backend) -> None:
 async def test_answers_of_receivers_are_never_echoed(
     script: Script, state: str, http_status: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A job's status reports its callback's state and HTTP status, but no other content of the receiver's response.
-
-    Covers OPEN-C7, C7, security 8, 15.
-    """
+    """A job's status shows the callback's state and HTTP status, but not the response (OPEN-C7, C7, security 8, 15)."""
     caplog.set_level(logging.DEBUG)
     async with receiving(script) as receiver:
         hook = f"http://127.0.0.1:{receiver.port}/hook"
@@ -269,10 +260,7 @@ async def test_answers_of_receivers_are_never_echoed(
 
 
 async def test_clients_that_leave_while_they_wait(backend: Backend) -> None:
-    """Clients that disconnect while they wait for a job leave no waiting request behind on the server.
-
-    Covers fault G1, E4.
-    """
+    """Clients that disconnect while waiting for a job leave no waiting request on the server (fault G1, E4)."""
     async with serving(backend) as api, SimulatedGpu(name="a", mode=Mode.BUSY) as gpu:
         await api.register("zimg", gpu)
         job_id = await api.submit("zimg")

@@ -92,10 +92,7 @@ class TestPush:
             assert answer.json() == DONE["result"]
 
     async def test_the_component_pushes_by_itself(self, backend: Backend) -> None:
-        """A GPU server that knows the dispatcher's address pushes results, without polls and without an API token.
-
-        Covers C7.
-        """
+        """A GPU server with the dispatcher's address pushes results without polls or an API token (C7)."""
         async with (
             serving(backend) as api,
             SimulatedGpu(name="a", asynchronous=True, latency=0.05, dispatcher=api.url) as gpu,
@@ -142,10 +139,7 @@ class TestGuard:
     """The push path is public, so a push without the right token is neither read nor stored, and reveals nothing."""
 
     async def test_no_token_and_no_job(self, backend: Backend) -> None:
-        """A push without a valid token, or for an unknown job, is refused, and its body is not stored.
-
-        Covers security 1, 21.
-        """
+        """A push without a valid token, or for an unknown job, is refused and not stored (security 1, 21)."""
         async with running(backend) as (api, job_id, lease):
             for token in (None, "", "a b", "x" * 201):
                 problem(await push(api, job_id, token), 401, "unauthenticated")
@@ -189,10 +183,7 @@ class TestGuard:
             assert (await push(api, job_id, lease.token, ended)).status_code == 200
 
     async def test_a_huge_body_is_not_read_to_its_end(self, backend: Backend) -> None:
-        """A body that is too large is refused before it is read completely, with or without a Content-Length header.
-
-        Covers security 12.
-        """
+        """A body that is too large is refused early, with or without a Content-Length header (security 12)."""
         async with running(backend) as (api, job_id, lease):
             sent = 0
 
@@ -213,10 +204,7 @@ class TestGuard:
             assert sent < 64 * LIMITS.result
 
     async def test_with_a_tokens_file(self, backend: Backend, tmp_path: Path) -> None:
-        """Pushes need no API token, while late notes can be read only by an administrator of the model.
-
-        Covers security 2, 3.
-        """
+        """Pushes need no API token, while only the model's administrators can read late notes (security 2, 3)."""
         path = write(
             tmp_path / "tokens.toml",
             entry(ADMIN, "admin"),

@@ -88,10 +88,7 @@ def test_every_route_is_in_a_table() -> None:
 
 
 async def test_every_operation(backend: Backend, tmp_path: Path) -> None:
-    """Each operation answers 401 without a token and 403 without the verb or the model; with both it is allowed.
-
-    Covers fault K1, security 2.
-    """
+    """Each operation answers 401 without a token, and 403 without the verb or the model (fault K1, security 2)."""
     path = write(
         tmp_path / "tokens.toml",
         entry(ADMIN, "admin"),
@@ -207,10 +204,7 @@ _NO_MODELS = ["", "a\x00b", "a\nb", "x" * 201, "\u2028", "\ue000", "\x7f"]
 
 
 async def test_what_is_no_model() -> None:
-    """An invalid model name is refused in every operation, and is not repeated in the answer.
-
-    Covers security 19, fault K2.
-    """
+    """Each operation refuses an invalid model name, without repeating it in the answer (security 19, fault K2)."""
     async with serving(MemoryBackend()) as api:
         for told in _NO_MODELS:
             for one in (one for one in GUARDED if "{job_id}" not in one.path):

@@ -104,10 +104,7 @@ def test_a_failure_without_a_trial(breaker: Breaker, now: Now) -> None:
 
 
 def test_a_trial_without_an_outcome(breaker: Breaker, now: Now) -> None:
-    """If a trial has no outcome, another job may be the trial: at once if reported, otherwise after a minute.
-
-    Covers fault H5.
-    """
+    """If a trial has no outcome, another job may be the trial, after a minute at the latest (fault H5)."""
     opened(breaker)
     now.time += 10
     assert breaker.allows(*FLUX)

@@ -33,10 +33,7 @@ async def pass_on(api: Api, body: bytes) -> Reply:
 
 @pytest.mark.parametrize("jobs", [300, pytest.param(JOBS, marks=pytest.mark.long)])
 async def test_a_burst_of_jobs(backend: Backend, jobs: int) -> None:
-    """Behind a proxy that answers 5 % with 502 and cuts 1 % of the responses, each job runs exactly once.
-
-    Covers OPEN-C1, C9, C25, C26, law 7.
-    """
+    """With 5 % answers 502 and 1 % cut responses, each job runs exactly once (OPEN-C1, C9, C25, C26, law 7)."""
     jobs = jobs if backend.capabilities.durable else jobs // 4
     config = ModelConfig(queue_per_slot=jobs, queue_limit=200)
     async with (

@@ -53,10 +53,7 @@ def test_any_text(body: str) -> None:
 
 
 def test_rotation() -> None:
-    """During a rotation of secrets, a receiver can verify with the old or the new secret, but with no other.
-
-    Covers fault I4.
-    """
+    """During a rotation of secrets, a receiver can verify with the old or the new secret only (fault I4)."""
     old, new = key(24), key(64)
     headers = signer(old, new).headers(ID, time.time(), BODY)
     assert headers["webhook-signature"].count(" ") == 1
@@ -108,10 +105,7 @@ def test_without_a_secret() -> None:
     ids=range(14),
 )  # fmt: skip
 def test_what_is_no_secret(secret: str) -> None:
-    """An invalid secret is refused when the dispatcher starts; the error names its position, but does not show it.
-
-    Covers fault I4.
-    """
+    """An invalid secret is refused at the start, with its position but without its value (fault I4)."""
     with pytest.raises(ConfigurationError, match="WEBHOOK_SECRETS, number 2") as caught:
         signer(key(), secret)
     assert secret[6:] not in str(caught.value) or len(secret) < 8

@@ -90,10 +90,7 @@ def test_odd_results(result: bytes) -> None:
     ],
 )
 def test_tenants(url: str, tenant: str) -> None:
-    """The tenant of a callback is its host, which the limit per host uses; an invalid URL is accepted too.
-
-    Covers C7, OPEN-C7.
-    """
+    """The tenant of a callback is its host, for the limit per host, even if the URL is invalid (C7, OPEN-C7)."""
     assert callback_task(job(url), "done", b"1", None).tenant == tenant
 
 

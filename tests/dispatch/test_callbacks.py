@@ -77,10 +77,7 @@ class TestDelivered:
         assert len(receiver.calls) == 2
 
     async def test_a_second_end(self, backend: Backend) -> None:
-        """A job that failed, was redriven and is done is reported twice; the record is about the second report.
-
-        Covers R15.
-        """
+        """A failed job that is redriven and done is reported twice; the record is about the second report (R15)."""
         async with receiving() as receiver:
             job = job_for(receiver)
             async with sending(backend, settings(receiver)) as sender:
@@ -165,10 +162,7 @@ class TestRefused:
         assert len({call.body for call in receiver.calls}) == 1
 
     async def test_out_of_attempts(self, backend: Backend) -> None:
-        """After the last attempt the callback is a dead letter with the last error, and an operator can redrive it.
-
-        Covers OPEN-C7.
-        """
+        """After the last attempt the callback is a dead letter, which an operator can redrive (OPEN-C7)."""
         await quick(backend)
         async with receiving(*[answer(500)] * 3, OK) as receiver, housekept(backend):  # type: ignore[arg-type] # as above
             job = job_for(receiver)
@@ -213,10 +207,7 @@ class TestRefused:
         ],
     )
     async def test_throttled(self, script: Script, least: float) -> None:
-        """The next attempt waits for the Retry-After time, at most six hours and at least the delay of the policy.
-
-        Covers fault I1.
-        """
+        """The next attempt waits for Retry-After, at most six hours, and at least for the policy's delay (fault I1)."""
         backend = MemoryBackend()
         async with receiving(script) as receiver:
             job = job_for(receiver)

@@ -51,10 +51,7 @@ class TestMany:
         assert (ledger.published, ledger.done + ledger.dead, ledger.imbalance) == (60, 60, 0)
 
     async def test_hosts_in_turn(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A host that hangs gets at most four calls at a time, and does not delay callbacks to other hosts.
-
-        Covers C7, Security 22.
-        """
+        """A host that hangs gets at most four calls at a time, and does not delay other hosts (C7, Security 22)."""
         monkeypatch.setattr("taskqueue_dispatch.callbacks.sender._GRACE_SECONDS", 0.05)
         async with receiving(hang) as slow, receiving() as swift:
             names = fixed(slow="127.0.0.1", swift="127.0.0.1")
@@ -167,10 +164,7 @@ class TestSettings:
 
 
 async def test_an_error_in_the_sender(caplog: pytest.LogCaptureFixture) -> None:
-    """An unexpected error fails one attempt of one callback, and its text is neither logged nor stored.
-
-    Covers Security 15.
-    """
+    """An unexpected error fails one attempt of one callback, and is neither logged nor stored (Security 15)."""
 
     async def breaks(host: str, _port: int) -> tuple[str, ...]:
         raise RuntimeError(host)

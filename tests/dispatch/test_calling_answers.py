@@ -67,10 +67,7 @@ class TestSync:
 
     @pytest.mark.parametrize("body", [b"[1,2]", b'"text"', b'{"image":"x"}', b"0"])
     async def test_plain(self, body: bytes) -> None:
-        """A JSON body without a status is itself the result, so a model server need not know the dispatcher's protocol.
-
-        Covers C3.
-        """
+        """A JSON body without a status is the result, so a server need not know dispatchers (C3)."""
         assert await sent(response(200, body)) == Done(body)
 
     async def test_success_without_a_result(self) -> None:
@@ -81,10 +78,7 @@ class TestSync:
 
     @pytest.mark.parametrize("word", sorted(FAILED))
     async def test_failure(self, word: str) -> None:
-        """Each word for failure fails the job with the server's error, in which control characters are replaced.
-
-        Covers C4.
-        """
+        """Each word for failure fails the job with the server's error, without control characters (C4)."""
         answer = await sent(said(status=word, error="out of\r\nmemory\x1b[31m"))
         assert answer == JobFailedAnswer("out of  memory [31m")
         assert await sent(said(status=word, error="x", final=True)) == JobFailedAnswer(
@@ -136,10 +130,7 @@ class TestAsync:
         ],
     )
     async def test_ids(self, fields: dict[str, Any], config: ModelConfig, found: str) -> None:
-        """The id is read from ``id_field``, else from job_id or id; a server that pushes its results need not send one.
-
-        Covers C5, C3, C7.
-        """
+        """The id is read from ``id_field``, job_id or id; a server that pushes need not send one (C5, C3, C7)."""
         assert await sent(said(status="processing", **fields), config) == JobAcceptedAnswer(found)
         assert await sent(said(202, **fields), config) == JobAcceptedAnswer(found)
 

@@ -86,10 +86,7 @@ class TestTime:
 
     @pytest.mark.parametrize("talk", [never, drips])
     async def test_async(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An asynchronous model must accept a job in time; after a timeout the server may or may not have it.
-
-        Covers fault H5.
-        """
+        """If an asynchronous model does not accept a job in time, it may or may not have the job (fault H5)."""
         monkeypatch.setattr(client, "_ACCEPT_SECONDS", 0.3)
         answer = await posted(talk, ASYNC)
         assert answer == EndpointUnreachable("no complete response within 0.3 s", sent=True)
@@ -163,10 +160,7 @@ class TestSize:
                     assert isinstance(sent, Done if good else JobFailedAnswer)
 
     async def test_a_question(self) -> None:
-        """A result that is too large fails the job when it is polled, because another poll would not help.
-
-        Covers fault H5.
-        """
+        """A polled result that is too large fails the job, because another poll would not help (fault H5)."""
         big = said(status="done", result="x" * LIMITS.result)
         async with trap(big) as server, calling() as caller:
             answer = await caller.ask(server.url, "r-1", SYNC)
@@ -246,10 +240,7 @@ class TestGarbage:
         ],
     )  # fmt: skip
     async def test_no_http(self, raw: bytes) -> None:
-        """A response that is not HTTP means that the server may have the job; the error contains none of it.
-
-        Covers fault H5.
-        """
+        """After a response that is not HTTP, the server may have the job; the error shows none of it (fault H5)."""
 
         async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(raw)
@@ -316,10 +307,7 @@ class TestNotThere:
     """Servers that cannot be reached."""
 
     async def test_refused(self, unused_port: int) -> None:
-        """If the connection is refused, the answer says that the job was not sent, and shows no part of the URL.
-
-        Covers fault H5.
-        """
+        """If the connection is refused, the job was not sent, and the answer shows no part of the URL (fault H5)."""
         async with calling() as caller:
             url = f"http://user:{CANARY}@127.0.0.1:{unused_port}/{CANARY}"
             answer = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)

@@ -145,10 +145,7 @@ async def test_closing() -> None:
 
 
 async def test_closing_under_a_call() -> None:
-    """Closing the client does not cut off a call in progress, and its connection is closed after the call.
-
-    Covers fault H2.
-    """
+    """Closing the client does not cut off a call in progress, whose connection is closed later (fault H2)."""
     watched = Watched()
     watched.free.clear()
     async with trap(watched.talk) as server, calling() as caller, asyncio.timeout(PATIENCE):
@@ -166,10 +163,7 @@ async def test_closing_under_a_call() -> None:
 
 
 async def test_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sockets use TCP_NODELAY, so small requests are not delayed, and keep-alive, so a dead host is noticed.
-
-    Covers fault H5.
-    """
+    """Sockets use TCP_NODELAY for small requests, and keep-alive to notice a dead host (fault H5)."""
     made: list[socket.socket] = []
     real = asyncio.get_running_loop().create_connection
 

@@ -224,10 +224,7 @@ async def test_kept_connections() -> None:
     ],
 )
 async def test_names_that_are_trusted(host: str, allowed: tuple[str, ...]) -> None:
-    """A host that the settings allow by name, or an IP address, is called without a check of its address.
-
-    Covers security 8.
-    """
+    """A host that the settings name, or an IP address, is called without checking its address (security 8)."""
     names = Names(ELSEWHERE)
     async with trap(ONCE) as server, calling(names, allowed=allowed) as caller:
         url = named(server, host)
@@ -249,10 +246,7 @@ async def test_a_server_that_moves() -> None:
 
 
 async def test_several_addresses() -> None:
-    """If one address refuses the connection, the next is tried; the address that worked is tried first next time.
-
-    Covers C12, C23.
-    """
+    """If an address refuses, the next one is tried; the one that worked comes first next time (C12, C23)."""
     names = Names("127.0.0.3", "::1", "127.0.0.1")
     async with trap(ONCE) as server, calling(names) as caller:
         url = named(server)

@@ -43,10 +43,7 @@ class TestJobs:
     """The POST request that sends a job."""
 
     async def test_headers_and_body(self) -> None:
-        """The headers name the sender, job, attempt and slot token, and the payload is sent byte for byte.
-
-        Covers C2, C3, C7.
-        """
+        """The headers name sender, job, attempt and slot token, and the payload is unchanged (C2, C3, C7)."""
         payload = b'{ "prompt" : "\xc3\xa9", "n":1.50 }'
         task = Task(key="dispatch:flux", id="job-1", payload=payload)
         async with trap(DONE) as server, calling() as caller:

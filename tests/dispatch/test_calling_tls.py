@@ -72,10 +72,7 @@ async def test_bad_ones(files: Files, kind: str) -> None:
 
 
 async def test_a_stranger(files: Files) -> None:
-    """Without a CA file the system's authorities are trusted, so a certificate of another authority is refused.
-
-    Covers security 5.
-    """
+    """Without a CA file, only certificates of the system's authorities are accepted (security 5)."""
     async with trap(WELL, tls=serving(files.good, files.key)) as server, calling() as caller:
         answer = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
         assert answer == EndpointUnreachable("no connection (SSLCertVerificationError)", sent=False)

@@ -203,10 +203,7 @@ def test_drain_undo_and_remove(cli: Cli, gpu: str) -> None:
 
 
 def test_config(cli: Cli) -> None:
-    """Fields of a model's configuration can be shown, changed and reset; a wrong one is named and changes nothing.
-
-    Covers C5, C13.
-    """
+    """Fields of a configuration can be shown, changed and reset; a wrong one changes nothing (C5, C13)."""
     defaults = ModelConfig().model_dump(mode="json")
     assert cli("config", "flux/1", "--json").told == defaults
     words = ("--set", "model_type=async", "--set", "poll_endpoint_template=/status/{id}")

@@ -92,10 +92,7 @@ async def test_the_same_through_threads(backend: Backend) -> None:
 
 
 async def test_back_pressure_is_waited_out(backend: Backend) -> None:
-    """While the queue is full, the client tries again until the job is accepted; no job is lost or stored twice.
-
-    Covers B13, OPEN-C1.
-    """
+    """While the queue is full, the client tries again; no job is lost or stored twice (B13, OPEN-C1)."""
     submitter = await desk(backend, room=2)
     async with (
         Flaky(answering(submitter)) as front,
@@ -134,10 +131,7 @@ async def test_back_pressure_is_waited_out(backend: Backend) -> None:
     ],
 )
 async def test_what_is_tried_again(lost: Reply) -> None:
-    """After a response that leaves open whether the job was stored, the client repeats exactly the same request.
-
-    Covers OPEN-C1.
-    """
+    """If the response leaves open whether the job was stored, the client repeats the request (OPEN-C1)."""
     sleeps = Sleeps()
     async with (
         Flaky(answer, script=[lost, lost]) as front,
@@ -171,10 +165,7 @@ async def test_what_is_final(status: int) -> None:
 
 
 async def test_a_silent_server() -> None:
-    """If the server does not answer or cannot be reached, the client tries again, and then raises `PublishUnconfirmed`.
-
-    Covers OPEN-C1.
-    """
+    """If the server does not answer, the client tries again, and then raises `PublishUnconfirmed` (OPEN-C1)."""
     async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
         async with Flaky(answer) as front:
             pass
@@ -224,10 +215,7 @@ async def test_a_server_that_drips() -> None:
 
 
 async def test_it_ends_in_time() -> None:
-    """Tries and time are limited; the error contains the idempotency key, with which the caller can continue.
-
-    Covers OPEN-C1.
-    """
+    """Tries and time are limited; with the idempotency key in the error the caller can continue (OPEN-C1)."""
     sleeps = Sleeps()
     async with (
         Flaky(answer, script=[reply(502)] * 100) as front,
@@ -248,10 +236,7 @@ async def test_it_ends_in_time() -> None:
 
 
 async def test_pauses() -> None:
-    """Each pause is longer than the one before, and at least the Retry-After time, which is limited to a minute.
-
-    Covers OPEN-C1.
-    """
+    """The pauses grow, and are at least the Retry-After time, which is limited to a minute (OPEN-C1)."""
     script = [
         reply(502),
         reply(502),

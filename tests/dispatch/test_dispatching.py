@@ -82,10 +82,7 @@ async def test_a_busy_server_costs_no_attempt(backend: Backend) -> None:
 
 
 async def test_direct_traffic_takes_all(backend: Backend) -> None:
-    """While direct callers occupy a server, jobs wait without using up attempts, and run afterwards.
-
-    Covers fault H8, FIX-C3.
-    """
+    """While direct callers occupy a server, jobs wait without using up attempts, then run (fault H8, FIX-C3)."""
     async with (
         SimulatedGpu(name="a", slots=1, mode=Mode.BUSY, latency=0.001) as gpu,
         dispatching(backend) as dispatcher,

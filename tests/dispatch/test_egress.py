@@ -244,10 +244,7 @@ class TestNames:
             await check_url("https://public.example/", UrlPolicy(), resolve=nothing)
 
     async def test_at_submit(self) -> None:
-        """At submit, an unknown host name is refused, but a failing resolver is not a reason to refuse the job.
-
-        Covers OPEN-C7.
-        """
+        """At submit, an unknown host is refused, but while the resolver fails, jobs are accepted (OPEN-C7)."""
         answers: list[Exception] = [NameUnknown("none"), NotReached("later")]
 
         async def resolve(_host: str, _port: int) -> tuple[str, ...]:
@@ -291,10 +288,7 @@ class TestRecently:
         await recently.aclose()
 
     async def test_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The cache is bounded; if it is full of names that hang, another name is refused at once instead of waiting.
-
-        Covers fault I3.
-        """
+        """If the cache is full of names that hang, another name is refused at once (fault I3)."""
         monkeypatch.setattr("taskqueue_dispatch.outbound_http.dns._MANY", 3)
         now, hangs = [0.0], asyncio.Event()
 

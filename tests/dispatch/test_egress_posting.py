@@ -70,10 +70,7 @@ async def send(
 
 
 async def test_what_is_sent() -> None:
-    """The request has the unchanged body, the host name and a few headers, and nothing from the environment.
-
-    Covers OPEN-C7, Security 7.
-    """
+    """The request has the unchanged body and few headers, none from the environment (OPEN-C7, Security 7)."""
     async with receiving() as receiver:
         assert await send(receiver, body='{"ü": "\u2028"}'.encode()) == PostReply(204, 0)
     (call,) = receiver.calls
@@ -145,10 +142,7 @@ class TestAddresses:
     """A host with several addresses."""
 
     async def test_the_next_one(self) -> None:
-        """If an address refuses the connection, the next is tried; once a request was sent, no other address is tried.
-
-        Covers OPEN-C7.
-        """
+        """If an address refuses, the next is tried, but not once a request was sent (OPEN-C7)."""
 
         async def two(_host: str, _port: int) -> tuple[str, ...]:
             return ("127.0.0.9", "127.0.0.1")
@@ -314,10 +308,7 @@ class TestTls:
         return context
 
     async def test_the_name(self, files: Files) -> None:
-        """The certificate must be valid for the URL's host name, which is sent in SNI, not for the address.
-
-        Covers Security 5, 7.
-        """
+        """The certificate must be valid for the URL's host name, which is sent in SNI (Security 5, 7)."""
         told: list[str | None] = []
         server = self.server(files, files.good)
         server.sni_callback = lambda _socket, name, _context: told.append(name)
@@ -373,10 +364,7 @@ class TestTls:
         assert trusted().minimum_version is ssl.TLSVersion.TLSv1_2
 
     async def test_no_tls_at_all(self, files: Files) -> None:
-        """If the receiver of an https URL does not speak TLS, nothing is sent, and the connection is closed.
-
-        Covers fault I1.
-        """
+        """If the receiver does not speak TLS, nothing is sent, and the connection is closed (fault I1)."""
         async with receiving(OK) as receiver:
             told = self.client(files)
             with pytest.raises(NotReached, match="in time"):

@@ -23,10 +23,7 @@ from tests.dispatch.patience import PATIENCE, until
 
 
 async def test_three_outcomes(backend: Backend) -> None:
-    """A free slot is leased at once; otherwise the caller gets a place in the line, or a refusal with a reason.
-
-    Covers B1, B9, B13.
-    """
+    """A free slot is leased at once; otherwise the caller gets a place in the line or a refusal (B1, B9, B13)."""
     desk = await desk_of(backend, config=ModelConfig(queue_per_slot=1))
     async with await desk.permit() as permit:
         assert (permit.url, permit.server, permit.model) == (URL, "a", "flux")
@@ -46,10 +43,7 @@ async def test_three_outcomes(backend: Backend) -> None:
 
 
 async def test_permits_are_bound_to_requests(backend: Backend) -> None:
-    """A permit belongs to its request: the same request id takes it over, and another one needs another slot.
-
-    Covers B6, B8.
-    """
+    """A permit belongs to its request: only the same request id takes over its slot (B6, B8)."""
     desk = await desk_of(backend, slots=2)
     first = await desk.permit(request_id="r1")
     (lease,) = (await desk.pool.inspect("flux")).leases
@@ -77,10 +71,7 @@ async def test_a_job_is_not_taken_over(backend: Backend) -> None:
 
 
 async def test_permits_come_back(backend: Backend) -> None:
-    """A permit is released once: at the end of its ``with`` block, by `release`, or when it is garbage-collected.
-
-    Covers B7.
-    """
+    """A permit is released once: at the end of ``with``, by `release`, or when garbage-collected (B7)."""
     desk = await desk_of(backend)
     async with await desk.permit() as permit:
         await permit.release()

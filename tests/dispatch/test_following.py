@@ -176,10 +176,7 @@ async def test_changes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_what_another_replica_began(backend: Backend) -> None:
-    """If a process dies before it has updated the queue's settings, the next refresh of another process does it.
-
-    Covers C12, law 10.
-    """
+    """If a process dies before updating the queue's settings, another one's refresh does it (C12, law 10)."""
     registry = await registry_of(backend)
     await registry.register("flux", "a", URL, 1)
     await slots_of(backend).register(Endpoint(model="flux", server="a", url=URL, slots=4))

@@ -170,10 +170,7 @@ class TestAnswers:
             go.set()
 
     async def test_plain_functions(self) -> None:
-        """A handler that is a plain function runs in a thread for each slot, and the server stays responsive.
-
-        Covers C2, C22.
-        """
+        """A plain function as handler runs in a thread per slot, and the server stays responsive (C2, C22)."""
         go, together = threading.Event(), threading.Semaphore(0)
 
         def handler(job: GpuJob) -> str:
@@ -193,10 +190,7 @@ class TestAnswers:
 
     @pytest.mark.parametrize("result", [float("nan"), b"bytes", "x" * LIMITS.payload, object()])
     async def test_results_that_cannot_be_encoded(self, result: object) -> None:
-        """A result that JSON cannot express, or that is too large, fails the job with an error about the result.
-
-        Covers fault H5.
-        """
+        """A result that is too large or not JSON fails the job with an error about the result (fault H5)."""
 
         async def handler(_: GpuJob) -> object:
             return result

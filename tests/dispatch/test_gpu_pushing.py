@@ -138,10 +138,7 @@ class TestAgain:
 
     @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 302])
     async def test_later(self, status: int) -> None:
-        """A failed push is repeated with growing pauses and finally given up, because the job can still be polled.
-
-        Covers C7.
-        """
+        """A failed push is repeated with growing pauses and then given up; the job can be polled (C7)."""
         waits = Waits()
         async with trap(response(status, b"{}", "location: /elsewhere")) as dispatcher:
             pusher = Pusher(dispatcher.origin, sleep=waits)

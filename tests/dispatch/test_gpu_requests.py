@@ -43,10 +43,7 @@ class TestOnce:
             assert it.model.runs == {"job-1": 1}
 
     async def test_who_asked_has_gone(self) -> None:
-        """A job whose dispatcher crashed continues, and its result is available to the next dispatcher.
-
-        Covers C23, fault H2.
-        """
+        """A job whose dispatcher crashed continues, and the next dispatcher gets its result (C23, fault H2)."""
         async with serving() as it:
             call = asyncio.create_task(it.send())
             await until(lambda: it.model.running == {"job-1"})
@@ -144,10 +141,7 @@ class TestHealth:
             assert await call == JobFailedAnswer("HTTP 500: the server has shut down")
 
     async def test_ended_before_it_began(self) -> None:
-        """A job that has not started when the server shuts down fails, and its callers get an answer.
-
-        Covers C23, fault H4.
-        """
+        """A job that has not started when the server shuts down fails, and callers get an answer (C23, fault H4)."""
         app = GpuServer(Model(), max_concurrent=1)
         job = GpuJob("job-1", None, attempt=1, direct=False)
         app.jobs.add(job)

@@ -21,10 +21,7 @@ TOLD = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_ti
 
 
 async def test_a_dispatcher_that_stops_leaves_its_jobs_running(backend: Backend) -> None:
-    """When a dispatcher stops, another one takes over its running job with the slot, and no job runs twice.
-
-    Covers C23, fault H2.
-    """
+    """When a dispatcher stops, another one takes over its running job, and no job runs twice (C23, fault H2)."""
     gate = Gate()
     async with SimulatedGpu(name="a", slots=1, handler=gate) as gpu:
         async with dispatching(backend) as first:
@@ -175,10 +172,7 @@ async def test_a_deadline_that_passes_in_the_queue(
 
 
 async def test_priorities(backend: Backend) -> None:
-    """Jobs with a higher priority run first, and jobs of one priority run in order of submission.
-
-    Covers C14, FIX-C1, OPEN-C6.
-    """
+    """Higher priorities run first, and jobs of one priority in order of submission (C14, FIX-C1, OPEN-C6)."""
     gate = Gate()
     async with (
         SimulatedGpu(name="a", slots=1, handler=gate) as gpu,

@@ -122,10 +122,7 @@ def test_what_is_no_job(field: str, fields: dict[str, object]) -> None:
 
 
 def test_a_key_of_a_tenant_that_cannot_be() -> None:
-    """A job's id is built from valid parts only, so that two different keys never give the same id.
-
-    Covers OPEN-C1, OPEN-C5.
-    """
+    """A job's id is built from valid parts only, so that different keys never give the same id (OPEN-C1, OPEN-C5)."""
     with pytest.raises(InvalidInput):
         task_of(Submission(model="flux", idempotency_key="a/b"))
     with pytest.raises(InvalidInput):

@@ -54,10 +54,7 @@ async def test_all_leases_in_one_batch(desk: Desk) -> None:
 
 
 async def test_a_stale_lease_is_lost(desk: Desk) -> None:
-    """A lease that was released, or is now held by another dispatcher, is marked as lost at the next renewal.
-
-    Covers C20, OPEN-C4.
-    """
+    """A lease that was released or taken over is marked as lost at the next renewal (C20, OPEN-C4)."""
     first, second = await desk.take(2)
     await desk.backend.slots.release(first.lease)
     await desk.renewer.renew()
@@ -72,10 +69,7 @@ async def test_a_stale_lease_is_lost(desk: Desk) -> None:
 
 
 async def test_notes_come_with_renewals(desk: Desk) -> None:
-    """A note that a GPU server has left at a job's slot is delivered once with a renewal, and so is a newer note.
-
-    Covers C7.
-    """
+    """A note that a GPU server leaves at a job's slot is delivered once, and so is a newer note (C7)."""
     (held,) = await desk.take()
     await desk.assign(held, "job")
     await desk.renewer.renew()
@@ -114,10 +108,7 @@ async def test_a_signal_makes_notes_be_read_at_once(desk: Desk) -> None:
 
 
 async def test_an_outage_of_the_store(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    """While the store is unavailable no lease is marked as lost; afterwards the store decides which leases are.
-
-    Covers C23, C26.
-    """
+    """While the store is unavailable no lease is marked as lost; afterwards the store decides (C23, C26)."""
     spare, running_one, detached = await desk.take(3)
     await desk.assign(running_one, "job")
     await desk.assign(detached, "long")
@@ -141,10 +132,7 @@ async def test_an_outage_of_the_store(desk: Desk, caplog: pytest.LogCaptureFixtu
 
 
 async def test_the_loop_outlives_everything(backend: Backend) -> None:
-    """Neither a failing store nor an exception from a health check ends the loops, and both calls are repeated.
-
-    Covers C23.
-    """
+    """Neither a failing store nor an exception from a health check ends the renewer's loops (C23)."""
     registry, servers = await registry_of(backend), Servers()
     await registry.register("flux", "a", URL, 1, reports=False)
     await registry.register("flux", "b", URL, 1)
@@ -199,10 +187,7 @@ async def test_a_change_that_crosses_a_renewal(desk: Desk) -> None:
 
 
 async def test_a_takeover_that_crosses_a_renewal(desk: Desk) -> None:
-    """If a job's slot is taken over while a renewal is in progress, the lease that took over is not marked as lost.
-
-    Covers OPEN-C4.
-    """
+    """If a job's slot is taken over during a renewal, the lease that took over is not lost (OPEN-C4)."""
     first, second = await desk.take(2)
     await desk.assign(first, "job")
     # The response to `assign` arrives after the renewal has found that the token given to `assign` is stale.

@@ -95,10 +95,7 @@ async def test_killed_at_a_step(
 async def test_killed_after_a_callback(
     parent: subprocess.Popen[bytes], redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """If a dispatcher is killed before it has recorded a callback's delivery, the same callback is sent again.
-
-    Covers R15, fault I2.
-    """
+    """If a dispatcher is killed before it records a callback's delivery, the callback is sent again (R15, fault I2)."""
     stay = asyncio.Event()
 
     async def holds(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:

@@ -62,10 +62,7 @@ async def shown(it: Running, where: str = "/dispatch") -> str:
 
 
 async def test_what_it_shows(backend: Backend) -> None:
-    """The page shows each model with its queue, each endpoint with its slots by state, and each running job.
-
-    Covers C12, B8.
-    """
+    """The page shows models with their queues, endpoints with their slots, and running jobs (C12, B8)."""
     async with dispatching(backend) as (it, dispatcher):
         empty = await shown(it)
         assert "No model yet" in empty

@@ -51,10 +51,7 @@ async def test_endpoints_at_run_time(backend: Backend) -> None:
 
 
 async def test_configuration_at_run_time(backend: Backend) -> None:
-    """Any process can read, replace and reset a model's configuration at run time; a reset restores the defaults.
-
-    Covers C5, C13.
-    """
+    """Any process can read, replace and reset a model's configuration at run time (C5, C13)."""
     first, second = await registry_of(backend), await registry_of(backend)
     assert (await first.config("flux")).model_dump(include=set(ROW_C5)) == ROW_C5
     wanted = ModelConfig(
@@ -166,10 +163,7 @@ async def test_the_last_endpoint_goes(backend: Backend) -> None:
 
 
 async def test_a_pool_that_was_emptied() -> None:
-    """If the slot pool was emptied, its endpoints are restored, drained ones as drained, but removed ones are not.
-
-    Covers fault H9.
-    """
+    """If the slot pool was emptied, its endpoints are restored, but removed ones are not (fault H9)."""
     backend, other = MemoryBackend(), MemoryBackend()
     registry = await registry_of(backend)
     await registry.register("flux", "a", URL, 2)

@@ -78,10 +78,7 @@ async def test_a_slot_that_comes_free(
 async def test_a_retry_comes_after_its_delay(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failed job is retried after 0.9 s, which is 1 s less 10 % jitter, and then is a dead letter with its reason.
-
-    Covers C15, C16, C26.
-    """
+    """A failed job is retried after 1 s less 10 % jitter, then is a dead letter with a reason (C15, C16, C26)."""
     began: list[float] = []
 
     async def note(_: GpuJob) -> None:
@@ -136,10 +133,7 @@ async def gated(
 
 
 async def test_the_lowest_priority_has_its_share(backend: Backend) -> None:
-    """With a backlog of high priority, the lowest priority still gets its floor share of the deliveries.
-
-    Covers OPEN-C8, C1.
-    """
+    """With a backlog of high priority, the lowest priority still gets its floor share (OPEN-C8, C1)."""
     async with gated(backend, ModelConfig(floor_share=0.25)) as (dispatcher, gpu, gate):
         low = await send(dispatcher, "flux", 12, priority=0)
         high = await send(dispatcher, "flux", 24, priority=9)

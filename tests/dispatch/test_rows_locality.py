@@ -31,10 +31,7 @@ async def share(dispatcher: Dispatcher, *gpus: SimulatedGpu) -> None:
 
 
 async def test_a_switch_is_reported_to_the_server(backend: Backend) -> None:
-    """A job tells the server whether the previous job was for another model, because the model may have to be loaded.
-
-    Covers A19.
-    """
+    """A job tells the server if the previous job was for another model, which may need loading (A19)."""
     switches: list[bool] = []
 
     async def note(job: GpuJob) -> None:
@@ -125,10 +122,7 @@ async def test_a_backlog_keeps_no_server(backend: Backend) -> None:
 
 
 async def test_turns(backend: Backend) -> None:
-    """Only a server that cannot serve all its models at once has turns, and an offer to the other models ends a turn.
-
-    Covers A18.
-    """
+    """Only a server that cannot serve all its models at once has turns; an offer ends a turn (A18)."""
     registry, pool = await registry_of(backend), slots_of(backend)
     now = [100.0]
     turns = CapacityTurns(registry, settings(turn=10), monotonic=lambda: now[0])

@@ -116,10 +116,7 @@ async def test_the_slot_goes_to_another(backend: Backend) -> None:
 
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done unseen"])
 async def test_the_pool_fails(backend: Backend, *, after: bool) -> None:
-    """If an exchange of slots fails, before or after it has taken effect, each job runs once and no slot is lost.
-
-    Covers C20, R16.
-    """
+    """If an exchange of slots fails at any time, each job runs once and no slot is lost (C20, R16)."""
 
     class Broken(Seen):
         async def answer(self, *words: Any, **named: Any) -> Any:

@@ -30,10 +30,7 @@ from tests.redis.servers import RedisServer
 
 
 async def test_three_answers(backend: Backend) -> None:
-    """A job is leased while slots are free, then queued with its position, and refused if the model has no endpoints.
-
-    Covers B9, C6.
-    """
+    """A job is leased while slots are free, then queued, and refused if there are no endpoints (B9, C6)."""
     submitter = await desk(backend)
     (spare,) = await slots_of(backend).acquire("flux", "a-runner", ttl=60)
     told = [await submitter.submit(FLUX) for _ in range(4)]
@@ -48,10 +45,7 @@ async def test_three_answers(backend: Backend) -> None:
 
 
 async def test_slots_in_use_are_not_promised(backend: Backend) -> None:
-    """Slots in use, of a paused endpoint, or of a server that is full with another model's jobs do not count as free.
-
-    Covers B6, B9.
-    """
+    """Slots in use, of a paused endpoint, or of a server full with another model are not free (B6, B9)."""
     submitter = await desk(backend)
     pool = slots_of(backend)
     leases = await hold(backend, 2)
@@ -100,10 +94,7 @@ async def test_an_answer_of_the_store_that_was_lost() -> None:
 
 @pytest.mark.parametrize("part", ["_pool", "_control"])
 async def test_a_store_out_of_reach(part: str) -> None:
-    """While the store is unavailable a submission raises an error, and submitting again stores no second copy.
-
-    Covers OPEN-C1, C26.
-    """
+    """While the store is unavailable a submission fails, and a repetition stores one copy (OPEN-C1, C26)."""
     backend = MemoryBackend()
     submitter = await desk(backend)
     one = Submission(model="flux", idempotency_key="k")

@@ -47,10 +47,7 @@ async def test_turns_by_weight_over_all_instances(backend: Backend) -> None:
 
 @pytest.mark.parametrize("when_down", WhenDown)
 async def test_no_healthy_endpoint(backend: Backend, when_down: WhenDown) -> None:
-    """While no endpoint is healthy, queued jobs stay, and new ones are queued or refused as configured.
-
-    Covers B11, OPEN-B3.
-    """
+    """While no endpoint is healthy, queued jobs stay, and new ones are queued or refused (B11, OPEN-B3)."""
     submitter = await desk(backend, slots=1, config=ModelConfig(when_down=when_down))
     assert isinstance(await submitter.submit(FLUX), Leased)
     await slots_of(backend).reconcile("flux", "a", None, settled=0)

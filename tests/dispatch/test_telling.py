@@ -37,10 +37,7 @@ def bodies(receiver: Receiver) -> list[dict[str, object]]:
 
 
 async def test_done_and_failed(backend: Backend) -> None:
-    """A client is notified of a result, and of a failure with its error; the ledger counts both callbacks.
-
-    Covers C7, C26, OPEN-C7.
-    """
+    """A client is notified of a result, and of a failure with its error; the ledger counts both (C7, C26, OPEN-C7)."""
     async with (
         receiving() as receiver,
         SimulatedGpu(name="a", slots=1, latency=0.001) as gpu,

@@ -19,10 +19,7 @@ from tests.dispatch.patience import PATIENCE, until
 
 
 async def test_a_release_wakes_the_next(backend: Backend) -> None:
-    """A released permit signals that a slot is free, and waiting callers are served in order of arrival.
-
-    Covers B2, B7, B10.
-    """
+    """A released permit signals a free slot, and waiting callers are served in order of arrival (B2, B7, B10)."""
     desk = await desk_of(backend)
     permit = await desk.permit()
     stirred: list[str] = []
@@ -73,10 +70,7 @@ async def test_the_two_orders(backend: Backend, order: Order) -> None:
 
 
 async def test_room_in_line(backend: Backend) -> None:
-    """First in first out limits the whole line, fair order each tenant's part, up to a total limit.
-
-    Covers B4, B5, OPEN-B2.
-    """
+    """First in first out limits the whole line, and fair order each tenant's part of it (B4, B5, OPEN-B2)."""
     desk = await desk_of(backend, config=ModelConfig(queue_per_slot=2))
     await desk.permit_kept()
     kept = [await desk.place(tenant="a"), await desk.place(tenant="b")]
@@ -187,10 +181,7 @@ async def test_newcomers_do_not_overtake_waiters(backend: Backend) -> None:
 
 
 async def test_no_healthy_endpoint_keeps_the_line(backend: Backend) -> None:
-    """A short outage of all endpoints removes no caller from the line; new callers wait or are refused as configured.
-
-    Covers B11, OPEN-B3.
-    """
+    """A short outage of all endpoints removes no caller from the line; new callers may be refused (B11, OPEN-B3)."""
     desk = await desk_of(backend)
     permit = await desk.permit()
     waiting = asyncio.create_task(awaited(await desk.place()))

@@ -44,10 +44,7 @@ def _name(task: asyncio.Task[Any]) -> str:
 async def test_the_store_is_away(
     how: str, *, busy: bool, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the store unavailable, a dispatcher stops within its drain time plus two seconds and leaves no task.
-
-    Covers C20, C21, R16.
-    """
+    """Without the store, a dispatcher stops within drain plus two seconds and leaves no task (C20, C21, R16)."""
     assert sum(getattr(module, name) for module, name in _PATIENCE) < 2
     # a fifth of each timeout, so that any other wait would be noticed
     for module, name in _PATIENCE:
@@ -140,10 +137,7 @@ async def test_cancelled_before_it_waits_for_its_jobs(
 
 
 async def test_done_and_not_settled(backend: Backend) -> None:
-    """A job that has run but could not be settled before the stop is polled by the next dispatcher, and not run again.
-
-    Covers FIX-C8, C10, R15.
-    """
+    """A job that has run but was not settled before the stop is polled, not run again (FIX-C8, C10, R15)."""
     config = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05)
     async with (
         SimulatedGpu(name="a", latency=0.01) as one,

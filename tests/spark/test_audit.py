@@ -203,10 +203,7 @@ def test_an_ack_is_removed(fates: Fates) -> None:
 
 
 def test_an_ack_was_never_noted(fates: Fates) -> None:
-    """If an ack was never recorded, no number is missing, and the store does not have the task, the task is lost.
-
-    Covers G9.
-    """
+    """A task is lost if no number is missing, the journal has no end of it, and the store has no record of it (G9)."""
     row = fates.of("unnoted", fates.ids["unnoted"])
     assert (row["verdict"], row["reason"]) == ("lost", "not in the store")
     expected = fates.verdicts("sound")
@@ -231,10 +228,7 @@ def test_a_task_is_swapped(fates: Fates) -> None:
 
 
 def test_a_shard_is_trimmed(fates: Fates) -> None:
-    """After trimming, tasks that were published before are marked as earlier, and no queue of the shard is complete.
-
-    Covers G9.
-    """
+    """After trimming, tasks published before are marked as earlier, and no queue counts as complete (G9)."""
     rows = [row for row in fates.rows if row["key"] == "trimmed/k0"]
     earlier = [row for row in rows if row["earlier"]]
     assert earlier

@@ -77,10 +77,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_advice_holds_when_it_is_applied(
     spark: SparkSession, recorded: Path, tmp_path: Path
 ) -> None:
-    """With the advised `max_inflight`, another load of the same kind has a p95 wait within 20 % of the forecast.
-
-    Covers G10.
-    """
+    """With the advised `max_inflight`, the p95 wait of another load is within 20 % of the forecast (G10)."""
     (found,) = advice(frame(spark, transitions(recorded)), TARGET).collect()
     assert found["reason"] is None
     assert found["arrival_rate"] == pytest.approx(RATE, rel=0.03)
@@ -144,10 +141,7 @@ def test_each_key_has_advice_or_a_reason_for_none(spark: SparkSession) -> None:
 
 
 def test_the_busiest_stretch_is_replayed(spark: SparkSession) -> None:
-    """If a key has more deliveries than the sample holds, the busiest part is sampled; other keys are not affected.
-
-    Covers G10.
-    """
+    """If a key has more deliveries than the sample holds, its busiest part is sampled (G10)."""
     slow = steady("k", 300, shard=0)
     last = max(one["ts"] for one in slow)
     fast = [

@@ -82,10 +82,7 @@ def test_what_differs_is_taken_out_and_secrets_are_masked(spark: SparkSession) -
 
 
 def test_clusters_by_hand(spark: SparkSession) -> None:
-    """For each failure, attempts, tasks, dead and recovered tasks are counted, with the first task ids as samples.
-
-    Covers G10.
-    """
+    """For each failure, attempts, tasks, dead and recovered tasks are counted, with sample ids (G10)."""
     journal = SmallJournal()
     journal.tell(0, "configured", reason="{}")
     for number in range(8):
@@ -178,10 +175,7 @@ def test_plain_python_finds_the_same_clusters(spark: SparkSession) -> None:
 
 
 def test_a_failure_that_all_tasks_have_is_spread(spark: SparkSession) -> None:
-    """Before aggregation only the events of one task are sorted, so a common failure does not overload one worker.
-
-    Covers G10; fault L3.
-    """
+    """Only the events of one task are sorted before aggregation, so the work is spread (G10; fault L3)."""
     journal = SmallJournal()
     journal.tell(0, "retried", "a")
     plan = plan_of(failures(journal.frame(spark)))

@@ -177,10 +177,7 @@ def turns_of_tenants(journal: SmallJournal) -> None:
 
 @breaks("R8")
 def two_of_an_entity(journal: SmallJournal) -> None:
-    """A task is delivered while another one with the same ordering key runs.
-
-    A cancelled task with that key does not count.
-    """
+    """A task is delivered while another one with its ordering key runs; a cancelled one does not count."""
     for task in "abc":
         journal.tell(0, "published", task, ordering_key="e")
     journal.tell(1, "delivered", "a")
@@ -209,10 +206,7 @@ def made_available_early(journal: SmallJournal) -> None:
 
 @breaks("R10")
 def beyond_the_limit(journal: SmallJournal) -> None:
-    """Three tasks are in flight although the limit is two.
-
-    The four that were in flight when the limit was set do not count.
-    """
+    """Three tasks are in flight with a limit of two; those in flight when the limit was set do not count."""
     _set(journal, 0, 1)
     for task in "abcdefg":
         journal.tell(0, "published", task)
@@ -291,10 +285,7 @@ def something_is_missing(journal: SmallJournal) -> None:
 
 @breaks()
 def settings_were_cut_off(journal: SmallJournal) -> None:
-    """The first settings are missing.
-
-    They might allow everything in this journal: fair order, a short window, many losses.
-    """
+    """The first settings are missing, which might allow all this: fair order, a short window, many losses."""
     _set(journal, 0, 1, order="fair", dedupe_window=10, max_losses=10)
     del journal.rows[0]
     for task, tenant in (("a", "x"), ("b", "x"), ("c", "y")):
@@ -399,10 +390,7 @@ def test_a_changed_journal(found: dict[str, list[Row]], name: str, rules: dict[s
 
 
 def test_counts(spark: SparkSession) -> None:
-    """Violations are counted for every rule, with 0 for a rule that was kept.
-
-    A task that the audit calls lost violates R1 (G9).
-    """
+    """Every rule is counted, with 0 for one that was kept; a task that the audit calls lost violates R1 (G9)."""
     rows = [("R3", "k", "a", "r", 0, 1, "x")] * 2
     schema = "rule string, key string, task_id string, run string, shard int, seq long, text string"
     told = {

@@ -65,10 +65,7 @@ def test_none_at_all(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_made_once(cache: Path, tmp_path: Path) -> None:
-    """The created Java home is kept in the cache, passes on all arguments except one, and depends on the real Java.
-
-    Covers G8.
-    """
+    """The created Java home is cached, passes on all arguments but one, and is made for one Java (G8)."""
     real = tmp_path / "a java"
     real.write_text("#!/bin/sh\nprintf '%s|' \"$@\"\n")
     real.chmod(0o700)

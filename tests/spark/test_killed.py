@@ -104,10 +104,7 @@ def test_a_session_without_java(killed: Killed) -> None:
 def test_a_driver_that_is_killed(
     spark: SparkSession, killed: Killed, redis_server: RedisServer
 ) -> None:
-    """After SIGKILL between the sink's commit and Spark's, the stream continues elsewhere with each task once.
-
-    Covers G8; fault L1.
-    """
+    """After SIGKILL between the sink's commit and Spark's, the stream continues, each task once (G8; fault L1)."""
     checkpoint = killed.folder / "checkpoint"
     expect(redis_server, killed.told["prefix"])
     assert not any((checkpoint / "commits").glob("[0-9]"))
@@ -117,10 +114,7 @@ def test_a_driver_that_is_killed(
 
 
 def test_a_service_that_is_killed(spark: SparkSession, killed: Killed) -> None:
-    """Neither SIGKILL, SIGTERM, a lost commit nor a lost checkpoint makes the service lose or double a row.
-
-    Covers G11; faults L1, L2.
-    """
+    """Neither SIGKILL, SIGTERM, a lost commit nor a lost checkpoint loses or doubles a row (G11; faults L1, L2)."""
     out = killed.folder / "out"
     assert len(killed.text) // 2 > archived(out).num_rows
     goes_on(spark, killed.folder, killed.made, killed.text)

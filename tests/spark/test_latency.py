@@ -29,10 +29,7 @@ _OVER = {"done", "expired", "cancelled", "discarded"}
 
 
 def test_a_life_by_hand(spark: SparkSession) -> None:
-    """Waiting begins when a task becomes available, a run ends with an outcome, and a life ends with its first end.
-
-    Covers G10.
-    """
+    """A wait begins when a task is available, a run ends with an outcome, a life with its first end (G10)."""
     journal = SmallJournal()
     journal.tell(0, "configured", reason="{}")
     journal.tell(0, "damaged", reason="torn", key="")
@@ -191,10 +188,7 @@ def test_executions_end_where_the_journal_says_so(spark: SparkSession) -> None:
 
 
 def test_no_order_is_made_over_a_whole_key(spark: SparkSession) -> None:
-    """Only the events of one task are sorted, so a key with most of the tasks is spread over all cores.
-
-    Covers G10; fault L3.
-    """
+    """Only the events of one task are sorted, so a key with most tasks is spread over all cores (G10; fault L3)."""
     journal = SmallJournal()
     journal.tell(0, "published", "a")
     plan = plan_of(latency(journal.frame(spark)))

@@ -204,10 +204,7 @@ def test_numbers_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_damage_has_the_time_of_what_is_before(tmp_path: Path) -> None:
-    """Damage gets the time of the row before it, or at the start of a file that of the first row after it.
-
-    Covers G8; fault L2.
-    """
+    """Damage gets the time of the row before it, or at a file's start that of the first row (G8; fault L2)."""
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b"a\n" + line(1) + b"b\n" + line(2) + line(3) + b"c\nd\n")
     expected = [START + 1_000_000, START + 1_000_000, START + 3_000_000, START + 3_000_000]

@@ -110,10 +110,7 @@ def test_what_has_no_meaning_is_not_passed_over() -> None:
 
 
 def test_a_password_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A URL with a password is refused as an option, because Spark shows options, but accepted from the environment.
-
-    Covers G8.
-    """
+    """A URL with a password must come from the environment, because Spark shows options (G8)."""
     with pytest.raises(TaskQueueError, match="TASKQUEUE_REDIS_PASSWORD") as raised:
         ReadOptions.of({"url": "redis://:secret@localhost"})
     assert "secret" not in str(raised.value)

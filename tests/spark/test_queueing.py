@@ -114,10 +114,7 @@ def test_a_bucket_is_as_large_as_the_deliveries_need() -> None:
 
 
 def test_a_resample_has_the_stretches_of_the_record() -> None:
-    """A resample has the same number of tasks and the recorded gaps and durations, and depends only on the seed.
-
-    Covers G10.
-    """
+    """A resample has as many tasks, the recorded gaps and durations, and depends only on the seed (G10)."""
     arrived, held = load(5, 1000, 2.0)
     one, other = (list(resampled(arrived, held, 3, seed=9)) for _ in range(2))
     for (times, kept), (same, _) in zip(one, other, strict=True):

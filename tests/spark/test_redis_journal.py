@@ -122,10 +122,7 @@ def test_steps_of_many_sizes(store: Store) -> None:
 
 
 def test_what_a_foreign_hand_wrote_is_damage(store: Store) -> None:
-    """An entry with wrong fields, ids, counts or types becomes a row of damage, and all others are read.
-
-    Covers G8, G9; fault L2.
-    """
+    """An entry with wrong fields, ids, counts or types becomes a row of damage (G8, G9; fault L2)."""
     ours = fields(START, ["x"])
     store.write([(START, ["a"]), (START, ["b", "c"])])
     spoilt: list[tuple[str, list[str]]] = [
@@ -187,10 +184,7 @@ def test_what_is_missing_is_reported(store: Store) -> None:
 
 
 def test_only_what_was_to_be_read_is_missed(store: Store) -> None:
-    """Missing numbers at the end of a range are reported for that range only, and for the run that was requested.
-
-    Covers G8, G9.
-    """
+    """Missing numbers at the end are reported for the requested range and run only (G8, G9)."""
     store.write([(START + n, [f"t{n}"]) for n in range(20)])
     store.call("", "XTRIM", store.journal(), "MINID", "99-0")
     with journal_of(store) as journal:

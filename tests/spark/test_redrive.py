@@ -57,10 +57,7 @@ def ledger(told: dict[str, str], key: str) -> Ledger:
 
 
 def test_a_thousand_redriven_twice(spark: SparkSession, told: dict[str, str]) -> None:
-    """Dead letters selected by a read are redriven once, however often this is repeated, and others are not touched.
-
-    Covers G8; fault F19.
-    """
+    """Dead letters selected by a read are redriven once, even if the redrive is repeated (G8; fault F19)."""
     reading = spark.read.format("taskqueue").options(**told, resource="dead_letters")
     letters = reading.option("keys", "a,b,spread").load().cache()
     try:
@@ -91,10 +88,7 @@ def batches(*pairs: tuple[str | None, str | None]) -> Iterator[pa.RecordBatch]:
 
 
 def test_names_of_shards_and_unknown_names(told: dict[str, str]) -> None:
-    """A shard's name stands for its queue, an id that is not dead is skipped, and an empty selection redrives nothing.
-
-    Covers G8.
-    """
+    """A shard's name means its queue, ids that are not dead are skipped, and no rows change nothing (G8)."""
     text = spark_types.StringType()
     schema = spark_types.StructType().add("key", text).add("task_id", text)
     writer = RedriveWriter(told, schema)

@@ -159,10 +159,7 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
 def test_audit_outcomes(
     rows: Sequence[dict[str, Any]], more: dict[str, Any], kind: str, words: str
 ) -> None:
-    """The worst finding is the title, all findings are reported, and unknown tasks are never reported as no loss.
-
-    Covers G9, G10.
-    """
+    """The worst finding is the title, and unknown tasks are never reported as no loss (G9, G10)."""
     verdict = outcome_of(total(*(conserved("k", **row) for row in rows)), **more)
     assert verdict.kind == kind
     assert words in " ".join(verdict.sentences)
@@ -219,10 +216,7 @@ def test_lines_stop_where_there_is_nothing() -> None:
 def test_a_file_is_written_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file is replaced only once the new one is complete, and a failed write leaves nothing behind.
-
-    Covers G10; fault L1.
-    """
+    """A file is replaced only by a complete one, and a failed write leaves nothing behind (G10; fault L1)."""
     path = tmp_path / "report.html"
     replace_file(path, b"one")
 

@@ -82,10 +82,7 @@ def test_figures_are_of_all_rows(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("compiled")
 def test_the_backlog_has_what_came_back(spark: SparkSession, tmp_path: Path) -> None:
-    """A task that is revived by a retry, or that is older than the journal, counts in the backlog until its end.
-
-    Covers G10.
-    """
+    """A task that is revived, or older than the journal, counts in the backlog until its end (G10)."""
     journal = SmallJournal()
     journal.tell(0, "published", "a")
     journal.tell(0, "published", "b")

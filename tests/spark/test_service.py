@@ -75,10 +75,7 @@ def kinds(found: list[Condition]) -> list[str]:
 
 
 def test_books_balance() -> None:
-    """A queue's counts balance if published equals ended plus live tasks; tasks that were never published are found.
-
-    Covers G11; law 1.
-    """
+    """A queue's counts balance if published equals ended plus live; unpublished tasks are found (G11; law 1)."""
     state = after(ServiceState(), ("published", 5), ("done", 2), ("expired", 1), live=2)
     assert state.books[KEY].balanced is True
     after(state, ("published", 1), ("done", 1), live=2)
@@ -101,10 +98,9 @@ def test_what_is_missing() -> None:
 
 
 def test_a_tail_that_is_missing() -> None:
-    """Missing numbers at the end of a journal are one gap for as long as they continue (G11).
+    """Missing numbers at a journal's end are one gap until a transition with the next number comes (G11).
 
-    A transition with the next number ends the gap. The row that reports missing numbers has the next number, and no
-    time of its own (fault L2).
+    The row that reports them has the next number, and no time of its own (fault L2).
     """
     state = ServiceState()
     note_positions(state, [read(1, 12)], NOW)
@@ -119,10 +115,7 @@ def test_a_tail_that_is_missing() -> None:
 
 
 def test_a_journal_that_went_back() -> None:
-    """Numbers that are used again are reported once, and then no queue's counts are known to balance.
-
-    Covers G11; fault L2.
-    """
+    """Reused numbers are reported once, and then no queue's counts are known to balance (G11; fault L2)."""
     state = ServiceState()
     note_positions(state, [read(1, 100)], NOW)
     assert note_positions(state, [read(91, 95, at=NOW + 5)], NOW) is True
@@ -136,10 +129,7 @@ def test_a_journal_that_went_back() -> None:
 
 
 def test_a_queue_that_is_seen_later() -> None:
-    """If a queue's first row follows a gap, or its journal was not always on, its counts are not known to balance.
-
-    Covers G11.
-    """
+    """A queue that is first seen after a gap, or was not always journaled, is not known to balance (G11)."""
     state = ServiceState()
     cut = note_positions(state, [read(101, 110), Read(1, "s", 1, 5, 5, NOW, NOW)], NOW)
     advance(state, counts=(), alive=(), beginnings={}, cut=cut)
@@ -168,10 +158,7 @@ def test_times_that_are_yet_to_come() -> None:
 
 
 def test_what_was_cut_off_before() -> None:
-    """Rows that were trimmed before the service's first read cause no alert, but the counts are not known to balance.
-
-    Covers G11.
-    """
+    """Rows trimmed before the service's first read cause no alert, but the counts may not balance (G11)."""
     state = ServiceState()
     cut = note_positions(state, [read(100, 120)], NOW)
     advance(
@@ -185,10 +172,7 @@ def test_what_was_cut_off_before() -> None:
 
 
 def test_a_store_that_was_replaced() -> None:
-    """A run has ended if another one begins after its last row.
-
-    Two runs that continue at the same time are both current (G11).
-    """
+    """A run ends if another begins after its last row; two that continue at the same time stay current (G11)."""
     state = ServiceState()
     note_positions(state, [read(1, 10)], NOW)
     note_positions(state, [read(1, 5, run="r2", at=NOW + 1)], NOW)
@@ -344,10 +328,7 @@ def test_the_ledger_agrees(tmp_path: Path) -> None:
 
 
 def test_ledgers_of_a_store_of_several_parts() -> None:
-    """A ledger waits until every partition is read up to its number; a partition whose run ended is not waited for.
-
-    Covers G11; fault L2.
-    """
+    """A ledger waits until each partition is read up to its number or has another run (G11; fault L2)."""
     state = after(read_to(20), ("published", 10), live=10)
     state.offsets = {"r2/{a:1}": 8}
     two = msgspec.structs.replace(

@@ -224,10 +224,7 @@ def test_losses_are_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_beginning_is_of_the_first_run(tmp_path: Path) -> None:
-    """The option for the start applies to the first run of a query only; later runs continue without a gap.
-
-    Covers G11; fault L1.
-    """
+    """The start option applies to a query's first run only; later runs continue without a gap (G11; fault L1)."""
     asked: list[dict[str, str]] = []
 
     class Reader:

@@ -89,10 +89,7 @@ def stream(
 def test_a_write_whose_tasks_fail_and_are_killed(
     spark: SparkSession, told: dict[str, str], redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """If a Spark task fails half-way, or its process is killed, Spark repeats it and each task is stored once.
-
-    Covers G8; fault L1.
-    """
+    """If a Spark task fails half-way, or its process is killed, each task is still stored once (G8; fault L1)."""
     spark.dataSource.register(_failing())
     with small_batches(spark):
         tasks(spark).write.format("failing").options(**told).mode("append").save()
@@ -193,10 +190,7 @@ def test_what_a_job_says(
     redis_prefix: str,
     tmp_path: Path,
 ) -> None:
-    """A write returns its counts, sets invalid rows aside, and reports errors before it writes anything.
-
-    Covers G8; fault L2.
-    """
+    """A write returns counts, sets invalid rows aside, and reports errors before it writes (G8; fault L2)."""
     rows = tasks(spark, 0, 100).union(tasks(spark, 0, 20)).union(
         tasks(spark, 0, 3).selectExpr("'a b' AS task_id", "payload", "key")
     )  # fmt: skip

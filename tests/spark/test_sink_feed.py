@@ -153,10 +153,7 @@ async def test_lost_answers_are_asked_for_again(told: dict[str, str]) -> None:
 
 
 def test_a_horizon_is_checked(told: dict[str, str]) -> None:
-    """``replayHorizon`` is checked before the first write if the queue is known, otherwise before its first task.
-
-    Covers G8.
-    """
+    """``replayHorizon`` is checked before the first write, or before a queue's first task (G8)."""
     options = told | {"replayHorizon": "86400"}
     words = "queue 'k' remembers ids for 300 s .* increase its dedupe_window"
     with pytest.raises(ConfigurationError, match=words):
@@ -275,10 +272,7 @@ async def test_large_payloads(told: dict[str, str], monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_cluster_and_its_journals(redis_cluster: Cluster, redis_prefix: str) -> None:
-    """Rows of several queues are written to all partitions of a cluster, each once, and recorded in the journals.
-
-    Covers G8.
-    """
+    """Rows of several queues are written to a cluster's partitions once each, and to the journals (G8)."""
     told = {"url": redis_cluster.url, "prefix": redis_prefix}
     keys = [f"k{n}" for n in range(8)]
     async with SparkStore.read(told).opened() as backend:

@@ -138,10 +138,7 @@ def test_options_are_checked(options: dict[str, str], words: str) -> None:
 
 
 def test_options_travel_and_do_not_care_for_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options can be pickled for executors, and a URL with a password is read there from an environment variable.
-
-    Covers G8.
-    """
+    """Options can be pickled; a URL with a password is read from a variable on the executor (G8)."""
     options = SinkOptions.read(
         {"RATELIMIT": "100", "writers": "4", "urlENV": "QUEUE_URL", "path": "", "spark.x": "y"}
     )
@@ -187,10 +184,7 @@ def spoil(folder: str, batch: pa.RecordBatch) -> None:
 
 
 def test_bad_rows_are_put_aside_once(tmp_path: Any) -> None:
-    """Rows set aside are hidden until the job commits; a replay replaces them, and an abort removes hidden ones.
-
-    Covers G8; fault L1.
-    """
+    """Rows set aside are hidden until the commit; a replay replaces and an abort removes them (G8; fault L1)."""
     folder = str(tmp_path / "aside")
     batch = pa.record_batch({"task_id": ["a", "b", "c"]})
     names = []

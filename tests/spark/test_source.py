@@ -165,10 +165,7 @@ def test_columns_of_another_kind_are_refused() -> None:
 
 
 def test_spark_reads_a_journal(spark: SparkSession, store: Store) -> None:
-    """Spark finds the source by name, and reads all rows, selected columns, filtered rows, or up to a fixed end.
-
-    Covers G8, G12.
-    """
+    """Spark finds the source by name, and reads all, selected or filtered rows up to an end (G8, G12)."""
     everything = spark.read.format("taskqueue").options(**store.options, splitsPerShard="2").load()
     assert everything.schema == spark_schema()
     table = everything.toArrow()
@@ -205,10 +202,7 @@ def test_spark_reads_a_cluster(
 
 
 def test_spark_reads_files(spark: SparkSession, tmp_path: Path) -> None:
-    """Damaged lines are reported among valid ones, copied lines count once, and an empty file has no rows.
-
-    Covers G8, G9; fault L2.
-    """
+    """Damage is reported among valid lines, and copied lines count once (G8, G9; fault L2)."""
     lines = [line(seq) for seq in range(1, 51)]
     lines[20:21] = [b"garbage\n"]
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines))

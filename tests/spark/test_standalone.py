@@ -50,10 +50,7 @@ def tasks_of(events: Path) -> dict[str, int]:
 async def test_the_same_commands_on_a_cluster(
     spark: SparkSession, tmp_path: Path, redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """An audit on the cluster reads the journal in Redis with both workers, and gives each task the correct verdict.
-
-    Covers G12.
-    """
+    """An audit on the cluster reads the journal with both workers, and its verdicts are correct (G12)."""
     await a_journal(RedisSettings(url=SecretStr(redis_server.url), prefix=redis_prefix))
     events = tmp_path / "events"
     events.mkdir()

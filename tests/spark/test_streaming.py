@@ -155,10 +155,7 @@ def test_a_store_that_was_emptied_is_missed(stream: Streams, store: Store) -> No
 
 
 def test_a_store_that_lost_its_latest_is_noticed(stream: Streams, store: Store) -> None:
-    """If a store lost its latest rows, the stream notices it, before and after their numbers are reused.
-
-    Covers G8; faults F10, L2.
-    """
+    """A stream notices that a store lost its latest rows, even if numbers are reused (G8; faults F10, L2)."""
     store.write([(START + n, [f"old{n + 1}"]) for n in range(100)])
     strict, loose = stream(store.options), stream(store.options | {"failOnDataLoss": "false"})
     start = step(strict, strict.initialOffset())[0]
@@ -271,10 +268,7 @@ def test_a_file_that_was_renamed_is_known_again(stream: Streams, tmp_path: Path,
 
 
 def test_a_file_whose_name_another_took(stream: Streams, tmp_path: Path) -> None:
-    """If the oldest of the files is replaced by a rotation, a strict reader fails, and another one continues.
-
-    Covers G8, G11.
-    """
+    """If a rotation replaces the oldest file, a strict reader fails, and another one continues (G8, G11)."""
     now, older = tmp_path / "journal.jsonl", tmp_path / "journal.1"
     older.write_bytes(line(1, "r0", task_id="old"))
     now.write_bytes(line(1))
@@ -361,10 +355,7 @@ def test_a_hot_shard_drops_nothing(spark: SparkSession, store: Store, tmp_path: 
 def test_a_query_goes_on_from_its_checkpoint(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
-    """A query that was stopped, or killed before it recorded its last batch, reads each row once.
-
-    Covers G8, G11; fault L1.
-    """
+    """A query that is stopped or killed before recording its batch reads each row once (G8, G11; fault L1)."""
     store.write([(START + n, [f"t{n}"]) for n in range(50)])
 
     def run() -> list[str]:

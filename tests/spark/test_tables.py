@@ -77,10 +77,7 @@ def seqs(found: DataFrame) -> list[int]:
 def test_a_snapshot_is_the_journal_by_date_and_apart_what_was_damaged(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A snapshot has every row once with its types, even if repeated, and damaged rows in a table of their own.
-
-    Covers G9, G10; fault L1.
-    """
+    """A snapshot has every row once with its types, and damaged rows in another table (G9, G10; fault L1)."""
     journal = frame(
         spark,
         row(1),
@@ -133,10 +130,7 @@ def test_an_empty_journal_is_one_too(spark: SparkSession, tmp_path: Path) -> Non
 def test_a_table_is_replaced_whole_and_what_was_read_can_be_finished(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A reader of the previous version can finish, while older versions and leftovers of killed writers are removed.
-
-    Covers G10; fault L1.
-    """
+    """A reader of the previous version can finish, while older versions are removed (G10; fault L1)."""
     first = tables.write(spark.range(3).toDF("n"), tmp_path, "one")
     left = tmp_path / ".versions" / "one-abandoned"
     left.mkdir()
@@ -152,10 +146,7 @@ def test_a_table_is_replaced_whole_and_what_was_read_can_be_finished(
 def test_a_kill_while_writing_leaves_the_version_before(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A kill at any step of a write leaves the old or the new table complete, and the next write works.
-
-    Covers G10; fault L1.
-    """
+    """A kill at any step of a write leaves a complete table, and the next write works (G10; fault L1)."""
     tables.write(spark.range(2).toDF("n"), tmp_path, "one")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path)],
@@ -173,10 +164,7 @@ def test_a_kill_while_writing_leaves_the_version_before(
 
 
 def test_folders_that_cannot_be_used_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """A folder is refused if its name is a pattern, it is a file, it has a foreign table, is in use, or has no table.
-
-    Covers G10.
-    """
+    """A folder is refused if it is a pattern or a file, is in use, or has no valid table (G10)."""
     with pytest.raises(InvalidInput):
         tables.folder(tmp_path / "a*")
     (tmp_path / "file").touch()

@@ -66,10 +66,7 @@ async def filled(url: str, prefix: str) -> AsyncIterator[RedisBackend]:
 
 
 async def test_live_tasks(redis_server: RedisServer, redis_prefix: str) -> None:
-    """Each live task is read once with its state, ended tasks only on request, and consumer groups are not changed.
-
-    Covers G8.
-    """
+    """Live tasks are read once, ended ones on request, and consumer groups are not changed (G8)."""
     told = {"resource": "tasks", "url": redis_server.url, "prefix": redis_prefix}
     assert await read(told) == []
     async with filled(redis_server.url, redis_prefix):

@@ -56,10 +56,7 @@ def test_counts_by_hand(spark: SparkSession) -> None:
 
 @pytest.mark.usefixtures("compiled")
 def test_plain_python_counts_the_same(spark: SparkSession) -> None:
-    """For a random journal, all counts equal those of a plain Python loop, and repeated rows count once.
-
-    Covers G10; fault L2.
-    """
+    """For a random journal, all counts equal a plain Python loop's, and repeated rows count once (G10; fault L2)."""
     journal = random_journal(3)
     wanted: Counter[Any] = Counter(
         (row["key"], row["ts"].replace(second=0, microsecond=0), row["event"])
