@@ -104,7 +104,7 @@ class Servers:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:  # noqa: ARG002 - protocol method
+    async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:  # noqa: ARG002 - the protocol requires the argument
         """Return, or raise, the health report set for the endpoint's server."""
         self.asked[endpoint.server] += 1
         self.at_once += 1

@@ -2,7 +2,7 @@
 
 Each line of standard input configures one dispatcher, as JSON (see `Told`); without a step it runs until it is killed.
 The program forks a process for each dispatcher, because imports are slow. It prints the process id, then ``ready``, and
-after the process has ended its exit code. Only then it reads the next line.
+after the process has ended its exit code. Only then does it read the next line.
 """
 
 from __future__ import annotations

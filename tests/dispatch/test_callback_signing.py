@@ -66,7 +66,7 @@ def test_rotation() -> None:
 
 
 @pytest.mark.parametrize(("off", "good"), [(-290, True), (290, True), (-310, False), (310, False)])
-def test_clocks(off: float, good: bool) -> None:  # noqa: FBT001 - a column of the table
+def test_clocks(off: float, good: bool) -> None:  # noqa: FBT001 - pytest passes it by name
     """A receiver accepts a timestamp up to five minutes off its own clock, and no other (fault I4)."""
     headers = signer(KEY).headers(ID, time.time() + off, BODY)
     if good:

@@ -224,7 +224,7 @@ async def test_kept_connections() -> None:
     ],
 )
 async def test_names_that_are_trusted(host: str, allowed: tuple[str, ...]) -> None:
-    """A host that the settings name, or an IP address, is called without checking its address (security 8)."""
+    """A host that the settings name, or an IP address, is called without resolving it (security 8)."""
     names = Names(ELSEWHERE)
     async with trap(ONCE) as server, calling(names, allowed=allowed) as caller:
         url = named(server, host)

@@ -151,7 +151,7 @@ def test_no_path_is_shown() -> None:
         ("2002:808:808::", ["2002::/16"], True),
     ],
 )
-def test_exceptions(address: str, networks: list[str], good: bool) -> None:  # noqa: FBT001 - a column of the table
+def test_exceptions(address: str, networks: list[str], good: bool) -> None:  # noqa: FBT001 - pytest passes it by name
     """An exception allows its own network only, not addresses embedded in it.
 
     Multicast and similar addresses stay forbidden (fault I3).

@@ -213,7 +213,7 @@ class TestOddAnswers:
             (breaks, None),
         ],
         ids=(
-            "quit nack null kind text word nothing half bytes deep large goes breaks".split()  # noqa: SIM905 - names
+            "quit nack null kind text word nothing half bytes deep large goes breaks".split()  # noqa: SIM905 - a string is easier to read than a list of quoted words
         ),
     )
     async def test_nothing_is_lost(self, odd: Odd, code: int | None) -> None:

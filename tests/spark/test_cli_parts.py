@@ -20,7 +20,7 @@ from taskqueue_spark.cli.session import SparkFailed
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_stage_is_reported_when_it_is_over(terminal: bool) -> None:  # noqa: FBT001 - pytest passes it
+def test_a_stage_is_reported_when_it_is_over(terminal: bool) -> None:  # noqa: FBT001 - pytest passes it by name
     """G10: each finished stage is reported in one line with its result.
 
     On a terminal a progress bar is shown before.

@@ -34,20 +34,20 @@ def test_a_life_by_hand(spark: SparkSession) -> None:
     journal.tell(0, "configured", reason="{}")
     journal.tell(0, "damaged", reason="torn", key="")
     journal.tell(0, "published", "a", tenant="x")
-    journal.tell(2, "delivered", "a", worker="w")  # waited 2
-    journal.tell(5, "lost", "a", worker="w", losses=1)  # no outcome
-    journal.tell(6, "delivered", "a", worker="w", losses=1)  # waited 1
-    journal.tell(10, "retried", "a", attempt=2, due=20)  # ran 4
-    journal.tell(24, "available", "a", attempt=2)  # available late; it was due at 20
-    journal.tell(25, "delivered", "a", attempt=2)  # waited 5
-    journal.tell(26, "dead_lettered", "a", attempt=2)  # ran 1, took 26
+    journal.tell(2, "delivered", "a", worker="w")  # waited 2 s
+    journal.tell(5, "lost", "a", worker="w", losses=1)  # a loss is no outcome
+    journal.tell(6, "delivered", "a", worker="w", losses=1)  # waited 1 s
+    journal.tell(10, "retried", "a", attempt=2, due=20)  # ran 4 s
+    journal.tell(24, "available", "a", attempt=2)  # available late; it was due at 20 s
+    journal.tell(25, "delivered", "a", attempt=2)  # waited 5 s
+    journal.tell(26, "dead_lettered", "a", attempt=2)  # ran 1 s, took 26 s in total
     journal.tell(40, "redriven", "a", attempt=2)
-    journal.tell(43, "delivered", "a", attempt=2)  # waited 3
-    journal.tell(45, "acked", "a", attempt=2)  # ran 2; its life ended at 26
-    journal.tell(50, "published", "a", tenant="y", due=52)  # begins another life
+    journal.tell(43, "delivered", "a", attempt=2)  # waited 3 s
+    journal.tell(45, "acked", "a", attempt=2)  # ran 2 s; its life ended at 26 s
+    journal.tell(50, "published", "a", tenant="y", due=52)  # begins another life of the task
     journal.tell(53, "available", "a")
-    journal.tell(54, "delivered", "a")  # waited 2
-    journal.tell(57, "acked", "a")  # ran 3, took 5
+    journal.tell(54, "delivered", "a")  # waited 2 s
+    journal.tell(57, "acked", "a")  # ran 3 s, took 5 s in total
     (x, y) = sorted(latency(journal.frame(spark), None).collect(), key=lambda row: str(row.tenant))
     assert (x.key, x.priority, x.tenant, x.window_start) == ("k", 5, "x", None)
     assert (x.tasks, x.deliveries, x.executions, x.clamped) == (1, 4, 3, 0)
@@ -60,14 +60,14 @@ def test_a_life_by_hand(spark: SparkSession) -> None:
 def test_what_is_missing_is_not_measured(spark: SparkSession) -> None:
     """Durations with an unknown start are not measured, and negative ones count as 0 (G10)."""
     journal = SmallJournal()
-    journal.tell(10, "delivered", "cut")  # the start of its wait is unknown
-    journal.tell(13, "acked", "cut")  # ran 3
-    journal.tell(14, "acked", "cut twice")  # only its end is known
+    journal.tell(10, "delivered", "cut")  # the start of the task's wait is unknown
+    journal.tell(13, "acked", "cut")  # ran 3 s
+    journal.tell(14, "acked", "cut twice")  # only the end of this task is known
     journal.tell(20, "published", "back")
-    journal.tell(18, "delivered", "back")  # waited -2
-    journal.tell(19, "acked", "back")  # ran 1, took -1
+    journal.tell(18, "delivered", "back")  # waited -2 s
+    journal.tell(19, "acked", "back")  # ran 1 s, took -1 s in total
     journal.tell(30, "delivered", "poison")
-    journal.tell(31, "dead_lettered", "poison", reason="max_losses_exceeded")  # no outcome
+    journal.tell(31, "dead_lettered", "poison", reason="max_losses_exceeded")  # not an outcome
     (row,) = latency(journal.frame(spark), "1 hour").collect()
     assert row.window_start.replace(tzinfo=EPOCH.tzinfo) == EPOCH
     assert (row.tasks, row.deliveries, row.executions, row.clamped) == (4, 1, 2, 2)

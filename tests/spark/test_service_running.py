@@ -50,12 +50,12 @@ class Query(StreamingQuery):
         self.works = self.stopped = False
         self.asked = 0
 
-    isActive = property(lambda self: bool(self._looks))  # noqa: N815 - Spark's name
+    isActive = property(lambda self: bool(self._looks))  # noqa: N815 - Spark's interface has this name
     status = property(lambda self: {"isTriggerActive": self.works})
     lastProgress = property(lambda self: self.told[-1] if self.told else None)  # noqa: N815
 
     @property
-    def recentProgress(self) -> Any:  # noqa: N802 - Spark's name
+    def recentProgress(self) -> Any:  # noqa: N802 - Spark's interface has this name
         """Return all progress reports, and count the calls."""
         self.asked += 1
         return self.told
@@ -236,7 +236,7 @@ def test_a_beginning_is_of_the_first_run(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     class Spark:
-        readStream = Reader()  # noqa: N815 - Spark's name
+        readStream = Reader()  # noqa: N815 - Spark's interface has this name
         conf = type("Conf", (), {"set": lambda *_: None})()
 
     told = options(tmp_path, source={"path": "x", "startingTimestamp": "2026-01-31"})

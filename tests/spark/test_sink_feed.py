@@ -210,11 +210,11 @@ class Context:
     def __init__(self, batch: str) -> None:
         self.batch = batch
 
-    def getLocalProperty(self, name: str) -> str:  # noqa: N802 - Spark's name
+    def getLocalProperty(self, name: str) -> str:  # noqa: N802 - Spark's interface has this name
         """Return a property of the streaming query."""
         return {"sql.streaming.queryId": "q", "streaming.sql.batchId": self.batch}[name]
 
-    def partitionId(self) -> int:  # noqa: N802 - as above
+    def partitionId(self) -> int:  # noqa: N802 - Spark's interface has this name
         """Return the number of the partition."""
         return 0
 
