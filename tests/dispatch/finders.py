@@ -57,7 +57,7 @@ class Desk:
         self.kept.append(await self.permit())
 
     async def place(self, model: str = "flux", **more: Any) -> FoundQueued:
-        """Return a place in the waiting line, because no slot may be free."""
+        """Return a place in the waiting line; there must be no free slot."""
         found = await self.find(model, **more)
         assert isinstance(found, FoundQueued)
         return found

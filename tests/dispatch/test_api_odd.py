@@ -182,7 +182,7 @@ _NO_JOBS = ["nowhere", "a b", "%2e%2e", "x" * 201, "0000000000-1", "a%2Fb"]
 
 
 async def test_ids_of_no_job(backend: Backend) -> None:
-    """An id of no job gets 404, or 422 if it is malformed, and no other information (security 25)."""
+    """A request for an unknown job gets 404, or 422 for a malformed id, and no other information (security 25)."""
     async with serving(backend) as api:
         for job_id in _NO_JOBS:
             for method, where in (

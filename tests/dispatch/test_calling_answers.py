@@ -199,7 +199,7 @@ class TestStatuses:
 
     @pytest.mark.parametrize("status", [502, 504])
     async def test_on_the_way(self, status: int) -> None:
-        """After 502 or 504 from a proxy, the GPU server may have the job (fault H5)."""
+        """After a response 502 or 504, probably from a proxy, the GPU server may have the job (fault H5)."""
         assert await sent(said(status)) == EndpointUnreachable(
             f"HTTP {status} with 2 bytes", sent=True
         )
