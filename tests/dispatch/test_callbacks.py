@@ -156,7 +156,7 @@ class TestRefused:
                 assert (await failed_once(sender, job)).error == error
                 (record,) = await ended(sender, job)
         assert record.state == "delivered"
-        # on a busy machine, one attempt more may time out
+        # on a busy machine, another attempt may time out
         assert record.attempt == len(receiver.calls) >= 3
         assert ids(receiver.calls) == {record.webhook_id}
         assert len({call.body for call in receiver.calls}) == 1

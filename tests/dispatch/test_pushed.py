@@ -32,7 +32,7 @@ def test_success(word: str) -> None:
 
 @pytest.mark.parametrize("word", sorted(FAILED))
 def test_failure(word: str) -> None:
-    """Each word for failure fails the job, finally if ``final`` is true, with a printable error (C4, C7)."""
+    """Each word for failure fails the job, for good if ``final`` is true, with a printable error (C4, C7)."""
     assert answer_of(note(status=word, error="out of\r\nmemory")) == JobFailedAnswer(
         "out of  memory"
     )
