@@ -56,7 +56,7 @@ class RawSocket:
         raw = plain.socket()
         if receive_buffer:
             raw.setsockopt(plain.SOL_SOCKET, plain.SO_RCVBUF, receive_buffer)
-        raw.setblocking(False)  # set on the raw socket, because asyncio has no argument for the buffer size
+        raw.setblocking(False)  # noqa: FBT003 - the function accepts no keyword argument
         raw.setsockopt(plain.IPPROTO_TCP, plain.TCP_NODELAY, 1)
         it = cls(raw, patience)
         try:

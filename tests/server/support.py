@@ -176,7 +176,8 @@ class Worker:
         try:
             await self.send("hello", **self._hello)
             self.welcome = await self.frame("welcome")
-        except BaseException:  # This worker is not entered as a context manager, so it closes its own socket.
+        # ``__aexit__`` does not run if ``__aenter__`` fails, so the socket is closed here.
+        except BaseException:
             self.socket.transport.abort()
             raise
         return self

@@ -94,7 +94,7 @@ class TestHandshake:
             writer.close()
 
     async def test_connections_are_limited(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """So many sockets in all, and one more is sent away with the code for later."""
+        """The number of sockets is limited; any further one is closed with the code for "try again later"."""
         monkeypatch.setattr(connections.Connections.__init__, "__defaults__", (2, 2))
         async with running() as it, it.worker("w1"), it.worker("w2"), it.socket() as late:
             await asyncio.wait_for(late.wait_closed(), 3)
@@ -148,7 +148,7 @@ class TestSlowReaders:
                 assert memory() - before < 6 * 1024 * 1024
 
     async def test_asking_without_reading_ends_it(self) -> None:
-        """A worker that asks for answers and never reads them blocks itself only, until the deadline."""
+        """A worker that never reads the responses to its requests blocks only itself, until the deadline."""
         receipt = b'"' + b"r" * 190 + b'"'
         flood = frame(b'{"type":"ack","receipts":[%b,%b]}' % (receipt, receipt)) * 100
 
@@ -166,7 +166,10 @@ class TestAnswers:
     """HTTP clients that never read the response."""
 
     async def test_an_answer_that_is_never_read(self) -> None:
-        """Fault G1, over HTTP: the connection is broken after a while, and what it kept in memory is free."""
+        """Fault G1, over HTTP: a client that never reads its response is disconnected after a timeout.
+
+        The memory of the response is then freed.
+        """
         async with running() as it:
             ids = [f"t{i}" for i in range(40)]
             await it.publish(*ids)

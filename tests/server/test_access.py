@@ -125,7 +125,10 @@ class TestSocket:
     async def test_a_token_in_the_address(
         self, path: Path, query: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Fault K1 and security 1: refused before the handshake, and in no log of ours."""
+        """Fault K1 and security 1: a request with a token in its URL is refused before the handshake.
+
+        The token appears in no log of the server.
+        """
         caplog.set_level(logging.INFO)
         async with guarded(path) as it:
             shown = {} if A in query else bearer(A)
@@ -168,7 +171,10 @@ class TestSocket:
     async def test_strangers_do_not_keep_workers_out(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Fault G11 and security 1: sockets without a token are few, and those with one get in beside them."""
+        """Fault G11 and security 1: the server limits the number of sockets that have sent no token.
+
+        When the limit is reached, a socket with a token is still accepted.
+        """
         monkeypatch.setattr(connections.Connections.__init__, "__defaults__", (1000, 3))
         async with guarded(path) as it:
             strangers = [await it.socket() for _ in range(3)]
@@ -212,9 +218,13 @@ async def test_plugins_go_first_and_the_file_knows_the_others(path: Path) -> Non
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "queue.example", ""])  # These hosts are refused.
+# noqa: S104 - refused
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "queue.example", ""])
 def test_no_open_server_for_others(host: str, path: Path) -> None:
-    """Security 3: without authentication loopback only, and the error says how to make a token."""
+    """Security 3: a server without authentication listens on loopback only.
+
+    The error about another host says how to create a token.
+    """
     hooks = Hooks()
     with pytest.raises(ConfigurationError, match="taskqueue token new"):
         check_host(settings(host=host), hooks)

@@ -119,7 +119,7 @@ async def test_another_key_from_afar(path: Path) -> None:
 
 @pytest.mark.parametrize("token", ["a\nb", "ä", " x", "\x7f"])
 def test_a_token_that_no_header_can_carry(token: str) -> None:
-    """It is refused before anything is sent, and not shown."""
+    """A token that no HTTP header can carry is refused before anything is sent, and is not shown."""
     with pytest.raises(ConfigurationError) as caught:
         Worker("http://127.0.0.1:1", token=token)
     assert token not in str(caught.value)
@@ -183,7 +183,10 @@ class TestTls:
     async def test_bad_certificates(
         self, path: Path, files: Files, which: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Security 5: self-signed, expired, for another host, of an unknown authority: refused by both clients."""
+        """Security 5: a worker and a publisher refuse a certificate that they cannot trust.
+
+        It is self-signed, expired, issued for another host, or signed by an unknown authority.
+        """
         certificate = files.good if which == "unknown_authority" else getattr(files, which)
         ca = None if which == "unknown_authority" else files.authority
         async with self.secure(path, certificate, files.key) as it:

@@ -51,7 +51,10 @@ class TestCookie:
         assert "Domain" not in cookie
 
     def test_the_header_goes_first(self) -> None:
-        """Who shows a token by header is no browser that was made to."""
+        """A token in the header takes precedence over a session cookie.
+
+        Another site can make a browser send the cookie, but not the header.
+        """
         cookie = shown(session_cookie(A, secure=False))
         asked = request(cookie=cookie, authorization=f"Bearer {ADMIN}")
         assert token_of(asked) == ADMIN
@@ -93,7 +96,10 @@ class TestCookie:
 
 
 class TestOtherSites:
-    """Security 4: a page of another site may neither read nor do anything, though its browser shows the session."""
+    """Security 4: a page of another site can neither read nor change anything.
+
+    This holds although the browser sends the session cookie with its requests.
+    """
 
     @pytest.mark.parametrize(
         ("origin", "status"),
@@ -121,7 +127,7 @@ class TestOtherSites:
             assert (await it.backend.control.settings("a")).paused == (status == 200)  # type: ignore[attr-defined]
 
     async def test_looking(self, tmp_path: Path) -> None:
-        """A session may look without an origin, as browsers do; with another's it may not."""
+        """A session cookie may read without an Origin header, which browsers omit, but not with a foreign one."""
         path = everybody(tmp_path / "tokens.toml")
         async with running(tokens_file=path) as it, http(it) as client:
             headers = {"cookie": shown(session_cookie(ADMIN, secure=False))}
@@ -144,7 +150,10 @@ class TestOtherSites:
     async def test_origins(
         self, tmp_path: Path, origin: str | None, listed: list[str], status: int
     ) -> None:
-        """Security 4: over HTTP with a token: none, this server's, or one on the list."""
+        """Security 4: a request with a token needs no Origin header.
+
+        If it has one, it must be the origin of this server or one on the list.
+        """
         path = everybody(tmp_path / "tokens.toml")
         async with running(tokens_file=path, origins=frozenset(listed)) as it, http(it) as client:
             headers = bearer(ADMIN)

@@ -136,7 +136,7 @@ async def test_every_operation(tmp_path: Path) -> None:
                 denied(await ask(client, one, A), 403)
         assert await it.backend.control.queues() == ()  # type: ignore[attr-defined]
         for one in GUARDED:
-            if name(one) != "GET /live":  # Event streams are left out, because their response has no end.
+            if name(one) != "GET /live":  # the response of an event stream never ends
                 token = ADMIN if one.scope is Scope.SERVER else A
                 answer = await ask(client, one, token)
                 assert answer.status_code not in {401, 403, 500}, (name(one), answer.text)
@@ -158,7 +158,8 @@ async def test_lists_leave_out_what_is_anothers(tmp_path: Path) -> None:
                 query = "?q=canary" if one.path == "/find" else ""
                 answer = await client.get(one.path + query, headers=bearer(A))
                 assert answer.status_code in {200, 303, 404}, answer.text
-                if one.path == "/find":  # The page repeats the search text of the request, so the key may appear in it.
+                # This page repeats the search text of the request, so the key may appear in it.
+                if one.path == "/find":
                     there = await client.get("/find?q=nowhere", headers=bearer(A))
                     told = answer.text.replace("canary", "nowhere")
                     assert (answer.status_code, told) == (there.status_code, there.text)
@@ -230,7 +231,7 @@ class TestReceipts:
 
     @pytest.mark.parametrize("verb", ["ack", "redeliver", "retry", "dead_letter", "progress"])
     async def test_of_another_key(self, tmp_path: Path, verb: str) -> None:
-        """Fault G5: with a token of ``b``, the receipt of a task of ``a`` is one that was lost; nothing changes."""
+        """Fault G5: with a token for ``b``, settling a receipt of ``a`` is answered as lost and changes nothing."""
         path = everybody(tmp_path / "tokens.toml")
         async with (
             running(tokens_file=path) as it,
@@ -254,7 +255,10 @@ class TestReceipts:
 
     @pytest.mark.parametrize("worker_id", ["w1", "w2"])
     async def test_adopting_what_is_anothers(self, tmp_path: Path, worker_id: str) -> None:
-        """Fault G5: also who says that it holds it, even under the same name, takes nothing away."""
+        """Fault G5: a worker whose hello names a receipt of another token does not get it.
+
+        This also holds if both workers have the same worker id.
+        """
         path = everybody(tmp_path / "tokens.toml")
         async with (
             running(tokens_file=path) as it,
@@ -272,7 +276,10 @@ class TestReceipts:
             assert await one.settled(1) == ([receipt], [])
 
     async def test_adopting_from_another_server(self, tmp_path: Path) -> None:
-        """Where nobody here knows whose it is, it goes back to its queue: not seen, not settled, not lost."""
+        """A delivery that was issued through another server cannot be adopted with a token of another key.
+
+        The delivery returns to its queue: it is neither shown nor settled nor counted as lost.
+        """
         path = everybody(tmp_path / "tokens.toml")
         async with running(tokens_file=path) as it:
             await it.publish("t1", key="a")

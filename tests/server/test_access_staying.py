@@ -85,7 +85,10 @@ class TestStaying:
     async def test_a_bad_file_changes_nothing(
         self, path: Path, text: str | None, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Neither lets anybody in nor throws anybody out; the log says what is wrong; a good file then counts."""
+        """A broken token file neither admits nor disconnects a client.
+
+        The log names the problem, and the next valid file applies.
+        """
         async with guarded(path) as it, it.worker("w1", "a", headers=bearer(A)) as worker:
             spoil(path, text)
             assert not await it.context.access.reload()
@@ -101,7 +104,7 @@ class TestStaying:
             assert await worker.closed() == 4001
 
     async def test_a_plugin_is_asked_again(self) -> None:
-        """Security 6: also who was let in by a plugin stays only as long as that says so."""
+        """Security 6: a connection that a plugin admitted is closed once the plugin rejects its token."""
         plugin = Plugin()
         async with (
             running(plugin.backend(), lease=60) as it,
@@ -134,7 +137,7 @@ class TestStaying:
     async def test_a_file_that_could_not_be_read_is_read_again(
         self, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Security 6: a disk that fails once, as the revoked token is taken out, does not keep it alive."""
+        """Security 6: a read error of the token file just after a revocation does not keep the token valid."""
         really, failures = tokens.load, 0
 
         def load(where: Path) -> bytes:
@@ -168,7 +171,10 @@ class TestStaying:
                     pass
 
     async def test_one_that_cannot_be_checked_does_not_spare_the_others(self) -> None:
-        """Security 6: who may not be judged is sent away, and so is whoever comes after it."""
+        """Security 6: a connection whose token cannot be checked is closed.
+
+        The connections after it in the same round are still checked.
+        """
         plugin = Plugin()
         hooks = Hooks()
         hooks.register(plugin)

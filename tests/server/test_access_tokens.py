@@ -57,7 +57,10 @@ class TestFinding:
 
     @pytest.mark.parametrize("shown", [None, "", "x", SECRET + "x", SECRET[:-1], "x" * 5000])
     def test_tokens_that_match_no_identity(self, path: Path, shown: str | None) -> None:
-        """Fault K1: no token, a wrong one, a part of one, one too long; also its hash is no token."""
+        """Fault K1: a missing, wrong, partial or too long token matches no identity.
+
+        The hash of a token does not match either.
+        """
         tokens = Tokens.load(write(path, entry(SECRET)))
         assert tokens.identify(shown, 0.0) is None
         assert tokens.identify(hashed(SECRET).hex(), 0.0) is None
@@ -87,7 +90,7 @@ class TestFinding:
         assert (found and found.name) == (None if place is None else f"n{place}")
 
     def test_nothing_ends_the_comparison(self) -> None:
-        """Security 1: by its construction: one loop over all, without return, break or another comparison."""
+        """Security 1: the comparison is one loop over all entries, without return, break or another comparison."""
         source = textwrap.dedent(inspect.getsource(Tokens.identify))
         (function,) = ast.parse(source).body
         (loop,) = (node for node in ast.walk(function) if isinstance(node, ast.For))
@@ -201,7 +204,10 @@ class TestFile:
 
     @pytest.mark.parametrize("mode", [0o620, 0o604, 0o602, 0o660, 0o644])
     def test_others_may_not_use_it(self, path: Path, mode: int) -> None:
-        """Security 26: who could write it could let anybody in."""
+        """Security 26: a token file is refused if other users may read or write it.
+
+        A user who can write the file could add a token.
+        """
         write(path, entry(SECRET)).chmod(mode)
         with pytest.raises(ConfigurationError, match="chmod 600"):
             Tokens.load(path)
@@ -234,7 +240,7 @@ class TestFile:
             Tokens.load(path)
 
     def test_its_owner_keeps_it(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Security 6: root revokes a token, and the server, which is another user, can still read the file."""
+        """Security 6: after root has revoked a token, the server's user still owns the file and can read it."""
         add(path, "n", SECRET, verbs=["publish"], keys=["*"])
         path.chmod(0o400)
         given: list[tuple[int, int]] = []
