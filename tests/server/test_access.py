@@ -218,8 +218,7 @@ async def test_plugins_go_first_and_the_file_knows_the_others(path: Path) -> Non
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
-# noqa: S104 - refused
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "queue.example", ""])
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "queue.example", ""])  # noqa: S104 - refused
 def test_no_open_server_for_others(host: str, path: Path) -> None:
     """Security 3: a server without authentication listens on loopback only.
 

@@ -62,7 +62,10 @@ class TestCookie:
         assert token_of(request(cookie=cookie, authorization="Basic x")) is None
 
     def test_over_tls_only_the_safe_name_counts(self) -> None:
-        """Another host of the same domain can set the plain name, and not the other."""
+        """Over TLS only the cookie with the ``__Host-`` prefix counts.
+
+        Another host of the same domain can set a cookie without the prefix.
+        """
         assert token_of(request("https", cookie=shown(session_cookie(A, secure=False)))) is None
 
     @pytest.mark.parametrize("value", ["", "%%%", "A", "/w==", "x" * 9000, "_____"])
