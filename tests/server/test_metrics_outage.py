@@ -90,7 +90,7 @@ class TestOutage:
             assert backend.passes == before + 1
 
     async def test_settings_that_do_not_come(self) -> None:
-        """Limits are left out where the store does not tell them; the rest stands."""
+        """If the store does not return the settings of a queue, only the metrics about its limits are missing."""
 
         class Control:
             async def settings(self, key: str) -> QueueSettings:

@@ -180,7 +180,10 @@ class TestReading:
     """Which settings a reload changes."""
 
     def test_only_what_can_change_does(self, caplog: pytest.LogCaptureFixture) -> None:
-        """The rest is named as needing a restart; the names alone are logged."""
+        """A reload applies the settings that can change at run time.
+
+        The names of the others are logged as needing a restart, without values.
+        """
         caplog.set_level(logging.INFO, "taskqueue")
         old = settings()
         new = settings(drain=9.0, grace=3.0, origins=frozenset({"https://a"}), host="::1", port=7)

@@ -117,7 +117,10 @@ async def test_its_operations_obey_the_doors_rules(tmp_path: Path) -> None:
 
 
 async def test_its_operations_are_described_and_counted() -> None:
-    """Fault K6: as those of the server, under the path that people are told."""
+    """Fault K6: operations of an extension appear in the OpenAPI document and in the metrics.
+
+    In both, they have the same path template.
+    """
     part = Steps().part(tags={"greetings": "Be polite."})
     async with running(extensions=[part]) as it, http(it) as client:
         told = (await client.get("/v1/openapi.json")).json()
@@ -232,7 +235,7 @@ class TestNames:
     def test_what_is_no_part(
         self, monkeypatch: pytest.MonkeyPatch, value: str | None, reason: str
     ) -> None:
-        """Says what is wrong before anything is served."""
+        """An extension that is missing, cannot be imported or has the wrong type is refused at the start."""
         told = {"other": "builtins:dict"} if value is None else {"wanted": value}
         self.found(monkeypatch, **told)
         with pytest.raises(ConfigurationError, match=reason):
