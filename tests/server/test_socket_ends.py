@@ -205,7 +205,10 @@ class TestSharedIdentity:
     """REV-E5 and fault G6: two sockets of one worker."""
 
     async def test_closing_one_leaves_the_other(self) -> None:
-        """It stays registered, keeps what it holds and is served further."""
+        """When one socket closes, the worker stays registered with the other one.
+
+        The other socket keeps its tasks and gets new ones.
+        """
         async with running() as it, it.worker("w", credit=1) as one:
             async with it.worker("w") as two:
                 await it.publish("a")
