@@ -118,7 +118,7 @@ def test_what_to_install_is_said_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without a Python that can make an environment one sentence names the package; code 2."""
+    """If no Python can create an environment, one sentence names the package to install; the exit code is 2."""
     release = tmp_path / "os-release"
     release.write_text("ID=ubuntu\nID_LIKE=debian\n")
     named = dev.package
@@ -267,7 +267,7 @@ def test_what_uv_cannot_do_is_left_to_pip(
 
 
 def test_a_pin_has_its_hashes(checkout: Path) -> None:
-    """uv itself is installed with the hash in the lock file."""
+    """The installer uv itself is installed with the hash in the lock file."""
     (checkout / "requirements.lock").write_text(
         "uvicorn==2 \\\n    --hash=a\nuv==1 \\\n    --hash=b\n"
     )

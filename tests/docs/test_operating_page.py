@@ -21,7 +21,10 @@ PAGE = (Path(__file__).parents[2] / "docs/operating.md").read_text("utf-8")
 async def test_in_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first block: tokens are made, and several processes on one embedded store ask for them."""
+    """The first block creates tokens and starts several server processes on one Redis store.
+
+    The server requires the tokens.
+    """
     monkeypatch.chdir(tmp_path)
     shown = []
     for command in TOKENS:

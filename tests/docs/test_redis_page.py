@@ -54,7 +54,10 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def environment(tmp_path: Path, redis: RedisServer) -> dict[str, str]:
-    """Where commands run: this environment's programs, a port of its own, and ``redis-cli`` that finds the Redis."""
+    """Environment variables for commands of the page.
+
+    They set PATH, a free port, and a ``redis-cli`` that connects to the Redis of this test.
+    """
     binaries = tmp_path / "bin"
     binaries.mkdir()
     client = shlex.quote(str(find_engine(OLDEST).binary.with_name("redis-cli")))

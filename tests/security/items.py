@@ -1,4 +1,4 @@
-"""The project's security list: for each item the tests that prove it, or why there is nothing to prove yet."""
+"""The security list of the project: for each item, the tests that prove it, or why there are none yet."""
 
 from __future__ import annotations
 
