@@ -166,10 +166,7 @@ class TestAnswers:
     """HTTP clients that never read the response."""
 
     async def test_an_answer_that_is_never_read(self) -> None:
-        """Fault G1, over HTTP: a client that never reads its response is disconnected after a timeout.
-
-        The memory of the response is then freed.
-        """
+        """Fault G1, over HTTP: a client that never reads its response is disconnected after a timeout."""
         async with running() as it:
             ids = [f"t{i}" for i in range(40)]
             await it.publish(*ids)
@@ -195,9 +192,8 @@ class TestFrames:
     async def test_an_error_is_named_before_the_close(self) -> None:
         """Fault G9: the error frame says what was wrong; the close that follows contains only the error code."""
         async with running() as it, it.worker() as worker:
-            await worker.send(
-                "from_the_future"
-            )  # A newer worker may send frames that this server does not know.
+            # A newer worker may send frames that this server does not know.
+            await worker.send("from_the_future")
             assert (await worker.frame("error"))["code"] == "unknown_type"
             await worker.socket.send('{"type":"ack"}')
             error = await worker.frame("error")

@@ -63,7 +63,7 @@ async def closed(it: Running, *keys: str, **hello: Any) -> tuple[int, str]:
 
 
 class TestSocket:
-    """Authentication of websockets before the handshake is accepted."""
+    """Authentication of websockets, by a header of the handshake or by the hello."""
 
     async def test_a_good_token(self, path: Path) -> None:
         """Fault K1 and security 1: a worker may send its token in the header or in the hello frame."""
@@ -101,7 +101,7 @@ class TestSocket:
             assert await it.answers(head + 2 * shown + b"\r\n") == [401]
 
     async def test_an_expired_token(self, path: Path) -> None:
-        """Fault K1: a token is accepted until it expires, and refused afterwards."""
+        """Fault K1: a token is refused after it has expired."""
         write(path, entry(A, expires_at=time.time() - 1))
         async with guarded(path) as it:
             assert await refused(it, bearer(A)) == (401, "unauthenticated")
@@ -233,7 +233,7 @@ def test_no_open_server_for_others(host: str, path: Path) -> None:
 
 
 def test_an_open_server_says_so(path: Path) -> None:
-    """Security 3: a server that is open to everybody warns the operator at its start."""
+    """Security 3: at its start, a server without authentication warns that every user of the machine can use it."""
     hooks = Hooks()
     for host in ("127.0.0.1", "localhost", "::1", "127.8.0.1"):
         check_host(settings(host=host), hooks)

@@ -42,7 +42,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 async def test_a_worker_shows_its_token_before_it_is_connected(path: Path) -> None:
-    """Security 1: a worker sends its token in the header, and receives tasks only of the keys that the token grants."""
+    """Security 1: a worker sends its token in the header.
+
+    It is refused if the token does not grant all keys of its handlers.
+    """
     async with running(tokens_file=path) as it:
         assert await publish_and_work(it, it.server.url) == ["t1"]
         other = Worker(it.server.url, token=A)
@@ -101,7 +104,7 @@ async def publish_and_work(it: Running, url: str, ca: Path | None = None) -> lis
 
 
 async def test_another_key_from_afar(path: Path) -> None:
-    """Security 2: a publish that the server forbids raises an error that says so."""
+    """Security 2: a publish that the server forbids is refused with the reason, and a forbidden retry is an error."""
     async with running(tokens_file=path) as it:
         remote = RemoteBackend(it.server.url, A)
         (told,) = await remote.publisher.publish(Task(key="b"))

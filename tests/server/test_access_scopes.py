@@ -96,7 +96,7 @@ def denied(answer: httpx2.Response, status: int) -> None:
 
 
 def test_every_route_is_in_a_table() -> None:
-    """Security 2: every route is an operation that declares its access rule, or a websocket."""
+    """Security 2: every route is an operation in the tables, which state the required rights, or a known websocket."""
     app = create_app(MemoryBackend(), settings())
     paths = {route.path for route in app.routes if isinstance(route, Route)}
     assert paths == {one.path for one in EVERYTHING}
@@ -106,7 +106,10 @@ def test_every_route_is_in_a_table() -> None:
 
 
 def test_what_is_public() -> None:
-    """Security 3: every operation without a verb is on the list of public operations or of filtered lists."""
+    """Security 3: every operation without a verb is on the list of public operations.
+
+    An operation that checks the key itself is a filtered list, or has the key in its body.
+    """
     assert {name(one) for one in EVERYTHING if not one.verbs} == PUBLIC
     assert {name(one) for one in GUARDED if one.scope is Scope.HANDLER} == LISTS | {*BODIES}
     for one in GUARDED:

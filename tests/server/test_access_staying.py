@@ -137,7 +137,10 @@ class TestStaying:
     async def test_a_file_that_could_not_be_read_is_read_again(
         self, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Security 6: a read error of the token file just after a revocation does not keep the token valid."""
+        """Security 6: a token file that cannot be read is read again, so that a revocation in it takes effect.
+
+        The read error is logged once.
+        """
         really, failures = tokens.load, 0
 
         def load(where: Path) -> bytes:

@@ -228,7 +228,10 @@ class TestFile:
     def test_as_kubernetes_mounts_it(
         self, monkeypatch: pytest.MonkeyPatch, mode: int, owner: int, us: int, *, refused: bool
     ) -> None:
-        """Security 26: a file of root that its group can read is accepted if the server is in this group."""
+        """Security 26: a file of root may be readable by its group, as Kubernetes mounts it.
+
+        Any other file must be accessible to its owner only.
+        """
         monkeypatch.setattr(os, "geteuid", lambda: us)
         found = os.stat_result((mode, 1, 1, 1, owner, 0, 1, 0, 0, 0))
         assert module._is_open(found) is refused

@@ -82,7 +82,10 @@ async def test_a_running_task_survives_the_loss_of_its_connection(server: FakeSe
 
 
 async def test_an_unconfirmed_outcome_is_sent_again(server: FakeServer) -> None:
-    """Fault A2, fault E2: with its confirmation lost, an ack is repeated and the handler is not."""
+    """Fault A2, fault E2: if the confirmation of an ack is lost, the worker sends the ack again.
+
+    The handler does not run again.
+    """
     worker = Worker(server.url)
     gate = Gate(worker)
     gate.open()
