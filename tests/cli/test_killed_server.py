@@ -55,7 +55,7 @@ def test_a_killed_server_takes_its_tasks_and_nothing_else(
     publish = ("publish", "double", "--batch", str(batch), "--server", url, "--json")
     with running(*serve) as server, running("worker", "tests.cli.work:worker", "--url", url):
         assert cli(*publish).told["accepted"] == COUNT
-        wait_until(lambda: done(cli, url) > number, "some are done", tick=0, seconds=60)
+        wait_until(lambda: done(cli, url) > number, "some tasks are done", tick=0, seconds=60)
         server.send_signal(signal.SIGKILL)
         server.wait()
         refused = cli(*publish)
@@ -64,4 +64,4 @@ def test_a_killed_server_takes_its_tasks_and_nothing_else(
         with running(*serve):
             assert done(cli, url) == 0
             assert cli(*publish).told["accepted"] == COUNT
-            wait_until(lambda: done(cli, url) == COUNT, "the worker came back", seconds=60)
+            wait_until(lambda: done(cli, url) == COUNT, "the worker has reconnected", seconds=60)

@@ -28,7 +28,7 @@ async def _tab_to(page: Page, name: str) -> None:
             assert await page.evaluate(_VISIBLE), told
         if told == name:
             return
-    raise AssertionError(f"{name} cannot be reached")
+    raise AssertionError(f"{name} is not reachable with Tab")
 
 
 async def test_by_keyboard_alone(browser: Browser) -> None:

@@ -144,10 +144,12 @@ async def test_nothing_comes_out(tmp_path: Path, logs: io.StringIO) -> None:
     everything = "\n".join((*said, *answers, logs.getvalue()))
     for token in TOKENS:
         assert token not in everything.replace(f"/{token}", ""), token
-    assert DATA not in "\n".join(said).replace(f"/{DATA}", ""), "in an error, a metric or a repr"
+    assert DATA not in "\n".join(said).replace(f"/{DATA}", ""), (
+        "a payload is in an error, a metric or a repr"
+    )
     assert DATA not in logs.getvalue().replace(f"token 1 ({DATA})", "")
     assert logs.getvalue().count("previous tokens stay in force") == 2
-    assert any("t1" in answer for answer in answers), "pages were looked at"
+    assert any("t1" in answer for answer in answers), "the pages were read"
 
 
 async def test_addresses(monkeypatch: pytest.MonkeyPatch, logs: io.StringIO) -> None:

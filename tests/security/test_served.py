@@ -56,7 +56,7 @@ def test_for_any_host_with_tokens_and_tls(
             assert url.startswith("https://0.0.0.0:")
             url = url.replace("0.0.0.0", "localhost")  # noqa: S104 - the server is bound to all addresses
             publish = ("publish", "a", "--id", "1", "--server", url, "--json")
-            assert main(publish) == 4, "an unknown authority"
+            assert main(publish) == 4, "the certificate authority is unknown"
             monkeypatch.setenv("TASKQUEUE_TLS_CA", str(files.authority))
             monkeypatch.setenv("TASKQUEUE_TOKEN", ADMIN)
             capsys.readouterr()

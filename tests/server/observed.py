@@ -152,7 +152,7 @@ class Observed:
         try:
             await eventually(there, seconds)
         except AssertionError:
-            raise AssertionError(f"{found} is left, of {before}") from None
+            raise AssertionError(f"{found} does not return to {before}") from None
         return found
 
     async def _ask(self, line: str) -> Any:

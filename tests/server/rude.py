@@ -115,7 +115,7 @@ class RawSocket:
         return self.closed_with
 
     def _note(self, data: bytes) -> None:
-        # Store the close code if these bytes contain a close frame. // Server frames are not masked, and only the
+        # Store the close code if these bytes contain a close frame. Server frames are not masked, and only the
         # header of each frame matters here.
         self._buffer += data
         while len(self._buffer) >= 2:

@@ -52,7 +52,7 @@ async def eventually(
             found = await found
         if found:
             return found
-        assert loop.time() < end, "it did not come true in time"
+        assert loop.time() < end, "the condition did not become true in time"
         await asyncio.sleep(pause)
 
 
@@ -105,7 +105,7 @@ class Running:
         except ConnectionError:
             pass
         except TimeoutError:
-            assert patience, "it was not closed"
+            assert patience, "the server did not close the connection"
         finally:
             writer.close()
         return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", said)]

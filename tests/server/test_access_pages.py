@@ -70,7 +70,7 @@ class TestCookie:
 
     @pytest.mark.parametrize("value", ["", "%%%", "A", "/w==", "x" * 9000, "_____"])
     def test_what_is_none(self, value: str) -> None:
-        """A malformed session cookie authenticates nobody."""
+        """A malformed session cookie does not authenticate a request."""
         assert token_of(request(cookie=f"taskqueue-session={value}")) is None
 
     @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from tests.server.golden import FOLDER, described
 def test_descriptions_are_as_agreed(name: str) -> None:
     """E1: the served descriptions are equal to the agreed files, so that a rename in the code does not change them."""
     agreed = json.loads((FOLDER / name).read_text("utf-8"))
-    assert described()[name] == agreed, "if this is meant: python -m tests.server.golden"
+    assert described()[name] == agreed, (
+        "if the change is intended, run python -m tests.server.golden"
+    )
 
 
 def test_every_operation_has_a_name_of_its_own() -> None:

@@ -223,4 +223,4 @@ async def test_fuzz_over_sockets() -> None:
 async def _answer(worker: Worker) -> None:
     """Answer pings, and fail if a receipt of this worker is revoked or settled by another peer."""
     await worker.frame("revoke", "settled", seconds=3600)
-    raise AssertionError("somebody else settled what is held here")
+    raise AssertionError("another peer settled a delivery of this worker")

@@ -326,9 +326,9 @@ class TestByFilter:
     async def test_to_discard_is_confirmed(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """Security 3: to discard by filter or all, the request must repeat the queue name.
+        """Security 3: to discard all dead letters, or those that match a filter, a request must repeat the queue name.
 
-        A list of ids is enough otherwise.
+        To discard a list of ids, this is not necessary.
         """
         await bury(backend, "a", "b")
         for body in ({"all": True}, {"filter": {"reason": "no"}}):

@@ -23,10 +23,7 @@ from tests.server.support import Worker, eventually, receipts, running
 MB = 1 << 20
 PAYLOAD = 50_000
 TURN = 0.05
-"""maximum processor seconds of one event loop iteration.
-
-Processing everything that one client has sent would take longer
-"""
+"""maximum processor seconds of one event loop iteration, far less than for all that one client has sent"""
 
 
 def bodies(count: int, size: int = PAYLOAD) -> list[bytes]:

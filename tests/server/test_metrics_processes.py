@@ -81,4 +81,4 @@ async def test_they_add_up(tmp_path: Path) -> None:
             seen = await scrape(client)
             assert seen("settled_total", outcome="done") == 3
             assert seen("connections", state="welcome") == 1
-            assert seen("published_total", key="k") == 2, "the store of a process of its own"
+            assert seen("published_total", key="k") == 2, "each process has its own store"

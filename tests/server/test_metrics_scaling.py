@@ -54,7 +54,7 @@ async def test_what_there_is_to_do() -> None:
             settings = await control.configure("k", QueueSettings(max_inflight=12))
             assert (await asked(client, per_worker=5))["replicas"] == 3
             settings = await control.configure("k", settings.model_copy(update={"max_inflight": 2}))
-            assert (await asked(client, per_worker=1))["replicas"] == 4, "what runs goes on"
+            assert (await asked(client, per_worker=1))["replicas"] == 4, "running tasks continue"
             await control.configure("k", settings.model_copy(update={"paused": True}))
             told = await asked(client, per_worker=2)
             assert (told["replicas"], told["value"]) == (2, 25)

@@ -155,7 +155,9 @@ class TestOutage:
             assert (await client.get("/ready")).json() == {"ready": False, "reason": "store"}
             assert (await client.get("/health")).status_code == 503
             alive = await client.get("/alive")
-            assert (alive.status_code, alive.json()["alive"]) == (200, True), "no cause to restart"
+            assert (alive.status_code, alive.json()["alive"]) == (200, True), (
+                "an outage is no reason to restart the server"
+            )
 
 
 class TestFewCapabilities:

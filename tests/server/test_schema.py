@@ -58,9 +58,8 @@ def _serving(backend: Backend, *plugins: object) -> Iterator[str]:
         assert one.context is not None
         over = asyncio.Event()
         over.set()
-        one.context.waiters = ResultWaiters(
-            one.context.control, one.context.hooks, over
-        )  # no request can wait for a result, because no task ever ends here
+        # No request can wait for a result, because no task ever ends here.
+        one.context.waiters = ResultWaiters(one.context.control, one.context.hooks, over)
         yield one.url
 
 
@@ -96,9 +95,8 @@ def one_line(_: schemathesis.SerializationContext, value: object) -> bytes:
 
 
 schema = schemathesis.openapi.from_dict(document(OPERATIONS, VERSION, open_to_all=False))
-_at_random = (
-    schemathesis.Config()
-)  # No cases are computed in advance, because the tests of this schema would not use them.
+# No cases are computed in advance, because the tests of this schema would not use them.
+_at_random = schemathesis.Config()
 _at_random.projects.default.phases.update(phases=["fuzzing"])
 open_schema = schemathesis.openapi.from_dict(
     document(OPERATIONS, VERSION, open_to_all=True), config=_at_random

@@ -56,7 +56,7 @@ class TestAddress:
                 assert (await client.get("/ready")).status_code == 200
                 assert not it.server.url.endswith(":0")
         except ConfigurationError:
-            assert host == "::1", "only IPv6 may be absent"
+            assert host == "::1", "only IPv6 may be unavailable"
 
     async def test_a_port_that_is_taken(self) -> None:
         """If the port is in use, the error names the setting to change, and the backend is closed."""
@@ -112,7 +112,7 @@ class TestHooks:
     """Plugins are notified when workers connect and disconnect."""
 
     async def test_connected_and_disconnected(self) -> None:
-        """A plugin hears of each welcomed connection once at its start and once at its end, with the reason."""
+        """A plugin is notified of each welcomed connection once at its start and once at its end, with the reason."""
         seen: list[tuple[str, str, tuple[str, ...], str]] = []
 
         class Plugin:

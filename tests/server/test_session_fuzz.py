@@ -224,7 +224,7 @@ class Driver:
                 pass
 
     def greet(self, hello: Hello) -> None:
-        """Welcome the worker, who must not have been welcomed before, and adopt a random part of its receipts."""
+        """Welcome the worker, which must not have been welcomed before, and adopt a random part of its receipts."""
         assert not self.greeted
         self.greeted = True
         adopted = [r for r in dict.fromkeys(hello.holding) if self.random.random() < 0.5]
@@ -238,7 +238,7 @@ class Driver:
         receipts = [d.receipt for d in deliveries]
         assert receipts
         assert len(set(receipts)) == len(receipts)
-        assert self.held.issuperset(receipts), "a settlement of what is not held"
+        assert self.held.issuperset(receipts), "a delivery was settled that is not held"
         self.held.difference_update(receipts)
         self.pending.update(receipts)
 

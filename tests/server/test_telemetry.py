@@ -256,7 +256,7 @@ class TestInOneProcess:
         headers = [delivery.task.headers for delivery in got.deliveries]
         assert headers[:3] == [known, full, large]
         assert set(headers[3]) == {"traceparent"}
-        assert all_[3].headers == {}, "the caller's task is as it was"
+        assert all_[3].headers == {}, "the task of the caller is unchanged"
 
     async def test_headers_that_are_no_context(self, seen: Collected) -> None:
         """Fault K1: a task with an invalid trace context is processed without a link."""
@@ -369,7 +369,9 @@ print(any(name.startswith("opentelemetry.") for name in sys.modules))
         provider = telemetry._Provider()
         monkeypatch.setattr(telemetry, "_provider", provider)
         assert not telemetry.active()
-        monkeypatch.setattr(provider, "refresh", lambda _: pytest.fail("asked again at once"))
+        monkeypatch.setattr(
+            provider, "refresh", lambda _: pytest.fail("the provider was checked again at once")
+        )
         assert not telemetry.active()
         with telemetry.operation("receive") as observed, telemetry.processing([]):
             assert observed is None

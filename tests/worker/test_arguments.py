@@ -41,39 +41,39 @@ def fault(function: Callable[..., Any], payload: object) -> str:
 
 
 def two(a: int, b: str = "b") -> None:
-    """Have two parameters, one of them optional."""
+    """A handler with two parameters, one of them optional."""
 
 
 def one(value: list[int]) -> None:
-    """Have one parameter."""
+    """A handler with one parameter."""
 
 
 def none() -> None:
-    """Have no parameter."""
+    """A handler with no parameter."""
 
 
 def anything(value) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 - that is the case
-    """Have one parameter of any type."""
+    """A handler with one parameter of any type."""
 
 
 def with_context(order: Order, context: Context, *, at: datetime | None = None) -> None:
-    """Have a parameter with a model type, a context and a keyword-only parameter."""
+    """A handler with a parameter with a model type, a context and a keyword-only parameter."""
 
 
 def extras(a: int, **more: int) -> None:
-    """Accept additional keyword arguments."""
+    """A handler with additional keyword arguments."""
 
 
 def constrained(n: Annotated[int, Field(gt=0)], kind: Literal["x", "y"] = "x") -> None:
-    """Have parameters with constraints."""
+    """A handler with parameters with constraints."""
 
 
 def awkward(copy: int, _hidden: int, model_config: int) -> None:
-    """Have parameter names that are invalid as field names of a model."""
+    """A handler with parameter names that are invalid as field names of a model."""
 
 
 def optional(a: int = 1, b: int = 2) -> None:
-    """Have only optional parameters."""
+    """A handler with only optional parameters."""
 
 
 def test_an_object_is_spread_by_name() -> None:
@@ -138,23 +138,23 @@ def test_partials_methods_and_callables_are_handlers_too() -> None:
 
 
 def positional(a: int, /) -> None:
-    """Have a positional-only parameter, which cannot be passed by name."""
+    """A handler with a positional-only parameter, which cannot be passed by name."""
 
 
 def starred(*values: int) -> None:
-    """Have variable positional parameters, which cannot be passed by name."""
+    """A handler with variable positional parameters, which cannot be passed by name."""
 
 
 def unresolved(a: Unknown) -> None:  # type: ignore[name-defined]  # noqa: F821 - that is the case
-    """Have an annotation with an undefined name."""
+    """A handler with an annotation with an undefined name."""
 
 
 def unsupported(a: Callable[[Field], int] | object() = 1) -> None:  # type: ignore[valid-type]
-    """Have an annotation that is not a type."""
+    """A handler with an annotation that is not a type."""
 
 
 def old_style(a: int = Field(gt=0)) -> None:
-    """Have a pydantic field as the default value, which works only in models."""
+    """A handler with a pydantic field as the default value, which works only in models."""
 
 
 @pytest.mark.parametrize("function", [positional, starred, unresolved, unsupported, old_style])
