@@ -131,7 +131,7 @@ async def test_no_old_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("version", ["2.3", "2.4"])
 async def test_a_place_is_given_back(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    """Security 12, fault G4: an event stream that nobody reads ends and frees its place."""
+    """Security 12, fault G4: an event stream that its client does not read ends and frees its place."""
     monkeypatch.setattr(stream, "_READS", 0.05)
 
     async def never(*_: object) -> None:

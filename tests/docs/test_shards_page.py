@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "shards.md").read_text()
 
 
 def test_its_code(tmp_path: Path) -> None:
-    """A18, A19: a worker is told when the shard of a task changes, which happens rarely."""
+    """A18, A19: the context of a task says whether its shard has changed, which happens rarely."""
     (code,) = blocks(PAGE, "python")
     assert 7 <= python(code, tmp_path).count("another shard") <= 40
 

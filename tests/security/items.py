@@ -7,7 +7,7 @@ _E = "dispatch/test_egress"
 _C = "dispatch/test_callback"
 ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
     1: (
-        "Workers send a token in a header or the first frame; hashes are compared in constant time; 5 s and a cap without one",
+        "Workers send a token in a header or the first frame; constant-time comparison; limits without a token",
         (
             f"{_S}access.py::TestSocket.test_a_good_token",
             f"{_S}access.py::TestSocket.test_a_bad_token_is_refused_before_the_handshake",

@@ -237,7 +237,7 @@ class TestFile:
         assert module._is_open(found) is refused
 
     def test_a_pipe_is_not_waited_for(self, path: Path) -> None:
-        """A pipe in place of the token file is refused at once, because reading it could block for ever."""
+        """A pipe in place of the token file is refused at once, because reading it could block forever."""
         os.mkfifo(path, 0o600)
         with pytest.raises(ConfigurationError, match="not a regular file"):
             Tokens.load(path)

@@ -1,4 +1,4 @@
-"""A server whose process was frozen: it detects the workers that fell silent meanwhile, and keeps the live ones."""
+"""A server whose process was frozen: it detects workers that have become silent, and keeps the live ones."""
 
 from __future__ import annotations
 

@@ -112,9 +112,7 @@ async def test_all_come_back(size: int) -> None:
             crowd.refused = 0
             async with observed(lease=20, grace=0.1, port=port) as second:
                 took = await everybody(second, crowd)
-                print(
-                    f"{size} workers connected after {took:.1f} s; {crowd.refused} connections refused"
-                )  # noqa: T201
+                print(f"{size} connected after {took:.1f} s; {crowd.refused} refused")  # noqa: T201
                 assert took < SECONDS
                 await second.publish("real", [b'{"n": 1}'] * 20)
                 await second.reaches("real", done=20)

@@ -49,7 +49,7 @@ def one(value: list[int]) -> None:
 
 
 def none() -> None:
-    """A handler with no parameter."""
+    """A handler without parameters."""
 
 
 def anything(value) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 - that is the case
@@ -57,7 +57,7 @@ def anything(value) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 - t
 
 
 def with_context(order: Order, context: Context, *, at: datetime | None = None) -> None:
-    """A handler with a parameter with a model type, a context and a keyword-only parameter."""
+    """A handler with a model, a context and a keyword-only parameter."""
 
 
 def extras(a: int, **more: int) -> None:
@@ -65,11 +65,11 @@ def extras(a: int, **more: int) -> None:
 
 
 def constrained(n: Annotated[int, Field(gt=0)], kind: Literal["x", "y"] = "x") -> None:
-    """A handler with parameters with constraints."""
+    """A handler whose parameters have constraints."""
 
 
 def awkward(copy: int, _hidden: int, model_config: int) -> None:
-    """A handler with parameter names that are invalid as field names of a model."""
+    """A handler whose parameter names would be invalid as field names of a model."""
 
 
 def optional(a: int = 1, b: int = 2) -> None:
@@ -146,15 +146,15 @@ def starred(*values: int) -> None:
 
 
 def unresolved(a: Unknown) -> None:  # type: ignore[name-defined]  # noqa: F821 - that is the case
-    """A handler with an annotation with an undefined name."""
+    """A handler whose annotation is an undefined name."""
 
 
 def unsupported(a: Callable[[Field], int] | object() = 1) -> None:  # type: ignore[valid-type]
-    """A handler with an annotation that is not a type."""
+    """A handler whose annotation is not a type."""
 
 
 def old_style(a: int = Field(gt=0)) -> None:
-    """A handler with a pydantic field as the default value, which works only in models."""
+    """A handler whose default value is a pydantic field, which works only in models."""
 
 
 @pytest.mark.parametrize("function", [positional, starred, unresolved, unsupported, old_style])
