@@ -38,7 +38,7 @@ from tests.cli.shared import Shared
     ],
 )
 def test_exit_codes(error: TaskQueueError, code: int) -> None:
-    """D6: the exit code tells a quarantined worker, an outage, a refusal and wrong input apart."""
+    """D6: the exit code distinguishes a quarantined worker, an outage, a refusal and wrong input."""
     assert exit_code(error) == code
 
 

@@ -1,4 +1,4 @@
-"""A killed server with a memory backend: the tasks are lost, and nothing else is."""
+"""A killed server with a memory backend loses its tasks, but publishers and workers recover."""
 
 import json
 import signal
