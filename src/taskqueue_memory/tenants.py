@@ -149,7 +149,7 @@ class Tenants(Generic[T]):
     def entered(self, record: T, fresh: int, now: float) -> None:
         """Update the tenant's counters after a state change; ``fresh`` is added to its undelivered tasks."""
         account = record.usage
-        if account is None:  # the entry has not waited since the order became fair
+        if account is None:  # not counted yet: the entry has not waited since the order became fair
             return
         account.fresh += fresh
         seated = record.state is State.IN_FLIGHT

@@ -16,7 +16,7 @@ from taskqueue_memory.room_signal import RoomNotifier
 from taskqueue_memory.slots.leases import Lease, SlotPosition, SlotServer
 
 _SWEPT = 1000
-"""maximum number of leases that one sweep ends; the other expired leases are nevertheless invalid"""
+"""maximum number of expired leases that one sweep ends; those left for the next sweep are already invalid"""
 _NOTES_PER_JOB = 8
 _NOTES = 1000
 _NOTE_BYTES = 16 * 1024 * 1024

@@ -23,7 +23,7 @@ from taskqueue_redis.setup.checks import ServerChecks
 LAYOUT = "5"
 """version of the data format in Redis; it is raised when older code cannot read what newer code writes"""
 _REPLICATED_QUEUES = 10_000
-"""maximum number of queues that are remembered as queues that wait for replicas"""
+"""maximum number of queues that a process remembers as waiting for replicas"""
 _PARTS = re.compile(r"^--@ (.*)\n")
 _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 
@@ -211,7 +211,7 @@ class ScriptRunner:
             self.promises_checked = True
 
     def _wait(self, reply: Any) -> Sequence[Arg] | None:
-        # shorter than the time after which the connection is closed for lack of an answer
+        # This must be shorter than `answer_timeout`, after which the connection is closed for lack of an answer.
         timeout = self.client.settings.answer_timeout * 0.8
         return ("WAIT", reply[0], round(timeout * 1000)) if reply[0] else None
 
