@@ -18,7 +18,7 @@ _DUST = 1e-6
 
 
 class TenantUsage:
-    """Counters and limits of one tenant, kept while it has tasks or its rate limit is not fully available."""
+    """Counters and limits of one tenant, kept while the tenant has tasks or its token bucket is not full."""
 
     __slots__ = ("alarm", "bucket", "fills", "fresh", "in_flight", "lanes", "name", "resting", "waiting")  # fmt: skip
 

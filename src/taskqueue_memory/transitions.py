@@ -1,4 +1,4 @@
-"""The state changes of tasks. Each is one synchronous method and therefore atomic, and leaves the ledger balanced."""
+"""The state changes of tasks. Each is one synchronous method, so it is atomic. It keeps the queue's ledger balanced."""
 
 from __future__ import annotations
 

@@ -222,7 +222,10 @@ class Receiver:
         self._consumer.wake(None)
 
     async def _poll_partition(self, partition: str) -> _Batch:
-        """Check which queues of a partition have work. After a lost answer, read its deliveries first."""
+        """Check which queues of a partition have work.
+
+        If an answer of the partition was lost, only read the deliveries that it may have contained.
+        """
         await self._consumer.enter(partition)
         if partition in self._uncertain:
             await self._read_in_flight(partition)

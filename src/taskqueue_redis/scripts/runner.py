@@ -44,7 +44,10 @@ def seconds(time: bytes | str | int) -> float:
 
 @cache
 def source(name: str) -> str:
-    """Return a script with the parts that its first line names; ``rarely()`` returns the parts after a slash."""
+    """Return the text of a script, preceded by the shared Lua parts that its first line names.
+
+    The parts after a slash in that line are wrapped in the Lua function ``rarely``, which returns their functions.
+    """
     folder = resources.files("taskqueue_redis") / "lua"
     text = (folder / f"{name}.lua").read_text()
     named = _PARTS.match(text)
