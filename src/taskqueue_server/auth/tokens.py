@@ -42,7 +42,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
     verbs: frozenset[str]
     keys: tuple[str, ...]
     expires_at: float | None = None
-    """Unix seconds"""
+    """time of expiry in Unix seconds; ``None`` if the token does not expire"""
     rate: float | None = None
     burst: float | None = None
     connections: int | None = None
@@ -140,7 +140,7 @@ def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
 def load(path: Path) -> bytes:
     """Return the content of the tokens file. Raises `ConfigurationError` if other users may access it."""
     try:
-        # O_NONBLOCK, because opening a named pipe would block the checks of open connections.
+        # Open with O_NONBLOCK, because opening a named pipe would block the checks of open connections.
         with open(
             path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
@@ -160,8 +160,8 @@ def load(path: Path) -> bytes:
 
 
 def _is_open(result: os.stat_result) -> bool:
-    # Other users could read hashes or add tokens. If root owns the file, its group may read it: Kubernetes mounts
-    # secrets in this way.
+    # Other users with access could read hashes or add tokens. The group may read a file that root owns, because
+    # Kubernetes mounts secrets in this way.
     given = stat.S_IRGRP if result.st_uid == 0 else 0
     return bool(result.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~given)
 
@@ -242,7 +242,10 @@ def _expiry(value: object) -> float | None:
 
 
 def seconds_of(value: object) -> float:
-    """Convert a number, a date, a time or ISO 8601 text to Unix seconds, by default in UTC. Raises `ValueError`."""
+    """Convert Unix seconds, a date, a datetime or ISO 8601 text to Unix seconds. Raises `ValueError`.
+
+    A value without a time zone is in UTC.
+    """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str):

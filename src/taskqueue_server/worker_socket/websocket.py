@@ -31,7 +31,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class ConnectionClosed(Exception):
-    """The socket has closed. ``orderly`` if one of the sides closed it on purpose."""
+    """An error for a closed socket. ``orderly`` is true if one of the sides closed the socket on purpose."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"closed with {code}")
@@ -88,7 +88,7 @@ class WebSocketChannel:
         self.abort()
 
     def abort(self) -> None:
-        """Break the connection at once if the protocol class is `SocketProtocol`; else it ends with the application."""
+        """Break the connection at once. If the protocol class is not `SocketProtocol`, do nothing."""
         extensions: dict[str, dict[str, Callable[[], Any]]] = self._websocket.scope.get(
             "extensions", {}
         )
