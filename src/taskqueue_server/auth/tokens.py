@@ -21,7 +21,7 @@ from taskqueue_core.limits import check_name, check_time, kind_of
 
 VERBS = ("publish", "consume", "admin")
 MAX_ENTRIES = 1000
-"""maximum number of entries, because each request is compared with all of them"""
+"""maximum number of entries; the token of each request is compared with all of them"""
 _TOKEN = 1024
 """maximum number of characters of a token"""
 _PATTERNS = 1000
@@ -72,7 +72,7 @@ def hashed(token: str) -> bytes:
 
 
 class Tokens:
-    """All entries of the tokens file, as read at one time. Several entries may have the same name."""
+    """The entries of the tokens file at the time when it was read. Several entries may have the same name."""
 
     def __init__(self, entries: Iterable[TokenEntry] = ()) -> None:
         self.entries = tuple(entries)
@@ -99,7 +99,7 @@ class Tokens:
 
 
 def signature(path: Path) -> object:
-    """Return a value that differs if the file has changed, or ``None`` if the file does not exist."""
+    """Return a value that changes whenever the file changes; ``None`` if the file does not exist."""
     try:
         result = path.stat()
     except OSError:

@@ -211,7 +211,7 @@ class ProcessMetrics:
 
     @hookimpl
     def dead_lettered(self, delivery: Delivery, verdict: Bury) -> None:
-        """Count the dead letter, and record its run time if a worker gave it up."""
+        """Count the dead letter, and record the run time of its last attempt unless that attempt was lost."""
         self._outcomes["dead"] += 1
         if verdict.reason != _LOST:
             self._run.of(delivery.task.key).note(self._now() - delivery.delivered_at)

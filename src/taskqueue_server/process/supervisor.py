@@ -122,7 +122,7 @@ class Processes:
                 self._children[index] = child
                 served = await self._watch(index, child)
             del self._children[index]
-            with contextlib.suppress(FileNotFoundError):  # a scrape may have deleted the files
+            with contextlib.suppress(FileNotFoundError):  # a metrics scrape may delete the files
                 mark_process_dead(child.process.pid, metrics)  # type: ignore[no-untyped-call]
             if self._ending.is_set():
                 return

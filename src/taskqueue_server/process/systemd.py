@@ -29,7 +29,7 @@ def stopping() -> None:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Report that the event loop runs, twice per ``WatchdogSec``, during the block."""
+    """Notify systemd's watchdog twice per ``WatchdogSec`` during the block, so that it detects a stuck event loop."""
     period = _period()
     if period is None:
         yield

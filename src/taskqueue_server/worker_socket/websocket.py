@@ -62,7 +62,7 @@ class WebSocketChannel:
         return message["bytes"] if text is None else text
 
     async def send(self, *texts: str) -> None:
-        """Send messages without others in between; wait if the peer reads slowly. Raises `ConnectionClosed`."""
+        """Send the texts as consecutive messages; wait if the peer reads slowly. Raises `ConnectionClosed`."""
         try:
             async with asyncio.timeout(self._seconds), self._turn:
                 for text in texts:
