@@ -32,7 +32,7 @@ _REFUSED: dict[str | None, int] = {
     Refusal.MOVED: 409,
 }
 _NOT_NOW = 503
-"""HTTP status of refusals that are not in `_REFUSED`, such as while the intake of a queue is paused"""
+"""HTTP status for a `Refusal` that is not in `_REFUSED`, such as that of a queue whose intake is paused"""
 _ROUTING = {
     404: ("not_found", "no resource at this path"),
     405: ("method_not_allowed", "method not allowed at this path"),

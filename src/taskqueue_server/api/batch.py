@@ -96,7 +96,7 @@ class _Batch:
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
-    """Yield the complete lines of the body; yield ``None`` in place of a line that is too long."""
+    """Yield the lines of the body; yield ``None`` in place of a line that is too long."""
     rest = bytearray()
     skipping = False
     async for chunk in chunks:

@@ -37,12 +37,12 @@ class MigrationOut(msgspec.Struct, frozen=True, kw_only=True):
 
     phase: MigrationPhase
     leaves: str
-    """name of the old backend, from which the queues are moved"""
+    """the backend that is being drained, ``old`` or ``new``"""
     remembered: float
-    """seconds for which the old backend must still detect duplicate ids after it is empty"""
+    """seconds for which the drained backend must still detect duplicate ids after it is empty"""
     queues: list[QueueOnTheMove]
     unfinished: list[str]
-    """queues that still have tasks in the old backend"""
+    """queues that still have tasks in the drained backend"""
 
 
 async def limits(call: RequestContext) -> Response:

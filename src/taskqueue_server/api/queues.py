@@ -26,7 +26,7 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     value: int
-    """number of waiting and running tasks, by which an autoscaler scales"""
+    """number of waiting and running tasks, from which an autoscaler computes the number of workers"""
     waiting: int
     in_flight: int
     oldest_age_seconds: float

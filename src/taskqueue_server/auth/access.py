@@ -59,7 +59,7 @@ class AccessControl:
         self._watches: set[AccessWatch] = set()
         self._reload_lock = asyncio.Lock()
         self._reported_error: int | None = None
-        """hash of the error of the tokens file that was logged last, so that it is not logged again"""
+        """hash of the last logged error of the tokens file, so that an equal error is not logged again"""
         self._reload_requested = asyncio.Event()
 
     @property
@@ -146,7 +146,7 @@ class AccessControl:
                 _log.exception("could not check open connections against the tokens")
 
     async def check(self) -> None:
-        """Authenticate all open connections again, each token once."""
+        """Authenticate all open connections again; connections with the same token and address share one check."""
         if not self.authenticates:
             return
         known: dict[tuple[str | None, str], Identity | None] = {}

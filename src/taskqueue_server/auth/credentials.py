@@ -47,8 +47,8 @@ def peer_of(connection: HTTPConnection) -> str:
 def login_cookie(connection: HTTPConnection, token: str, origins: Collection[str]) -> str:
     """Return the ``Set-Cookie`` header that starts a session with ``token``, which the caller has checked.
 
-    ``origins`` are the origins in the settings: behind a proxy that terminates TLS, an https origin among them shows
-    that the browser uses TLS.
+    ``origins`` are the origins in the settings. Behind a proxy that terminates TLS, the browser is known to use TLS if
+    the ``Origin`` header is one of them and starts with ``https:``.
     """
     scheme, origin = connection.url.scheme, connection.headers.get("origin", "")
     secure = scheme == "https" or (

@@ -13,7 +13,7 @@ from taskqueue_server.problems import ProblemError, retry_after
 MAX_NAMES = 10_000
 """maximum number of token names whose rate is tracked; the least recently used name is dropped first"""
 MAX_DEBT = 100_000
-"""maximum number of tasks by which batches may exceed a rate; one batch of the largest size is always accepted"""
+"""number of tasks by which a token name may exceed its rate, so that a batch request of the largest size is accepted"""
 
 
 class Quotas:

@@ -21,7 +21,7 @@ from taskqueue_core.limits import check_name, check_time, kind_of
 
 VERBS = ("publish", "consume", "admin")
 MAX_ENTRIES = 1000
-"""maximum number of entries, because each request is compared with all of them"""
+"""maximum number of entries; the token of each request is compared with all of them"""
 _TOKEN = 1024
 """maximum number of characters of a token"""
 _PATTERNS = 1000
@@ -42,7 +42,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
     verbs: frozenset[str]
     keys: tuple[str, ...]
     expires_at: float | None = None
-    """Unix seconds"""
+    """time of expiry in Unix seconds; ``None`` if the token does not expire"""
     rate: float | None = None
     burst: float | None = None
     connections: int | None = None
@@ -72,7 +72,7 @@ def hashed(token: str) -> bytes:
 
 
 class Tokens:
-    """All entries of the tokens file, as read at one time. Several entries may have the same name."""
+    """The entries of the tokens file at the time when it was read. Several entries may have the same name."""
 
     def __init__(self, entries: Iterable[TokenEntry] = ()) -> None:
         self.entries = tuple(entries)
@@ -99,7 +99,7 @@ class Tokens:
 
 
 def signature(path: Path) -> object:
-    """Return a value that differs if the file has changed, or ``None`` if the file does not exist."""
+    """Return a value that changes whenever the file changes; ``None`` if the file does not exist."""
     try:
         result = path.stat()
     except OSError:
@@ -140,7 +140,7 @@ def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
 def load(path: Path) -> bytes:
     """Return the content of the tokens file. Raises `ConfigurationError` if other users may access it."""
     try:
-        # O_NONBLOCK, because opening a named pipe would block the checks of open connections.
+        # Open with O_NONBLOCK, because opening a named pipe would block the checks of open connections.
         with open(
             path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
@@ -160,8 +160,8 @@ def load(path: Path) -> bytes:
 
 
 def _is_open(result: os.stat_result) -> bool:
-    # Other users could read hashes or add tokens. If root owns the file, its group may read it: Kubernetes mounts
-    # secrets in this way.
+    # Other users with access could read hashes or add tokens. The group may read a file that root owns, because
+    # Kubernetes mounts secrets in this way.
     given = stat.S_IRGRP if result.st_uid == 0 else 0
     return bool(result.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~given)
 
@@ -242,7 +242,10 @@ def _expiry(value: object) -> float | None:
 
 
 def seconds_of(value: object) -> float:
-    """Convert a number, a date, a time or ISO 8601 text to Unix seconds, by default in UTC. Raises `ValueError`."""
+    """Convert Unix seconds, a date, a datetime or ISO 8601 text to Unix seconds. Raises `ValueError`.
+
+    A value without a time zone is in UTC.
+    """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str):

@@ -42,7 +42,7 @@ def add(
 ) -> TokenEntry:
     """Append an entry for ``token`` to the tokens file, which is created if needed. Raises `ConfigurationError`.
 
-    The token expires ``at`` this time, in Unix seconds, or never.
+    ``at`` is the time of expiry in Unix seconds; ``None`` means that the token does not expire.
     """
     lines: dict[str, object] = {
         "name": name,

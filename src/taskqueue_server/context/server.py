@@ -80,15 +80,15 @@ class ServerContext:
 
     @property
     def handover(self) -> float:
-        """Seconds in which a disconnected worker may move its deliveries to another server; 0 without handover."""
+        """Seconds in which a disconnected worker may move its deliveries to another server; 0 if it cannot."""
         movable = has(self.backend, Capability.HANDOVER) and self.backend.capabilities.shared
         return _HANDOVER_SECONDS if movable else 0.0
 
     async def drain(self) -> None:
-        """Stop accepting connections, ask every worker to leave, and wait until all have left or the drain timeout.
+        """Stop accepting connections, ask every worker to leave, and wait until all have left.
 
-        Each connection closes itself and releases the deliveries that its worker has neither settled nor moved to
-        another server. Idempotent.
+        The wait ends soon after the drain timeout even if connections are still open. Each connection closes itself and
+        releases the deliveries that its worker has neither settled nor moved to another server. Idempotent.
         """
         if not self.draining.is_set():
             self._drained_at = asyncio.get_running_loop().time() + self.settings.drain

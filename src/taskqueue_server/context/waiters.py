@@ -149,7 +149,7 @@ class ResultWaiters:
         for key, ids in by_key.items():
             for start in range(0, len(ids), LIMITS.batch):
                 batch = ids[start : start + LIMITS.batch]
-                # Each request reads the store again before it responds, and reports an error.
+                # Ignore errors: each request reads the store again before it responds, and then reports the error.
                 with contextlib.suppress(Exception):
                     matches = zip(batch, await self._control.statuses(key, *batch), strict=True)
                     self._wake_up(
@@ -166,7 +166,7 @@ class LimitedSlots:
     """A limited number of slots for concurrent requests. One named client may hold at most half of them."""
 
     def __init__(self, most: int, code: str, doing: str, retry_after: int = 1) -> None:
-        """Allow ``most`` slots. If no slot is free, the problem contains ``code`` and ``doing``."""
+        """Allow ``most`` slots. ``code`` and ``doing`` become part of the problem that is raised if no slot is free."""
         self._most = most
         self._code = code
         self._doing = doing
@@ -188,7 +188,7 @@ class LimitedSlots:
             yield
         finally:
             self._per_client[client] -= 1
-            self._per_client += Counter()  # removes clients whose count is 0
+            self._per_client += Counter()  # ``+=`` removes clients whose count is 0
 
     def _problem(self, status: int, detail: str) -> ProblemError:
         return ProblemError(status, self._code, detail, headers=self._headers)

@@ -1,4 +1,4 @@
-"""Operations of the dashboard, with the pages of all queues and of workers."""
+"""Operations of the dashboard, and the handlers of two pages: the overview and the list of workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def overview(call: RequestContext) -> Response:
 
 
 async def workers(call: RequestContext) -> Response:
-    """Show all workers, on any server of the store."""
+    """Show all workers, including those that are connected to other servers of the same store."""
     return await DashboardView(call, "workers").render(await poller_of(call).fresh())
 
 

@@ -87,7 +87,7 @@ def balance(ledger: Ledger) -> tuple[str, str]:
 
 
 def of_ledger(ledger: Ledger) -> dict[str, str]:
-    """Return the texts of a ledger by the name of their page element; ``@NAME`` has the element's state."""
+    """Return a ledger's texts by page element; the key ``@NAME`` has the state of the element ``NAME``."""
     state, names = balance(ledger)
     texts = {f"ledger.{name}": count(getattr(ledger, name)) for name in ("published", *PARTS)}
     return {**texts, "balance": names, "@balance": state}
@@ -96,7 +96,7 @@ def of_ledger(ledger: Ledger) -> dict[str, str]:
 def of_queue(
     key: str, reading: StoreReading, snapshot: Snapshot, history: History
 ) -> dict[str, str]:
-    """Return the texts of a queue by the name of their page element; ``@NAME`` has the element's state."""
+    """Return a queue's texts by page element; the key ``@NAME`` has the state of the element ``NAME``."""
     ledger, settings, window = reading.ledger, reading.settings, history.window([key])
     name, names = state_of(reading, flows=window.published > 0 or window.done > 0)
     busy = f"{count(ledger.in_flight)} / {count(settings.max_inflight)}"
@@ -149,7 +149,7 @@ def points(series: Sequence[int]) -> str:
         return ""
     steps, scale = len(series) - 1, (_HIGH - 20) / max(*series, 1)
     heights = [_HIGH - 10 - int(value * scale) for value in series]
-    # Of several equal values in a row, only the first and last are points: most queues are idle most of the time.
+    # Of several equal values in a row, draw only the first and the last. The text stays short for an idle queue.
     return " ".join(
         [
             f"{index * _WIDE // steps},{height}"

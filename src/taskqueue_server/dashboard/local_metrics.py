@@ -10,7 +10,7 @@ from taskqueue_core.hooks import hookimpl
 from taskqueue_core.tasks import Confirmation, Delivery, Settled, Task
 
 _TIMES = 1000
-"""maximum number of run times per queue between two samples; more would change a percentile little"""
+"""maximum number of run times recorded per queue between two samples; more would hardly change the percentiles"""
 _KEYS = 1000
 _TENANTS = 200
 """maximum number of tenants per queue; further tenants are counted together"""
@@ -24,7 +24,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class TenantFlow(msgspec.Struct):
-    """The tasks of one tenant since the dashboard was opened."""
+    """Counts of one tenant's tasks since the dashboard began to poll the store."""
 
     published: int = 0
     delivered: int = 0
@@ -43,7 +43,7 @@ class ProcessGauges:
         self._tenants: dict[str, dict[str, TenantFlow]] = {}
 
     def take(self) -> dict[str, Percentiles]:
-        """Return the percentiles by key since the last call."""
+        """Return the percentiles of each queue's run times since the last call."""
         times, self._times = self._times, {}
         return {key: _percentiles(time) for key, time in times.items()}
 
@@ -69,7 +69,7 @@ class ProcessGauges:
     def settled(
         self, deliveries: Sequence[Delivery], verb: str, outcomes: Sequence[Settled]
     ) -> None:
-        """Record the run time of acked deliveries."""
+        """Record the run time of acked deliveries, and count them by tenant."""
         if verb != "ack":
             return
         now = self._now()

@@ -46,7 +46,7 @@ _HEADERS = {
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
         "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
-    # With no-referrer, browsers would hide the origin of forms, by which cross-site requests are detected.
+    # With "no-referrer", browsers would not send the origin of a form, which is needed to detect cross-site requests.
     "referrer-policy": "same-origin",
     "x-frame-options": "DENY",
     "cross-origin-opener-policy": "same-origin",
@@ -72,7 +72,7 @@ NOTICES: Mapping[str, str] = {
 }
 """messages after an action; the URL has only the name of the message, so that a link cannot inject text"""
 _DEFAULTS = {"said": None, "open": False, "who": None, "live": None, "shape": None, "query": ""}
-"""variables of ``base.html``, as for a client that is not signed in"""
+"""default values of the variables of ``base.html``"""
 _DIGITS = 12
 _TURN_SECONDS = 0.004
 """maximum number of seconds of rendering before other tasks of the event loop get a turn"""
@@ -102,7 +102,7 @@ _environment.filters.update(
     rate=formatting.rate,
 )
 _environment.globals.update(static=address, path=path, version=VERSION, parts=formatting.PARTS)
-# Load all templates now, so that files replaced under a running server do not mix with its code.
+# Load all templates at import, so that an upgrade of the package cannot mix new templates with old, running code.
 for _name in _environment.list_templates(extensions=["html"]):
     _environment.get_template(_name)
 
@@ -203,7 +203,7 @@ def _to_login(request: Request) -> Response:
     target = (
         "/login" if requested == "/" else f"/login?next={quote(local_path(requested), safe='')}"
     )
-    # htmx would follow a redirect, and insert the sign-in page into the current page.
+    # For a request of htmx, do not redirect: htmx would insert the sign-in page into the current page.
     if "hx-request" in request.headers:
         return Response(status_code=204, headers={"hx-redirect": target})
     return Response(status_code=303, headers={"location": target})

@@ -31,9 +31,9 @@ _LINGER_SECONDS = 15.0
 _PATIENCE = 5.0
 _MAX_CONCURRENT = 16
 _TEXTS = 20
-"""queues whose texts are formatted before other tasks of the event loop get a turn"""
+"""number of queues whose texts are formatted before other tasks of the event loop get a turn"""
 _HISTORY_SECONDS = 10.0
-"""seconds for which a run time is shown without a newer one"""
+"""seconds for which the last run time of a queue is shown if no newer one is measured"""
 T = TypeVar("T")
 _log = logging.getLogger("taskqueue.server.dashboard")
 _samplers: WeakKeyDictionary[ServerContext, StatsPoller] = WeakKeyDictionary()
@@ -61,7 +61,7 @@ class StatsPoller:
         self._made: tuple[Snapshot | None, dict[Hashable, Any]] = (None, {})
         self._run_times: dict[str, tuple[float, Percentiles]] = {}
         self.turn = asyncio.Lock()
-        """held while a page or an event is rendered for a few milliseconds, so that many do not block the event loop"""
+        """lock that is held for a few milliseconds of rendering, so that many pages do not block the event loop"""
 
     @classmethod
     def of(cls, context: ServerContext) -> StatsPoller:
@@ -97,7 +97,7 @@ class StatsPoller:
         return result
 
     def texts(self, snapshot: Snapshot, key: str) -> dict[str, str]:
-        """Return the texts of a queue by the name of their page element."""
+        """Return a queue's texts by the name of the page element that shows them."""
         return self.once(
             snapshot, key, lambda: of_queue(key, snapshot.readings[key], snapshot, self.history)
         )

@@ -15,7 +15,7 @@ from taskqueue_server.dashboard.local_metrics import Percentiles
 HISTORY = 300
 """seconds of history, with at most one point per second"""
 LISTED = 200
-"""maximum number of queues on a page; sums include all"""
+"""maximum number of queues on a page; sums include the queues that are not shown"""
 _MAX_HISTORIES = 1000
 """maximum number of queues with a history of their own"""
 _WINDOW = 3.0
@@ -59,7 +59,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return total
 
     def workers_of(self, may: Callable[[str], bool]) -> list[WorkerInfo]:
-        """Return the workers for all of whose keys ``may`` is true."""
+        """Return the workers that subscribe only to queues for which ``may`` is true."""
         return [worker for worker in self.workers if all(map(may, worker.keys))]
 
 

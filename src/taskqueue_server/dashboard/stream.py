@@ -108,6 +108,6 @@ async def _status(call: RequestContext, view: DashboardView) -> TaskStatus | Non
     try:
         async with asyncio.timeout(_PATIENCE):
             (status,) = await call.context.control.statuses(view.key, view.task_id)
-    except Exception:  # noqa: BLE001 - the sample shows that the store is unavailable
+    except Exception:  # noqa: BLE001 - the sample already reports an unavailable store
         return None
     return status

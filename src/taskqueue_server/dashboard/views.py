@@ -21,7 +21,7 @@ _WITH_CHARTS = {"overview", "queue"}
 _TENANTS = 5
 """number of samples after which the table of tenants is reloaded"""
 _ROWS = 40
-"""rows of the history that are computed before other tasks of the event loop get a turn"""
+"""number of rows of the history that are computed before other tasks of the event loop get a turn"""
 _encoder = msgspec.json.Encoder()
 
 
@@ -81,12 +81,12 @@ class DashboardView:
         return self._poller.once(snapshot, made, lambda: snapshot.total(self.keys(snapshot)))
 
     def workers(self, snapshot: Snapshot) -> list[WorkerInfo]:
-        """Return the workers all of whose queues the client may see."""
+        """Return the workers that subscribe only to queues that the client may see."""
         made = (*self._same, "workers")
         return self._poller.once(snapshot, made, lambda: snapshot.workers_of(self._call.is_allowed))
 
     def texts(self, snapshot: Snapshot) -> dict[str, str]:
-        """Return all texts of the page by the name of their element."""
+        """Return all texts of the page by the name of the element that shows them."""
         return self._poller.once(snapshot, (*self._same, "texts"), lambda: self._texts(snapshot))
 
     def _texts(self, snapshot: Snapshot) -> dict[str, str]:

@@ -36,7 +36,7 @@ _CREATED_SUFFIX = "_created"
 
 
 class Metrics:
-    """Metrics of one server. If several processes share a port, each of them exports the sums of all."""
+    """Metrics of one server. If several processes share a port, each process exports the sums over all processes."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -128,7 +128,7 @@ def _drop_ended_processes(folder: Path) -> None:
     for file in folder.glob("gauge_live*_*.db"):
         number = file.stem.rpartition("_")[2]
         if number.isdigit() and not process_exists(int(number)):
-            with contextlib.suppress(FileNotFoundError):  # another process may have deleted it
+            with contextlib.suppress(FileNotFoundError):  # another process may delete the file
                 mark_process_dead(int(number), str(folder))  # type: ignore[no-untyped-call]
 
 

@@ -75,7 +75,7 @@ class ServerMiddleware:
             await app(scope, receive, send_with_headers)
         except Exception:
             if status == _DISCONNECTED:
-                status = _FAILED  # Starlette's outermost handler sends this response
+                status = _FAILED  # Starlette's outermost handler responds with this status
             raise
         finally:
             self._record_request(scope, status, time.perf_counter() - start)

@@ -23,7 +23,7 @@ BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0, 3600.
 """upper bounds of the buckets of task latencies, in seconds"""
 _REQUEST_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 _ENDS = ("bye", "silent", "restart", "internal", "cancelled", "revoked", "closed with 1006")
-"""reasons of a disconnect that have a label of their own; any other reason may be text of the client"""
+"""reasons for a disconnect that have a label of their own; any other reason may be text that the client sent"""
 _OUTCOMES = {"ack": "done", "redeliver": "returned", "lost": "lost"}
 _LOST = "max_losses_exceeded"
 # These are module globals, because attribute lookups on enum classes would dominate the cost of the hooks.
@@ -190,7 +190,7 @@ class ProcessMetrics:
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
             if outcome is _STALE:
                 stale += 1
-            elif outcome is _OK:  # dead letters are counted by another hook
+            elif outcome is _OK:  # the hook `dead_lettered` counts dead letters
                 done += 1
                 if acked:
                     key, since = delivery.task.key, delivery.waiting_since
@@ -211,7 +211,7 @@ class ProcessMetrics:
 
     @hookimpl
     def dead_lettered(self, delivery: Delivery, verdict: Bury) -> None:
-        """Count the dead letter, and record its run time if a worker gave it up."""
+        """Count the dead letter, and record the run time of its last attempt unless that attempt was lost."""
         self._outcomes["dead"] += 1
         if verdict.reason != _LOST:
             self._run.of(delivery.task.key).note(self._now() - delivery.delivered_at)

@@ -21,7 +21,7 @@ _TIMEOUT = 3.0
 """maximum number of seconds that a scrape waits for the store"""
 _PASS_SECONDS = 30.0
 _MAX_AGE_SECONDS = 15.0
-"""age in seconds from which statistics are too old to be exported"""
+"""maximum age in seconds of statistics that are exported"""
 _MAX_CONCURRENT = 50
 """maximum number of concurrent calls to the store"""
 _FLOW = {

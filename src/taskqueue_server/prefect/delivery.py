@@ -24,7 +24,7 @@ from taskqueue_server.worker_socket.session import SessionEnd
 from taskqueue_server.worker_socket.websocket import ConnectionClosed
 
 BAD_TASK_RUN = "bad_task_run"
-"""reason of a dead letter whose payload is not a valid task run, and would end a Prefect worker"""
+"""reason of a dead letter whose payload is not a valid task run; a Prefect worker would exit on such a payload"""
 _ACK_SECONDS = 0.5
 """seconds to wait for the ack of the last run before the socket is closed; a worker with a free slot acks at once"""
 _SETTLE_SECONDS = 2.0
@@ -35,11 +35,11 @@ _log = logging.getLogger("taskqueue.server.prefect")
 class _Sent(msgspec.Struct, frozen=True):
     delivery: Delivery
     mark: int
-    """number of the ping sent before the run; a worker that has not answered it has not read the run"""
+    """number of the ping sent before the run; a worker that has not answered this ping has not read the run"""
 
 
 class PrefectDelivery:
-    """Delivers task runs to one Prefect worker, each after the ack of the previous run. Runs once."""
+    """Delivers task runs to one Prefect worker, each after the ack of the previous run. Call `run` only once."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class PrefectDelivery:
                     return SessionEnd("revoked", frames.CLOSE_RESTART)
         return await wait_forever()
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes ``ok`` by position
         # Prefect's protocol has no frame that reports an outage, so workers only wait.
         if ok:
             _log.info("store available again")

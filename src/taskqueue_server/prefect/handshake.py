@@ -80,8 +80,8 @@ Service = Callable[[PrefectConnection], Awaitable[SessionEnd]]
 async def accept_and_serve(websocket: WebSocket, serve: Service) -> None:
     """Accept and serve a WebSocket of Prefect.
 
-    A request that no worker sends, such as one of a web page, is denied with an HTTP problem. All later errors are
-    close codes, because an HTTP problem would end a worker.
+    A request that cannot come from a worker, such as one from a web page, is denied with an HTTP problem. All later
+    errors are reported by close codes, because a worker exits if it receives an HTTP problem.
     """
     context: ServerContext = websocket.app.state.context
     refused = refusal(context, websocket, frames.SUBPROTOCOL)

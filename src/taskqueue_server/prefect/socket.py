@@ -1,4 +1,4 @@
-"""The sockets and requests of Prefect's task workers: a subscription to task runs, events, versions and health."""
+"""WebSockets and HTTP operations for Prefect's task workers: task runs, events, the version and health."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _clean_up(*, orphan: bool) -> None:
             pid = int(file.stem.rpartition("_")[2])
             if pid == os.getpid() or not process_exists(pid):
                 file.unlink(missing_ok=True)
-        Path(folder).rmdir()  # fails unless this is the last process
+        Path(folder).rmdir()  # fails while files of other processes remain
 
 
 if __name__ == "__main__":

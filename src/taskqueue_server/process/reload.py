@@ -54,7 +54,8 @@ def reload_settings(current: Settings, read: Reread) -> Settings | None:
 def adopt(context: ServerContext, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
     """Apply settings that `reload_settings` returned to a running server, and reload its tokens and certificate.
 
-    Open connections are not affected. An invalid certificate is logged, and the current one stays in force.
+    An invalid certificate is logged, and the current one stays in force. An open connection ends only if its token no
+    longer grants the rights that it needs.
     """
     context.settings = settings
     context.access.ask_to_reload()

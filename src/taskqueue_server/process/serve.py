@@ -71,7 +71,7 @@ def serve(
 
 
 class ServerProcess:
-    """One server in this process, which owns its backend. Runs once."""
+    """One server in this process, which owns its backend. Call `run` only once."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class ServerProcess:
         try:
             await _check_store(context)
             listener = self._listener or listen(self._settings)
-        except BaseException:  # the app would close the backend, but was not started
+        except BaseException:  # the application closes the backend only if it was started
             await context.backend.aclose()
             raise
         end = self.stop if self._listener is None else self.stop_once
@@ -212,7 +212,7 @@ class _UvicornServer(uvicorn.Server):
                 raise self._context.startup_error from None
             raise
         for listener in sockets or ():
-            listener.listen(BACKLOG)  # asyncio has set it to `ACCEPTS_PER_TURN`
+            listener.listen(BACKLOG)  # asyncio has set the backlog to `ACCEPTS_PER_TURN`
         if self.started and not self.should_exit:
             self._accepting()
 
@@ -226,7 +226,7 @@ class _UvicornServer(uvicorn.Server):
         if self.force_exit and self.server_state.tasks:
             await asyncio.wait(self.server_state.tasks, timeout=_FORCED_SECONDS)
         await super().shutdown(sockets)
-        if self.force_exit:  # without it, super().shutdown() has ended the lifespan
+        if self.force_exit:  # uvicorn does not end the lifespan after a forced exit
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FORCED_SECONDS):
                     await self.lifespan.shutdown()

@@ -26,7 +26,7 @@ from taskqueue_server.process.listeners import Port
 from taskqueue_server.process.reload import Reread, reload_settings, signals
 
 RESTART_SECONDS = 5.0
-"""seconds within which the exit of a process counts as a failed start"""
+"""seconds after its start within which the exit of a process counts as a failed start"""
 MAX_FAILED_STARTS = 5
 """number of failed starts in a row after which the supervisor gives up"""
 _PAUSE, _MAX_PAUSE = 0.1, 5.0
@@ -38,7 +38,7 @@ _log = logging.getLogger("taskqueue.server")
 
 
 class Processes:
-    """Supervisor of ``settings.processes`` server processes, until the last process has ended. Runs once."""
+    """Supervisor that keeps ``settings.processes`` server processes running until shutdown. Call `run` only once."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Processes:
                 self._children[index] = child
                 served = await self._watch(index, child)
             del self._children[index]
-            with contextlib.suppress(FileNotFoundError):  # a scrape may have deleted the files
+            with contextlib.suppress(FileNotFoundError):  # a metrics scrape may delete the files
                 mark_process_dead(child.process.pid, metrics)  # type: ignore[no-untyped-call]
             if self._ending.is_set():
                 return
@@ -136,7 +136,7 @@ class Processes:
                 )
                 self._give_up(TaskQueueError("server processes exit right after their start"))
                 return
-            level = logging.ERROR if code else logging.WARNING  # code 0: stopped by a signal
+            level = logging.ERROR if code else logging.WARNING  # exit code 0: a signal stopped it
             _log.log(level, "server process exited; starting another", extra=fields)
             with contextlib.suppress(TimeoutError):
                 pause = min(_PAUSE * 2**failed_starts, _MAX_PAUSE)

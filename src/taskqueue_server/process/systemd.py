@@ -18,7 +18,7 @@ def ready(status: str = "") -> None:
 
 
 def reloading() -> None:
-    """Report that the settings are being reloaded; `ready` must follow in any case."""
+    """Report that the settings are being reloaded; the caller must call `ready` afterwards, even after an error."""
     _notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
@@ -29,7 +29,7 @@ def stopping() -> None:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Report that the event loop runs, twice per ``WatchdogSec``, during the block."""
+    """Notify systemd's watchdog twice per ``WatchdogSec`` during the block, so that it detects a stuck event loop."""
     period = _period()
     if period is None:
         yield

@@ -125,7 +125,7 @@ class SocketProtocol(FairProtocol):
         super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
-        """Answer a ping, unless the client has not read earlier pongs."""
+        """Answer a ping, but drop the pong if the client reads too slowly, because unread pongs would use memory."""
         pong = b"".join(self.conn.data_to_send())
         if self.writable.is_set() and not self.transport.is_closing():
             self.transport.write(pong)

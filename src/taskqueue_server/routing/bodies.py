@@ -56,7 +56,7 @@ async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> Async
 
 
 def decode(kind: type[T], body: bytes) -> T:
-    """Decode JSON into a model. Raises `ProblemError` that names the field and never shows its value."""
+    """Decode JSON into a model. Raises `ProblemError`, which names the invalid field and never shows its value."""
     decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
     try:
         return decoder.decode(body)  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """Extensions: operations and pages that other packages add to the server.
 
 A package offers an extension as an entry point of the group ``taskqueue.extensions``: a callable without arguments that
-returns an `Extension`. The setting ``TASKQUEUE_EXTENSIONS`` names the extensions to load; no other way loads one.
+returns an `Extension`. The server loads only the extensions that the setting ``TASKQUEUE_EXTENSIONS`` names.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Extension(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     open: Callable[[ServerContext], AbstractAsyncContextManager[object]]
-    """Function that the server calls, without I/O, when it creates the application. It raises `ConfigurationError` or
-    `CapabilityMissing` if the extension cannot work. The server enters the returned context manager before the first
-    request, and exits it after the last request, before it closes the backend. Handlers find the value of the context
-    manager in ``context.extension_state[name]``."""
+    """Function that the server calls when it creates the application. It must not do I/O, and raises
+    `ConfigurationError` or `CapabilityMissing` if the extension cannot work. The server enters the returned context
+    manager before the first request, and exits it after the last request, before it closes the backend. Handlers find
+    the value of the context manager in ``context.extension_state[name]``."""
     operations: tuple[Operation, ...] = ()
     """operations of the HTTP API, which are routed, authorized, counted and documented like the server's own"""
     tags: Mapping[str, str] = {}

@@ -281,7 +281,8 @@ def unauthenticated() -> ProblemError:
 def require_own_page(call: RequestContext) -> None:
     """Raise `ProblemError` unless the request comes from a page of this server.
 
-    A browser sends the session cookie with requests of any site's page, but names the page's origin in unsafe requests.
+    A browser may add the session cookie to a request that a page of another site causes. If the request is unsafe, such
+    as a POST, its ``Origin`` header names the page's site.
     """
     request, settings = call.request, call.context.settings
     if not is_own_origin(request.headers, request.url.scheme, settings.origins):

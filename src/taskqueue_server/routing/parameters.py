@@ -28,7 +28,7 @@ def id_maker(call: RequestContext) -> Callable[[str, str | None, int], str | Non
 
     The function takes the task's queue, its id in the request, and its line number. Without the header it returns
     ``None``. With the header, the same client, header, queue and line give the same id, and a task that has an id
-    raises `InvalidInput`. An invalid header raises `InvalidInput` here.
+    raises `InvalidInput`. For an invalid header, `id_maker` itself raises `InvalidInput`.
     """
     values = call.request.headers.getlist(_HEADER)
     if not values:

@@ -31,7 +31,7 @@ Label = Annotated[str, _meta_of(**_BOUNDS)]
 Priority = Annotated[int, _meta_of(minimum=0, maximum=9)]
 Attempts = Annotated[int, _meta_of(minimum=1, maximum=1000)]
 Instant = Annotated[float, _meta_of(minimum=0, exclusiveMaximum=END_OF_TIME + 1)]
-"""Unix seconds"""
+"""a time in Unix seconds"""
 Seconds = Annotated[float, _meta_of(minimum=0, maximum=CENTURY)]
 Text = Annotated[str, _meta_of(minLength=1, maxLength=LIMITS.text)]
 HeadersField = Annotated[dict[str, str], _meta_of(maxProperties=LIMITS.headers)]

@@ -48,7 +48,7 @@ async def socket(websocket: WebSocket) -> None:
     context: ServerContext = websocket.app.state.context
     refused = refusal(context, websocket, SUBPROTOCOL) or _not_ready(context)
     identity = None
-    # Without an Authorization header, the token may be in the hello.
+    # Without an Authorization header, the token may be in the hello frame.
     if refused is None and context.access.authenticates and shows_header(websocket):
         identity = context.access.identify(token_of(websocket), peer_of(websocket))
         refused = _stranger(identity)
@@ -111,12 +111,15 @@ def enter(context: ServerContext, identity: Identity | None) -> tuple[bool, Exit
 
 
 class SocketAdmission:
-    """An accepted WebSocket of a worker, which stays registered for as long as it may hold deliveries. Runs once."""
+    """An accepted WebSocket of a worker, which stays registered for as long as it may hold deliveries.
+
+    Call `run` only once.
+    """
 
     def __init__(
         self, context: ServerContext, websocket: WebSocket, slot: ExitStack | None = None
     ) -> None:
-        """``slot`` is the quota slot of a client whose header has a valid token. Otherwise the hello must have one."""
+        """``slot`` is the quota slot of a client with a valid token in its header. Others send a token in the hello."""
         self.connection_id = secrets.token_hex(8)
         self.worker_id: str | None = None
         self._context = context
@@ -235,7 +238,7 @@ class SocketAdmission:
             await close(subscription)
 
     def _without_others(self, hello: Hello, is_allowed: Callable[[str], bool]) -> Hello:
-        """Return the hello without receipts that another connection holds for keys that this one may not consume."""
+        """Return the hello without other connections' receipts for keys that this connection may not consume."""
         others = self._context.registry.others(self, hello.worker_id) if hello.holding else ()
         foreign = {
             delivery.receipt
@@ -257,7 +260,7 @@ class SocketAdmission:
 
 
 async def read_hello(session: ServerSession, channel: WebSocketChannel) -> Hello | CloseSocket:
-    """Return the hello, or the close to send if it is invalid or does not arrive in time. Raises `ConnectionClosed`."""
+    """Return the hello frame, or how to close the socket if the frame is invalid or late. Raises `ConnectionClosed`."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             while True:

@@ -61,7 +61,7 @@ async def report_connection(
 
 
 class WorkerSession:
-    """Serves one worker. Owns its subscription and all asyncio tasks that serve its socket. Runs once."""
+    """Serves one worker. Owns its subscription and all asyncio tasks that serve its socket. Call `run` only once."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class WorkerSession:
         await self._settlements.finish(_FLUSH_SECONDS)
         moves = self._context.draining.is_set() and self._context.handover
         if moves and self._session.busy and end.code:
-            # The worker reconnects to another server, which adopts its deliveries. Release only those that remain.
+            # The worker reconnects to another server, which adopts its deliveries. Wait for that before the release.
             await self._channel.close(end.code, end.reason)
             await asyncio.sleep(self._context.handover)
         await close(self._subscription)
@@ -288,10 +288,10 @@ class WorkerSession:
         self._deliveries_changed.set()
         await self._channel.send(*texts)
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes ``ok`` by position
         if self._session.state is ServerSessionState.NEW:
             return
-        # Other tasks notice a closed socket; the caller may have to finish a settlement.
+        # Ignore a closed socket here: other asyncio tasks notice it, and the caller may have to finish a settlement.
         with contextlib.suppress(ConnectionClosed):
             await self._channel.send(*self._session.degraded(ok=ok, reason=reason))
 

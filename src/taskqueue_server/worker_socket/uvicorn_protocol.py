@@ -22,7 +22,7 @@ PINGS = "taskqueue.pings"
 _MARK_BYTES = 8
 """number of bytes in a ping of `Pings.mark`; uvicorn's own pings have 4 bytes"""
 _PIECE_BYTES = 4096
-"""bytes that are parsed at once: about a hundred of the smallest frames, which takes a few milliseconds"""
+"""number of bytes parsed at once: about a hundred of the smallest frames, which takes a few milliseconds"""
 
 
 class Pings:

@@ -31,7 +31,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class ConnectionClosed(Exception):
-    """The socket has closed. ``orderly`` if one of the sides closed it on purpose."""
+    """An error for a closed socket. ``orderly`` is true if one of the sides closed the socket on purpose."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"closed with {code}")
@@ -62,7 +62,7 @@ class WebSocketChannel:
         return message["bytes"] if text is None else text
 
     async def send(self, *texts: str) -> None:
-        """Send messages without others in between; wait if the peer reads slowly. Raises `ConnectionClosed`."""
+        """Send the texts as consecutive messages; wait if the peer reads slowly. Raises `ConnectionClosed`."""
         try:
             async with asyncio.timeout(self._seconds), self._turn:
                 for text in texts:
@@ -88,7 +88,7 @@ class WebSocketChannel:
         self.abort()
 
     def abort(self) -> None:
-        """Break the connection at once if the protocol class is `SocketProtocol`; else it ends with the application."""
+        """Break the connection at once. If the protocol class is not `SocketProtocol`, do nothing."""
         extensions: dict[str, dict[str, Callable[[], Any]]] = self._websocket.scope.get(
             "extensions", {}
         )
