@@ -37,6 +37,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of deliveries that the worker of one socket may have"""
     body: int = 16 * 1024 * 1024
     """maximum bytes of the body of an HTTP request"""
+    task_run: int = 1024 * 1024
+    """maximum bytes of a task run as JSON text, because a Prefect worker accepts no larger message"""
     url: int = 2000
     """maximum characters of a URL"""
     slots: int = 10_000

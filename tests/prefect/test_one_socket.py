@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.exceptions import WebSocketException
 
-from taskqueue_core.protocol.prefect_task_run import MAX_BYTES
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, State, Task
 from taskqueue_prefect import delivery, task_runs
 from taskqueue_prefect.delivery import SharedQueueDelivery
@@ -156,7 +156,7 @@ async def test_what_is_no_run(place: Place, odd: str) -> None:
 
 async def test_a_run_that_is_too_large(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row E8: what a worker cannot take, and would get again and again, is a dead letter."""
-    monkeypatch.setitem(SAID, "name", "x" * MAX_BYTES)
+    monkeypatch.setitem(SAID, "name", "x" * LIMITS.task_run)
     await place.publish(A)
 
     async def handler(socket: SharedQueueDelivery) -> None:
