@@ -9,18 +9,17 @@ import pytest
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import CLOSE_PROTOCOL, decode_server
-from taskqueue_core.protocol.server_events import (
-    AckRequested,
+from taskqueue_core.protocol.server_session import (
     CloseSocket,
     CreditGranted,
-    DeadLetterRequested,
     Progressed,
-    ReleaseRequested,
-    RetryRequested,
     SendFrames,
+    ServerSession,
+    ServerSessionState,
+    SettlementRequested,
     WorkerLeft,
 )
-from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
+from taskqueue_core.retry import Failed, HandBack, Rejected, RetryLater, Success
 from tests.server.sessions import delivery, greeted, ready, refused, said, text
 
 
@@ -44,7 +43,7 @@ class TestGreeting:
         assert welcome["adopted"] == ["b"]
         assert revoke == {"type": "revoke", "receipts": ["a", "c"]}
         assert session.busy == 1
-        assert isinstance(session.feed(text("ack", receipts=["b"]))[0], AckRequested)
+        assert isinstance(session.feed(text("ack", receipts=["b"]))[0], SettlementRequested)
 
     def test_a_second_hello_ends_it(self) -> None:
         """Fault G10: a worker subscribes once."""
@@ -160,20 +159,25 @@ class TestSettling:
     """Each receipt ends once."""
 
     def test_every_verb(self) -> None:
-        """REV-E1: each verdict is an event of its own."""
-        session = ready(0, "a", "b", "c", "d")
+        """REV-E1: each verdict is an outcome of its own."""
+        session = ready(0, "a", "b", "c", "d", "e")
         held = {d.receipt: d for d in session.held}
         acked = session.feed('{"type":"ack","receipts":["a"],"results":{"a":[1, 2],"x":3}}')
-        assert acked == [AckRequested((held["a"],), (b"[1, 2]",))]
-        assert session.feed(text("redeliver", receipts=["b"])) == [ReleaseRequested((held["b"],))]
+        assert acked == [SettlementRequested([(held["a"], Success(b"[1, 2]"))])]
+        assert session.feed(text("redeliver", receipts=["b"])) == [
+            SettlementRequested([(held["b"], HandBack())])
+        ]
         assert session.feed(text("retry", receipt="c", error="e", delay=2)) == [
-            RetryRequested(held["c"], "e", 2.0)
+            SettlementRequested([(held["c"], RetryLater(2.0, "e"))])
         ]
         assert session.feed(text("dead_letter", receipt="d", reason="r")) == [
-            DeadLetterRequested(held["d"], "r", None)
+            SettlementRequested([(held["d"], Rejected("r"))])
+        ]
+        assert session.feed(text("retry", receipt="e", error="e")) == [
+            SettlementRequested([(held["e"], Failed("e"))])
         ]
         assert session.held == ()
-        assert session.busy == 4
+        assert session.busy == 5
 
     @pytest.mark.parametrize(
         "frame",
@@ -197,7 +201,7 @@ class TestSettling:
     def test_a_mixed_batch_is_parted(self) -> None:
         """Known receipts are settled, unknown ones answered, repeats passed over."""
         events = ready(0, "a").feed(text("ack", receipts=["a", "x", "a"]))
-        assert [type(event) for event in events] == [AckRequested, SendFrames]
+        assert [type(event) for event in events] == [SettlementRequested, SendFrames]
         assert said(events) == [{"type": "settled", "lease_lost": ["x"]}]
 
     def test_twice_is_once(self) -> None:
@@ -261,7 +265,7 @@ class TestEnding:
         session = ready(5, "a")
         assert said(session.drain(2.0)) == [{"type": "drain", "seconds": 2.0}]
         assert session.drain(2.0) == []
-        assert isinstance(session.feed(text("ack", receipts=["a"]))[0], AckRequested)
+        assert isinstance(session.feed(text("ack", receipts=["a"]))[0], SettlementRequested)
         assert session.settled({"a": True})
         assert session.busy == 0
 
