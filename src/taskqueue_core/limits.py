@@ -65,6 +65,11 @@ def kind_of(value: object) -> str:
     return type(value).__name__
 
 
+def clean_text(text: str) -> str:
+    """Return a text cut to `Limits.text`, with lone surrogates, which cannot be encoded in UTF-8, replaced."""
+    return text[: LIMITS.text].encode("utf-8", "replace").decode()
+
+
 def check_name(field: str, value: object) -> None:
     """Check a key, id, tenant, ordering key or worker id: short printable ASCII, without braces, spaces or slashes."""
     if isinstance(value, str) and len(value) <= LIMITS.name and _NAME.fullmatch(value):
