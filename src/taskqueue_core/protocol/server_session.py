@@ -182,8 +182,10 @@ class ServerSession:
             elif receipt not in self._pending:
                 stale.append(receipt)
         lost = (frames.SettledFrame(lease_lost=piece) for piece in _pieces(stale))
-        events: list[Event] = [SettlementRequested(known)] if known else []
-        return [*events, *(SendFrames(frames.encode(frame)) for frame in lost)]
+        events: list[Event] = [SendFrames(frames.encode(frame)) for frame in lost]
+        if known:
+            events.insert(0, SettlementRequested(known))
+        return events
 
     def _greet(self, hello: frames.Hello) -> list[Event]:
         if self._hello is not None:
