@@ -83,7 +83,7 @@ class Bench:
     @classmethod
     @asynccontextmanager
     async def opened(cls, harness: _BackendSource) -> AsyncIterator[Bench]:
-        """Open a fresh backend and yield its bench; on exit, check ledgers and slot pool, and close everything."""
+        """Open a fresh backend and yield its bench; at the end, check its ledgers and slots, and close all backends."""
         clock = ManualClock()
         bench = cls(harness, await harness.open_backend(clock), clock)
         try:
@@ -117,7 +117,7 @@ class Bench:
 
     @property
     def pool(self) -> PoolSteps:
-        """The steps of the slot tests; they need the capability ``slots``."""
+        """Helper methods for tests of slots; fails if the backend does not declare ``slots``."""
         return PoolSteps(self.slots, self.advance, self.short)
 
     def task(self, task_id: str, **fields: Any) -> Task:
@@ -134,7 +134,7 @@ class Bench:
         return tasks
 
     async def offer(self, *tasks: Task | str) -> tuple[Confirmation, ...]:
-        """Publish tasks, or new ones with the given ids, in one batch; return the confirmations, whatever they are."""
+        """Publish tasks in one batch and return the confirmations; a string is the id of a new task."""
         made = (self.task(task) if isinstance(task, str) else task for task in tasks)
         return await self.backend.publisher.publish(*made)
 
@@ -169,7 +169,7 @@ class Bench:
     async def wakes(
         self, receive: Coroutine[Any, Any, Received], event: Awaitable[object]
     ) -> list[str]:
-        """Fail unless ``receive`` waits until ``event`` has run, and then returns; return the ids of its deliveries."""
+        """Start ``receive``, then run ``event``, which must end the wait; return the task ids of the deliveries."""
         waiting = await self.start(receive)
         assert not waiting.done(), "a receive returned at once: expected it to wait"
         await event
@@ -206,7 +206,7 @@ class Bench:
         return taken[0]
 
     async def drain(self, *subscriptions: Subscription, count: int, limit: int = 1) -> list[str]:
-        """Receive up to ``limit`` tasks per subscription in turn and ack them, ``count`` in all; return their ids."""
+        """Receive and ack ``count`` tasks, up to ``limit`` from each subscription in turn; return their ids."""
         taken: list[str] = []
         while len(taken) < count:
             before = len(taken)
@@ -219,7 +219,7 @@ class Bench:
         return taken
 
     async def eventually(self, subscription: Subscription, limit: int) -> list[Delivery]:
-        """Receive ``limit`` deliveries, with pauses in which a backend may finish its background work."""
+        """Receive up to ``limit`` deliveries, with pauses in which the backend may finish background work."""
         taken = await self.take(subscription, limit)
         for _ in range(50):
             if len(taken) >= limit:
@@ -255,17 +255,17 @@ class Bench:
         return await self.control.configure(key, present.model_copy(update=settings))
 
     async def limit(self, key: str = KEY, **settings: Any) -> None:
-        """Change settings of a queue that limit its flow; they need the capability ``flow``."""
+        """Change limits of a queue, which need the capability ``flow``; keep its other settings."""
         self._require(Capability.FLOW)
         await self.configure(key, **settings)
 
     async def arrange(self, key: str = KEY, **settings: Any) -> None:
-        """Change settings of a queue that affect its order; they need the capability ``order``."""
+        """Change the order of a queue and related settings, which need the capability ``order``; keep the others."""
         self._require(Capability.ORDER)
         await self.configure(key, **settings)
 
     async def fair(self, key: str = KEY, **settings: Any) -> None:
-        """Set the order of a queue to ``fair``, together with other settings."""
+        """Set the order of a queue to ``fair``, and change the given settings."""
         await self.arrange(key, order=Order.FAIR, **settings)
 
     def room_signal(self, *keys: str) -> RoomSignal:
@@ -274,7 +274,7 @@ class Bench:
         return cast("RoomSignals", self.backend.publisher).room_signal(*(keys or (KEY,)))
 
     async def expect(self, **counts: int) -> None:
-        """Compare the ledger of `KEY` with ``counts``, and other states with 0; do nothing without ``control``."""
+        """Fail unless the ledger of `KEY` has ``counts``, and 0 in other states; do nothing without ``control``."""
         if not has(self.backend, Capability.CONTROL):
             return
         ledger = await self.control.ledger(KEY)
@@ -295,7 +295,7 @@ class Bench:
             await asyncio.sleep(seconds * 1.02 + 0.002)
 
     async def hop(self, hops: int) -> None:
-        """Let other coroutines run for ``hops`` rounds of the event loop, or a short sleep without a manual clock."""
+        """Let other coroutines run for ``hops`` rounds of the event loop; without a manual clock, sleep briefly."""
         if self._harness.manual_clock:
             for _ in range(hops):
                 await asyncio.sleep(0)
@@ -326,7 +326,7 @@ class Bench:
         return task.result()
 
     async def silent(self, signal: RoomSignal, timeout: float = LONG) -> asyncio.Task[None]:
-        """Start a wait for a signal, again if it fires without cause; fail if it does so repeatedly."""
+        """Start a wait for a signal; start it again if the signal fires without cause, and fail if it keeps firing."""
         waiting = await self.start(signal.wait(timeout))
         for _ in range(5):
             if waiting.done():
@@ -376,7 +376,7 @@ class Bench:
                 check_pool(await self.slots.inspect())
 
     async def close(self) -> None:
-        """Cancel the calls that still wait, and close every backend that was opened."""
+        """Cancel started calls that have not returned, and close every backend that was opened."""
         for task in self._waiting:
             task.cancel()
         await asyncio.gather(*self._waiting, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Settings of a declared capability are stored; settings of an undeclared one are refused by their names."""
+"""Tests that a setting is stored if its capability is declared, and otherwise refused with an error that names it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class DeclaredSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_limits_are_kept_or_refused(self, bench: Bench) -> None:
-        """With ``flow``, limits are stored; without it, each limit is refused by its name."""
+        """With ``flow``, limits are stored; without it, each limit is refused with an error that names it."""
         await _kept_or_refused(bench, Capability.FLOW, _LIMITS)
 
     @needs(Capability.CONTROL)
     async def test_order_is_kept_or_refused(self, bench: Bench) -> None:
-        """With ``order``, settings of the order are stored; without it, each is refused by its name."""
+        """With ``order``, settings of the order are stored; without it, each is refused with an error that names it."""
         chosen: dict[str, Any] = {"order": Order.FAIR, **FAIR, "floor_share": 0.25}
         await _kept_or_refused(bench, Capability.ORDER, chosen)
 
     @needs(Capability.CONTROL)
     async def test_binding_is_kept_or_refused(self, bench: Bench) -> None:
-        """With ``fan_out``, a binding is stored; without it, the binding is refused by its name."""
+        """With ``fan_out``, a binding is stored; without it, the setting ``bound_to`` is refused."""
         if has(bench.backend, Capability.FAN_OUT):
             name, two = await bound(bench, 2)
             settings = await bench.control.settings(KEY)

@@ -28,7 +28,7 @@ class BackendMachine(RuleBasedStateMachine):
 
     @staticmethod
     def latest(items: Sequence[T], *indexes: int) -> list[T]:
-        """Return items by their positions, counted back from the last one; none if there are no items."""
+        """Return the items at ``indexes``, counted back from the last item, modulo the number of items."""
         return [items[-1 - index % len(items)] for index in indexes] if items else []
 
     def teardown(self) -> None:
@@ -44,7 +44,7 @@ class BackendMachine(RuleBasedStateMachine):
 
 
 def play(machine: type[BackendMachine], harness: Harness, steps: int) -> None:
-    """Run random histories of ``steps`` calls each on backends of ``harness``."""
+    """Run random histories of ``steps`` calls each, on backends that ``harness`` opens."""
     run_state_machine_as_test(
         type("Machine", (machine,), {"harness": harness}),
         settings=settings(

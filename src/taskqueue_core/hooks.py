@@ -38,10 +38,10 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The client that a token belongs to, and its permissions: each of its verbs, for each key that matches a pattern.
+    """The client that a token belongs to, and its permissions: ``verbs``, for the queues that match ``keys``.
 
-    A pattern is a key, or a prefix followed by ``*``; ``*`` alone matches all keys. Raises `TypeError` for invalid
-    values: a single text in place of a tuple of texts would grant more than intended.
+    An item of ``keys`` is a key, or a prefix followed by ``*``; ``*`` alone matches all keys. Raises `TypeError` for
+    invalid values, because a single string in place of a tuple of strings would grant more than intended.
     """
 
     name: str
@@ -108,7 +108,7 @@ class _Specs:
         confirmation: Confirmation,
         settles: Delivery | None,
     ) -> None:
-        """Observe a scheduled retry. If it was the retry of a delivery, it has ended that delivery, ``settles``."""
+        """Observe a scheduled retry; ``settles`` is the delivery that it ended, or ``None`` if it ended none."""
 
     @hookspec
     def dead_lettered(self, delivery: Delivery, verdict: Bury) -> None:
@@ -136,7 +136,7 @@ class _Specs:
 
     @hookspec
     def authenticate(self, token: str | None, peer: str) -> Identity | None:
-        """Return the identity of a token, or ``None`` for an unknown token. The first identity returned counts."""
+        """Return the identity of a token, or ``None`` for an unknown token. The first identity returned is used."""
 
 
 class Hooks:
@@ -199,7 +199,7 @@ class Hooks:
         for plugin in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
             try:
                 yield plugin.function(*(arguments[name] for name in plugin.argnames))
-            except Exception:  # noqa: BLE001 - a plugin may raise anything; it is logged with its trace
+            except Exception:  # noqa: BLE001 - a plugin may raise any error, which is logged
                 _log.exception("plugin %s failed in hook %s", plugin.plugin_name, hook)
 
 
@@ -237,7 +237,7 @@ def load_plugins(
                 )
                 continue
             hooks.register(plugin, name=point.name)
-        except Exception:  # noqa: BLE001 - a plugin may raise anything; it is logged with its trace
+        except Exception:  # noqa: BLE001 - a plugin may raise any error, which is logged
             _plugins_log.exception("plugin %s could not be loaded", point.name)
         else:
             loaded.append(point.name)

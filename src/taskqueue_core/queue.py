@@ -37,15 +37,15 @@ _MIN_RETRY_SECONDS = 0.02
 _SIGNAL_SECONDS = 15.0
 """seconds after which a waiting publisher retries without a notification, in case the notification was lost"""
 _SIGNALLED = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
-"""refusals that a `RoomSignal` reports the end of"""
+"""refusals whose end a `RoomSignal` reports"""
 
 
 @asynccontextmanager
 async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
     """Open a `Queue` on a backend.
 
-    ``backend`` is the name of a backend, an open backend, which stays open at the end, or ``None`` for the configured
-    one.
+    ``backend`` is the name of a backend, or ``None`` for the configured one; it is closed at the end. An open backend
+    may be passed as well, and stays open.
     """
     if isinstance(backend, str | None):
         async with aclosing(open_backend(backend)) as opened:
@@ -68,7 +68,7 @@ class Queue:
         key: str,
         payload: object = None,
         *,
-        id: str | None = None,  # noqa: A002 - the field's name everywhere else
+        id: str | None = None,  # noqa: A002 - the name of the field in `Task`
         priority: int = DEFAULT_PRIORITY,
         delay: float | None = None,
         not_before: float | None = None,
@@ -84,7 +84,7 @@ class Queue:
 
         ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix seconds. If the
         store's response is lost, the task is sent again with the same id. If the queue is full or its intake is paused,
-        publishing is retried for up to ``wait`` seconds; other publishers may come first.
+        publishing is retried for up to ``wait`` seconds; other publishers may succeed first.
 
         Raises `InvalidInput`, `QueueFull`, `IdConflict`, `BackendUnavailable` if nothing was stored, and
         `PublishUnconfirmed` if the store does not answer: publish again with the id that the error carries.
@@ -111,7 +111,7 @@ class Queue:
         """Publish tasks in batches; return a confirmation for each, in order. Refusals are confirmations, not errors.
 
         If a queue is full or its intake is paused, its tasks are published again for up to ``wait`` seconds in all: as
-        soon as the backend reports room, or after the delay that the backend suggests.
+        soon as the backend signals free capacity, or after the delay that the backend suggests.
         """
         check_duration("wait", wait)
         end = asyncio.get_running_loop().time() + wait
@@ -134,7 +134,7 @@ class Queue:
         if not hints:
             return confirmations
         async with await self._signal({tasks[hint].key for hint in hints}) as signal:
-            # Retry once without waiting: the queue may have got room before the signal was opened.
+            # Retry once without waiting, because capacity may have become free before the signal was opened.
             first = signal is not None
             while hints and (remaining := _remaining(end)) > 0:
                 if not first:
@@ -201,7 +201,7 @@ class Queue:
 
 
 def stored(confirmation: Confirmation) -> Confirmation:
-    """Return the confirmation if the task was stored. Raises `QueueFull` if it was refused, or `IdConflict`."""
+    """Return the confirmation of a stored task. Raises `QueueFull` or `IdConflict` if the task was not stored."""
     key, task_id = confirmation.key, confirmation.task_id
     if confirmation.status is Published.REFUSED:
         raise QueueFull(

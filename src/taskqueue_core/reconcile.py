@@ -22,7 +22,7 @@ class Reconciled(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a reconciliation: numbers of tasks. Two results can be added."""
 
     checked: int = 0
-    """number of tasks that were given"""
+    """number of tasks that the caller passed"""
     missing: int = 0
     """number of these tasks that the queue did not know"""
     republished: int = 0
@@ -57,7 +57,7 @@ async def reconcile(
 
     If the backend has ``control``, the ids are looked up first, and payloads of known tasks are not sent. ``compare``
     sends all payloads, to find ids that are stored with another payload. Each batch waits up to ``wait`` seconds for
-    room in a full queue.
+    free capacity in a full queue.
 
     After each batch, ``passed`` is called with the last task and the result so far. A caller that stores them can
     continue from there after an error; starting from the beginning does no harm either.
@@ -79,7 +79,7 @@ async def _reconcile_page(queue: Queue, tasks: list[Task], wait: float, *, ask: 
     unknown = await _unknown(queue, tasks) if ask else tasks
     answers = [confirmation.status for confirmation in await queue.publish_many(unknown, wait=wait)]
     stored, refused = answers.count(Published.ACCEPTED), answers.count(Published.REFUSED)
-    if ask:  # a duplicate was missing too: it was stored after the ids were looked up
+    if ask:  # a duplicate was missing, too, because it was stored after the lookup of the ids
         stored += answers.count(Published.DUPLICATE)
     return Reconciled(
         checked=len(tasks),

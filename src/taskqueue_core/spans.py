@@ -40,7 +40,7 @@ def _harmless() -> Iterator[None]:
     # An error in a provider, processor or sampler must not affect the call that is observed.
     try:
         yield
-    except Exception:  # noqa: BLE001 - a provider may raise anything; it is logged with its trace
+    except Exception:  # noqa: BLE001 - a provider may raise any error, which is logged
         _log.exception("telemetry failed")
 
 
@@ -272,7 +272,7 @@ def _carrying(task: Task, context: dict[str, str]) -> Task:
     if len(merged) > LIMITS.headers or _size(merged) > LIMITS.header_bytes:
         return task
     carrying: Task = task.__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
-    # The fields were validated when the task was made.
+    # No validation is needed: the size of the headers was checked above, and the other fields are unchanged.
     msgspec.structs.force_setattr(carrying, "headers", merged)
     return carrying
 

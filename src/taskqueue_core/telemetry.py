@@ -27,14 +27,14 @@ _APIS = ("opentelemetry.trace", "opentelemetry.metrics")
 
 
 class _Provider:
-    """Whether a provider has been set. The answer is cached for good once a provider was found."""
+    """A cache of whether the program has set a provider. Once one was found, there are no further checks."""
 
     def __init__(self) -> None:
         self.is_set = False
         self.next_refresh = 0.0
 
     def refresh(self, now: float) -> bool:
-        # A check takes some microseconds, which is too long for each publish of a single task.
+        # The answer is cached because a check takes some microseconds, which is too long for each publish of one task.
         self.next_refresh = now + _REFRESH_SECONDS
         if any(module in sys.modules for module in _APIS):
             self.is_set = _spans().listening()
@@ -70,7 +70,7 @@ def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ..
 
 
 def operation(name: str, tasks: Sequence[Carrier] = ()) -> AbstractContextManager[Operation | None]:
-    """Observe a receive or a settlement. After a receive, set ``tasks`` of the returned object to what came."""
+    """Observe a receive or a settlement. After a receive, assign the received tasks to ``tasks`` of the result."""
     if not active():
         return _nothing
     observed: Operation = _spans().Operation(name, tasks)

@@ -21,13 +21,16 @@ class DispatchSettings(BaseSettings):
     )
 
     lease: _Seconds = 30.0
-    """seconds after which a slot is free if its lease is not renewed; it is renewed every third of this time"""
+    """seconds after which a slot is free if its lease is not renewed; it is renewed after a third of this time"""
     safety_pass: _Seconds = 2.0
     """seconds between two searches for free slots if no notification arrives"""
     health_interval: _Seconds = 10.0
     """seconds between two health checks of a server"""
     settled: _Seconds = 5.0
-    """seconds between two equal health reports that end a lease; longer than a server takes to report a new job"""
+    """minimum seconds between the two health reports that must lack a job before its lease is ended
+
+    Choose a longer time than a server takes to report a new job.
+    """
     partition: _Seconds = 30.0
     """seconds for which a server may be unreachable before its running job counts as lost"""
     turn: _Seconds = 10.0
@@ -54,7 +57,7 @@ class DispatchSettings(BaseSettings):
     """secrets (``whsec_…``) with which every callback is signed; set the old and the new one during a rotation"""
     callback_ports: Annotated[tuple[int, ...], *COMMAS] = (443, 8443)
     callback_http: bool = False
-    """allow callbacks to http:// URLs, which anyone on the network path can read and change"""
+    """whether to allow callbacks to http:// URLs, which anyone on the network path can read and change"""
     callback_networks: Annotated[tuple[str, ...], *COMMAS] = ()
     """private networks in which callbacks are allowed; all other private addresses are refused"""
     callback_timeout: _Seconds = 20.0

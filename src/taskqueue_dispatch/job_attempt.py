@@ -227,7 +227,7 @@ class JobAttempt:
                     return answer
             elif isinstance(answer, Missing):
                 missing += 1
-                # The server has restarted, or it reported wrongly that it had the job.
+                # Poll twice before giving up. The server has restarted, or it reported wrongly that it had the job.
                 if missing > 1:
                     return EndpointUnreachable("the server no longer knows the job", sent=True)
             else:
@@ -256,9 +256,8 @@ class JobAttempt:
         """Record that the server has the job: detach the slot, so that the slot outlives this dispatcher."""
         if isinstance(answer, JobRunningAnswer):
             if answer.progress is not None:
-                with contextlib.suppress(
-                    *OUTAGE_ERRORS
-                ):  # the next progress report replaces a lost one
+                with contextlib.suppress(*OUTAGE_ERRORS):
+                    # A lost progress report is not sent again, because the next one replaces it.
                     await self._context.control.progress(self._delivery, answer.progress)
         else:
             self._remote_id = answer.remote_id
@@ -337,8 +336,10 @@ class JobAttempt:
                     await self._context.report(task, "done", result, None)
                 results = await self._owner.settlements.ack([(self._delivery, result)])
                 if not results[self._delivery.receipt]:
-                    await self._note(result)  # another dispatcher has taken over the job
-                elif late:  # only after the ack succeeded: if the job expired, its expiry callback reports that
+                    # The ack failed, because another dispatcher has taken over the job.
+                    await self._note(result)
+                elif late:
+                    # Report a late job only after a successful ack: an expired job has its own callback.
                     await self._context.report(task, "done", result, None)
             case EndpointUnreachable(sent=True):
                 await self._settle(Redeliver(lost=True))
@@ -353,7 +354,8 @@ class JobAttempt:
 
     async def _settle(self, verb: Verb) -> None:
         context, task = self._context, self._delivery.task
-        if isinstance(verb, Bury):  # report it first, because two reports are better than none
+        if isinstance(verb, Bury):
+            # Report before settling: after a crash, the client gets two reports instead of none.
             await context.report(task, "failed", None, verb.error or verb.reason)
         settled = await context.store.retry_until_available(
             partial(settle, context.backend, self._owner.subscription, self._delivery, verb)

@@ -27,7 +27,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """URL that is notified when the job has ended"""
     priority: int = DEFAULT_PRIORITY
     deadline: float | None = None
-    """Unix seconds of the store's clock, from which on the job is no longer started"""
+    """time after which the job is not started any more, in Unix seconds of the store's clock"""
     not_before: float | None = None
     tenant: str | None = None
     """customer for whom the job runs; with fair order, tenants take turns"""
@@ -36,7 +36,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def task_of(submission: Submission) -> Task:
-    """Return a job as a task. With an idempotency key, the task id is always the same. Raises `InvalidInput`."""
+    """Return a job as a task. The same idempotency key always gives the same task id. Raises `InvalidInput`."""
     model, url = submission.model, submission.callback_url
     headers = {_MODEL: model}
     if url is not None:

@@ -103,7 +103,7 @@ class Checks:
     def due(self) -> list[tuple[EndpointInfo, ModelConfig, _Watch]]:
         """Return the endpoints that are due and mark them as being checked. Forget endpoints that no longer exist."""
         now = self._monotonic()
-        # The pool was emptied, so it no longer knows the health of any endpoint.
+        # A new epoch means that the pool was emptied, so check all endpoints at once: their health is unknown.
         if self._registry.epoch != self._epoch:
             self._epoch = self._registry.epoch
             self._watches = {name: watch for name, watch in self._watches.items() if watch.asking}
@@ -163,7 +163,7 @@ class Checks:
             _log.warning("released slots whose jobs do not run on their server", extra=figures)
             self._ended(ended)
         if observed is not None and (info.overdue or (observed.active and not info.healthy)):
-            # A second observation decides, so it is made soon.
+            # Check again soon, because only a second report ends a lease or makes the endpoint healthy.
             return min(settings.settled, settings.health_interval)
         return settings.health_interval
 

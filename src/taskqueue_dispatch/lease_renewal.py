@@ -80,8 +80,6 @@ class LeaseRenewer:
             uniform=uniform,
         )
 
-    # The methods from here to `check_notes` do no I/O.
-
     def hold(self, lease: SlotLease) -> RenewedLease:
         """Renew a lease from now on, and return the object that holds its current version."""
         held = RenewedLease(lease)
@@ -90,7 +88,7 @@ class LeaseRenewer:
         return held
 
     def drop(self, held: RenewedLease) -> None:
-        """Stop renewing a lease, because it was released or shall expire. Idempotent."""
+        """Stop renewing a lease, because it was released or should expire. Idempotent."""
         self._held.pop(held, None)
 
     def change(self, held: RenewedLease, lease: SlotLease) -> None:
@@ -142,7 +140,7 @@ class LeaseRenewer:
         for start in range(0, len(held), LIMITS.batch):
             good = await self._renew_batch(held[start : start + LIMITS.batch]) and good
         if any(lease.doubted for lease in held):
-            # By then, the holder has updated the lease, or the lease is lost.
+            # Wait until the holder has replaced a token that changed during the call. Otherwise the lease is lost.
             await asyncio.sleep(_CHECK_SECONDS)
         doubted = [lease for lease in held if lease.doubted and lease in self._held]
         for start in range(0, len(doubted), LIMITS.batch):

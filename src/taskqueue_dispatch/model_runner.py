@@ -40,7 +40,7 @@ _MAX_SLOTS = 64
 _IDLE_SECONDS = 30.0
 """seconds for which one receive waits while the queue is empty"""
 _UNSETTLED = 256
-"""number of ended jobs, not settled yet and with results in memory, from which on no jobs are received"""
+"""maximum number of ended but unsettled jobs, whose results are in memory; beyond it, no jobs are received"""
 _GRACE_SECONDS = 0.3
 """seconds in which a stopping loop may finish its current pass"""
 _FINAL_SECONDS = 0.5
@@ -141,7 +141,7 @@ class ModelRunner:
             )
 
     async def _release_returned(self) -> None:
-        # After an error, the leases expire by themselves.
+        # Ignore errors, because the leases of slots that were not released expire by themselves.
         with contextlib.suppress(TaskQueueError):
             for start in range(0, len(self._returned), LIMITS.batch):
                 piece = self._returned[start : start + LIMITS.batch]
@@ -292,7 +292,8 @@ class ModelRunner:
         self._give_to_waiters(len(self._free))
         self._keep_one_slot()
         if not self._free:
-            self.check_now()  # acquire a slot to wait with
+            # Acquire a slot first, because a job is received only for a slot.
+            self.check_now()
             return
         shared = self._turns.is_shared(self._free[0].lease)
         if shared and self._kept_shared:

@@ -85,8 +85,6 @@ class ModelRegistry:
         """number of slots and configuration from which the settings of each queue were last computed"""
         self._listeners: list[Callable[[], None]] = []
 
-    # The methods from here to `listen` do no I/O.
-
     def view(self, model: str) -> ModelView | None:
         """Return a model as of the last refresh, or ``None`` if it has neither endpoints nor a configuration."""
         return self._views.get(model)
@@ -176,7 +174,7 @@ class ModelRegistry:
         """
         async with self._refreshing:
             view, documents = await self._pool.inspect(), await self._pool.documents()
-            # Read again, because a configuration was removed, or the pool was emptied between the two calls.
+            # A configuration is missing: it was removed, or the pool was emptied between the two calls. Read again.
             if self._documents.keys() - documents.keys():
                 view = await self._pool.inspect()
             if self._was_emptied(view) and await self._restore(view, documents):
@@ -276,7 +274,7 @@ class ModelRegistry:
         async with self._refreshing:
             view, documents = await self._pool.inspect(model), await self._pool.documents()
             own = {model: documents[model]} if model in documents else {}
-            # The configuration was removed, or the pool was emptied between the two calls.
+            # A configuration is missing: it was removed, or the pool was emptied between the two calls. Read again.
             if model in self._documents and not own:
                 view = await self._pool.inspect(model)
             # Do not replace the cache if the pool was emptied, because `refresh` restores the pool from the cache.
@@ -286,7 +284,7 @@ class ModelRegistry:
                     self._documents.pop(model, None)
                 self._cache(view.endpoints, own, {model})
         observed = self._views.get(model)
-        # The last endpoint was removed; the queue keeps its settings.
+        # The model has no endpoint and no configuration any more. Its queue keeps its settings.
         if observed is None:
             return
         self._queue_inputs.pop(model, None)
@@ -306,7 +304,8 @@ class ModelRegistry:
             except BackendUnavailable:
                 raise
             except TaskQueueError as error:
-                self._queue_inputs[view.model] = state  # log the error only once
+                # Store the inputs despite the error, so that it is logged once and not at every refresh.
+                self._queue_inputs[view.model] = state
                 _log.warning(
                     "could not update the settings of a model's queue",
                     extra={"queue": view.key, "code": error.code},

@@ -176,7 +176,7 @@ class Dispatcher(RunnerContext):
             await asyncio.sleep(OUTAGE_BACKOFF.delay(tries))
 
 
-async def _log_outage(ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
+async def _log_outage(ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes this argument by position
     if ok:
         _log.info("store available again")
     else:

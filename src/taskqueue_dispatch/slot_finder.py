@@ -245,8 +245,6 @@ class SlotFinder:
             task.cancel()
         await asyncio.gather(*self._releases, return_exceptions=True)
 
-    # `SlotPermit` and `FoundQueued` call the following methods.
-
     async def bound(self, held: RenewedLease, job: str) -> SlotPermit | None:
         """Assign a slot to a request. Return ``None`` if the slot has been lost."""
         try:

@@ -165,7 +165,7 @@ class Jobs:
         check_name("job_id", job_id)
         mark = _mark_in(job_id)
         known = [view.key for view in self._registry.known() if mark_of(view.model) == mark]
-        # The model's endpoints may have been removed, or registered a moment ago.
+        # Ask the store: the registry lacks models without endpoints, and models that were registered a moment ago.
         if not known:
             known = [key for key in await self._control.queues() if _is_of(key, mark)]
         return tuple(known)

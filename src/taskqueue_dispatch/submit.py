@@ -105,7 +105,7 @@ class Submitter:
         *,
         check_callback: Callable[[str], Awaitable[object]] | None = None,
     ) -> None:
-        """``check_callback`` raises `InvalidInput` for a URL that is not allowed; without it, callbacks are refused."""
+        """Do no I/O. ``check_callback`` raises `InvalidInput` for a forbidden URL; without it, all URLs are refused."""
         self._backend = backend
         self._queue = Queue(backend)
         self._pool = slots_of(backend)
@@ -137,7 +137,7 @@ class Submitter:
         (confirmation,) = await self._queue.publish_many([task])
         if confirmation.status is Published.DUPLICATE:
             known = await self._status(task)
-            # The record of the job has expired since the publish.
+            # The first submission of this job was found, but its record has expired in the meantime.
             if known is None:
                 raise PublishUnconfirmed(
                     "the record of the job has expired; submit it again", task_id=task.id

@@ -138,7 +138,7 @@ class SlotWaiters:
         given = False
         while not given and (waiter := queue.next(config)) is not None:
             self._waiting -= 1
-            # The future of a caller that has just been cancelled is done.
+            # If the future is done, its caller has just been cancelled, so give the slot to the next one.
             if not waiter.given.done():
                 waiter.given.set_result(held)
                 given = True

@@ -130,7 +130,7 @@ class SharedQueueDelivery:
         return _current.get()
 
     def observed(self, client_id: object) -> None:
-        """Record a message of the worker: it acknowledges the last run. An invalid id closes the socket with 4001."""
+        """Process a message of the worker, which acknowledges the last run. A bad id closes the socket with 4001."""
         if not isinstance(client_id, str):
             raise _violation(f"client_id: a {type(client_id).__name__}; allowed: text")
         if client_id != self._client:
@@ -286,7 +286,7 @@ class SharedQueueDelivery:
         if self._subscription is not None:
             await close(self._subscription)
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes this argument by position
         if ok:
             self._host.forget()
             LOG.info("store of the task queue available again")

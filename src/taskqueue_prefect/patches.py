@@ -34,7 +34,7 @@ _IMPORTERS = {
     "prefect.server.api.task_runs": ("TaskQueue", "MultiQueue"),
     "prefect.server.orchestration.core_policy": ("TaskQueue",),
 }
-"""modules of Prefect that import these names from ``prefect.server.task_queue``"""
+"""modules of Prefect, with the names that each imports from ``prefect.server.task_queue``"""
 
 
 def replace(module: ModuleType) -> None:
@@ -78,7 +78,8 @@ def _wrap_still_connected(
     @wraps(still_connected)
     async def listening(websocket: Any) -> bool:
         socket = SharedQueueDelivery.of_this_context()
-        if socket is None:  # a websocket for events or logs
+        if socket is None:
+            # This websocket is not one of a worker, but for events or logs.
             return await still_connected(websocket)
         return socket.is_connected(websocket)
 
@@ -89,7 +90,7 @@ def _wrap_create_app(create_app: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(create_app)
     def hosted(*args: Any, **more: Any) -> Any:
         app = create_app(*args, **more)
-        if not getattr(app.state, _REPLACED, False):  # not wrapped yet
+        if not getattr(app.state, _REPLACED, False):  # the application is not wrapped yet
             setattr(app.state, _REPLACED, True)
             stock = app.router.lifespan_context
             app.router.lifespan_context = asynccontextmanager(partial(_lifespan, stock))

@@ -23,7 +23,7 @@ hookimpl = pluggy.HookimplMarker("prefect-experimental")
 
 
 @hookimpl
-def setup_environment(ctx: Any = None) -> None:  # noqa: ARG001 - Prefect passes it
+def setup_environment(ctx: Any = None) -> None:  # noqa: ARG001 - Prefect passes this argument
     """Make Prefect's server use the configured queue. Idempotent, because Prefect calls it more than once."""
     install()
 

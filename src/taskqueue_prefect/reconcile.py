@@ -110,13 +110,14 @@ class Reconciler:
         if status is None:
             return None if self._may_be_held(run, workers) else settings.grace
         if status.state is not State.DONE:
-            return None  # the run is in the queue, or an operator ended it
+            # The run is in the queue, or an operator ended it.
+            return None
         accepted = None if result is None else _accepted.decode(result)
         if accepted is None or accepted.worker is None or accepted.state != run.state_id:
             return settings.grace
         if any(worker.worker_id == accepted.worker for worker in workers):
             return None
-        # A worker with the same client id is the same process, connected again, or another process.
+        # A worker with the same client id may be the same process, connected again, or another process.
         client = client_of(accepted.worker)
         reconnected = any(client_of(worker.worker_id) == client for worker in workers)
         return settings.held if reconnected else settings.grace
@@ -145,7 +146,7 @@ class Reconciler:
                 reason = None
         except OUTAGE_ERRORS:
             raise
-        except Exception as error:  # noqa: BLE001 - the error concerns only this run
+        except Exception as error:  # noqa: BLE001 - the error concerns one run only, and the others must still be checked
             stored, reason = False, str(error)
         else:
             stored = confirmation.stored

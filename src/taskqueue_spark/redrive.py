@@ -76,7 +76,8 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         return Moved(moved, rows - moved)
 
     async def _apply(self, dead_letters: DeadLetters, key: str, ids: list[str]) -> int:
-        if not ids:  # a call without ids would redrive all dead letters
+        if not ids:
+            # Do not call the store without ids, because this would redrive all dead letters.
             return 0
         verb = dead_letters.redrive if self._options.action == "redrive" else dead_letters.discard
         return await verb(key, *ids)

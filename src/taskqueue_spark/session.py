@@ -13,8 +13,8 @@ from taskqueue_spark.java import ensure_java
 _ALL_NODES = {
     "spark.sql.session.timeZone": "UTC",  # a journal has times in UTC
     "spark.sql.python.filterPushdown.enabled": "true",  # without it, Spark rejects a reader that accepts filters
-    "spark.python.sql.dataFrameDebugging.enabled": "false",  # recording the line of each call doubles its time
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # other readers of these files do not know INT96
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # recording source lines makes calls twice as slow
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # many readers do not support the default, INT96
 }
 _LOCAL = {
     "spark.driver.host": "127.0.0.1",
@@ -27,7 +27,7 @@ _LOCAL = {
     "spark.ui.showConsoleProgress": "false",
 }
 SMALL_DATA = {
-    # By default, Java reserves 48 MB for code of this level. Spark fills them, and Java then compiles it repeatedly.
+    # Java reserves 48 MB for code of this level by default. Spark exceeds this, and Java then compiles repeatedly.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",

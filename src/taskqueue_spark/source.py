@@ -28,7 +28,7 @@ class TaskQueueDataSource(DataSource):
         return "taskqueue"
 
     def schema(self) -> StructType:
-        from taskqueue_spark.options import resource_of  # noqa: PLC0415 - Spark imports this module often
+        from taskqueue_spark.options import resource_of  # noqa: PLC0415 - Spark often imports this module, which must be fast
 
         resource = resource_of(self.options)
         if resource == "journal":
@@ -49,11 +49,10 @@ class TaskQueueDataSource(DataSource):
         from taskqueue_spark.batch_reader import FilteringReader, JournalReader  # noqa: PLC0415
 
         options = ReadOptions.of(self.options)
-        # Use a reader that accepts filters only on request: if pushdown is switched off, Spark fails each of its
-        # reads.
+        # Use the reader that accepts filters only on request, because Spark rejects it unless pushdown is enabled.
         return (FilteringReader if options.pushdown else JournalReader)(options, schema)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark defines this signature
         from taskqueue_core.errors import InvalidInput  # noqa: PLC0415
         from taskqueue_spark.options import ReadOptions, resource_of  # noqa: PLC0415
         from taskqueue_spark.stream_reader import JournalStream  # noqa: PLC0415
@@ -62,12 +61,12 @@ class TaskQueueDataSource(DataSource):
             raise InvalidInput("option resource", "a resource that has no stream", "journal")
         return JournalStream(ReadOptions.of(self.options), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark defines this signature
         from taskqueue_spark.sink.writer import writer  # noqa: PLC0415
 
         return writer(self.options, schema, overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, FBT001 - Spark's names
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, FBT001 - Spark defines this signature
         from taskqueue_spark.sink.writer import writer  # noqa: PLC0415
 
         return writer(self.options, schema, overwrite, stream=True)

@@ -45,7 +45,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Leave out the open journal: Spark sends the reader to its workers, which open their own.
         return {**self.__dict__, "_journal": None}
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - the methods of this class have Spark's names
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark defines the names of the methods
         """Return the offsets at which a query without a checkpoint begins."""
         journal, spans = self._now()
         offsets = checked(starting(self._options.starting, spans), spans, fail=self._options.fail)
@@ -105,7 +105,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             before, low = begin.get(name, ("", 0))
             if shard in spans and ((before and before != run) or name not in begin):
-                low = spans[shard].first  # the shard was reset, and failOnDataLoss is false
+                # The shard was reset, and failOnDataLoss is false.
+                low = spans[shard].first
             offsets = checked(
                 Offsets({shard: (run, low)}), spans, fail=self._options.fail and low < position
             )
@@ -118,7 +119,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _parts(self, journal: Journal, part: Range, low: int) -> list[InputPartition]:
         """Return the partitions that read one shard. ``low``: the position up to which the shard was read before."""
-        if part.end < low and part.mark:  # the store was restored with fewer transitions
+        if part.end < low and part.mark:
+            # The store was restored to a state with fewer transitions.
             return [ReadPartition(part._replace(start=part.end), last=False)]
         if part.start != low:
             part = part._replace(mark="")

@@ -45,12 +45,12 @@ DEAD_LETTERS = _struct(
     ("deadline", _TIME), ("max_attempts", _WHOLE), ("history", spark.ArrayType(_FAILURE)), ("as_of", _TIME),
     nullable=_OPTIONAL,
 )  # fmt: skip
-"""schema of one row per dead letter, with the names of `taskqueue_core.tasks.DeadLetter` and of its task"""
+"""schema of one row per dead letter, with the field names of `taskqueue_core.tasks.DeadLetter` and of its task"""
 TASKS = _struct(
     ("key", _TEXT), ("task_id", _TEXT), ("state", _TEXT), ("attempt", _WHOLE), ("losses", _WHOLE), *_OWNERS,
     ("since", _TIME), ("as_of", _TIME), nullable=_OPTIONAL,
 )  # fmt: skip
-"""schema of one row per task. Each shard of a queue has its own key, as in a journal. ``since``: see `Listed`"""
+"""schema of one row per task. Each shard has its own key. ``since``: last change of the task's record; see `Listed`"""
 _SCHEMAS = {"dead_letters": DEAD_LETTERS, "tasks": TASKS}
 _PAGE = 200
 _LIVE = frozenset(state for state in State if state.live)
@@ -127,7 +127,8 @@ class StoreReader(DataSourceReader):
             return await control_of(backend).queues()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, _QueuePartition):  # there is no queue
+        if not isinstance(partition, _QueuePartition):
+            # Spark passes another partition if there is no queue.
             return
         pages = self._tasks if self._options.resource == "tasks" else self._dead_letters
         arrow = to_arrow_schema(self._schema, timezone="UTC")
@@ -154,7 +155,7 @@ class StoreReader(DataSourceReader):
 
 
 async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
-    """Yield the dead letters that exist at the beginning in pages, each once, even if some are redriven meanwhile.
+    """Yield pages of the dead letters that exist at the beginning, each once, even if some are redriven meanwhile.
 
     Tasks that become dead letters during the read may be included.
     """

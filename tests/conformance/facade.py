@@ -1,4 +1,4 @@
-"""A backend around the memory backend: correct as it stands, and made to be broken by a subclass of it or of a part."""
+"""A correct backend that forwards to the memory backend; tests subclass it, or one of its parts, to add a defect."""
 
 from __future__ import annotations
 
@@ -31,89 +31,87 @@ from taskqueue_memory.subscription import MemorySubscription
 
 
 class Part:
-    """Passes on whatever a subclass does not break."""
+    """A part of a backend, such as its publisher, that forwards everything that a subclass does not override."""
 
     def __init__(self, inner: Any, facade: Facade) -> None:
-        """Stand before ``inner``."""
         self.inner = inner
         self.facade = facade
 
     def __getattr__(self, name: str) -> Any:
-        """Pass on."""
+        """Return the attribute of the wrapped part."""
         return getattr(self.inner, name)
 
 
 class FacadePublisher(Part):
-    """The publisher."""
+    """A publisher that forwards to the memory backend."""
 
     inner: Publisher
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """Pass on."""
+        """Forward the call to the wrapped publisher."""
         return await self.inner.publish(*tasks)
 
     async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
-        """Pass on."""
+        """Forward the call to the wrapped publisher."""
         return await self.inner.schedule_retry(task, at, **options)
 
 
 class FacadeControl(Part):
-    """The operator's side."""
+    """A control that forwards to the memory backend."""
 
     inner: Control
 
 
 class FacadeDeadLetters(Part):
-    """The dead letters."""
+    """A dead-letter interface that forwards to the memory backend."""
 
     inner: DeadLetters
 
 
 class FacadeSlots(Part):
-    """The pool of slots."""
+    """A slot pool that forwards to the memory backend."""
 
     inner: MemorySlots
 
     @property
     def pool(self) -> Pool:
-        """What the memory backend keeps."""
+        """The internal state of the memory backend's slot pool."""
         return self.inner._pool
 
 
 class FacadeSubscription(SubscriptionBase):
-    """A subscription."""
+    """A subscription that forwards to one of the memory backend."""
 
     def __init__(self, inner: MemorySubscription, facade: Facade, consumer: str) -> None:
-        """Stand before ``inner``."""
         self.inner = inner
         self.facade = facade
         self.consumer = consumer
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        """Pass on."""
+        """Forward the call to the wrapped subscription."""
         return await self.inner.receive(limit, timeout)
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        """Pass on."""
+        """Forward the call to the wrapped subscription."""
         return await self.inner.ack(*deliveries, results=results)
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
-        """Pass on."""
+        """Forward the call to the wrapped subscription."""
         return await self.inner.redeliver(*deliveries, lost=lost)
 
     async def close(self) -> None:
-        """Pass on."""
+        """Forward the call to the wrapped subscription."""
         await self.inner.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Pass on."""
+        """Return the attribute of the wrapped subscription."""
         return getattr(self.inner, name)
 
 
 class Facade:
-    """The backend. A subclass names the parts that it breaks."""
+    """A backend that forwards to the memory backend; a subclass names the classes of the parts that it breaks."""
 
     publisher_type: type[FacadePublisher] = FacadePublisher
     subscription_type: type[FacadeSubscription] = FacadeSubscription
@@ -122,7 +120,7 @@ class Facade:
     slots_type: type[FacadeSlots] = FacadeSlots
 
     def __init__(self, clock: ManualClock, inner: MemoryBackend | None = None) -> None:
-        """Stand before a fresh memory backend, or share ``inner`` with another facade."""
+        """Forward to ``inner``, which several facades can share, or to a new memory backend."""
         self.inner = inner or MemoryBackend(clock=clock)
         self.clock = clock
         self.subscriptions: list[FacadeSubscription] = []
@@ -137,31 +135,31 @@ class Facade:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the memory backend."""
+        """The capabilities of the memory backend."""
         return self.inner.capabilities
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> FacadeSubscription:
-        """Open a subscription."""
+        """Open a subscription and remember it for ``aclose``."""
         inner = self.inner.subscribe(keys, consumer)
         self.subscriptions.append(self.subscription_type(inner, self, consumer))
         return self.subscriptions[-1]
 
     def now(self) -> float:
-        """Return the store's time."""
+        """Return the time of the memory backend."""
         return self.inner.now()
 
     async def health(self) -> Health:
-        """Pass on."""
+        """Return the health of the memory backend."""
         return await self.inner.health()
 
     async def aclose(self) -> None:
-        """Close what was opened here."""
+        """Close the subscriptions opened here; the memory backend stays open."""
         for subscription in self.subscriptions:
             await subscription.close()
 
 
 Broken = type[Facade | Part | FacadeSubscription]
-"""A backend that breaks a promise, or the part of one that does."""
+"""class of a backend with a defect, or of a part with a defect"""
 _PARTS: dict[str, type[Part | FacadeSubscription]] = {
     "publisher_type": FacadePublisher,
     "subscription_type": FacadeSubscription,
@@ -172,7 +170,7 @@ _PARTS: dict[str, type[Part | FacadeSubscription]] = {
 
 
 def backend_of(broken: Broken) -> type[Facade]:
-    """Return a backend, or one that has a part."""
+    """Return a backend class: the class itself if it is a backend, otherwise a facade with this part."""
     if issubclass(broken, Facade):
         return broken
     (name,) = (name for name, part in _PARTS.items() if issubclass(broken, part))
@@ -200,7 +198,7 @@ class _LesserControl(FacadeControl):
 
 
 class Minimal(Facade):
-    """Nothing beyond the contract. A subclass may have ``names`` beyond it."""
+    """A backend without any capability, except those that a subclass lists in ``names``."""
 
     names: frozenset[Capability] = frozenset()
     publisher_type = _LesserPublisher
@@ -208,16 +206,16 @@ class Minimal(Facade):
 
     @property
     def capabilities(self) -> Capabilities:
-        """No others."""
+        """The capabilities listed in ``names``."""
         return Capabilities(names=self.names)
 
 
 class Replicated(Facade):
-    """Several facades on one memory backend, which outlives them."""
+    """A shared, durable backend: several facades use one memory backend, which outlives them."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """All, shared and durable."""
+        """All capabilities, shared and durable."""
         return Capabilities(names=frozenset(Capability), shared=True, durable=True)
 
 
@@ -253,12 +251,12 @@ class _TwoStepSubscription(FacadeSubscription):
 
 
 class TwoSteps(Facade):
-    """A retry that settles takes two steps: it is published first, and core acks after."""
+    """A backend without atomic retries: a retry is published first, and core acks the delivery afterwards."""
 
     publisher_type = _TwoStepPublisher
     subscription_type = _TwoStepSubscription
 
     @property
     def capabilities(self) -> Capabilities:
-        """All, but no atomic retry."""
+        """All capabilities except atomic retries."""
         return Capabilities(names=frozenset(Capability), atomic_retry=False)

@@ -1,4 +1,4 @@
-"""Runs tests of the kit in this process, one after another, and says which failed."""
+"""Run tests of the conformance kit in this process and return which passed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conformance.facade import Broken, Facade, backend_of
 
 
 def suite_on(broken: Broken, suite: type[Harness], *, patience: float = 5.0) -> Any:
-    """Return ``suite`` over a backend; little ``patience`` where what hangs is meant to."""
+    """Return an instance of ``suite`` for a backend; ``patience`` is how many seconds its tests wait at most."""
     backend = backend_of(broken)
 
     class Suite(suite):  # type: ignore[misc, valid-type]
@@ -35,7 +35,10 @@ def suite_on(broken: Broken, suite: type[Harness], *, patience: float = 5.0) -> 
 
 
 def outcomes(suite: Harness, *only: str) -> dict[str, str]:
-    """Run the async tests of a suite that apply, or ``only`` some: each ``passed`` or ``failed``; no waiting."""
+    """Run the named tests, or all async tests that apply; return ``passed`` or ``failed`` for each.
+
+    The event loop does not wait for timers.
+    """
     found = async_tests(suite)
     names = only or [name for name, test in found.items() if missing(type(suite), test) is None]
     values = {}
@@ -46,14 +49,14 @@ def outcomes(suite: Harness, *only: str) -> dict[str, str]:
 
 
 def laws(suite: Harness, test: str) -> set[str]:
-    """Return the laws that a test's docstring names."""
+    """Return the numbers of the laws that a test's docstring names."""
     text = inspect.getdoc(getattr(suite, test)) or ""
     listed = re.findall(r"laws? ((?:\d+(?:, )?)+)", text)
     return {law for numbers in listed for law in numbers.removesuffix(", ").split(", ")}
 
 
 def async_tests(suite: Harness) -> dict[str, Callable[..., Any]]:
-    """Return the async tests of a suite, those that do not apply among them."""
+    """Return the async tests of a suite by name, including those that do not apply."""
     every = inspect.getmembers(suite, inspect.iscoroutinefunction)
     return {name: test for name, test in every if name.startswith("test_")}
 
@@ -62,6 +65,6 @@ async def _outcome(suite: Harness, test: Callable[..., Any]) -> str:
     try:
         async with Bench.opened(suite) as bench:
             await test(bench)
-    except (Exception, pytest.fail.Exception):  # noqa: BLE001 - however a broken backend fails
+    except (Exception, pytest.fail.Exception):  # noqa: BLE001 - a broken backend can fail in any way
         return "failed"
     return "passed"

@@ -1,4 +1,4 @@
-"""The kit finds what is broken: each backend here breaks one promise, and the test that proves it fails."""
+"""The conformance kit finds defects: each backend here breaks one promise, and the test of this promise fails."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ FOUND_BY_HISTORIES_OF_SLOTS = (
 
 @pytest.fixture
 def profile() -> Callable[..., AbstractContextManager[None]]:
-    """Run Hypothesis with settings of one's own, and the same examples in every run."""
+    """Return a context manager that runs Hypothesis with these settings and the same examples in every run."""
 
     @contextmanager
     def chosen(**options: Any) -> Iterator[None]:
@@ -220,14 +220,14 @@ def profile() -> Callable[..., AbstractContextManager[None]]:
     ("backend", "proof", "law"), CASES, ids=[f"{case[0].__name__}-{case[1]}" for case in CASES]
 )
 def test_broken_backend_fails(backend: Broken, proof: str, law: str | None) -> None:
-    """A backend that breaks a promise fails the test of this promise, which names the law."""
+    """A backend that breaks a promise fails the test of this promise, whose docstring names the law."""
     kit = suite_on(backend, BackendSuite, patience=0.05)
     assert outcomes(kit, proof)[proof] == "failed"
     assert law is None or law in laws(kit, proof)
 
 
 def test_whole_backend_passes() -> None:
-    """The same tests pass on the same backend with nothing broken: they fail for what was broken."""
+    """The facade without a defect passes all tests, so that a broken backend fails because of its defect only."""
     assert set(outcomes(suite_on(Facade, BackendSuite)).values()) == {"passed"}
 
 
@@ -235,7 +235,8 @@ def test_whole_backend_passes() -> None:
     "backend",
     [
         pytest.param(one, marks=pytest.mark.long if one is limits.HandsOutWhilePaused else ())
-        for one in FOUND_BY_HISTORIES  # that one takes several seconds
+        # Random histories need several seconds to find the defect of HandsOutWhilePaused.
+        for one in FOUND_BY_HISTORIES
     ],
 )
 def test_random_histories_find_it(
@@ -243,10 +244,10 @@ def test_random_histories_find_it(
     profile: Callable[..., AbstractContextManager[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The state machine alone finds what is broken, in one of a few series of histories."""
+    """Random histories of the state machine find each of these defects within four series."""
 
     def play() -> None:
-        for number in range(4):  # the histories of one series resemble each other
+        for number in range(4):  # because the histories of one series resemble each other
             seeded = seed(number)(type("Seeded", (machine.QueueMachine,), {}))
             monkeypatch.setattr(machine, "QueueMachine", seeded)
             suite_on(backend, MachineSuite).test_machine()
@@ -262,7 +263,7 @@ def test_random_histories_find_it(
 def test_random_histories_of_slots_find_it(
     backend: Broken, profile: Callable[..., AbstractContextManager[None]]
 ) -> None:
-    """The state machine of slots alone finds what is broken (B6, B8, C22; OPEN-C4)."""
+    """Random histories of the slot state machine find each of these defects (B6, B8, C22; OPEN-C4)."""
     suite = suite_on(backend, SlotsSuite)
     suite.max_examples = 500
     with profile(phases=[Phase.generate]), pytest.raises(AssertionError):
@@ -270,7 +271,7 @@ def test_random_histories_of_slots_find_it(
 
 
 def test_history_is_readable(profile: Callable[..., AbstractContextManager[None]]) -> None:
-    """A failure shows its history, a call a line, with the answers and what is wrong."""
+    """A failure prints its history: one line per call, with the answers and the violated law."""
     with profile(phases=[Phase.generate]), pytest.raises(AssertionError) as failure:
         suite_on(consumers.CountsHandBackAsLoss, MachineSuite).test_machine()
     assert re.search(r"(alpha|beta)/t\d .*\(law \d\)", str(failure.value))

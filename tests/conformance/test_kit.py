@@ -1,4 +1,4 @@
-"""The kit itself: what it skips, what it runs on, how pytest sees it."""
+"""The conformance kit: which tests it selects for a backend, on which backends it passes, and its pytest plugin."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ class TestForgetful(PublishSuite):
 EVERY_NEED: list[Need] = [*Capability, "atomic_retry", "durable", "shared"]
 
 TOO_GOOD = {"test_dead_task", "test_every_arrow", "test_states", "test_waiting_and_scheduled_tasks"}
-"""what `TwoSteps` does in one step though it need not: it moves what it has, and makes no new entry"""
+"""tests marked for atomic retries that `TwoSteps` passes too, because it retries a task not in flight in one step"""
 
 
 def without(need: Need) -> Harness:
-    """Return the kit over a backend that has all but one thing."""
-    lesser: type[Facade] = Facade  # neither shared nor durable
+    """Return the kit for a backend that has everything except one need."""
+    lesser: type[Facade] = Facade  # a plain facade is neither shared nor durable
     if need == "atomic_retry":
         lesser = TwoSteps
     elif isinstance(need, Capability):
@@ -89,7 +89,7 @@ def without(need: Need) -> Harness:
 
 
 def test_the_least_backend() -> None:
-    """A backend with nothing beyond the contract passes what applies to it (G6)."""
+    """A backend without any capability passes all tests that apply to it (G6)."""
     found = outcomes(suite_on(Minimal, BackendSuite))
     assert len(found) > 80
     assert set(found.values()) == {"passed"}
@@ -97,7 +97,7 @@ def test_the_least_backend() -> None:
 
 @pytest.mark.parametrize("need", EVERY_NEED)
 def test_what_is_needed_is_needed(need: Need) -> None:
-    """No test is left out that a backend could pass: without what it needs each fails (G6)."""
+    """Each test that requires a capability fails without it, so that no test is skipped needlessly (G6)."""
     suite = without(need)
     type(suite).patience = 0.05
     those = [name for name, test in async_tests(suite).items() if need in needs_of(test)]
@@ -110,14 +110,14 @@ def test_what_is_needed_is_needed(need: Need) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("need", EVERY_NEED)
 def test_what_is_not_needed(need: Need) -> None:
-    """Whatever a backend lacks, it passes the tests that do not need it (G6)."""
+    """A backend that lacks a capability passes all tests that do not require it (G6)."""
     found = outcomes(without(need))
     assert len(found) > 80
     assert set(found.values()) == {"passed"}
 
 
 def test_retry_in_two_steps() -> None:
-    """A backend without atomic retries passes: core retries in two steps, and the one-step tests do not apply."""
+    """A backend without atomic retries passes; tests that retry in one step do not apply to it."""
     found = outcomes(suite_on(TwoSteps, BackendSuite))
     assert set(found.values()) == {"passed"}
     assert "test_retry_through_core" in found
@@ -125,7 +125,7 @@ def test_retry_in_two_steps() -> None:
 
 
 def test_shared_and_durable() -> None:
-    """One override, ``replica``, is enough to prove both what is shared and what is durable."""
+    """A class that defines ``replica`` runs the tests for shared and for durable backends."""
 
     class Suite(ReplicasSuite):
         capabilities = Replicated(ManualClock()).capabilities
@@ -142,7 +142,7 @@ def test_shared_and_durable() -> None:
 
 
 async def test_missing_overrides() -> None:
-    """Each method that a class must define for what it declares is asked for by its name."""
+    """If a method that the declared capabilities require is missing, an error names it."""
 
     class Suite(ReplicasSuite):
         capabilities = Replicated(ManualClock()).capabilities
@@ -171,7 +171,7 @@ async def test_missing_overrides() -> None:
     ],
 )
 async def test_class_and_backend_differ(declared: Capabilities, told: str) -> None:
-    """What only the class or only its backend declares fails a test, whatever else is left out (G6)."""
+    """A test fails if the class and its backend declare different capabilities, whatever else does not apply (G6)."""
     suite = suite_on(Facade, PublishSuite)
     type(suite).capabilities = declared
     with pytest.raises(AssertionError, match=told):
@@ -179,7 +179,7 @@ async def test_class_and_backend_differ(declared: Capabilities, told: str) -> No
 
 
 async def test_clock_is_as_declared() -> None:
-    """A class that is wrong about the clock of its backend fails (G6)."""
+    """A test fails if ``manual_clock`` does not match the backend (G6)."""
     suite = suite_on(Facade, PublishSuite)
     type(suite).manual_clock = False
     with pytest.raises(AssertionError, match="the backend's time follows the clock"):
@@ -199,7 +199,7 @@ async def _look(suite: Harness) -> None:
 
 
 async def test_reaching_for_what_is_not_declared() -> None:
-    """A test that uses what a backend does not declare fails, and says how to declare it."""
+    """A test that uses an undeclared capability fails, with an error that says how to declare it."""
     async with Bench.opened(suite_on(Minimal, PublishSuite)) as bench:
         with pytest.raises(AssertionError, match=r"'flow': .* marked @needs\(Capability.FLOW\)"):
             await bench.limit(capacity=1)
@@ -221,7 +221,7 @@ async def test_reaching_for_what_is_not_declared() -> None:
     ],
 )
 def test_time_that_passes(concern: type[Harness]) -> None:
-    """A backend that cannot take a clock is tested in short times, while time passes by itself."""
+    """A backend that cannot use a manual clock passes the kit, whose tests then use short real times."""
 
     class Suite(concern):  # type: ignore[misc, valid-type]
         capabilities = Capabilities(names=frozenset(Capability))
@@ -236,7 +236,7 @@ def test_time_that_passes(concern: type[Harness]) -> None:
 
 
 async def test_real_seconds() -> None:
-    """For a backend that cannot take a clock a while is so long in real time, and no less."""
+    """Without a manual clock, ``bench.advance`` waits for the given time in reality."""
 
     class Suite(WaitingSuite):
         manual_clock = False
@@ -251,7 +251,7 @@ async def test_real_seconds() -> None:
 
 
 def test_every_test_says_what_it_proves() -> None:
-    """Each test of the kit has a docstring, and names no law that does not exist."""
+    """Each test of the kit has a docstring, and the laws that it names exist."""
     suite = suite_on(Minimal, BackendSuite)
     tests = [name for name, _ in inspect.getmembers(suite, callable) if name.startswith("test_")]
     assert len(tests) > 330
@@ -261,14 +261,14 @@ def test_every_test_says_what_it_proves() -> None:
 
 
 def test_no_test_hides_another() -> None:
-    """The modules of the kit are put together as one class: two tests of one name would be one."""
+    """No two modules of the kit have tests of the same name, because all are combined in one class."""
     bases = [base for base in BackendSuite.__mro__ if issubclass(base, Harness)]
     names = Counter(name for base in bases for name in vars(base) if name.startswith("test_"))
     assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_public_names() -> None:
-    """What the package exports is there, and nothing else is."""
+    """The package exports exactly the names in ``__all__``."""
     assert kit.__all__ == sorted(kit.__all__)
     for name in kit.__all__:
         assert getattr(kit, name).__name__ == name
@@ -277,7 +277,7 @@ def test_public_names() -> None:
 
 
 def test_the_names_of_the_authors_class() -> None:
-    """The kit takes few names of an author's class, and the page for authors tells them (G6)."""
+    """docs/writing-a-backend.md lists all names that the kit reserves in the class of an author (G6)."""
     taken = {name for name in dir(BackendSuite) if not name.startswith(("test_", "__"))}
     page = (Path(__file__).parents[2] / "docs" / "writing-a-backend.md").read_text()
     (values,) = re.findall(r"takes these names of the class, (.*?): all others", page, re.DOTALL)
@@ -285,14 +285,14 @@ def test_the_names_of_the_authors_class() -> None:
 
 
 def test_plugin_knows_the_modules() -> None:
-    """Every module of the kit with assertions has them rewritten."""
+    """The plugin registers every module of the kit for pytest's assertion rewriting."""
     kit = Path(plugin.__file__).parent
     places = {path.relative_to(kit).parts[0].removesuffix(".py") for path in kit.rglob("*.py")}
     assert places - {"__init__", "plugin", "selection", "suite"} == set(plugin.PARTS)
 
 
 def test_plugin_is_cheap() -> None:
-    """The plugin, which pytest imports in every run, brings in neither Hypothesis nor the tests."""
+    """The plugin, which pytest imports in every run, imports neither Hypothesis nor the tests of the kit."""
     program = (
         "import sys, taskqueue_conformance.plugin as p;"
         "print('hypothesis' in sys.modules, 'taskqueue_conformance.suite' in sys.modules);"
@@ -309,7 +309,7 @@ def test_plugin_is_cheap() -> None:
 
 
 def test_in_an_authors_project(authors: Callable[..., pytest.RunResult]) -> None:
-    """A few lines are enough, in pytest-asyncio's strict mode too; failures show their values (G6)."""
+    """In another project, a few lines run the kit, also in pytest-asyncio's strict mode; failures show values (G6)."""
     run = authors(AUTHORS_PAGE + "\n\ndef test_unrelated(): pass\n", "-m", "conformance")
     counts = run.parseoutcomes()
     assert (counts.pop("failed"), counts.pop("deselected")) == (1, 1)
@@ -324,7 +324,10 @@ def test_in_an_authors_project(authors: Callable[..., pytest.RunResult]) -> None
 def test_what_is_left_out_is_reported(
     authors: Callable[..., pytest.RunResult], processes: int
 ) -> None:
-    """Tests that need what the class does not declare are not collected; the end of the run tells it, and a failure."""
+    """Tests for undeclared capabilities are not collected.
+
+    The summary lists them, and a test fails because the class and its backend differ.
+    """
     run = authors(FORGETFUL_PAGE, "-n", str(processes))
     run.assert_outcomes(passed=11, failed=1)
     run.stdout.fnmatch_lines(
@@ -341,7 +344,7 @@ def test_what_is_left_out_is_reported(
 def authors(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., pytest.RunResult]:
-    """Run a page in a project of its own, with the plugin of the kit and those of the command line."""
+    """Return a function that runs a test module in a separate project with the plugin of the kit."""
     monkeypatch.setenv("PYTHONPATH", ":".join(filter(None, sys.path)))
     monkeypatch.setenv("TASKQUEUE_KIT_EXAMPLES", "2")
     pytester.makeini(

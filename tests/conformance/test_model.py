@@ -1,4 +1,4 @@
-"""The model of the state machine, by histories written down: what random ones find too seldom."""
+"""The model in the state machine, checked with fixed histories that random ones rarely contain."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ FAIR = FIFO | {"order": Order.FAIR}
 
 
 def publish(state: QueueMachine, *names: str, **fields: Any) -> None:
-    """Publish tasks of one tenant."""
+    """Publish tasks to one queue, of tenant ``a`` unless ``fields`` says otherwise."""
     state.publish("alpha", list(names), FIELDS | fields)
 
 
 def take_turns(state: QueueMachine) -> None:
-    """One tenant has much and one has little."""
+    """Serve two tenants in fair order, one with many tasks and one with a single task."""
     state.arrange("alpha", FAIR)
     publish(state, "t1", "t2", "t3", "t4")
     publish(state, "t5", tenant="b")
@@ -49,7 +49,7 @@ def take_turns(state: QueueMachine) -> None:
 
 
 def limit_tenants(state: QueueMachine) -> None:
-    """Limit a tenant to one task in flight."""
+    """Limit each tenant to one task in flight."""
     state.arrange("alpha", FAIR | {"tenant_max_inflight": 1})
     publish(state, "t1", "t2")
     publish(state, "t5", tenant="b")
@@ -59,7 +59,7 @@ def limit_tenants(state: QueueMachine) -> None:
 
 
 def bound_tenants(state: QueueMachine) -> None:
-    """Set small capacities for a tenant and the queue."""
+    """Set small capacities for the queue and for each tenant."""
     state.limit("alpha", {"capacity": 2})
     state.arrange("alpha", FAIR | {"tenant_capacity": 1})
     publish(state, "t1", "t2")
@@ -68,7 +68,7 @@ def bound_tenants(state: QueueMachine) -> None:
 
 
 def spend_tokens(state: QueueMachine) -> None:
-    """Limit a tenant to one token per second."""
+    """Limit each tenant to one token per second."""
     state.arrange("alpha", FAIR | {"tenant_rate_limit": RateLimit(max_tokens=1)})
     publish(state, "t1", "t2", "t3")
     publish(state, "t4", tenant="b")
@@ -88,7 +88,7 @@ def share(state: QueueMachine) -> None:
 
 
 def share_alike(state: QueueMachine) -> None:
-    """Make the order strict, after it was not."""
+    """Give the lowest priority half of the deliveries, then switch to strict priority order."""
     share(state)
     state.close(0)
     state.close(1)
@@ -116,7 +116,7 @@ def hold(state: QueueMachine) -> None:
 
 
 def expire_a_holder(state: QueueMachine) -> None:
-    """Have an overdue task hold the ordering key of a task with a higher priority; deliver the other two."""
+    """Let an overdue task hold the ordering key of a task with a higher priority; deliver the other two."""
     publish(state, "t1", ordering_key="e", not_before=1, deadline=1)
     publish(state, "t2")
     state.advance(1)
@@ -126,7 +126,7 @@ def expire_a_holder(state: QueueMachine) -> None:
 
 
 def hang(state: QueueMachine) -> None:
-    """One that hangs, and one that is merely slow."""
+    """Run two tasks of which one stalls and the other reports progress."""
     state.limit("alpha", {"max_processing_time": 4})
     publish(state, "t1", "t2")
     state.serve([0, 1])
@@ -166,7 +166,7 @@ FINDS: tuple[tuple[Broken, Callable[[QueueMachine], None], str], ...] = (
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Broken], QueueMachine]]:
-    """Drive a backend by hand."""
+    """Return a function that opens the state machine on a backend, to be driven by a fixed history."""
     monkeypatch.setattr(moves, "note", lambda _: None)
     made: list[QueueMachine] = []
 
@@ -185,7 +185,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Broken], Queu
 def test_nothing_is_wrong(
     machine: Callable[[Broken], QueueMachine], history: Callable[[QueueMachine], None]
 ) -> None:
-    """The model finds nothing in a backend that keeps its promises (laws 4, 5, 6)."""
+    """The model reports no error for a correct backend (laws 4, 5, 6)."""
     state = machine(Facade)
     history(state)
     assert state.deliveries or state.model.entries
@@ -198,7 +198,7 @@ def test_it_is_found(
     history: Callable[[QueueMachine], None],
     told: str,
 ) -> None:
-    """The model says what is wrong with a broken one (laws 4, 5, 6)."""
+    """The model reports the defect of a broken backend (laws 4, 5, 6)."""
     state = machine(backend)
     with pytest.raises(AssertionError, match=told):
         history(state)

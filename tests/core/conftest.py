@@ -1,4 +1,4 @@
-"""The time of a backend. Tests with the mark ``fast_clock`` do not wait."""
+"""Fixtures for the core tests: a manual clock, and event loops that do not wait in tests marked ``fast_clock``."""
 
 import pytest
 
@@ -10,5 +10,5 @@ __all__ = ["clock", "pytest_asyncio_loop_factories"]
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """The time of the backend."""
+    """A manual clock that gives the backend its time."""
     return ManualClock()

@@ -1,4 +1,4 @@
-"""A record store as small as it can be: a dict, whose look-ups read everything, and that can be told to fail."""
+"""A minimal record store for tests: it keeps all data in dicts, scans all rows per query, and fails on demand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 class Row(NamedTuple):
-    """A record, and what it is found by."""
+    """A stored record with the columns by which queries find it."""
 
     key: str
     priority: int
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 class Disk:
-    """What outlives a process."""
+    """The data that survive when the process that uses them dies."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str], Row] = {}
@@ -41,7 +41,7 @@ class Disk:
         self.buckets: dict[str, Bucket] = {}
 
     def copy(self) -> Disk:
-        """Return one with the same in it."""
+        """Return a copy, so that changes to its dicts leave the original unchanged."""
         made = Disk()
         made.rows, made.counters = dict(self.rows), dict(self.counters)
         made.settings, made.buckets = dict(self.settings), dict(self.buckets)
@@ -49,36 +49,36 @@ class Disk:
 
 
 class DictStore(RecordStore):
-    """On a disk that a transaction copies, and replaces at its end."""
+    """A record store on a `Disk`: a transaction changes a copy, and the commit replaces the original with it."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.failing: set[str] = set()
-        """which of ``open``, ``close``, ``save``, ``bucket``, ``commit`` fail, or the ``answer`` to a commit"""
+        """operations that fail: ``open``, ``close``, ``save``, ``bucket``, ``commit``, ``answer`` (after the commit)"""
         self.opened = False
         self.transactions = 0
         self.asked: list[str] = []
-        """the key of every look-up for a receive"""
+        """the queue key of each query that a receive made"""
         self._new = disk
 
     def fail(self, what: str) -> None:
-        """Fail here if it was asked for."""
+        """Raise `BackendUnavailable` if the test put ``what`` into `failing`."""
         if what in self.failing:
             raise BackendUnavailable(f"{what} failed")
 
     def open(self) -> None:
-        """Note it."""
+        """Mark the store as open, or fail if the test asked for that."""
         self.fail("open")
         self.opened = True
 
     def close(self) -> None:
-        """Note it."""
+        """Mark the store as closed, or fail if the test asked for that."""
         self.fail("close")
         self.opened = False
 
     @contextmanager
     def transaction(self, unsure: type[TaskQueueError]) -> Iterator[None]:
-        """Work on a copy."""
+        """Let the body change a copy of the disk; commit the copy at the end, unless the test asked for a failure."""
         self._new = self.disk.copy()
         self.transactions += 1
         yield
@@ -96,16 +96,16 @@ class DictStore(RecordStore):
         return [_decoder.decode(row.record) for row in rows[:limit]]
 
     def last_position(self) -> int:
-        """Look at all."""
+        """Return the highest sequence number of any record, by scanning all rows."""
         return max((row.seq for row in self._new.rows.values()), default=0)
 
     def load(self, key: str, task_id: str) -> Record | None:
-        """Look it up."""
+        """Return the record of a task, or None if there is none."""
         row = self._new.rows.get((key, task_id))
         return None if row is None else _decoder.decode(row.record)
 
     def save(self, record: Record) -> None:
-        """Write it anew."""
+        """Store a record, replacing any earlier version of it."""
         self.fail("save")
         task = record.task
         self._new.rows[task.key, task.id] = Row(
@@ -120,11 +120,11 @@ class DictStore(RecordStore):
         )
 
     def drop(self, record: Record) -> None:
-        """Delete it."""
+        """Delete a record."""
         del self._new.rows[record.task.key, record.task.id]
 
     def first_waiting(self, key: str) -> Record | None:
-        """Look at all."""
+        """Return the waiting record of a queue that comes first: highest priority, then lowest sequence number."""
         self.asked.append(key)
         waiting = [
             row for row in self._new.rows.values() if (row.key, row.state) == (key, State.WAITING)
@@ -133,13 +133,13 @@ class DictStore(RecordStore):
         return None if first is None else _decoder.decode(first.record)
 
     def in_state(self, key: str, state: State, limit: int, after: int = 0) -> Sequence[Record]:
-        """Look at all."""
+        """Return records of a queue in one state, in sequence order, by scanning all rows."""
         return self._find(
             lambda row: (row.key, row.state) == (key, state) and row.seq > after, "seq", limit=limit
         )
 
     def due(self, key: str, until: float, limit: int) -> Sequence[Record]:
-        """Look at all."""
+        """Return records of a queue that are due by a time, by scanning all rows."""
         self.asked.append(key)
         return self._find(
             lambda row: row.key == key and row.due is not None and row.due <= until,
@@ -149,41 +149,41 @@ class DictStore(RecordStore):
         )
 
     def alarms(self, until: float, limit: int) -> Sequence[Record]:
-        """Look at all."""
+        """Return records of all queues whose alarm is due by a time, by scanning all rows."""
         return self._find(
             lambda row: row.alarm is not None and row.alarm <= until, "alarm", "seq", limit=limit
         )
 
     def owned(self, owner: int | None = None) -> Sequence[Record]:
-        """Look at all."""
+        """Return the records in flight, of one owner or of all, by scanning all rows."""
         return self._find(
             lambda row: row.owner is not None and owner in (None, row.owner), limit=None
         )
 
     def count(self, key: str, name: str, by: int = 1) -> None:
-        """Add."""
+        """Add to a counter of a queue."""
         self._new.counters[key, name] = self._new.counters.get((key, name), 0) + by
 
     def counters(self, key: str) -> Counter[str]:
-        """Look at all."""
+        """Return all counters of a queue."""
         return Counter({name: n for (of, name), n in self._new.counters.items() if of == key})
 
     def settings(self, key: str) -> QueueSettings:
-        """Look them up."""
+        """Return the settings of a queue, or the defaults if none are stored."""
         return self._new.settings.get(key, QueueSettings())
 
     def configure(self, key: str, settings: QueueSettings) -> None:
-        """Write them."""
+        """Store the settings of a queue."""
         self._new.settings[key] = settings
 
     def bucket(self, key: str) -> Bucket | None:
-        """Look it up."""
+        """Return a copy of a queue's token bucket, or None if it has none."""
         self.fail("bucket")
         kept = self._new.buckets.get(key)
         return None if kept is None else msgspec.structs.replace(kept)
 
     def save_bucket(self, key: str, bucket: Bucket | None) -> None:
-        """Write it."""
+        """Store a queue's token bucket, or delete it if ``bucket`` is None."""
         self.fail("bucket")
         if bucket is None:
             self._new.buckets.pop(key, None)
@@ -191,5 +191,5 @@ class DictStore(RecordStore):
             self._new.buckets[key] = bucket
 
     def queues(self) -> set[str]:
-        """Look at all."""
+        """Return the keys of all queues that have counters or settings."""
         return {key for key, _ in self._new.counters} | self._new.settings.keys()

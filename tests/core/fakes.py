@@ -1,4 +1,4 @@
-"""Backends for tests of core: one that is told what to answer, and one that records."""
+"""A scripted backend for tests of core: it records its calls and returns or raises what the test says."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ from taskqueue_core.tasks import (
 
 
 def accepted(task: Task) -> Confirmation:
-    """The usual answer to a publish."""
+    """Return the confirmation of a task that was stored."""
     return Confirmation(key=task.key, task_id=task.id, status=Published.ACCEPTED)
 
 
 class ScriptedBackend:
-    """Notes every call, in order, and answers as it is told. Its retry takes two steps unless said otherwise."""
+    """A backend, publisher and subscription in one: it records every call in order and answers as the test says."""
 
     def __init__(self, *, atomic_retry: bool = False) -> None:
-        """Accept everything."""
         self.capabilities = Capabilities(atomic_retry=atomic_retry)
         self.calls: list[tuple[Any, ...]] = []
         self.publish_errors: list[Exception] = []
-        """raised by the next publishes, one each"""
+        """errors that the next calls of the publisher raise, one error for each call"""
         self.answer: Callable[[Task], Confirmation] = accepted
         self.ack_errors: list[Exception] = []
         self.closed = 0
 
     @property
     def publisher(self) -> ScriptedBackend:
-        """Itself."""
+        """Return this object, which is its own publisher."""
         return self
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """Note the ids; raise what is due."""
+        """Record the task ids; raise the next of `publish_errors`, if any."""
         self.calls.append(("publish", *(task.id for task in tasks)))
         if self.publish_errors:
             raise self.publish_errors.pop(0)
@@ -55,32 +54,32 @@ class ScriptedBackend:
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        """Note the call; raise what is due."""
+        """Record the call; raise the next of `publish_errors`, if any."""
         self.calls.append(("schedule_retry", task.id, at, error, token, settles))
         if self.publish_errors:
             raise self.publish_errors.pop(0)
         return self.answer(task)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> Any:
-        """Give itself."""
+        """Record the call; return this object, which is its own subscription."""
         self.calls.append(("subscribe", *keys, consumer))
         return self
 
     async def ack(self, *deliveries: Delivery, results: Any = ()) -> tuple[Settled, ...]:
-        """Note the call; raise what is due."""
+        """Record the call; raise the next of `ack_errors`, if any."""
         self.calls.append(("ack", *(delivery.receipt for delivery in deliveries), results))
         if self.ack_errors:
             raise self.ack_errors.pop(0)
         return (Settled.OK,) * len(deliveries)
 
     def now(self) -> float:
-        """A fixed time."""
+        """Return a constant time."""
         return 1000.0
 
     async def health(self) -> Health:
-        """Always well."""
+        """Return a healthy status."""
         return Health(ok=True, backend="scripted")
 
     async def aclose(self) -> None:
-        """Count."""
+        """Count the calls to ``aclose``."""
         self.closed += 1

@@ -1,4 +1,4 @@
-"""What authors of backends need not write again."""
+"""`LocalSubscription`: the base class whose ``receive`` waits and takes steps for the subscription of a backend."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ DELIVERY = Delivery(task=Task(key="k", id="t"), receipt="r", attempt=1, delivere
 
 
 class Scripted(LocalSubscription):
-    """Answers what the test says, a step each."""
+    """A subscription whose steps return the results that the test gives, one per step."""
 
     in_flight = 0
 
@@ -20,18 +20,21 @@ class Scripted(LocalSubscription):
         self._steps: Iterator[Received] = iter(steps)
 
     def take(self, limit: int) -> Received:
-        """Answer the next one."""
+        """Return the result of the next step."""
         assert limit == 1
         return next(self._steps)
 
     async def close(self) -> None:
-        """End what waits."""
+        """Close the subscription and wake a waiting receive."""
         self.closed = True
         self.notify()
 
 
 async def test_a_bounded_step_is_followed_by_the_next() -> None:
-    """G6: a step that only says that there is more is followed by another; between them others have their turn."""
+    """G6: if a bounded step only reports that more work is available, a receive takes another step.
+
+    Between two steps, other tasks of the event loop can run.
+    """
     subscription = Scripted(*[Received(again=True)] * 3, Received(deliveries=(DELIVERY,)))
     waiting = asyncio.create_task(subscription.receive(1, None))
     turns = 0
@@ -44,7 +47,10 @@ async def test_a_bounded_step_is_followed_by_the_next() -> None:
 
 
 async def test_a_receive_between_two_steps_ends() -> None:
-    """A close or a cancellation ends a receive that goes from step to step; without a timeout it is one step."""
+    """Closing or cancelling ends a receive between two of its steps.
+
+    A receive with a timeout of 0 takes just one step.
+    """
     endless = Scripted(*[Received(again=True)] * 1000)
     assert await endless.receive(1, 0) == Received(again=True)
     waiting = asyncio.create_task(endless.receive(1, None))

@@ -1,4 +1,4 @@
-"""The two clocks: one that never goes back, one that stands still until told."""
+"""The system clock, which never goes back, and the manual clock, which moves only when a test advances it."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from taskqueue_core.clock import ManualClock, SystemClock
 
 
 def test_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law 8: when the wall clock is set back or forth, the store's time goes on as before."""
+    """Law 8: when the wall clock is set back or forward, the store's time continues undisturbed."""
     clock = SystemClock()
     before = clock.now()
     for step in (-86_400, 86_400):
@@ -19,21 +19,21 @@ def test_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_system_time_is_unix_time() -> None:
-    """The clock tells the time that other programs tell."""
+    """The system clock returns Unix time, as other programs see it."""
     before = time.time()
     now = SystemClock().now()
     assert before - 0.1 < now < time.time() + 0.1
 
 
 def test_system_time_never_goes_backwards() -> None:
-    """Each reading is at least the one before."""
+    """Each reading of the system clock is at least as high as the one before."""
     clock = SystemClock()
     readings = [clock.now() for _ in range(10_000)]
     assert readings == sorted(readings)
 
 
 async def test_calls_come_at_their_time() -> None:
-    """A call is made once, not before its time, and at once where that has passed."""
+    """A scheduled call is made once and not before its time; if its time has already passed, it is made at once."""
     clock = SystemClock()
     done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     at = clock.now() + 0.02
@@ -45,7 +45,7 @@ async def test_calls_come_at_their_time() -> None:
 
 
 async def test_a_cancelled_call_is_not_made() -> None:
-    """Cancelling is harmless at any time."""
+    """A cancelled call is never made, and cancelling it again has no effect."""
     calls: list[int] = []
     for clock in (SystemClock(), ManualClock()):
         timer = clock.call_at(clock.now() + 0.01, lambda: calls.append(1))
@@ -59,7 +59,10 @@ async def test_a_cancelled_call_is_not_made() -> None:
 
 
 async def test_manual_time() -> None:
-    """Time stands still until it is advanced; calls come in the order of their times, each at its own."""
+    """A manual clock moves only when a test advances it.
+
+    It makes scheduled calls in the order of their times, each at its own time.
+    """
     clock = ManualClock(100)
     calls: list[tuple[str, float]] = []
 
@@ -78,7 +81,7 @@ async def test_manual_time() -> None:
 
 
 async def test_advancing_lets_woken_tasks_run() -> None:
-    """After the advance what it woke has run."""
+    """When ``advance`` returns, the coroutines woken by its calls have already run."""
     clock = ManualClock()
     event = asyncio.Event()
     clock.call_at(clock.now() + 1, event.set)

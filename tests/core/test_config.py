@@ -1,4 +1,4 @@
-"""Settings: where they come from, which wins, and what is said about bad ones."""
+"""Settings: their sources, the order of precedence, and the error messages for invalid values."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from taskqueue_memory import MemorySettings
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to run in, without settings from outside."""
+    """Run the test in an empty folder, with no ``TASKQUEUE_`` variables in the environment."""
     for name in list(os.environ):
         if name.upper().startswith("TASKQUEUE_"):
             monkeypatch.delenv(name)
@@ -23,13 +23,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_defaults_need_nothing() -> None:
-    """Without any setting the embedded backend is used, on loopback."""
+    """Without any settings, the memory backend is used and the server listens on loopback only."""
     settings = load_settings(Settings)
     assert (settings.backend, settings.host, settings.token) == ("memory", "127.0.0.1", None)
 
 
 def test_the_environment_comes_before_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Environment before .env before taskqueue.toml before the default."""
+    """A setting is read from the environment, then .env, then taskqueue.toml; the default comes last."""
     (folder / "taskqueue.toml").write_text('backend = "a"\nport = 1\nlease = 7', encoding="utf-8")
     (folder / ".env").write_text("TASKQUEUE_BACKEND=b\nTASKQUEUE_PORT=2\n", encoding="utf-8")
     monkeypatch.setenv("TASKQUEUE_BACKEND", "c")
@@ -38,7 +38,7 @@ def test_the_environment_comes_before_files(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_other_programs_settings_are_left_alone(folder: Path) -> None:
-    """A shared .env may hold variables of others."""
+    """Unknown names in .env and taskqueue.toml are ignored, because other programs may use the same files."""
     (folder / ".env").write_text("OTHER=1\nTASKQUEUE_UNHEARD=1\n", encoding="utf-8")
     (folder / "taskqueue.toml").write_text("unheard = 1\n[table]\na = 1", encoding="utf-8")
     assert load_settings(Settings) == Settings()
@@ -60,7 +60,7 @@ def test_other_programs_settings_are_left_alone(folder: Path) -> None:
 def test_bad_values_are_named_not_shown(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bad setting is named as it is set; its value may be a secret that slipped, and is not shown."""
+    """An error names the variable with the invalid value, but does not show the value, which may be a secret."""
     monkeypatch.setenv(f"TASKQUEUE_{name}", value)
     with pytest.raises(
         ConfigurationError, match=rf"^invalid settings: TASKQUEUE_{name}: "
@@ -72,7 +72,7 @@ def test_bad_values_are_named_not_shown(
 
 
 def test_all_bad_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run tells every bad setting."""
+    """One error lists all invalid settings."""
     monkeypatch.setenv("TASKQUEUE_PORT", "x")
     monkeypatch.setenv("TASKQUEUE_LEASE", "y")
     with pytest.raises(ConfigurationError, match=r"TASKQUEUE_PORT: .*; TASKQUEUE_LEASE: "):
@@ -80,7 +80,7 @@ def test_all_bad_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token is in no text that settings are turned into."""
+    """The token appears in no text form of the settings: repr, str, JSON or formatted."""
     monkeypatch.setenv("TASKQUEUE_TOKEN", "hunter2")
     settings = load_settings(Settings)
     assert isinstance(settings.token, SecretStr)
@@ -102,7 +102,7 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lists_in_the_environment(
     text: str, names: set[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names in a variable are separated by commas; an empty one allows none."""
+    """A list in an environment variable is separated by commas; an empty variable is an empty list."""
     monkeypatch.setenv("TASKQUEUE_PLUGINS_ALLOW", text)
     (folder / ".env").write_text(f"TASKQUEUE_PLUGINS_DENY={text}", encoding="utf-8")
     settings = load_settings(Settings)
@@ -110,14 +110,14 @@ def test_lists_in_the_environment(
 
 
 def test_lists_in_toml(folder: Path) -> None:
-    """In TOML they are arrays."""
+    """Lists in taskqueue.toml are arrays."""
     (folder / "taskqueue.toml").write_text('plugins_allow = ["a", "b"]', encoding="utf-8")
     settings = load_settings(Settings)
     assert settings.plugins_allow == frozenset({"a", "b"})
 
 
 def test_an_unset_list_allows_all() -> None:
-    """Unset is not the same as empty."""
+    """An unset list is None, which allows all plugins; an empty list allows none."""
     assert load_settings(Settings).plugins_allow is None
 
 
@@ -130,7 +130,7 @@ def test_an_unset_list_allows_all() -> None:
     ],
 )
 def test_files_that_cannot_be_read(folder: Path, file: str, content: bytes) -> None:
-    """A broken file is a configuration error, and what stands in it is not shown."""
+    """A settings file that cannot be parsed is a configuration error that does not show the file's content."""
     (folder / file).write_bytes(content)
     with pytest.raises(ConfigurationError, match="cannot read the settings") as caught:
         load_settings(Settings)
@@ -138,7 +138,7 @@ def test_files_that_cannot_be_read(folder: Path, file: str, content: bytes) -> N
 
 
 class Nested(BaseSettings):
-    """Settings of somebody else's backend."""
+    """Settings of a third-party backend, which have a prefix of their own."""
 
     model_config = SettingsConfigDict(env_prefix="TOY_")
 
@@ -146,7 +146,7 @@ class Nested(BaseSettings):
 
 
 def test_json_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings of other backends fail in the same manner."""
+    """Settings classes of third-party backends get the same errors, without the invalid value."""
     monkeypatch.setenv("TOY_NAMES", "[hunter2")
     with pytest.raises(ConfigurationError, match="names") as caught:
         load_settings(Nested)
@@ -154,7 +154,7 @@ def test_json_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_backends_have_settings_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each backend has its prefix, and reads .env too."""
+    """The settings of each backend have their own prefix, and are read from .env too."""
     (folder / ".env").write_text("TASKQUEUE_MEMORY_JOURNAL=a.jsonl", encoding="utf-8")
     assert load_settings(MemorySettings).journal == Path("a.jsonl")
     monkeypatch.setenv("TASKQUEUE_MEMORY_JOURNAL", "b.jsonl")

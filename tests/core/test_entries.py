@@ -1,4 +1,4 @@
-"""The books of one task, without storage, beside what the kit proves of them."""
+"""The state of a single task without any storage: rules that the conformance kit does not cover."""
 
 from taskqueue_core.authoring.entries import Entry
 from taskqueue_core.tasks import Settled, State, Task
@@ -7,14 +7,17 @@ NOW = 1000.0
 
 
 def entry() -> Entry:
-    """An entry that was delivered once."""
+    """Return an entry that was delivered once, with the receipt ``r1``."""
     made = Entry(task=Task(key="k", id="t"), state=State.IN_FLIGHT, updated_at=NOW)
     made.hand_out("r1", NOW)
     return made
 
 
 def test_recovery_changes_no_answer() -> None:
-    """Law 2: a loss that a recovery finds is nobody's settlement: an older one, sent again, is answered as before."""
+    """Law 2: a loss found by recovery does not count as a settlement.
+
+    If the consumer sends an earlier settlement again, it gets the same answer as before.
+    """
     lost = entry()
     lost.settle("lost")
     assert not lost.lose(1, NOW)
@@ -24,7 +27,10 @@ def test_recovery_changes_no_answer() -> None:
 
 
 def test_retry_and_redrive() -> None:
-    """REV-E1, C16: a retry raises the attempt; who is redriven, or retried when dead, gets the attempts anew."""
+    """REV-E1, C16: a retry raises the attempt.
+
+    After a redrive, or a retry of a dead task, the attempts so far no longer count.
+    """
     retried = entry()
     token = retried.retry_token(None, retried.delivery)
     retried.settle("retry")
@@ -38,7 +44,7 @@ def test_retry_and_redrive() -> None:
 
 
 def test_history_is_bounded() -> None:
-    """Only the last failures are kept, oldest first."""
+    """Only the last 20 failures of a task are kept, oldest first."""
     failing = entry()
     for number in range(50):
         failing.fail(f"error {number}", NOW + number)

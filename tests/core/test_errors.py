@@ -1,4 +1,4 @@
-"""The errors: their hierarchy, their codes and what they say."""
+"""The exception classes: their hierarchy, their codes and their messages."""
 
 import copy
 import inspect
@@ -22,7 +22,7 @@ CLASSES: dict[str, type[TaskQueueError]] = {
 
 
 def drawn() -> dict[str, str | None]:
-    """Each error of the drawing in the module's docstring, with the one above it."""
+    """Return each error class in the tree of the module's docstring, with the class above it in that tree."""
     parents: dict[str, str | None] = {}
     path: list[str] = []
     for line in inspect.cleandoc(errors.__doc__ or "").splitlines():
@@ -37,7 +37,7 @@ def drawn() -> dict[str, str | None]:
 
 
 def test_the_drawing_is_the_hierarchy() -> None:
-    """The docstring draws every error, each below its real parent."""
+    """The tree in the module's docstring shows every error class below its real base class."""
     real = {
         name: next((base.__name__ for base in kind.__bases__ if base.__name__ in CLASSES), None)
         for name, kind in CLASSES.items()
@@ -46,12 +46,12 @@ def test_the_drawing_is_the_hierarchy() -> None:
 
 
 def test_all_are_public() -> None:
-    """Whoever can meet an error can import it."""
+    """Every error class is exported by the module."""
     assert sorted(errors.__all__) == sorted(CLASSES)
 
 
 def test_codes_are_distinct_short_words() -> None:
-    """Machines can tell errors apart by their code."""
+    """Each error class has its own code, in lower-case words, by which programs can distinguish errors."""
     codes = [kind.code for kind in CLASSES.values()]
     assert len(set(codes)) == len(codes)
     assert all(code.replace("_", "").isalpha() and code.islower() for code in codes)
@@ -59,7 +59,10 @@ def test_codes_are_distinct_short_words() -> None:
 
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_errors_travel_between_processes(name: str) -> None:
-    """An error comes out of a pool of processes as it went in."""
+    """An error that is pickled or copied keeps its type, message and attributes.
+
+    This lets it cross process boundaries.
+    """
     kind = CLASSES[name]
     error: TaskQueueError
     if issubclass(kind, InvalidInput):
@@ -70,14 +73,14 @@ def test_errors_travel_between_processes(name: str) -> None:
         error = kind("message", task_id="t")
     else:
         error = kind("message")
-    for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error)):  # noqa: S301 - ours
+    for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error)):  # noqa: S301 - the pickle was made here
         assert type(copied) is kind
         assert str(copied) == str(error)
         assert vars(copied) == vars(error)
 
 
 def test_what_invalid_input_says() -> None:
-    """It names the field, what came and what is allowed, for people and for programs."""
+    """An `InvalidInput` error gives the field, the type received and the values allowed, as text and as attributes."""
     error = InvalidInput("priority", "str", "0 to 9")
     assert str(error) == "priority: got str; allowed: 0 to 9"
     assert (error.field, error.got, error.allowed) == ("priority", "str", "0 to 9")

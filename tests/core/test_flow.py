@@ -1,4 +1,4 @@
-"""The arithmetic of limits, which every backend shares."""
+"""The arithmetic of queue limits, which all backends share: token buckets, concurrency, capacity and refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEN = RateLimit(max_tokens=10, interval=20)
     [(IntervalUnit.SECONDS, 1), (IntervalUnit.MINUTES, 60), (IntervalUnit.HOURS, 3600)],
 )
 def test_units(unit: IntervalUnit, seconds: int) -> None:
-    """F3: an interval is so many seconds, minutes or hours; its name may be given as text."""
+    """F3: the interval of a rate limit is given in seconds, minutes or hours; the unit may be given as text."""
     limit = RateLimit.model_validate({"max_tokens": 1, "interval": 7, "interval_unit": unit.value})
     assert limit.period == 7 * seconds
 
@@ -49,13 +49,13 @@ def test_units(unit: IntervalUnit, seconds: int) -> None:
     ],
 )
 def test_wrong_limits(wrong: dict[str, object]) -> None:
-    """F3: a limit that would stop everything, or that nobody knows, is none."""
+    """F3: a rate limit with a zero, an unknown unit or an unknown field is rejected."""
     with pytest.raises(ValidationError):
         RateLimit.model_validate(wrong)
 
 
 def test_bucket() -> None:
-    """F3: it fills evenly, to its size and no further, and says when the next token is whole."""
+    """F3: a bucket refills evenly, never beyond its size, and reports when the next token is available."""
     bucket = Bucket(tokens=10.0, at=NOW)
     bucket.tokens -= 10
     assert [bucket.fill(TEN, NOW + second) for second in (0, 1, 2, 3, 4)] == [0, 0, 1, 1, 2]
@@ -65,7 +65,7 @@ def test_bucket() -> None:
 
 
 def test_a_clock_that_goes_back() -> None:
-    """Law 5: what a bucket gave for a time it does not give for it again."""
+    """Law 5: if the clock goes back and returns, a bucket gives no second set of tokens for the same period."""
     bucket = Bucket(tokens=0.0, at=NOW)
     assert bucket.fill(TEN, NOW + 4) == 2
     bucket.tokens -= 2
@@ -78,7 +78,7 @@ def test_a_clock_that_goes_back() -> None:
     st.lists(st.tuples(st.floats(0, 60), st.integers(0, 50)), max_size=60),
 )
 def test_any_window(limit: RateLimit, steps: list[tuple[float, int]]) -> None:
-    """Law 5: whatever is asked for, in no window come more than a full bucket and what flowed in meanwhile."""
+    """Law 5: in any window, a bucket gives at most its size plus the tokens that accrued during the window."""
     bucket, now, given_at = Bucket(tokens=float(limit.max_tokens), at=NOW), NOW, list[float]()
     for wait, wished in steps:
         now += wait
@@ -96,14 +96,17 @@ def test_any_window(limit: RateLimit, steps: list[tuple[float, int]]) -> None:
     st.floats(0, 0.999),
 )
 def test_who_wakes_for_a_token_finds_it(limit: RateLimit, tokens: float) -> None:
-    """F3: at the time that is told, there is one, whatever floating point makes of it."""
+    """F3: at the time reported by ``next_at`` exactly one token is available, despite floating-point rounding."""
     bucket = Bucket(tokens=tokens, at=NOW)
     assert bucket.fill(limit, NOW) == 0
     assert bucket.fill(limit, bucket.next_at(limit)) == 1
 
 
 def test_changed_limits() -> None:
-    """Law 9: another limit keeps the tokens up to its size; the first one starts with a full bucket."""
+    """Law 9: a changed rate limit keeps the saved tokens, up to the new size.
+
+    A new rate limit starts with a full bucket.
+    """
     bucket = bucket_after(None, None, TEN, NOW)
     assert bucket == Bucket(tokens=10.0, at=NOW)
     bucket.tokens -= 10
@@ -115,7 +118,7 @@ def test_changed_limits() -> None:
 
 
 def test_room() -> None:
-    """F4, F6: the tighter limit rules, and a time is told only where time alone helps."""
+    """F4, F6: the tighter of two limits applies; a time is given only if waiting alone makes room available."""
     empty, full = Bucket(tokens=0.0, at=NOW), Bucket(tokens=10.0, at=NOW)
     both = QueueSettings(max_inflight=4, rate_limit=TEN)
     assert room_of(QueueSettings(), None, 99, NOW) == UNLIMITED
@@ -128,7 +131,7 @@ def test_room() -> None:
 
 
 def test_refusals() -> None:
-    """B13: a refusal says why, for people and for programs, and when to try again."""
+    """B13: a refusal gives its reason as text and as a code; if the queue is full, it says when to retry."""
     bounded = QueueSettings(capacity=100)
     assert refusal(TASK, bounded, 99) is None
     full = refusal(TASK, bounded, 100)
@@ -145,7 +148,10 @@ def test_refusals() -> None:
 
 
 def test_what_counts() -> None:
-    """Law 6: a task counts from its publish until it is handed out, ends or is retried, and never again."""
+    """Law 6: a task counts against the capacity until its first delivery, its end or its first retry.
+
+    After that it never counts again.
+    """
     entry = Entry(task=TASK)
     for state, change in (
         (State.SCHEDULED, 1),
@@ -189,14 +195,14 @@ def test_what_counts() -> None:
 def test_capacity_follows_the_endpoints(
     concurrency: list[int], factors: tuple[int, ...], capacity: int
 ) -> None:
-    """B4: the larger factor times what they run together, kept between 0 and 1000."""
+    """B4: the capacity is the larger factor times the total concurrency of the endpoints, and at most 1000."""
     assert capacity_for(concurrency, *factors) == capacity
     assert capacity_for(iter(concurrency), *factors) == capacity
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, None, "3"])
 def test_capacity_of_nonsense(wrong: Any) -> None:
-    """B4: a wrong number is named, instead of becoming a queue that is always full or never."""
+    """B4: an invalid number raises an error that names the argument."""
     for field, call in (
         ("concurrency", lambda: capacity_for([1, wrong], 1)),
         ("factor", lambda: capacity_for([1], 1, wrong)),
@@ -208,7 +214,7 @@ def test_capacity_of_nonsense(wrong: Any) -> None:
 
 
 def test_no_capacity_pauses_the_intake() -> None:
-    """B4: where nothing can run publishers are turned away, also by hand; with the first endpoint they are let in."""
+    """B4: a capacity of 0 pauses the intake, so publishes are refused; the first endpoint opens the intake again."""
     for capacity, kept, paused in ((0, 1, True), (1, 1, False), (1000, 1000, False)):
         settings = QueueSettings.model_validate(intake_for(capacity))
         assert (settings.capacity, settings.intake_paused) == (kept, paused)

@@ -1,4 +1,4 @@
-"""Hooks: plugins see what happens, each on its own, and can harm nobody."""
+"""Plugin hooks: every plugin sees each event, and a failing plugin does no harm to the others or to the application."""
 
 import asyncio
 import logging
@@ -15,52 +15,50 @@ CONFIRMATION = Confirmation(key="k", task_id=TASK.id, status=Published.ACCEPTED)
 
 
 class Recorder:
-    """Sees all there is to see of a publish."""
+    """A plugin that records all arguments of the ``published`` hook."""
 
     def __init__(self) -> None:
-        """Start with nothing seen."""
         self.seen: list[Any] = []
 
     @hookimpl
     def published(self, tasks: Any, confirmations: Any) -> None:
-        """Note the call."""
+        """Record both arguments of the call."""
         self.seen.append((tasks, confirmations))
 
 
 class Choosy:
-    """Names one argument of two."""
+    """A plugin whose hooks accept only some of the arguments, or none."""
 
     def __init__(self) -> None:
-        """Start with nothing seen."""
         self.seen: list[Any] = []
 
     @hookimpl
     def published(self, confirmations: Any) -> None:
-        """Note the argument."""
+        """Record the one argument that this hook accepts."""
         self.seen.append(confirmations)
 
     @hookimpl
     def delivered(self) -> None:
-        """Note the call."""
+        """Record that the hook was called, without any argument."""
         self.seen.append("delivered")
 
 
 class Failing:
-    """Fails in each hook."""
+    """A plugin that raises an exception in each hook."""
 
     @hookimpl
     def published(self) -> None:
-        """Fail."""
+        """Raise `KeyError`."""
         raise KeyError("broken plugin")
 
     @hookimpl
     def authenticate(self) -> None:
-        """Fail."""
+        """Raise `ValueError`."""
         raise ValueError("broken plugin")
 
 
 def hooks_with(*plugins: object) -> Hooks:
-    """Hooks with plugins registered in this order."""
+    """Return hooks with the plugins registered in this order."""
     hooks = Hooks()
     for plugin in plugins:
         hooks.register(plugin)
@@ -68,14 +66,14 @@ def hooks_with(*plugins: object) -> Hooks:
 
 
 def test_a_batch_is_one_call() -> None:
-    """However many tasks a call has, each plugin is called once, with all of them."""
+    """A batch of tasks is one call of each plugin, with all tasks of the batch."""
     recorder = Recorder()
     hooks_with(recorder).fire("published", tasks=(TASK,) * 100, confirmations=(CONFIRMATION,) * 100)
     assert recorder.seen == [((TASK,) * 100, (CONFIRMATION,) * 100)]
 
 
 def test_what_plugins_see_is_frozen() -> None:
-    """A plugin cannot change what it observes."""
+    """The objects passed to plugins are immutable."""
     for thing in (TASK, CONFIRMATION, Expired("k", "t", 1), Identity(name="n")):
         name = thing.__struct_fields__[0]
         with pytest.raises(AttributeError):
@@ -83,7 +81,7 @@ def test_what_plugins_see_is_frozen() -> None:
 
 
 def test_an_implementation_names_the_arguments_it_wants() -> None:
-    """Fewer arguments than the hook has, or none, are fine."""
+    """A hook function may accept only some of the hook's arguments, or none."""
     choosy = Choosy()
     hooks = hooks_with(choosy)
     hooks.fire("published", tasks=(TASK,), confirmations=(CONFIRMATION,))
@@ -92,7 +90,7 @@ def test_an_implementation_names_the_arguments_it_wants() -> None:
 
 
 def test_a_failing_plugin_is_logged_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    """The others are called all the same, whatever the order, and so is the caller's work done."""
+    """A plugin that raises is logged with its name; the plugins before and after it are still called."""
     first, last = Recorder(), Recorder()
     hooks = Hooks()
     for plugin, name in ((first, "first"), (Failing(), "broken"), (last, "last")):
@@ -105,7 +103,7 @@ def test_a_failing_plugin_is_logged_and_passed_over(caplog: pytest.LogCaptureFix
 
 
 def test_order_of_calls() -> None:
-    """Plugins are called in the reverse order of their registration, unless they ask otherwise."""
+    """Plugins are called in the reverse order of their registration, unless they set ``tryfirst`` or ``trylast``."""
     called: list[str] = []
 
     def plugin(name: str, **options: Any) -> object:
@@ -124,7 +122,7 @@ def test_order_of_calls() -> None:
 
 
 def knows(token: str, name: str) -> object:
-    """A plugin that knows one token."""
+    """Return a plugin that authenticates one token and returns an identity with this name."""
 
     class Plugin:
         @hookimpl
@@ -136,7 +134,7 @@ def knows(token: str, name: str) -> object:
 
 
 def test_the_first_answer_counts() -> None:
-    """Who does not know a token leaves it to the next; nobody is asked after the first answer."""
+    """A plugin that does not know a token returns None, and the next plugin is called; the first identity wins."""
     hooks = hooks_with(Failing(), knows("t", "later"), knows("t", "first"), knows("u", "other"))
     answers = [
         hooks.first("authenticate", token=token, peer="p") for token in ("t", "u", "v", None)
@@ -145,13 +143,13 @@ def test_the_first_answer_counts() -> None:
 
 
 def test_a_failing_plugin_authenticates_no_token(caplog: pytest.LogCaptureFixture) -> None:
-    """Fault K1: an error while asking is no answer, and its message is not one either."""
+    """Fault K1: if a plugin raises during authentication, the token is not authenticated, and the error is logged."""
     assert hooks_with(Failing()).first("authenticate", token="t", peer="p") is None
     assert "authenticate" in caplog.text
 
 
 def test_cancellation_is_not_swallowed() -> None:
-    """Only errors are passed over; the end of the task that calls is not."""
+    """A plugin's ordinary exceptions are logged and skipped, but `CancelledError` reaches the caller."""
 
     class Cancelling:
         @hookimpl
@@ -163,7 +161,7 @@ def test_cancellation_is_not_swallowed() -> None:
 
 
 def test_wants() -> None:
-    """Hot paths can ask whether anybody listens."""
+    """``wants`` returns whether any plugin implements a hook, so that hot paths can skip the call."""
     plugin = Recorder()
     hooks = hooks_with(plugin)
     assert (hooks.wants("published"), hooks.wants("delivered")) == (True, False)
@@ -174,41 +172,41 @@ def test_wants() -> None:
 
 
 class Unknown:
-    """Implements what is no hook."""
+    """A plugin that marks a function as a hook although no hook has this name."""
 
     @hookimpl
     def exploded(self) -> None:
-        """Never called."""
+        """Never called, because the plugin is refused."""
 
 
 class Greedy:
-    """Names an argument that the hook does not have."""
+    """A plugin whose hook accepts an argument that the hook does not have."""
 
     @hookimpl
     def published(self, tasks: Any, tuesday: Any) -> None:
-        """Never called."""
+        """Never called, because the plugin is refused."""
 
 
 class Wrapping:
-    """Wants to be around the others."""
+    """A plugin whose hook is a wrapper around the other plugins, which is not supported."""
 
     @hookimpl(wrapper=True)
     def published(self) -> Any:
-        """Never called."""
+        """Never called, because the plugin is refused."""
         return (yield)
 
 
 class Waiting:
-    """Wants to be awaited."""
+    """A plugin whose hook is a coroutine function, which is not supported."""
 
     @hookimpl
     async def published(self) -> None:
-        """Never called."""
+        """Never called, because the plugin is refused."""
 
 
 @pytest.mark.parametrize("plugin", [Unknown(), Greedy(), Wrapping(), Waiting()])
 def test_what_would_never_be_called_is_refused(plugin: object) -> None:
-    """A plugin that does not fit is refused whole, when it is registered and not when a hook fires."""
+    """A plugin with an invalid hook is refused as a whole, and already when it is registered."""
     recorder = Recorder()
     hooks = hooks_with(recorder)
     with pytest.raises(ValueError, match=r"exploded|tuesday|plain function"):
@@ -219,7 +217,7 @@ def test_what_would_never_be_called_is_refused(plugin: object) -> None:
 
 
 def test_a_module_can_be_a_plugin() -> None:
-    """Functions of a module need no class."""
+    """A module with hook functions can be a plugin; a class is not needed."""
     module = type(pytest)("a_plugin")
     calls: list[Any] = []
 
@@ -234,7 +232,7 @@ def test_a_module_can_be_a_plugin() -> None:
 
 
 def test_names() -> None:
-    """Plugins are listed by the names that they were given."""
+    """Plugins are listed by the names under which they were registered, and each name can be used once."""
     hooks = Hooks()
     hooks.register(Recorder(), name="one")
     hooks.register(Recorder(), name="two")
@@ -244,7 +242,7 @@ def test_names() -> None:
 
 
 def test_hooks_of_two_applications_are_separate() -> None:
-    """Nothing about plugins is global."""
+    """Two applications in one process have separate hooks: a plugin of the first gets no events of the second."""
     recorder = Recorder()
     hooks_with(recorder)
     Hooks().fire("published", tasks=(), confirmations=())

@@ -1,4 +1,4 @@
-"""What an import pulls in: the core and the memory backend need no server, no store and no cluster."""
+"""The modules that each package imports: core and the memory backend must not import a server, a store or a cluster."""
 
 import ast
 import subprocess
@@ -35,14 +35,14 @@ print(*sorted({{name.partition(".")[0] for name in sys.modules}}))
     ],
 )
 def test_imports_are_lean(module: str, more: tuple[str, ...]) -> None:
-    """G1: publishing needs neither a server's nor another backend's packages, and core knows no backend."""
+    """G1: publishing imports no package of a server or of another backend, and core imports no backend."""
     command = [sys.executable, "-c", PROGRAM.format(module=module)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {*HEAVY, *more}
 
 
 def _imports(tree: ast.Module, modules: set[str]) -> set[str]:
-    """Return what a module imports when it is imported or type-checked; not what its functions import when called."""
+    """Return the modules imported by a module at import time or for type checking, but not inside functions."""
     inner = {
         node
         for function in ast.walk(tree)
@@ -62,7 +62,7 @@ def _imports(tree: ast.Module, modules: set[str]) -> set[str]:
 
 
 def test_no_circles() -> None:
-    """G6: no two modules import each other, on any way, those imports among them that only the type checker sees."""
+    """G6: there is no import cycle among the modules of the project, imports for type checking included."""
     source = Path(__file__).parents[2] / "src"
     files = {
         ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): path
@@ -73,4 +73,4 @@ def test_no_circles() -> None:
         for name, path in files.items()
     }
     assert sum(map(len, graph.values())) > 1000
-    TopologicalSorter(graph).prepare()  # raises CycleError
+    TopologicalSorter(graph).prepare()  # raises CycleError if there is a cycle

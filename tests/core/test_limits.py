@@ -1,4 +1,4 @@
-"""The limits: each holds exactly at its figure, and what is refused is never shown."""
+"""The limits on names, payloads, headers and times: each limit is exact, and no error shows the refused value."""
 
 import json
 import re
@@ -40,13 +40,13 @@ BAD_NAMES = [
     "a,b",
     'a"b',
     "$a",
-    "a\u200b",  # zero width space
-    "\u202ea",  # right-to-left override
-    "\ufeffa",  # byte order mark
-    "\u0430",  # Cyrillic a
-    "pa\u0443pal",  # Cyrillic u
-    "e\u0301",  # the same in two code points
-    "\ud800",  # a lone surrogate
+    "a\u200b",  # this string contains a zero-width space
+    "\u202ea",  # this string starts with a right-to-left override
+    "\ufeffa",  # this string starts with a byte order mark
+    "\u0430",  # this is the Cyrillic letter that looks like a Latin "a"
+    "pa\u0443pal",  # this string contains the Cyrillic letter that looks like a Latin "y"
+    "e\u0301",  # this is "é" as two code points: a letter and a combining accent
+    "\ud800",  # this is a lone surrogate, which UTF-8 cannot encode
     None,
     1,
     True,
@@ -70,13 +70,13 @@ GOOD_NAMES = [
 
 
 def shown(value: object) -> str:
-    """Return what a test is called after a value: the same in every process."""
+    """Return a test id for a value, without memory addresses, so that all test processes use the same ids."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=shown)
 def test_bad_names(name: object) -> None:
-    """Fault K2: what could mean something else to a store, a shell or an eye is no name."""
+    """Fault K2: a string that a store, a shell or a reader could misinterpret is not accepted as a name."""
     with pytest.raises(InvalidInput, match=r"^tenant: got ") as caught:
         check_name("tenant", name)
     assert caught.value.field == "tenant"
@@ -84,13 +84,13 @@ def test_bad_names(name: object) -> None:
 
 @pytest.mark.parametrize("name", GOOD_NAMES)
 def test_good_names(name: str) -> None:
-    """Names of functions, modules and deployments are names of tasks."""
+    """Names of Python functions, modules and deployments are accepted as queue names."""
     check_name("key", name)
 
 
 @given(st.text(max_size=300))
 def test_names_are_plain(text: str) -> None:
-    """Fault K2: whatever the text, a name is short printable ASCII without brackets, slashes and quotes."""
+    """Fault K2: any accepted name is short, printable ASCII without brackets, slashes or quotes."""
     try:
         check_name("key", text)
     except InvalidInput:
@@ -126,7 +126,7 @@ def test_names_are_plain(text: str) -> None:
     ],
 )
 def test_each_limit_is_exact(check: Callable[[int], None], longest: int) -> None:
-    """Faults K2 and K3: what is as long as the limit passes, one more (or two bytes) does not."""
+    """Faults K2 and K3: a value exactly at the limit is accepted, and one above the limit is refused."""
     check(longest)
     with pytest.raises(InvalidInput, match=r"^f: got ") as caught:
         check(longest + 2 if longest == LIMITS.header_bytes else longest + 1)
@@ -162,7 +162,7 @@ def test_each_limit_is_exact(check: Callable[[int], None], longest: int) -> None
     ids=lambda text: shown(text)[:20],
 )
 def test_what_is_not_json(text: object) -> None:
-    """Fault K3: text that some reader would refuse or read otherwise is refused, in one kind of error."""
+    """Fault K3: any text that is not strict JSON is refused with the same kind of error."""
     with pytest.raises(InvalidInput, match=r"^payload: got "):
         check_json("payload", text, LIMITS.payload)
 
@@ -187,7 +187,7 @@ def test_what_is_not_json(text: object) -> None:
     ids=lambda text: shown(text)[:20],
 )
 def test_what_is_json(text: bytes) -> None:
-    """Brackets count for the depth only where they nest and stand outside of text."""
+    """Valid JSON is accepted; brackets inside strings and brackets side by side do not add to the nesting depth."""
     check_json("payload", text, LIMITS.payload)
 
 
@@ -202,7 +202,7 @@ nested = st.recursive(
 
 @given(value=nested, levels=st.integers(1, 2 * LIMITS.depth))
 def test_depth_is_counted_exactly(value: object, levels: int) -> None:
-    """Fault K3: a text is too deep if and only if more than the limit's arrays and objects nest."""
+    """Fault K3: a text is refused if and only if its arrays and objects are nested more deeply than the limit."""
 
     def depth(of: object) -> int:
         inner = list(of.values()) if isinstance(of, dict) else of
@@ -225,21 +225,21 @@ BAD_NUMBERS = [float("nan"), float("inf"), float("-inf"), -1, -1e-9, 10**400, Tr
 
 @pytest.mark.parametrize("value", [*BAD_NUMBERS, 253_402_300_800, 1e18], ids=lambda v: repr(v)[:12])
 def test_bad_times(value: object) -> None:
-    """Fault K4: a time is a finite number between 1970 and the year 10000."""
+    """Fault K4: a value that is not a finite number between the years 1970 and 10000 is refused as a time."""
     with pytest.raises(InvalidInput, match=r"^not_before: got "):
         check_time("not_before", value)
 
 
 @pytest.mark.parametrize("value", [*BAD_NUMBERS, 1e10], ids=lambda v: repr(v)[:12])
 def test_bad_durations(value: object) -> None:
-    """Fault K4: a span of time is a finite number of seconds within a century."""
+    """Fault K4: a duration must be a finite, non-negative number of seconds, at most about a century."""
     with pytest.raises(InvalidInput, match=r"^delay: got "):
         check_duration("delay", value)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 1, 1_700_000_000.5, 253_402_300_799])
 def test_good_times(value: float) -> None:
-    """Whole and broken seconds are times, up to the last second of the year 9999."""
+    """Times may be whole or fractional seconds, up to the last second of the year 9999."""
     check_time("deadline", value)
     check_duration("delay", min(value, 1e9))
 
@@ -263,7 +263,7 @@ def test_good_times(value: float) -> None:
     ids=repr,
 )
 def test_bad_headers(headers: object) -> None:
-    """Fault K2: headers are printable text, so that none can forge another in a log or a protocol."""
+    """Fault K2: header names and values must be printable text, so that they cannot forge headers or log lines."""
     with pytest.raises(InvalidInput, match=r"^headers: got "):
         check_headers("headers", headers)
 
@@ -283,7 +283,7 @@ def test_bad_headers(headers: object) -> None:
     ],
 )
 def test_no_error_shows_the_value(check: Callable[[str], None]) -> None:
-    """A refused value may be a secret: no part of it is in the message."""
+    """No part of a refused value is in the error message, because the value may be a secret."""
     with pytest.raises(InvalidInput) as caught:
         check("hunter2-secret")
     assert "hunter2" not in str(caught.value)
@@ -294,7 +294,7 @@ def test_no_error_shows_the_value(check: Callable[[str], None]) -> None:
     [("ab", "str of length 2"), (b"a", "bytes of length 1"), ({}, "dict of length 0"), (1, "int")],
 )
 def test_kinds(value: object, kind: str) -> None:
-    """A kind is the type and, where there is one, the length."""
+    """``kind_of`` describes a value by its type and, if it has a length, its length."""
     assert kind_of(value) == kind
 
 
@@ -319,7 +319,7 @@ def test_kinds(value: object, kind: str) -> None:
     ],
 )
 def test_checks_take_linear_time(check: Callable[[Any], None], make: Callable[[int], Any]) -> None:
-    """Fault K2: ten times the input takes about ten times as long, and 100 kB take no time to speak of."""
+    """Fault K2: the time of a check grows linearly with the input, and checking 100 kB takes less than 0.1 seconds."""
 
     def fastest(value: Any) -> float:
         times = []

@@ -1,4 +1,4 @@
-"""From a word in the configuration to a backend, or to an error that says what to do."""
+"""Loading a backend by name: the name leads to a backend, or to an error that says what to do."""
 
 import re
 import sys
@@ -43,7 +43,7 @@ number = 5
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Writes modules that can be imported during the test."""
+    """Return a function that writes a module which the test can import."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -60,7 +60,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Installs a distribution with one entry point."""
+    """Return a function that installs a distribution with one backend entry point."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def install(name: str, target: str) -> None:
@@ -85,26 +85,26 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     ],
 )
 def test_every_kind_of_word(word: str, write: Write, install: Install) -> None:
-    """E3, G3: an entry point, a module path or module:attr name the same backend."""
+    """E3, G3: an entry point name, a module path and ``module:attribute`` can all name the same backend."""
     write("toymodule", TOY)
     install("toy-queue", "toymodule:create_backend")
     assert type(load_backend(word)).__name__ == "Toy"
 
 
 def test_each_load_makes_a_backend() -> None:
-    """The factory is called for each load; nothing is shared behind the application's back."""
+    """Each call of ``load_backend`` creates a new backend."""
     assert load_backend("taskqueue_memory") is not load_backend("taskqueue_memory")
 
 
 def test_the_memory_backend_is_declared() -> None:
-    """G3: the entry point that the project installs for its memory backend leads to it."""
+    """G3: the ``memory`` entry point in pyproject.toml loads the memory backend."""
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
     word = project["entry-points"]["taskqueue.backends"]["memory"]
     assert isinstance(load_backend(word), MemoryBackend)
 
 
 def test_installed_backends_are_listed(write: Write, install: Install) -> None:
-    """What is installed is known by name, sorted, without importing it."""
+    """Installed backends are listed by name, in sorted order, without importing them."""
     write("broken_on_import", "raise SystemExit")
     install("zz-two", "broken_on_import:f")
     install("aa-one", "broken_on_import:f")
@@ -114,7 +114,7 @@ def test_installed_backends_are_listed(write: Write, install: Install) -> None:
 
 
 def test_an_unknown_name(install: Install) -> None:
-    """E3: the error lists what is installed and says how to install more."""
+    """E3: the error for an unknown name lists the installed backends and says how to install others."""
     install("toy", "nowhere:f")
     with pytest.raises(BackendNotFound) as caught:
         load_backend("reddis")
@@ -145,7 +145,10 @@ def test_an_unknown_name(install: Install) -> None:
     ids=lambda word: repr(word)[:30],
 )
 def test_odd_words(word: str) -> None:
-    """E3: a word that is no path is refused before anything is imported, except for an empty attribute."""
+    """E3: a name that is not a valid path is refused before any import.
+
+    Only an empty attribute after the colon is accepted.
+    """
     if word == "taskqueue_memory:":
         assert isinstance(load_backend(word), MemoryBackend)
     else:
@@ -157,7 +160,7 @@ def test_odd_words(word: str) -> None:
     "word", ["nowhere.at.all", "taskqueue_memory.nowhere", "json.decoder.nowhere"]
 )
 def test_a_module_that_is_not_there(word: str) -> None:
-    """E3: the error names the part of the path that is missing."""
+    """E3: if a module does not exist, the error names the missing part of the path."""
     with pytest.raises(BackendNotFound, match="there is no module '"):
         load_backend(word)
 
@@ -184,7 +187,7 @@ def wrong_settings(): raise ConfigurationError("TOY_URL: missing")
     ],
 )
 def test_a_module_or_factory_that_will_not_do(word: str, why: str, write: Write) -> None:
-    """E3, G6: what is missing, is no factory, fails, or makes no backend is told by its name, with the cause."""
+    """E3, G6: if a factory is missing, not callable, fails or returns no backend, the error says which and why."""
     write("empty", "")
     write("toy", TOY + FAILING + "dict = dict\n")
     with pytest.raises(InvalidBackend, match=re.escape(why)):
@@ -193,7 +196,7 @@ def test_a_module_or_factory_that_will_not_do(word: str, why: str, write: Write)
 
 @pytest.mark.parametrize("kind", ["word", "entry point"])
 def test_a_missing_dependency(kind: str, write: Write, install: Install) -> None:
-    """A backend whose own dependency is not installed is not taken for a backend that is not there."""
+    """If a dependency of a backend's module is missing, the error names the dependency as missing, not the backend."""
     write("toymodule", "import a_driver_nobody_has")
     install("toy", "toymodule:create_backend")
     with pytest.raises(InvalidBackend, match="needs the module 'a_driver_nobody_has'") as caught:
@@ -202,7 +205,7 @@ def test_a_missing_dependency(kind: str, write: Write, install: Install) -> None
 
 
 def test_a_missing_extra(write: Write, tmp_path: Path) -> None:
-    """Where an extra of this project is what lacks, the error says so."""
+    """If installing an extra of this project provides the missing module, the error gives the command."""
     write("taskqueue_toy", "import a_driver_nobody_has")
     folder = tmp_path / "taskqueue_backends-9.9.dist-info"
     folder.mkdir()
@@ -213,7 +216,7 @@ def test_a_missing_extra(write: Write, tmp_path: Path) -> None:
 
 
 def test_an_import_that_fails(write: Write) -> None:
-    """Whatever goes wrong in a backend's module is told with its cause."""
+    """Any exception while importing a backend's module is reported with its cause."""
     write("toymodule", "1 / 0")
     with pytest.raises(InvalidBackend, match="importing it failed: ZeroDivisionError") as caught:
         load_backend("toymodule")
@@ -221,14 +224,14 @@ def test_an_import_that_fails(write: Write) -> None:
 
 
 def test_wrong_settings_of_a_backend(write: Write) -> None:
-    """A backend's own configuration errors are already clear: they come through as they are."""
+    """A configuration error raised by a backend's factory reaches the caller unchanged."""
     write("toymodule", FAILING)
     with pytest.raises(ConfigurationError, match=r"^TOY_URL: missing$"):
         load_backend("toymodule:wrong_settings")
 
 
 def stub(**changes: Any) -> SimpleNamespace:
-    """What the loader looks at, with changes; None takes a member away."""
+    """Return a minimal backend with some members replaced; a value of None removes the member."""
     members: dict[str, Any] = {
         "capabilities": Capabilities(),
         "publisher": SimpleNamespace(publish=print, schedule_retry=print),
@@ -241,7 +244,7 @@ def stub(**changes: Any) -> SimpleNamespace:
 
 
 def test_a_minimal_backend() -> None:
-    """G6: the members of the contract are enough."""
+    """G6: an object with just the members of the contract is accepted as a backend."""
     check_backend(stub(), "toy")
 
 
@@ -263,7 +266,7 @@ def test_a_minimal_backend() -> None:
     ],
 )
 def test_what_is_lacking_is_listed(thing: object, lacks: str) -> None:
-    """G6: whoever writes a backend is told every member that it lacks, at once."""
+    """G6: the error for an incomplete backend lists all missing members at once."""
     with pytest.raises(InvalidBackend, match=r"toy.*is not a backend, it lacks: ") as caught:
         check_backend(thing, "toy")
     listed = str(caught.value).split("lacks: ")[1].split(";")[0]
@@ -271,12 +274,12 @@ def test_what_is_lacking_is_listed(thing: object, lacks: str) -> None:
 
 
 def test_the_wrapper_is_a_backend_too() -> None:
-    """Hooks around a backend change nothing in what the loader sees."""
+    """A backend wrapped for plugin hooks is accepted as a backend too."""
     check_backend(InstrumentedBackend(MemoryBackend(), Hooks()), "observed")
 
 
 def test_capabilities_are_refused_early_and_clearly() -> None:
-    """A capability that is not declared is refused by name, with those that the backend has."""
+    """Using a capability that the backend lacks raises an error that names it and lists the declared ones."""
     bare: Any = stub()
     some: Any = stub(capabilities=Capabilities(names=frozenset({Capability.CONTROL})), control=1)
     with pytest.raises(CapabilityMissing, match="'control'; it has: none"):

@@ -1,4 +1,4 @@
-"""The wrapper around a backend: every transition is seen once, and nothing else changes."""
+"""`InstrumentedBackend`: plugins see every state change once, and the backend behaves as without the wrapper."""
 
 from __future__ import annotations
 
@@ -31,64 +31,63 @@ from tests.core.fakes import ScriptedBackend
 
 
 class Recorder:
-    """Notes every call of every hook."""
+    """A plugin that records the arguments of every hook call."""
 
     def __init__(self) -> None:
-        """Start with nothing seen."""
         self.seen: list[tuple[Any, ...]] = []
 
     @hookimpl
     def published(self, tasks: Any, confirmations: Any) -> None:
-        """Note it."""
+        """Record the tasks and the status of each confirmation."""
         self.seen.append(("published", tasks, tuple(c.status for c in confirmations)))
 
     @hookimpl
     def delivered(self, deliveries: Any, consumer: str) -> None:
-        """Note it."""
+        """Record the deliveries and their consumer."""
         self.seen.append(("delivered", deliveries, consumer))
 
     @hookimpl
     def settled(self, deliveries: Any, verb: str, outcomes: Any) -> None:
-        """Note it."""
+        """Record the deliveries, the verb and the outcomes."""
         self.seen.append(("settled", deliveries, verb, outcomes))
 
     @hookimpl
     def retry_scheduled(
         self, task: Task, at: float, error: str, confirmation: Any, settles: Delivery | None
     ) -> None:
-        """Note it."""
+        """Record the retry and the store's answer."""
         self.seen.append(("retry_scheduled", task, at, error, confirmation.status, settles))
 
     @hookimpl
     def dead_lettered(self, delivery: Any, verdict: Bury) -> None:
-        """Note it."""
+        """Record the delivery and the verdict."""
         self.seen.append(("dead_lettered", delivery, verdict))
 
     @hookimpl
     def expired(self, tasks: Any) -> None:
-        """Note it."""
+        """Record the expired tasks."""
         self.seen.append(("expired", tasks))
 
     @hookimpl
     def maintained(self, done: Maintained | None) -> None:
-        """Note it."""
+        """Record the result of a maintenance pass."""
         self.seen.append(("maintained", done))
 
     def take(self) -> list[tuple[Any, ...]]:
-        """Return what was seen since the last time."""
+        """Return and clear the recorded calls."""
         seen, self.seen = self.seen, []
         return seen
 
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """A plugin that sees all."""
+    """A plugin that records all hook calls."""
     return Recorder()
 
 
 @pytest_asyncio.fixture
 async def backend(clock: ManualClock, recorder: Recorder) -> AsyncIterator[InstrumentedBackend]:
-    """A memory backend with that plugin."""
+    """An instrumented memory backend with the recording plugin registered."""
     hooks = Hooks()
     hooks.register(recorder)
     observed = InstrumentedBackend(MemoryBackend(clock=clock), hooks)
@@ -97,14 +96,14 @@ async def backend(clock: ManualClock, recorder: Recorder) -> AsyncIterator[Instr
 
 
 def tasks(*ids: str, **fields: Any) -> tuple[Task, ...]:
-    """Tasks of one queue."""
+    """Return tasks of the queue ``k`` with these ids."""
     return tuple(Task(key="k", id=task_id, **fields) for task_id in ids)
 
 
 async def test_a_batch_is_seen_once_at_each_step(
     backend: InstrumentedBackend, recorder: Recorder
 ) -> None:
-    """REV-E1: publish, deliver and ack of three tasks are three calls, each with all three."""
+    """REV-E1: publishing, delivering and acking three tasks are three hook calls, each with all three tasks."""
     three = tasks("a", "b", "c")
     await backend.publisher.publish(*three)
     subscription = backend.subscribe(["k"], "worker-1")
@@ -120,7 +119,7 @@ async def test_a_batch_is_seen_once_at_each_step(
 async def test_refused_and_repeated_publishes_are_seen(
     backend: InstrumentedBackend, recorder: Recorder
 ) -> None:
-    """The store's answer comes with each task: new, known, or in conflict."""
+    """Plugins see the status of each published task, also duplicates and conflicts."""
     await backend.publisher.publish(*tasks("a"))
     await backend.publisher.publish(*tasks("a"), *tasks("a", payload=b"1"))
     assert recorder.take()[1][2] == (Published.DUPLICATE, Published.CONFLICT)
@@ -129,7 +128,7 @@ async def test_refused_and_repeated_publishes_are_seen(
 async def test_nothing_delivered_is_nothing_seen(
     backend: InstrumentedBackend, recorder: Recorder
 ) -> None:
-    """An empty receive makes no noise."""
+    """A receive that returns no deliveries makes no hook call."""
     assert not (await backend.subscribe(["k"], "w").receive(1, 0)).deliveries
     assert recorder.take() == []
 
@@ -137,7 +136,7 @@ async def test_nothing_delivered_is_nothing_seen(
 async def test_releases_and_losses_are_distinguished(
     backend: InstrumentedBackend, recorder: Recorder
 ) -> None:
-    """Law 3: a plugin sees whether a delivery was released or lost."""
+    """Law 3: a plugin can distinguish a released delivery from a lost one."""
     await backend.publisher.publish(*tasks("a"))
     subscription = backend.subscribe(["k"], "w")
     for lost in (False, True):
@@ -149,7 +148,10 @@ async def test_releases_and_losses_are_distinguished(
 async def test_lost_too_often_is_seen_as_a_death(
     backend: InstrumentedBackend, recorder: Recorder
 ) -> None:
-    """A loss that ends among the dead letters is seen as both; the others of its batch are not."""
+    """A loss beyond the limit is reported as lost and as dead-lettered.
+
+    Other losses of the same batch are only reported as lost.
+    """
     await control_of(backend).configure("k", QueueSettings(max_losses=0))
     await backend.publisher.publish(*tasks("a"), Task(key="other", id="b"))
     subscription = backend.subscribe(["k", "other"], "w")
@@ -166,7 +168,10 @@ async def test_lost_too_often_is_seen_as_a_death(
 
 
 async def test_a_retry_is_seen(backend: InstrumentedBackend, recorder: Recorder) -> None:
-    """REV-E1: a retry comes with its time, its error, the store's answer, and the delivery that it settles, if any."""
+    """REV-E1: the hook for a retry gets its time, its error and the store's answer.
+
+    If the retry settles a delivery, the hook gets that too.
+    """
     (task,) = tasks("a")
     await backend.publisher.publish(task)
     subscription = backend.subscribe(["k"], "w")
@@ -186,7 +191,7 @@ async def test_a_retry_is_seen(backend: InstrumentedBackend, recorder: Recorder)
 
 
 async def test_a_dead_letter_is_seen(backend: InstrumentedBackend, recorder: Recorder) -> None:
-    """A verdict comes with its reason and error."""
+    """The hook for a dead letter gets the delivery with the reason and the error."""
     await backend.publisher.publish(*tasks("a"))
     subscription = backend.subscribe(["k"], "w")
     (delivery,) = (await subscription.receive(1, 0)).deliveries
@@ -199,7 +204,7 @@ async def test_a_dead_letter_is_seen(backend: InstrumentedBackend, recorder: Rec
 async def test_expiry_is_seen_once(
     found_by: str, backend: InstrumentedBackend, recorder: Recorder, clock: ManualClock
 ) -> None:
-    """Law 8: a task that expires is seen, whoever finds it, and only once."""
+    """Law 8: an expired task is reported exactly once, whether a receive or a maintenance pass finds it."""
     await backend.publisher.publish(*tasks("a", deadline=clock.now() + 1))
     recorder.take()
     await clock.advance(1)
@@ -213,7 +218,7 @@ async def test_expiry_is_seen_once(
 
 
 async def test_a_stale_settlement_is_seen(backend: InstrumentedBackend, recorder: Recorder) -> None:
-    """Law 2: what changed nothing is seen as such, by itself as in a batch."""
+    """Law 2: a settlement with a stale receipt is reported as ``LEASE_LOST``, although the call raises."""
     await backend.publisher.publish(*tasks("a"))
     subscription = backend.subscribe(["k"], "w")
     (delivery,) = (await subscription.receive(1, 0)).deliveries
@@ -227,7 +232,7 @@ async def test_a_stale_settlement_is_seen(backend: InstrumentedBackend, recorder
 
 
 async def test_iterating_is_observed_too(backend: InstrumentedBackend, recorder: Recorder) -> None:
-    """Deliveries that come by iteration are seen like others, and closing ends the iteration."""
+    """Deliveries received by iterating over a subscription are reported too, and closing it ends the iteration."""
     await backend.publisher.publish(*tasks("a", "b"))
     seen = []
     async with backend.subscribe(["k"], "w") as subscription:
@@ -241,7 +246,7 @@ async def test_iterating_is_observed_too(backend: InstrumentedBackend, recorder:
 
 
 async def test_capabilities_pass_through(backend: InstrumentedBackend) -> None:
-    """G6: everything that the backend declares can be reached through the wrapper."""
+    """G6: every capability of the backend is available through the wrapper."""
     assert backend.capabilities == Capabilities(names=frozenset(Capability))
     await backend.publisher.publish(*tasks("a"))
     first, second = backend.subscribe(["k"], "w"), backend.subscribe(["k"], "w")
@@ -254,7 +259,7 @@ async def test_capabilities_pass_through(backend: InstrumentedBackend) -> None:
 
 
 async def test_what_the_backend_lacks_the_wrapper_lacks() -> None:
-    """A bare backend gains no capability, and foreign attributes are missing as before."""
+    """The wrapper adds no capability to a backend without any, and missing attributes stay missing."""
     bare = InstrumentedBackend(ScriptedBackend(), Hooks())
     assert bare.capabilities.names == frozenset()
     assert not hasattr(bare, "dead_letters")
@@ -265,7 +270,10 @@ async def test_what_the_backend_lacks_the_wrapper_lacks() -> None:
 
 
 async def test_an_ordering_key_needs_an_order() -> None:
-    """R8: a backend that would not keep it is not given one; nothing of the call is stored, and retries go through."""
+    """R8: a backend that does not support order gets no task with an ordering key: the whole batch is refused.
+
+    Retries are still passed on.
+    """
     task = Task(key="k", id="b", ordering_key="entity")
     unordered, ordered = ScriptedBackend(), ScriptedBackend()
     ordered.capabilities = Capabilities(names=frozenset({Capability.ORDER}))
@@ -287,7 +295,7 @@ async def test_an_ordering_key_needs_an_order() -> None:
 async def test_passes_of_maintenance(
     backend: InstrumentedBackend, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is reported, also one that fails; its error is raised to the caller."""
+    """Every maintenance pass is reported; one that fails is reported as None, and its error is raised to the caller."""
     control = control_of(backend)
     done = await control.maintain()
 

@@ -1,4 +1,4 @@
-"""How operators change settings: side by side, and with errors that name what is wrong."""
+"""Changing queue settings: concurrent changes are merged, and errors name the invalid field."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 
 
 class Settings:
-    """The settings of one queue, which somebody else may change between a reading and a writing."""
+    """The settings of one queue; each read is followed by a concurrent change, until the list of changes is used up."""
 
     def __init__(self, *others: dict[str, Any]) -> None:
         self.found = QueueSettings()
@@ -26,28 +26,28 @@ class Settings:
         self._others = list(others)
 
     async def settings(self, _: str) -> QueueSettings:
-        """Read; then comes somebody else."""
+        """Return the current settings, then apply the next concurrent change."""
         found = self.found
         if self._others:
             self.found = found.followed_by(found.model_copy(update=self._others.pop(0)))
         return found
 
     async def configure(self, _: str, settings: QueueSettings) -> QueueSettings:
-        """Compare and swap."""
+        """Store the settings if their version is current."""
         self.found = self.found.followed_by(settings)
         self.writes += 1
         return self.found
 
 
 def control(*others: dict[str, Any]) -> tuple[Settings, Control]:
-    """The settings, as themselves and as a control."""
+    """Return the fake settings twice: once as they are, and once typed as a `Control`."""
     settings = Settings(*others)
     return settings, cast("Control", settings)
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conflicts are tried again without a pause."""
+    """Replace ``asyncio.sleep`` so that conflicting changes are retried without a pause."""
 
     async def sleep(_: float) -> None:
         pass
@@ -56,7 +56,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_what_others_change_meanwhile_is_kept() -> None:
-    """Fault K6: a pause meets two other changes on its way, and all three hold."""
+    """Fault K6: a pause that conflicts with two concurrent changes is retried, and all three changes take effect."""
     settings, asked = control({"capacity": 5}, {"max_losses": 1})
     told = await pause_queue(asked, "k", intake=False, paused=True)
     assert told == QueueSettings(version=3, capacity=5, max_losses=1, paused=True)
@@ -64,7 +64,7 @@ async def test_what_others_change_meanwhile_is_kept() -> None:
 
 
 async def test_pausing_twice_writes_once() -> None:
-    """What is in force already makes no new version; each flag is its own."""
+    """Pausing a paused queue writes nothing; the pause of the intake and the pause of deliveries are separate flags."""
     settings, asked = control()
     for _ in range(2):
         told = await pause_queue(asked, "k", intake=True, paused=True)
@@ -75,7 +75,7 @@ async def test_pausing_twice_writes_once() -> None:
 
 
 async def test_an_endless_quarrel_is_given_up() -> None:
-    """After some tries the conflict is told."""
+    """If each retry conflicts with another change, `SettingsConflict` is raised after a few retries."""
     settings, asked = control(*({"max_losses": n} for n in range(100)))
     with pytest.raises(SettingsConflict):
         await pause_queue(asked, "k", intake=False, paused=True)
@@ -84,7 +84,7 @@ async def test_an_endless_quarrel_is_given_up() -> None:
 
 
 async def test_a_reset_keeps_the_version_growing() -> None:
-    """All values are the defaults again, and nobody's old copy fits by chance."""
+    """A reset restores all defaults but raises the version, so that no outdated copy matches the new version."""
     settings, asked = control()
     settings.found = QueueSettings(version=7, capacity=1, max_losses=0)
     assert await reset_settings(asked, "k") == QueueSettings(version=8)
@@ -93,7 +93,7 @@ async def test_a_reset_keeps_the_version_growing() -> None:
 
 @pytest.mark.parametrize("call", [reset_settings, change_settings])
 async def test_a_version_that_is_not_in_force(call: Callable[..., Any]) -> None:
-    """Whoever names the version is told at once that it is another one by now, also in the last moment."""
+    """If the caller names a version that is not current when reading or writing, `SettingsConflict` is raised."""
     edit = [lambda found: found] if call is change_settings else []
     settings, asked = control()
     settings.found = QueueSettings(version=2, paused=True)
@@ -106,7 +106,7 @@ async def test_a_version_that_is_not_in_force(call: Callable[..., Any]) -> None:
 
 
 async def test_a_bad_name_is_refused_before_anything_is_read() -> None:
-    """As everywhere."""
+    """An invalid queue name is refused before the settings are read."""
     with pytest.raises(InvalidInput, match=r"^key: "):
         await pause_queue(control()[1], "a/b", intake=False, paused=True)
 
@@ -153,7 +153,7 @@ async def test_a_bad_name_is_refused_before_anything_is_read() -> None:
     ],
 )
 def test_what_is_wrong_is_said(text: str, said: str) -> None:
-    """Fault K4: the field, the kind of value that came, and what is allowed; never the value."""
+    """Fault K4: the error names the field, the type received and the values allowed, but does not show the value."""
     with pytest.raises(InvalidInput) as caught:
         read_settings(text.encode())
     assert str(caught.value) == said
@@ -169,7 +169,7 @@ def test_what_is_wrong_is_said(text: str, said: str) -> None:
     ],
 )
 def test_names_in_settings(field: str, value: object) -> None:
-    """Fault K4: what names a queue or a tenant is checked as everywhere, and is not repeated."""
+    """Fault K4: names of queues and tenants in settings are checked like all names; the error does not show them."""
     with pytest.raises(InvalidInput) as caught:
         read_settings(json.dumps({"order": "fair", field: value}).encode())
     assert caught.value.field == field
@@ -177,14 +177,14 @@ def test_names_in_settings(field: str, value: object) -> None:
 
 
 def test_an_unknown_setting_is_answered_with_the_known_ones() -> None:
-    """A typo finds its word."""
+    """The error for an unknown setting lists the known ones."""
     with pytest.raises(InvalidInput, match="max_inflight") as caught:
         read_settings(b'{"s3cret":1}')
     assert "s3cret" not in str(caught.value)
 
 
 def test_settings_are_read_as_they_are_written() -> None:
-    """What one prints the other reads."""
+    """Settings that were written as JSON are read back unchanged."""
     limit = RateLimit(max_tokens=5, interval=2, interval_unit=IntervalUnit.HOURS)
     settings = QueueSettings(
         version=3,

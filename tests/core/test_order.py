@@ -1,4 +1,4 @@
-"""Fair turns and the floor share, by numbers alone."""
+"""The arithmetic of fair order: how tenants take turns, and how often the lowest priority is served."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskqueue_core.authoring.fair_order import (
 
 
 def turns(walk: FairRotation[str], count: int, weights: dict[str, int] | None = None) -> str:
-    """So many turns, by name."""
+    """Take ``count`` turns and return the names in the order in which they came, one letter each."""
     taken = []
     for _ in range(count):
         who = walk.next()
@@ -30,7 +30,7 @@ def turns(walk: FairRotation[str], count: int, weights: dict[str, int] | None = 
 
 
 def walk_of(names: str) -> FairRotation[str]:
-    """Some that have joined in this order."""
+    """Return a rotation that these names have joined, one letter each, in this order."""
     walk: FairRotation[str] = FairRotation()
     for name in names:
         walk.join(name)
@@ -38,12 +38,12 @@ def walk_of(names: str) -> FairRotation[str]:
 
 
 def test_equal_weights_are_round_robin() -> None:
-    """B2: each in turn, in the order of joining."""
+    """B2: members of equal weight take turns in the order in which they joined."""
     assert turns(walk_of("abc"), 9) == "abcabcabc"
 
 
 def test_who_joins_comes_behind_the_others() -> None:
-    """B2: nobody who is there already loses a turn by a new one."""
+    """B2: a new member takes its first turn after all present members, so none of them loses a turn."""
     walk = walk_of("abc")
     assert turns(walk, 1) == "a"
     walk.join("d")
@@ -51,7 +51,7 @@ def test_who_joins_comes_behind_the_others() -> None:
 
 
 def test_who_leaves_is_forgotten() -> None:
-    """B2: its place is gone, and joining again is behind the others, however little it had spent."""
+    """B2: a member that leaves loses its place; if it joins again, it comes last, however few turns it had taken."""
     walk = walk_of("abc")
     walk.leave("b")
     assert turns(walk, 2) == "ac"
@@ -64,7 +64,7 @@ def test_who_leaves_is_forgotten() -> None:
 
 
 def test_a_rest_is_not_made_up_for() -> None:
-    """OPEN-F1: who could not be served for a hundred turns has one turn in each round after, and no more."""
+    """OPEN-F1: a tenant that was skipped for 100 turns gets one turn per round afterwards, and does not catch up."""
     walk = walk_of("ab")
     spent = walk.leave("a")
     assert turns(walk, 100) == "b" * 100
@@ -73,7 +73,7 @@ def test_a_rest_is_not_made_up_for() -> None:
 
 
 def test_a_rest_costs_nothing() -> None:
-    """OPEN-F1: who comes back finds nobody far behind it who had joined while nobody was there."""
+    """OPEN-F1: a tenant that returns gets as many turns as one that joined while the rotation was empty."""
     walk = walk_of("a")
     turns(walk, 50)
     spent = walk.leave("a")
@@ -84,7 +84,7 @@ def test_a_rest_costs_nothing() -> None:
 
 
 def test_a_quick_round_trip_gains_nothing() -> None:
-    """B2: who leaves after each turn and joins again has no more turns than the others."""
+    """B2: a member that leaves after each turn and joins again gets no more turns than the others."""
     walk = walk_of("ab")
     taken: Counter[str] = Counter()
     for _ in range(100):
@@ -98,27 +98,27 @@ def test_a_quick_round_trip_gains_nothing() -> None:
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 25), min_size=1))
 def test_weights_are_exact(weights: dict[str, int]) -> None:
-    """OPEN-B4: in each round everybody has exactly as many turns as its weight says."""
+    """OPEN-B4: in each round, every member gets exactly as many turns as its weight."""
     walk, total = walk_of("".join(weights)), sum(weights.values())
-    turns(walk, 4 * total, weights)  # until all have begun
+    turns(walk, 4 * total, weights)  # until every member has had its first turn
     for _ in range(5):
         assert Counter(turns(walk, total, weights)) == weights
 
 
 def test_who_has_spent_the_same_has_spent_the_same() -> None:
-    """OPEN-B4: ten turns of weight 10 are one of weight 1, to the last bit."""
+    """OPEN-B4: with weight 10, ten turns cost exactly as much as one turn with weight 1."""
     assert [weight * cost(weight) for weight in (1, 3, 7, 10, 25, 100, 1000)] == [TURN] * 7
     assert turns(walk_of("ab"), 22, {"a": 10}) == 2 * ("a" * 10 + "b")
 
 
 def test_numbers_for_a_store() -> None:
-    """OPEN-B4: the same rules for who keeps the numbers elsewhere."""
+    """OPEN-B4: a store that keeps the numbers itself can compute them by the same rules."""
     assert (joins_at(5, alone=True), joins_at(5, alone=False)) == (5, 5 + TURN)
     assert [returns_at(spent, 5) for spent in (0, 7, 9 * TURN)] == [5, 7, 5 + TURN]
 
 
 def test_a_walk_keeps_no_more_than_who_is_there() -> None:
-    """OPEN-B2: joining and leaving for ever takes no memory."""
+    """OPEN-B2: members that join and leave again and again do not make the rotation grow."""
     walk = walk_of("a")
     for _ in range(10_000):
         walk.join("b")
@@ -129,7 +129,7 @@ def test_a_walk_keeps_no_more_than_who_is_there() -> None:
 
 @pytest.mark.parametrize(("share", "every"), [(0.1, 10), (0.25, 4), (0.5, 2), (0.001, 1000)])
 def test_the_floor_share(share: float, every: int) -> None:
-    """OPEN-C8: of so many hand-outs the last is of the lowest, time after time."""
+    """OPEN-C8: with a floor share of 1/n, every nth delivery is of the lowest priority."""
     floor = PriorityFloor()
     for _ in range(20):
         lowest = []
@@ -140,7 +140,7 @@ def test_the_floor_share(share: float, every: int) -> None:
 
 
 def test_an_uneven_floor_share() -> None:
-    """OPEN-C8: a share that is no part of one comes out in the long run."""
+    """OPEN-C8: a share that is not 1/n, such as 0.3, is kept exactly over many deliveries."""
     floor, lowest = PriorityFloor(), 0
     for _ in range(1000):
         lowest += floor.is_next(0.3)

@@ -1,4 +1,4 @@
-"""Installed plugins: which are loaded, and why another is not."""
+"""Loading the installed plugins: which are loaded, and how a plugin that cannot be loaded is reported."""
 
 import logging
 import sys
@@ -39,7 +39,7 @@ MODULES = {
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the modules be imported."""
+    """Write the plugin modules of `MODULES` to a folder from which the test can import them."""
     for name, text in MODULES.items():
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -47,7 +47,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def point(name: str, value: str) -> EntryPoint:
-    """What an installed plugin declares."""
+    """Return the entry point that an installed plugin declares."""
     return EntryPoint(name=name, value=value, group=PLUGIN_GROUP)
 
 
@@ -55,7 +55,7 @@ GOOD_POINTS = [point("b", "good_plugin:AsClass"), point("a", "good_plugin")]
 
 
 def test_modules_and_classes() -> None:
-    """A plugin is a module, or a class that is made once."""
+    """A plugin is a module or a class; a class is instantiated once."""
     hooks = Hooks()
     assert load_plugins(hooks, matches=GOOD_POINTS) == ("a", "b")
     assert set(hooks.plugins) == {"a", "b"}
@@ -76,12 +76,12 @@ def test_modules_and_classes() -> None:
     ],
 )
 def test_allow_and_deny(allow: set[str] | None, deny: set[str], loaded: tuple[str, ...]) -> None:
-    """Nothing said allows all, an empty list none, and a denied plugin stays out whatever allows it."""
+    """Without a list of allowed plugins all are loaded, with an empty list none; a denied plugin is never loaded."""
     assert load_plugins(Hooks(), allow=allow, deny=deny, matches=GOOD_POINTS) == loaded
 
 
 def test_what_is_not_allowed_is_not_imported(caplog: pytest.LogCaptureFixture) -> None:
-    """Code of a plugin that was not asked for never runs."""
+    """A plugin that is denied, or not allowed, is not even imported."""
     fails = [point("x", "plugin_that_fails")]
     assert load_plugins(Hooks(), deny={"x"}, matches=fails) == ()
     assert load_plugins(Hooks(), allow={"y"}, matches=fails) == ()
@@ -108,7 +108,10 @@ def test_what_is_not_allowed_is_not_imported(caplog: pytest.LogCaptureFixture) -
 def test_a_bad_plugin_is_logged_and_left_out(
     target: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The reason is logged, the application starts, and the other plugins are loaded."""
+    """A plugin that cannot be loaded is logged with the reason.
+
+    The other plugins are loaded and the application starts.
+    """
     hooks = Hooks()
     with caplog.at_level(logging.ERROR):
         loaded = load_plugins(hooks, matches=[point("x", target), *GOOD_POINTS])
@@ -118,7 +121,7 @@ def test_a_bad_plugin_is_logged_and_left_out(
 
 
 def test_two_plugins_of_one_name(caplog: pytest.LogCaptureFixture) -> None:
-    """The second of a name is left out, and told."""
+    """If two plugins have the same name, the first is loaded and the second is logged as not loaded."""
     twice = [point("a", "good_plugin"), point("a", "good_plugin:AsClass")]
     assert load_plugins(Hooks(), matches=twice) == ("a",)
     assert "plugin a could not be loaded" in caplog.text

@@ -1,4 +1,4 @@
-"""The entry for applications: publishing, looking up, and what goes wrong on the way."""
+"""`Queue`, the class for applications: publishing tasks, reading their status, and handling errors."""
 
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,18 @@ pytestmark = pytest.mark.fast_clock
 
 @pytest.fixture
 def queue(clock: ManualClock) -> Queue:
-    """A queue in memory."""
+    """A queue object on a memory backend."""
     return Queue(MemoryBackend(clock=clock))
 
 
 @pytest.fixture
 def scripted() -> ScriptedBackend:
-    """A backend that answers as it is told."""
+    """A backend that records its calls and answers as the test says."""
     return ScriptedBackend()
 
 
 async def take(queue: Queue, key: str = "k") -> Task:
-    """The next task of a queue."""
+    """Receive the next task of a queue, ack it with a result, and return it."""
     async with queue.subscribe(key, consumer="w") as subscription:
         received = await subscription.receive(1, 0)
         await subscription.ack(*received.deliveries, results=[b'{"done":true}'])
@@ -42,7 +42,7 @@ async def take(queue: Queue, key: str = "k") -> Task:
 
 
 async def test_publish_to_result(queue: Queue) -> None:
-    """A task is published, executed, and its result and books can be read."""
+    """After a task was published and executed, its status, its result and the ledger of its queue can be read."""
     confirmation = await queue.publish("k", {"n": 1})
     assert confirmation.status is Published.ACCEPTED
     assert await queue.result("k", confirmation.task_id) is None
@@ -55,7 +55,7 @@ async def test_publish_to_result(queue: Queue) -> None:
 
 
 async def test_options_reach_the_task(queue: Queue, clock: ManualClock) -> None:
-    """Every option of a publish is a field of the task, seconds from now turned into the store's time."""
+    """Every publish option sets a field of the task; ``delay`` and ``expires_in`` become times of the store's clock."""
     now = clock.now()
     confirmation = await queue.publish(
         "k",
@@ -86,7 +86,7 @@ async def test_options_reach_the_task(queue: Queue, clock: ManualClock) -> None:
 
 
 async def test_points_in_time(queue: Queue, clock: ManualClock) -> None:
-    """Law 8: times can be given as such, and hold."""
+    """Law 8: ``not_before`` and ``deadline`` can be given as absolute times, which reach the worker unchanged."""
     now = clock.now()
     await queue.publish("k", id="a", not_before=now + 1, deadline=now + 2)
     assert await queue.ledger("k") == Ledger(published=1, scheduled=1)
@@ -112,7 +112,7 @@ async def test_points_in_time(queue: Queue, clock: ManualClock) -> None:
     ids=lambda value: repr(value)[:40],
 )
 async def test_bad_options_are_named(options: dict[str, Any], field: str, queue: Queue) -> None:
-    """Faults K2, K3 and K4: a bad option is refused by its own name, and nothing is stored."""
+    """Faults K2, K3 and K4: an invalid option is refused with an error that names it, and nothing is stored."""
     with pytest.raises(InvalidInput, match=rf"^{field}: got ") as caught:
         await queue.publish("k", **options)
     assert caught.value.field == field
@@ -120,7 +120,10 @@ async def test_bad_options_are_named(options: dict[str, Any], field: str, queue:
 
 
 async def test_publishing_twice(queue: Queue) -> None:
-    """Law 7: the same id and payload is one task; another payload under that id is an error with it."""
+    """Law 7: publishing the same id and payload twice stores one task.
+
+    Another payload for this id raises `IdConflict`.
+    """
     await queue.publish("k", 1, id="t")
     again = await queue.publish("k", 1, id="t")
     assert (again.status, again.stored) == (Published.DUPLICATE, True)
@@ -131,7 +134,7 @@ async def test_publishing_twice(queue: Queue) -> None:
 
 
 async def test_a_full_queue(scripted: ScriptedBackend) -> None:
-    """B13, law 6: a refusal is an error that says why and when to come back."""
+    """B13, law 6: a refused publish raises `QueueFull` with the reason and the delay before the next attempt."""
     scripted.answer = lambda task: Confirmation(
         key=task.key,
         task_id=task.id,
@@ -148,14 +151,14 @@ async def test_a_full_queue(scripted: ScriptedBackend) -> None:
 
 @pytest.mark.parametrize("losses", [1, 3])
 async def test_a_lost_answer_is_asked_for_again(losses: int, scripted: ScriptedBackend) -> None:
-    """D1, fault E1: the same id is sent again until the store has answered."""
+    """D1, fault E1: if the answer of the store is lost, the publish is sent again with the same id."""
     scripted.publish_errors = [PublishUnconfirmed("lost")] * losses
     confirmation = await Queue(scripted).publish("k")
     assert scripted.calls == [("publish", confirmation.task_id)] * (losses + 1)
 
 
 async def test_a_store_that_stays_silent(scripted: ScriptedBackend) -> None:
-    """D1, fault E1: at last the caller learns the id with which to publish again."""
+    """D1, fault E1: if no answer arrives after several attempts, the error has the task id for publishing again."""
     scripted.publish_errors = [PublishUnconfirmed("lost")] * 100
     with pytest.raises(PublishUnconfirmed) as caught:
         await Queue(scripted).publish("k")
@@ -164,7 +167,7 @@ async def test_a_store_that_stays_silent(scripted: ScriptedBackend) -> None:
 
 
 async def test_other_errors_are_not_retried(scripted: ScriptedBackend) -> None:
-    """A store that is out of reach is told at once: nothing was sent."""
+    """If the store is unavailable, the publish fails at once without a retry, because nothing was sent."""
     scripted.publish_errors = [BackendUnavailable("down")]
     with pytest.raises(BackendUnavailable):
         await Queue(scripted).publish("k")
@@ -173,7 +176,7 @@ async def test_other_errors_are_not_retried(scripted: ScriptedBackend) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, LIMITS.batch, LIMITS.batch + 1, 2 * LIMITS.batch + 1])
 async def test_large_batches_are_split(count: int, scripted: ScriptedBackend) -> None:
-    """The store never gets more than the limit at once; the answers are one per task, in order."""
+    """A large batch is split into calls within the size limit, and the confirmations keep the order of the tasks."""
     tasks = [Task(key="k") for _ in range(count)]
     confirmations = await Queue(scripted).publish_many(iter(tasks))
     assert [c.task_id for c in confirmations] == [task.id for task in tasks]
@@ -184,14 +187,17 @@ async def test_large_batches_are_split(count: int, scripted: ScriptedBackend) ->
 
 
 async def test_one_refused_task_does_not_hold_up_a_batch(queue: Queue) -> None:
-    """A batch is answered task by task and never raises for one of them."""
+    """Each task of a batch gets its own confirmation; a task that is refused raises no error and affects no other."""
     one, other = Task(key="k", id="t", payload=b"1"), Task(key="k", id="t", payload=b"2")
     statuses = [c.status for c in await queue.publish_many([one, other, one, Task(key="k")])]
     assert statuses == ["accepted", "conflict", "duplicate", "accepted"]
 
 
 async def test_ledgers(queue: Queue) -> None:
-    """Law 1: the ledger of some queues or of all is the sum of theirs; an unknown one is empty."""
+    """Law 1: the ledger of several queues, or of all, is the sum of their ledgers.
+
+    An unknown queue has an empty ledger.
+    """
     for key in ("a", "a", "b"):
         await queue.publish(key)
     assert await queue.ledger() == Ledger(published=3, waiting=3)
@@ -201,7 +207,7 @@ async def test_ledgers(queue: Queue) -> None:
 
 
 async def test_looking_up_needs_control(scripted: ScriptedBackend) -> None:
-    """A backend without ``control`` can publish, and says that it cannot tell."""
+    """Without the ``control`` capability, reading a status, a result or a ledger raises `CapabilityMissing`."""
     queue = Queue(scripted)
     for call in (queue.status("k", "t"), queue.result("k", "t"), queue.ledger()):
         with pytest.raises(CapabilityMissing, match="control"):
@@ -210,7 +216,7 @@ async def test_looking_up_needs_control(scripted: ScriptedBackend) -> None:
 
 @pytest.mark.parametrize("word", ["taskqueue_memory", "taskqueue_memory:MemoryBackend", None])
 async def test_connect_by_name(word: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E3, G3: by a word, or by the settings; the backend is closed at the end."""
+    """E3, G3: ``connect`` opens the backend named by its argument or by the settings, and closes it at the end."""
     monkeypatch.setenv("TASKQUEUE_BACKEND", "taskqueue_memory" if word is None else "nowhere")
     async with connect(word) as queue:
         assert isinstance(queue.backend, InstrumentedBackend)
@@ -220,14 +226,14 @@ async def test_connect_by_name(word: str | None, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_connect_to_a_backend(scripted: ScriptedBackend) -> None:
-    """A backend that the caller made is the caller's to close."""
+    """``connect`` does not close a backend object that the caller passed in."""
     async with connect(scripted) as queue:
         await queue.publish("k")
     assert scripted.closed == 0
 
 
 async def test_connect_closes_after_an_error() -> None:
-    """The backend is closed however the block ends."""
+    """``connect`` closes the backend if the body of the block raises."""
     with pytest.raises(ZeroDivisionError):
         async with connect("taskqueue_memory") as queue:
             raise ZeroDivisionError
@@ -235,7 +241,7 @@ async def test_connect_closes_after_an_error() -> None:
 
 
 async def test_connect_to_nothing() -> None:
-    """A word that names nothing fails before anything is opened."""
+    """``connect`` raises `BackendNotFound` for a name that no backend has."""
     with pytest.raises(BackendNotFound):
         async with connect("no-such-backend"):
             pass
@@ -244,7 +250,7 @@ async def test_connect_to_nothing() -> None:
 def test_plugins_are_loaded_around_the_backend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The installed plugins observe a backend that was opened by name, unless the settings deny them."""
+    """Installed plugins observe a backend that was opened by name, unless the settings deny them."""
     plugin = f"TASKQUEUE_HOOK_API = {HOOK_API}\n"
     (tmp_path / "an_installed_plugin.py").write_text(plugin, encoding="utf-8")
     folder = tmp_path / "an_installed_plugin-1.dist-info"
@@ -260,6 +266,6 @@ def test_plugins_are_loaded_around_the_backend(
 
 
 async def test_control_stays_within_reach(queue: Queue) -> None:
-    """What `Queue` does not offer is reached through its backend."""
+    """Operations that `Queue` does not offer are available through its ``backend``."""
     await queue.publish("k")
     assert await control_of(queue.backend).queues() == ("k",)

@@ -1,4 +1,4 @@
-"""The record store, on the smallest store there is: the kit, and what a kit cannot do to a store."""
+"""`RecordBackend` on the smallest possible store: the conformance kit, and failures that the kit cannot cause."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.core.dict_store import DictStore, Disk
 def opened(
     disk: Disk | None = None, clock: ManualClock | None = None
 ) -> tuple[RecordBackend, DictStore]:
-    """A backend, and the store below it."""
+    """Return a backend on this disk, or on an empty one, and the store below it."""
     store = DictStore(disk or Disk())
     return RecordBackend("dict", store, clock or ManualClock(), durable=True), store
 
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Bound steps to so few that little data shows it."""
+    """Limit each step to three records, so that a test needs only a few records to see several steps."""
     for module in (transitions, subscription, control):
         monkeypatch.setattr(module, "STEP", 3)
     return 3
@@ -36,7 +36,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.mark.fast_clock
 class TestRecordStore(BackendSuite):
-    """G6: whatever keeps the promises of `RecordStore` makes a backend that keeps those of the contract."""
+    """G6: a `RecordBackend` on any store that implements `RecordStore` passes the conformance kit."""
 
     capabilities = Capabilities(
         names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW}),
@@ -45,18 +45,21 @@ class TestRecordStore(BackendSuite):
     max_examples = 25
 
     async def open_backend(self, clock: ManualClock) -> Backend:
-        """Make a backend on an empty dict."""
+        """Return a backend on an empty disk."""
         self.clock, self.disk = clock, Disk()
         return RecordBackend("dict", DictStore(self.disk), clock, durable=True)
 
     async def reopen(self, backend: Backend) -> Backend:
-        """Make another on the same dict."""
+        """Close the backend and return another one on the same disk."""
         await backend.aclose()
         return RecordBackend("dict", DictStore(self.disk), self.clock, durable=True)
 
 
 async def test_recovery() -> None:
-    """Laws 2, 3: what a dead process had in flight comes back at the opening, once, as lost; answers stay."""
+    """Laws 2, 3: opening a store releases the deliveries of a dead process once, as lost.
+
+    Settlements that were answered before are answered the same way again.
+    """
     disk = Disk()
     first, _ = opened(disk)
     await first.control.configure("k", QueueSettings(max_losses=1))
@@ -64,7 +67,8 @@ async def test_recovery() -> None:
     consumer = first.subscribe(["k"], "w")
     (settled,) = (await consumer.receive(1, 0)).deliveries
     assert await consumer.redeliver(settled, lost=True) == (Settled.OK,)
-    assert len((await consumer.receive(2, 0)).deliveries) == 2  # and it dies
+    # After this receive, the first process dies without closing its backend.
+    assert len((await consumer.receive(2, 0)).deliveries) == 2
     for _ in range(2):
         heir, _ = opened(disk)
         stats = await heir.control.stats("k")
@@ -76,13 +80,14 @@ async def test_recovery() -> None:
 
 
 async def test_recovery_frees_places() -> None:
-    """F2, law 5: what a dead process had in flight takes no place after the opening, and its tokens stay spent."""
+    """F2, law 5: after a restart, deliveries of the dead process use no concurrency, but their tokens stay spent."""
     disk = Disk()
     first, _ = opened(disk)
     limits = QueueSettings(max_inflight=2, rate_limit=RateLimit(max_tokens=3))
     await first.control.configure("k", limits)
     await first.publisher.publish(*(Task(key="k") for _ in range(5)))
-    assert len((await first.subscribe(["k"], "w").receive(9, 0)).deliveries) == 2  # and it dies
+    # After this receive, the first process dies without closing its backend.
+    assert len((await first.subscribe(["k"], "w").receive(9, 0)).deliveries) == 2
     heir, _ = opened(disk)
     consumer = heir.subscribe(["k"], "w")
     received = await consumer.receive(9, 0)
@@ -91,11 +96,11 @@ async def test_recovery_frees_places() -> None:
 
 
 async def test_an_opening_that_fails_is_tried_again() -> None:
-    """While the store cannot be opened, or what was in flight not be taken back, every call says so."""
+    """While opening the store or releasing old deliveries fails, every call fails and the store is closed again."""
     disk = Disk()
     first, _ = opened(disk)
     await first.publisher.publish(Task(key="k"))
-    await first.subscribe(["k"], "w").receive(1, 0)  # and it dies
+    await first.subscribe(["k"], "w").receive(1, 0)  # the first process dies here without closing
     heir, store = opened(disk)
     for what in ("open", "save", "commit"):
         store.failing = {what}
@@ -110,7 +115,7 @@ async def test_an_opening_that_fails_is_tried_again() -> None:
 
 @pytest.mark.parametrize("what", ["save", "commit", "answer"])
 async def test_a_step_that_fails_loses_nothing(what: str, clock: ManualClock) -> None:
-    """Law 1: after a receive that failed at any point the next one finds all that is there, due or waiting."""
+    """Law 1: a receive that fails at any point loses no task: a later receive delivers all waiting and due tasks."""
     backend, store = opened(clock=clock)
     consumer = backend.subscribe(["k"], "w")
     await backend.publisher.publish(Task(key="k"))
@@ -128,7 +133,7 @@ async def test_a_step_that_fails_loses_nothing(what: str, clock: ManualClock) ->
 
 
 async def test_a_step_that_fails_spends_nothing() -> None:
-    """Law 5: the tokens, places and room of a step that was undone are there for the next one."""
+    """Law 5: a transaction that is rolled back uses no tokens, no concurrency and no capacity."""
     backend, store = opened()
     limits = QueueSettings(rate_limit=RateLimit(max_tokens=2), max_inflight=2, capacity=2)
     await backend.control.configure("k", limits)
@@ -149,7 +154,7 @@ async def test_a_step_that_fails_spends_nothing() -> None:
 
 
 async def test_an_unlimited_queue_keeps_no_bucket() -> None:
-    """Limits cost those who have none nothing: no bucket is read or written, and a removed one is gone."""
+    """For a queue without a rate limit no token bucket is read or written. Removing the limit deletes the bucket."""
     backend, store = opened()
     await backend.control.configure("k", QueueSettings(rate_limit=RateLimit(max_tokens=2)))
     assert list(store.disk.buckets) == ["k"]
@@ -162,7 +167,7 @@ async def test_an_unlimited_queue_keeps_no_bucket() -> None:
 
 
 async def test_an_unsure_publish_wakes() -> None:
-    """Law 7: where the end of a publish failed the publisher learns so, and who waits looks whether it was done."""
+    """Law 7: if the commit of a publish fails, the publish is unconfirmed and a waiting receive looks for the task."""
     backend, store = opened()
     waiting = asyncio.create_task(backend.subscribe(["k"], "w").receive(1, None))
     await asyncio.sleep(0)
@@ -179,7 +184,7 @@ async def test_an_unsure_publish_wakes() -> None:
 
 
 async def test_closing_again() -> None:
-    """Law 2: a close whose step failed has closed nothing, and the next one hands everything back."""
+    """Law 2: if closing the backend fails, no delivery is released; closing again releases all of them."""
     backend, store = opened()
     await backend.publisher.publish(Task(key="k"))
     consumer = backend.subscribe(["k"], "w")
@@ -197,7 +202,7 @@ async def test_closing_again() -> None:
 
 
 async def test_after_the_end() -> None:
-    """After ``aclose`` calls say that the store is unavailable, and receives that they are closed."""
+    """After ``aclose`` every call raises `BackendUnavailable`, and a receive raises `SubscriptionClosed`."""
     backend, store = opened()
     consumer = backend.subscribe(["k"], "w")
     await backend.aclose()
@@ -214,7 +219,7 @@ async def test_after_the_end() -> None:
 
 
 async def test_idle_keys_are_not_asked_for() -> None:
-    """G6: a receive looks only under keys where there may be something."""
+    """G6: a receive queries the store only for queues that may have a task available."""
     backend, store = opened()
     consumer = backend.subscribe([f"k{n}" for n in range(100)], "w")
     await backend.publisher.publish(Task(key="k7"), Task(key="k8", not_before=backend.now() + 9))
@@ -250,7 +255,7 @@ async def test_steps_are_bounded(
     small_steps: int,
     clock: ManualClock,
 ) -> None:
-    """G6: however much has fallen due, a call goes in small steps and lets others have their turn between them."""
+    """G6: a call that finds many due tasks handles them in small transactions, between which other tasks can run."""
     backend, store = opened(clock=clock)
     at = clock.now() + 1
     await backend.publisher.publish(
@@ -271,7 +276,7 @@ async def test_steps_are_bounded(
 
 
 async def test_due_before_published(small_steps: int, clock: ManualClock) -> None:
-    """Law 4: what fell due comes before what is published or redriven later, though it takes several steps."""
+    """Law 4: due tasks are delivered before tasks published or redriven later, even if that takes several steps."""
     backend, _ = opened(clock=clock)
     consumer = backend.subscribe(["k"], "w")
     await backend.publisher.publish(Task(key="k", id="dead"))
@@ -291,7 +296,7 @@ async def test_due_before_published(small_steps: int, clock: ManualClock) -> Non
 
 
 async def test_redriving_all_ends(small_steps: int) -> None:
-    """C17: who redrives all moves what was dead then, though it dies again meanwhile."""
+    """C17: redriving a queue moves only the tasks that are dead at the start, even if they die again meanwhile."""
     backend, _ = opened()
     consumer = backend.subscribe(["k"], "w")
     await backend.publisher.publish(*(Task(key="k") for _ in range(4 * small_steps)))
@@ -303,7 +308,7 @@ async def test_redriving_all_ends(small_steps: int) -> None:
 
     burying = asyncio.create_task(bury_all())
     async with asyncio.timeout(30):
-        while (await backend.control.ledger("k")).dead < 4 * small_steps:  # noqa: ASYNC110 - as the kit waits
+        while (await backend.control.ledger("k")).dead < 4 * small_steps:  # noqa: ASYNC110 - polls like the kit
             await asyncio.sleep(0)
     assert await asyncio.wait_for(backend.dead_letters.redrive("k"), 30) == 4 * small_steps
     await backend.aclose()
@@ -311,7 +316,7 @@ async def test_redriving_all_ends(small_steps: int) -> None:
 
 
 async def test_odd_text() -> None:
-    """Errors, reasons, tokens and progress with lone surrogates are kept, as far as an encoding goes."""
+    """Lone surrogates in errors, reasons, tokens and progress are stored as question marks."""
     backend, _ = opened()
     consumer = backend.subscribe(["k"], "w")
     await backend.publisher.publish(Task(key="k", id="t"))
@@ -327,7 +332,7 @@ async def test_odd_text() -> None:
 
 
 async def test_waiting_since_it_became_available(clock: ManualClock) -> None:
-    """A hand-back does not make the oldest waiting task younger."""
+    """A release does not change the time since which the oldest task has been waiting."""
     backend, _ = opened(clock=clock)
     published = clock.now()
     await backend.publisher.publish(Task(key="k", id="t"))

@@ -1,4 +1,4 @@
-"""What the record store does about hung deliveries and publishers that wait for room, beside what the kit proves."""
+"""How `RecordBackend` handles stalled deliveries and publishers that wait for room, beyond the conformance kit."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def store() -> DictStore:
 
 @pytest.fixture
 def backend(clock: ManualClock, store: DictStore) -> RecordBackend:
-    """An empty backend."""
+    """A backend on an empty store."""
     return RecordBackend("dict", store, clock, durable=True)
 
 
 async def test_who_waits_gets_what_hung(backend: RecordBackend, clock: ManualClock) -> None:
-    """C18: a receive that waits wakes at that very moment, without any housekeeping."""
+    """C18: a waiting receive gets a stalled task as soon as its time limit has passed, without a maintenance pass."""
     await backend.control.configure("k", HUNG)
     waiting = asyncio.create_task(backend.subscribe(["k"], "other").receive(1, None))
     await asyncio.sleep(0)
@@ -50,7 +50,7 @@ async def test_who_waits_gets_what_hung(backend: RecordBackend, clock: ManualClo
 async def test_a_deadline_before_it(
     backend: RecordBackend, clock: ManualClock, deadline: float, end: State
 ) -> None:
-    """C18, law 8: what comes first counts: a task whose deadline has passed expires, and is not lost."""
+    """C18, law 8: if a task's deadline passes no later than its processing limit, the task expires and is not lost."""
     await backend.control.configure("k", HUNG)
     await backend.publisher.publish(Task(key="k", id="t", deadline=clock.now() + deadline))
     await backend.subscribe(["k"], "w").receive(1, 0)
@@ -74,7 +74,7 @@ async def test_a_deadline_before_it(
 async def test_what_it_does_not_keep(
     backend: RecordBackend, settings: QueueSettings, field: str
 ) -> None:
-    """GOAL-AB: an order and copies are refused by name, and nothing is changed."""
+    """GOAL-AB: settings for fair order, a floor share or bound queues are refused by name, and nothing changes."""
     with pytest.raises(InvalidInput) as caught:
         await backend.control.configure("k", settings)
     assert caught.value.field == field
@@ -84,7 +84,10 @@ async def test_what_it_does_not_keep(
 async def test_the_room_signal_is_sent_for_new_room(
     backend: RecordBackend, store: DictStore
 ) -> None:
-    """B13: after a first delivery, an end before it, a change of settings, and an unsure step; for its keys only."""
+    """B13: a room signal is sent after a first delivery, a cancel, a change of settings and a failed transaction.
+
+    It is sent only to waiters for that queue.
+    """
 
     async def rung() -> bool:
         waiting = asyncio.create_task(signal.wait(60))

@@ -1,4 +1,4 @@
-"""The retry policy: how long to wait, when to give up, and which verb an outcome becomes."""
+"""The retry policy: the delay before each retry, the maximum number of attempts, and the verb for each outcome."""
 
 import random
 from collections import Counter
@@ -33,25 +33,25 @@ unit = st.floats(0, 1, exclude_max=True)
 
 
 def middle() -> float:
-    """The random source that takes all jitter away."""
+    """Return 0.5, the random value with which a delay has no jitter."""
     return 0.5
 
 
 def delivery(attempt: int = 1, **fields: Any) -> Delivery:
-    """A delivery of some task, in its n-th attempt."""
+    """Return a delivery of a task with this attempt number."""
     task = Task(key="k", max_attempts=fields.pop("max_attempts", None))
     return Delivery(task=task, receipt="r", attempt=attempt, delivered_at=0.0, **fields)
 
 
 def test_default_delays() -> None:
-    """C15: without jitter retries wait 1, 2, 4, 8, 16, then 30 seconds for ever."""
+    """C15: without jitter, retries wait 1, 2, 4, 8 and 16 seconds, and from then on 30 seconds."""
     waits = [DEFAULT.delay(attempt, middle) for attempt in range(1, 9)]
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
 
 
 @given(attempt=st.integers(1, 10**9), source=unit)
 def test_jitter_stays_within_ten_percent(attempt: int, source: float) -> None:
-    """C15: whatever the attempt and the random source, the wait is within 10 % of the exact one."""
+    """C15: for any attempt and any random value, the delay differs from the exact one by at most 10 %."""
     exact = min(2.0 ** min(attempt - 1, 10), 30.0)
     wait = DEFAULT.delay(attempt, lambda: source)
     assert exact * 0.9 - 1e-9 <= wait <= exact * 1.1 + 1e-9
@@ -67,14 +67,14 @@ def test_jitter_stays_within_ten_percent(attempt: int, source: float) -> None:
 def test_any_policy_gives_a_usable_delay(
     base: float, cap: float, jitter: float, attempt: int, source: float
 ) -> None:
-    """No policy that can be set overflows, waits below zero or beyond its cap and jitter."""
+    """No valid policy gives an overflow, a negative delay, or a delay above its cap plus jitter."""
     wait = RetryPolicy(base=base, cap=cap, jitter=jitter).delay(attempt, lambda: source)
     assert 0 <= wait <= cap * (1 + jitter) + 1e-6
 
 
 @given(base=st.floats(0.001, 100), attempts=st.integers(2, 300))
 def test_waits_never_shrink(base: float, attempts: int) -> None:
-    """Without jitter a later attempt never waits less than an earlier one."""
+    """Without jitter, the delay of a later attempt is never shorter than that of an earlier one."""
     policy = RetryPolicy(base=base, jitter=0)
     waits = [policy.delay(attempt) for attempt in range(1, attempts)]
     assert all(earlier <= later for earlier, later in pairwise(waits))
@@ -82,12 +82,15 @@ def test_waits_never_shrink(base: float, attempts: int) -> None:
 
 @pytest.mark.parametrize("attempt", [1, 2, 64, 65, 66, 1000])
 def test_base_of_zero_always_retries_at_once(attempt: int) -> None:
-    """A policy without any wait keeps that for late attempts too."""
+    """With a base of 0, all attempts are retried at once."""
     assert RetryPolicy(base=0).delay(attempt) == 0
 
 
 def test_failing_together_does_not_mean_retrying_together() -> None:
-    """Fault F8: 10 000 tasks fail at once; no second of their retries has over three times the mean."""
+    """Fault F8: when 10 000 tasks fail at the same time, their retries are spread over several seconds.
+
+    No second has more than three times the mean number of retries.
+    """
     source = random.Random(8)
     seconds = Counter(int(DEFAULT.delay(6, source.random)) for _ in range(10_000))
     span = range(27, 33)
@@ -108,7 +111,7 @@ def test_failing_together_does_not_mean_retrying_together() -> None:
     ],
 )
 def test_invalid_policy(field: str, value: float) -> None:
-    """A policy that makes no sense cannot exist (fault K4)."""
+    """An invalid retry policy raises a validation error that names the field (fault K4)."""
     with pytest.raises(ValidationError, match=field):
         RetryPolicy.model_validate({field: value})
 
@@ -129,13 +132,13 @@ def test_invalid_policy(field: str, value: float) -> None:
     ],
 )
 def test_each_outcome_has_one_verb(outcome: Outcome, verb: object) -> None:
-    """REV-E1: done, handed back, tried again and given up are four verbs and never one."""
+    """REV-E1: success, release, retry and rejection of a task each lead to a different verb."""
     assert decide(outcome, delivery(), DEFAULT, middle) == verb
 
 
 @pytest.mark.parametrize("outcome", [Failed("boom"), RetryLater(3.0, "boom")])
 def test_fifty_attempts_by_default(outcome: Outcome) -> None:
-    """C16: the 49th failed attempt is followed by another, the 50th ends among the dead letters."""
+    """C16: by default, the 49th failed attempt is retried, and the 50th moves the task to the dead letters."""
     assert isinstance(decide(outcome, delivery(49), DEFAULT), ScheduleRetry)
     assert decide(outcome, delivery(50), DEFAULT) == Bury("max_retries_exceeded", "boom")
     assert EXHAUSTED == "max_retries_exceeded"
@@ -146,7 +149,7 @@ def test_fifty_attempts_by_default(outcome: Outcome) -> None:
     [(50, None, 50), (3, None, 3), (3, 7, 7), (7, 3, 3), (7, 1, 1), (1, None, 1)],
 )
 def test_limit_of_queue_and_task(policy: int, task: int | None, last: int) -> None:
-    """C16: the queue's limit holds unless the task has its own."""
+    """C16: a task's own ``max_attempts`` takes precedence over the one of the policy."""
     fields = {} if task is None else {"max_attempts": task}
     allowed = RetryPolicy(max_attempts=policy)
     for attempt in range(1, last):
@@ -155,7 +158,7 @@ def test_limit_of_queue_and_task(policy: int, task: int | None, last: int) -> No
 
 
 def test_redriven_tasks_start_counting_again() -> None:
-    """C17: attempts spent before a redrive count neither for the limit nor for the wait."""
+    """C17: attempts before a redrive count neither towards the limit nor towards the delay."""
     first_after = delivery(51, prior=50)
     assert decide(Failed("x"), first_after, DEFAULT, middle) == ScheduleRetry(1.0, "x")
     assert isinstance(decide(Failed("x"), delivery(99, prior=50), DEFAULT), ScheduleRetry)
@@ -164,17 +167,17 @@ def test_redriven_tasks_start_counting_again() -> None:
 
 @given(attempt=st.integers(1, 2000), losses=st.integers(0, 50), lost=st.booleans())
 def test_a_release_never_counts(attempt: int, losses: int, lost: bool) -> None:  # noqa: FBT001
-    """FIX-C3 and law 3: a release, however often it happens, is neither a failure nor an end."""
+    """FIX-C3 and law 3: releasing a delivery, however often, is neither a failed attempt nor the end of a task."""
     assert decide(HandBack(lost), delivery(attempt, losses=losses), DEFAULT) == Redeliver(lost)
 
 
 def test_losses_are_not_attempts() -> None:
-    """Law 3: an entry that was lost often still has all of its attempts."""
+    """Law 3: losses do not count as attempts."""
     assert isinstance(decide(Failed("x"), delivery(1, losses=49), DEFAULT), ScheduleRetry)
 
 
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 1e300, True, "5"])
 def test_a_handler_asks_for_a_sane_delay(delay: float) -> None:
-    """Fault K4: a delay that cannot be kept is refused where it is asked for, by name."""
+    """Fault K4: a handler that requests an invalid delay gets an error that names the argument."""
     with pytest.raises(InvalidInput, match=r"^delay: "):
         RetryLater(delay)

@@ -1,4 +1,4 @@
-"""Names of queues by a rule."""
+"""`Routes`: queue names derived by a rule from a kind of work and an id."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUTES = Routes(*(Route(kind=kind, prefix=prefix) for kind, prefix in PREFIXES.i
 
 @pytest.mark.parametrize(("kind", "prefix"), PREFIXES.items())
 def test_the_worked_rule(kind: str, prefix: str) -> None:
-    """A2, A3, A4, A5, A6: each kind has its prefix, each id its queue, and each name is one that a queue may have."""
+    """A2, A3, A4, A5, A6: each kind has its own prefix and each id its own queue; every derived name is valid."""
     key = ROUTES.key(kind, ID)
     assert key == prefix + "0123456789abcdef0123456789abcdef"
     check_name("key", key)
@@ -38,7 +38,7 @@ def test_the_worked_rule(kind: str, prefix: str) -> None:
 
 
 def test_kinds_that_share_a_queue() -> None:
-    """A7: kinds with one id for all go into one queue, which knows both; the others are as before."""
+    """A7: kinds with a shared id use the same queue, for which both kinds are returned. Other kinds are unaffected."""
     prefix = PREFIXES["function-prediction"]
     pipelines = ("function-prediction", "version-prediction")
     shared = [Route(kind=kind, prefix=prefix, shared=NOBODY) for kind in pipelines]
@@ -52,12 +52,12 @@ def test_kinds_that_share_a_queue() -> None:
 
 @pytest.mark.parametrize("key", ["", "work", ID.hex, f"input:training:vt-{'x' * 32}", "a" * 200])
 def test_names_of_another_rule(key: str) -> None:
-    """A2: a name that the rule does not give belongs to no kind."""
+    """A2: a name that was not derived by the rule belongs to no kind."""
     assert ROUTES.kinds(key) == ()
 
 
 def test_bad_rules() -> None:
-    """A2: what cannot name a queue, or would name two, is refused, and says what is allowed."""
+    """A2: a rule that is ambiguous or gives invalid names is refused with an error that says what is allowed."""
     with pytest.raises(ConfigurationError, match="same kind"):
         Routes(Route(kind="a", prefix="x-"), Route(kind="a", prefix="y-"))
     with pytest.raises(ValidationError, match="prefix"):
@@ -69,7 +69,7 @@ def test_bad_rules() -> None:
 
 
 async def test_a_kind_that_comes_later() -> None:
-    """A8: housekeeping knows no list of names: a queue of a new kind is kept like any other."""
+    """A8: maintenance has no fixed list of queues: a queue of a new kind is maintained like any other."""
     clock = ManualClock()
     backend = MemoryBackend(clock=clock)
     routes = Routes(Route(kind="hotswap-prediction", prefix="input:prediction:hp-"))
@@ -84,7 +84,7 @@ async def test_a_kind_that_comes_later() -> None:
 
 
 def test_the_page() -> None:
-    """A2, A7: what the page shows is what the rule answers."""
+    """A2, A7: the examples in docs/names.md give the output shown there."""
     page = Path(__file__).parents[2] / "docs/names.md"
     tried = doctest.testfile(str(page), module_relative=False)
     assert tried.attempted >= 8

@@ -1,4 +1,4 @@
-"""Carrying out a verb, on backends that can retry in one step and on those that cannot."""
+"""``settle``: carrying out a verb, on backends with an atomic retry and on backends without one."""
 
 from typing import Any
 
@@ -26,7 +26,10 @@ DELIVERY = Delivery(task=Task(key="k", id="t"), receipt="r", attempt=3, delivere
     ],
 )
 async def test_each_verb_has_its_transition(verb: Verb, state: State, attempt: int) -> None:
-    """REV-E1, laws 2 and 3: only a scheduled retry raises the attempt, and a second verb changes nothing."""
+    """REV-E1, laws 2 and 3: each verb leads to its own state and only a retry raises the attempt.
+
+    A second, different verb changes nothing.
+    """
     backend = MemoryBackend(clock=ManualClock())
     await backend.publisher.publish(Task(key="k", id="t"))
     subscription = backend.subscribe(["k"], "w")
@@ -43,7 +46,7 @@ async def test_each_verb_has_its_transition(verb: Verb, state: State, attempt: i
 
 
 async def test_the_same_verb_again_is_ok() -> None:
-    """Fault E2: where the answer got lost the same settlement is sent again, and takes effect once."""
+    """Fault E2: a retry that is sent again after a lost answer returns OK and takes effect once."""
     backend = MemoryBackend(clock=ManualClock())
     await backend.publisher.publish(Task(key="k", id="t"))
     subscription = backend.subscribe(["k"], "w")
@@ -57,13 +60,16 @@ async def test_the_same_verb_again_is_ok() -> None:
 
 
 def scripted(**options: Any) -> Any:
-    """A backend that only notes what it is asked."""
+    """Return a scripted backend, typed so that it can be used as a subscription too."""
     return ScriptedBackend(**options)
 
 
 @pytest.mark.parametrize("atomic", [True, False])
 async def test_as_few_steps_as_the_backend_can(*, atomic: bool) -> None:
-    """With ``atomic_retry`` the delivery goes along and nothing is acked; without, it is acked once that is stored."""
+    """With an atomic retry, one call retries and settles.
+
+    Without it, the delivery is acked after the retry was stored.
+    """
     backend = scripted(atomic_retry=atomic)
     assert await settle(backend, backend, DELIVERY, ScheduleRetry(5, "boom")) is Settled.OK
     retry = ("schedule_retry", "t", 1005.0, "boom", None, DELIVERY)
@@ -71,7 +77,7 @@ async def test_as_few_steps_as_the_backend_can(*, atomic: bool) -> None:
 
 
 async def test_no_ack_without_a_stored_retry() -> None:
-    """Where the retry cannot be stored the delivery stays as it is, to come back."""
+    """If the retry cannot be stored, the delivery is not acked, so the task will be redelivered."""
     backend = scripted()
     backend.publish_errors = [BackendUnavailable("down")]
     with pytest.raises(BackendUnavailable):
@@ -80,7 +86,10 @@ async def test_no_ack_without_a_stored_retry() -> None:
 
 
 async def test_a_second_try_has_the_same_token() -> None:
-    """Fault E2: after a crash between the steps the retry is stored once, for the attempt is its token."""
+    """Fault E2: after a crash between retry and ack, the retry is sent again for the same delivery.
+
+    The store recognises it by the attempt number, so it is stored once.
+    """
     backend = scripted()
     backend.ack_errors = [BackendUnavailable("down")]
     with pytest.raises(BackendUnavailable):
@@ -91,14 +100,14 @@ async def test_a_second_try_has_the_same_token() -> None:
 
 
 async def test_a_lost_lease_is_an_answer() -> None:
-    """Law 2: a stale receipt is told, not raised."""
+    """Law 2: settling with a stale receipt returns `LEASE_LOST` and raises no error."""
     backend = scripted()
     backend.ack_errors = [LeaseLost("stale")]
     assert await settle(backend, backend, DELIVERY, Ack(None)) is Settled.LEASE_LOST
 
 
 async def test_no_dead_letters_no_silent_end() -> None:
-    """A backend without dead letters says so; nothing is acked instead."""
+    """Without the dead-letter capability, burying a task raises `CapabilityMissing`, and the delivery is not acked."""
     backend = scripted()
     with pytest.raises(CapabilityMissing, match="dead_letters"):
         await settle(backend, backend, DELIVERY, Bury("bad", None))

@@ -1,4 +1,4 @@
-"""The synchronous twin: the same answers, from any thread, and nothing left behind."""
+"""`SyncQueue`, the synchronous interface: same results, usable from any thread, and no thread left after closing."""
 
 import asyncio
 import sys
@@ -18,19 +18,19 @@ from tests.core.fakes import ScriptedBackend, accepted
 
 
 def threads() -> set[str]:
-    """The names of the threads that run."""
+    """Return the names of all running threads."""
     return {thread.name for thread in threading.enumerate()}
 
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    """No test may leave the background thread behind."""
+    """Fail the test if the background thread is still running afterwards."""
     yield
     assert "taskqueue" not in threads()
 
 
 def test_the_same_answers() -> None:
-    """Publishing and looking up work without an event loop."""
+    """Publishing, and reading status, result and ledger, work without an event loop."""
     with connect_sync("taskqueue_memory") as queue:
         one = queue.publish("k", {"n": 1}, priority=9)
         many = queue.publish_many([Task(key="k"), Task(key="other")])
@@ -44,7 +44,7 @@ def test_the_same_answers() -> None:
 
 
 def test_every_method_has_a_twin() -> None:
-    """What an application can call on a queue it can call without a loop, subscriptions aside."""
+    """`SyncQueue` has every public method of `Queue` except ``subscribe``."""
 
     def methods(kind: type) -> set[str]:
         return {name for name in vars(kind) if not name.startswith("_")}
@@ -53,13 +53,13 @@ def test_every_method_has_a_twin() -> None:
 
 
 def test_errors_come_through() -> None:
-    """The caller gets the very error."""
+    """An error of the queue is raised in the calling thread unchanged."""
     with connect_sync("taskqueue_memory") as queue, pytest.raises(InvalidInput, match=r"^priority"):
         queue.publish("k", priority=10)
 
 
 def test_many_threads() -> None:
-    """Calls from many threads at once all arrive, once each."""
+    """Concurrent calls from 16 threads are all executed, once each."""
     with connect_sync("taskqueue_memory") as queue, ThreadPoolExecutor(16) as pool:
         confirmations = list(pool.map(lambda n: queue.publish("k", n), range(400)))
         assert len({confirmation.task_id for confirmation in confirmations}) == 400
@@ -67,20 +67,20 @@ def test_many_threads() -> None:
 
 
 def test_connecting_to_nothing() -> None:
-    """An error while opening ends the thread too."""
+    """If the backend cannot be opened, the background thread ends too."""
     with pytest.raises(BackendNotFound), connect_sync("no-such-backend"):
         pass
 
 
 def test_an_error_inside() -> None:
-    """So does an error of the caller, and the backend is closed."""
+    """If the body of the block raises, the backend is closed and the background thread ends."""
     with pytest.raises(ZeroDivisionError), connect_sync("taskqueue_memory") as queue:
         raise ZeroDivisionError
     assert not asyncio.run(queue._queue.backend.health()).ok
 
 
 def test_after_the_end() -> None:
-    """A queue that is closed says so instead of waiting for ever."""
+    """Calling a closed queue raises an error and does not block."""
     with connect_sync("taskqueue_memory") as queue:
         pass
     with pytest.raises(TaskQueueError, match="closed"):
@@ -88,20 +88,20 @@ def test_after_the_end() -> None:
 
 
 def test_two_at_once() -> None:
-    """Each connection has its own loop."""
+    """Two connections at the same time have separate backends and do not affect each other."""
     with connect_sync("taskqueue_memory") as one, connect_sync("taskqueue_memory") as other:
         one.publish("k")
         assert other.ledger() == Ledger()
 
 
 async def test_inside_a_running_loop() -> None:
-    """In a coroutine it would block everything, so it says what to use instead."""
+    """Using the synchronous interface in a coroutine raises an error, because it would block the event loop."""
     with pytest.raises(TaskQueueError, match="use connect"), connect_sync("taskqueue_memory"):
         pass
 
 
 async def test_in_a_worker_thread_of_a_loop() -> None:
-    """Synchronous code that an event loop moved to a thread may use it."""
+    """A thread started by an event loop with ``asyncio.to_thread`` may use the synchronous interface."""
 
     def work() -> Ledger:
         with connect_sync("taskqueue_memory") as queue:
@@ -112,16 +112,15 @@ async def test_in_a_worker_thread_of_a_loop() -> None:
 
 
 class Stuck(ScriptedBackend):
-    """Never answers a publish."""
+    """A backend whose ``publish`` never returns."""
 
     def __init__(self) -> None:
-        """Nobody has asked yet."""
         super().__init__()
         self.asked = threading.Event()
         self.cancelled = threading.Event()
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """Hang."""
+        """Wait until cancelled."""
         self.asked.set()
         try:
             await asyncio.Event().wait()
@@ -131,7 +130,7 @@ class Stuck(ScriptedBackend):
 
 
 def test_closing_ends_calls_of_other_threads() -> None:
-    """A call that the store does not answer ends with the connection, with an error, not never."""
+    """Closing the queue ends calls that wait in other threads, with an error."""
     backend: Any = Stuck()
     errors: list[BaseException] = []
 
@@ -152,7 +151,7 @@ def test_closing_ends_calls_of_other_threads() -> None:
 
 
 def test_an_interrupted_caller_takes_its_call_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After Ctrl-C nothing goes on in the background."""
+    """If a caller is interrupted with Ctrl-C, its call is cancelled in the background thread."""
     backend: Any = Stuck()
     future = sys.modules["concurrent.futures"].Future
     original = future.result
@@ -171,7 +170,7 @@ def test_an_interrupted_caller_takes_its_call_along(monkeypatch: pytest.MonkeyPa
 
 
 def test_calls_do_not_wait_for_each_other() -> None:
-    """A slow call of one thread does not hold up those of another: here each waits until all are there."""
+    """Calls from several threads run concurrently: ten publishes that wait for each other all return."""
 
     class Slow(ScriptedBackend):
         def __init__(self) -> None:
@@ -192,7 +191,7 @@ def test_calls_do_not_wait_for_each_other() -> None:
 
 
 def test_a_memory_backend_outlives_the_connection() -> None:
-    """A backend that was given stays open, and may be connected to again."""
+    """A backend object passed in by the caller stays open, and can be used for another connection."""
     backend = MemoryBackend()
     for count in (1, 2):
         with connect_sync(backend) as queue:

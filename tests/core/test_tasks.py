@@ -1,4 +1,4 @@
-"""Tasks and what they carry: checked when made, frozen after, the same at the other end."""
+"""Tasks and payloads: validated when created, immutable afterwards, and unchanged when they reach the worker."""
 
 import dataclasses
 import datetime as dt
@@ -48,14 +48,14 @@ anything = st.recursive(
 
 
 class Colour(enum.Enum):
-    """An enumeration, as applications have them."""
+    """An enumeration such as an application would put into a payload."""
 
     RED = "red"
 
 
 @dataclasses.dataclass
 class Order:
-    """A class of an application."""
+    """A dataclass such as an application would put into a payload."""
 
     number: int
     at: dt.date
@@ -70,14 +70,14 @@ for _ in range(LIMITS.depth):
 
 @given(plain_json)
 def test_payloads_come_back_exactly(value: object) -> None:
-    """Fault K3: what JSON can say is the same for the worker, 2**63 and beyond, and every float."""
+    """Fault K3: any JSON value reaches the worker unchanged, including integers of more than 64 bits and all floats."""
     assert Task.of("k", value).value() == value
     assert json.loads(encode_json("payload", value)) == value
 
 
 @given(anything)
 def test_nothing_is_altered_silently(value: object) -> None:
-    """Fault K3: a value arrives equal, tuples as lists, or is refused."""
+    """Fault K3: any value is either refused or decoded as an equal value, with tuples as lists."""
 
     def as_lists(of: object) -> object:
         if isinstance(of, dict):
@@ -115,7 +115,7 @@ def test_nothing_is_altered_silently(value: object) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_what_json_cannot_say(value: object) -> None:
-    """Fault K3: NaN is not written as null, bytes not as text, keys are not made text: all are refused."""
+    """Fault K3: values without a JSON form, such as NaN, bytes and non-string keys, are refused, not converted."""
     with pytest.raises(InvalidInput, match=r"^result: got ") as caught:
         encode_json("result", value)
     assert len(str(caught.value)) < 200
@@ -139,7 +139,7 @@ def test_what_json_cannot_say(value: object) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_what_json_can_say(value: object, text: bytes) -> None:
-    """Dates, UUIDs, enumerations and dataclasses have their usual form; tuples and sets are arrays."""
+    """Dates, UUIDs, enumerations and dataclasses are encoded in their usual JSON form, tuples and sets as arrays."""
     assert encode_json("payload", value) == text
 
 
@@ -172,7 +172,7 @@ def test_what_json_can_say(value: object, text: bytes) -> None:
     ids=lambda value: repr(value)[:16],
 )
 def test_an_invalid_task_cannot_exist(field: str, value: object) -> None:
-    """Faults K2, K3 and K4: each field is checked when the task is made, and named."""
+    """Faults K2, K3 and K4: creating a task with an invalid field raises an error that names the field."""
     fields: dict[str, Any] = {"key": "k", field: value}
     with pytest.raises(InvalidInput, match=rf"^{field}: got ") as caught:
         Task(**fields)
@@ -196,13 +196,13 @@ def test_an_invalid_task_cannot_exist(field: str, value: object) -> None:
     ids=lambda value: repr(value)[:16],
 )
 def test_the_edges_are_inside(field: str, value: object) -> None:
-    """Fault K4: the first and the last allowed value of each field make a task."""
+    """Fault K4: the lowest and highest allowed value of each field are accepted."""
     fields: dict[str, Any] = {"key": "k", field: value}
     assert getattr(Task(**fields), field) == value
 
 
 def test_tasks_are_frozen() -> None:
-    """A task cannot change once it is made, nor can its headers through the dict they came from."""
+    """A task is immutable, and changing the dict passed as headers does not change the task."""
     headers = {"a": "1"}
     task = Task(key="k", headers=headers)
     headers["b"] = "\n"
@@ -213,20 +213,20 @@ def test_tasks_are_frozen() -> None:
 
 @pytest.mark.parametrize("payload", [b"1e999", b"-1e999", b"1" * 5000])
 def test_numbers_that_python_cannot_hold(payload: bytes) -> None:
-    """Fault K3: JSON has numbers without end; reading one is a typed error, not a crash."""
+    """Fault K3: decoding a JSON number that Python cannot represent raises `InvalidInput`."""
     with pytest.raises(InvalidInput, match=r"^payload: "):
         Task(key="k", payload=payload).value()
 
 
 def test_ids_are_unguessable_names() -> None:
-    """A new id is a name of 128 random bits."""
+    """Each new task id is different and has 128 bits, so that ids cannot be guessed."""
     ids = {new_id() for _ in range(1000)}
     assert len(ids) == 1000
     assert {len(bytes.fromhex(task_id)) for task_id in ids} == {16}
 
 
 def test_defaults() -> None:
-    """A task needs only a key."""
+    """A task needs only a queue key; all other fields have defaults."""
     task = Task(key="k")
     assert (task.value(), task.priority, task.headers, task.max_attempts) == (None, 5, {}, None)
     assert task.id != Task(key="k").id
@@ -234,7 +234,7 @@ def test_defaults() -> None:
 
 @pytest.mark.parametrize("settled", list(Settled))
 def test_settled(settled: Settled) -> None:
-    """Only a lost lease means that nothing took effect (law 2)."""
+    """Every settlement result except ``LEASE_LOST`` means that the settlement took effect (law 2)."""
     assert settled.ok == (settled is not Settled.LEASE_LOST)
 
 
@@ -244,7 +244,10 @@ ledgers = st.builds(Ledger, **dict.fromkeys(Ledger.__struct_fields__, counts))
 
 @given(ledgers, ledgers)
 def test_ledgers_add_up(one: Ledger, other: Ledger) -> None:
-    """Law 1: the imbalance of a sum is the sum of the imbalances, so balanced parts balance."""
+    """Law 1: the imbalance of a sum of ledgers is the sum of their imbalances.
+
+    So balanced ledgers have a balanced sum.
+    """
     total = one + other
     assert total.imbalance == one.imbalance + other.imbalance
     assert total.balanced == (total.imbalance == 0)
@@ -252,7 +255,7 @@ def test_ledgers_add_up(one: Ledger, other: Ledger) -> None:
 
 
 def test_the_ledger_counts_every_state() -> None:
-    """Law 1: each state of an entry has its count, and all of them are accounted for."""
+    """Law 1: a ledger has one count for each state, and a published task in any state balances it."""
     assert set(Ledger.__struct_fields__) == {"published", *(state.value for state in State)}
     for state in State:
         assert Ledger(published=1, **{state.value: 1}).balanced

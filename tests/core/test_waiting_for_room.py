@@ -1,4 +1,4 @@
-"""A publisher that waits for room: it gets in, or learns at the end why not."""
+"""Publishing with ``wait``: a refused publish is retried until it is accepted or the time is over."""
 
 import asyncio
 import itertools
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.fast_clock
 
 
 class Door(ScriptedBackend):
-    """Refuses a task so many times, with a hint."""
+    """A backend that refuses each task a given number of times, with a suggested delay before the next attempt."""
 
     def __init__(self, times: float, retry_after: float | None = 0.01) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ NEVER = float("inf")
 
 
 async def test_room_comes_in_time() -> None:
-    """B13: it is asked for again, with the same id, until there is room."""
+    """B13: a refused task is published again, with the same id, until it is accepted."""
     door = Door(2)
     confirmation = await Queue(door).publish("k", id="t", wait=5)
     assert confirmation.status is Published.ACCEPTED
@@ -60,7 +60,7 @@ async def test_room_comes_in_time() -> None:
 
 
 async def test_without_waiting_it_is_asked_once() -> None:
-    """B13: a refusal is told at once, in full, unless somebody wants to wait."""
+    """B13: without ``wait``, a refusal raises at once, with code, suggested delay and depth."""
     door = Door(1)
     with pytest.raises(QueueFull, match="intake is paused") as caught:
         await Queue(door).publish("k", id="t")
@@ -71,7 +71,10 @@ async def test_without_waiting_it_is_asked_once() -> None:
 
 @pytest.mark.parametrize("hint", [0.0, 0.03, 60.0])
 async def test_the_end_is_kept(hint: float) -> None:
-    """B13: whatever the hint, it waits as long as it was told and tries a last time, then raises the last refusal."""
+    """B13: whatever delay is suggested, a publish waits for its full time and tries once more.
+
+    Then it raises the last refusal.
+    """
     door = Door(NEVER, hint)
     clock = LoopClock()
     start = clock.now()
@@ -83,7 +86,7 @@ async def test_the_end_is_kept(hint: float) -> None:
 
 
 async def test_a_hint_is_a_least_and_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody comes earlier than hinted, and those who were sent away together come back apart."""
+    """A publisher waits at least the suggested delay; jitter spreads the retries of publishers refused together."""
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -97,7 +100,10 @@ async def test_a_hint_is_a_least_and_spread(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_some_of_a_batch() -> None:
-    """Only what was refused is sent again; the answers keep their places, and refusals stay answers."""
+    """Only the refused tasks of a batch are sent again.
+
+    Confirmations keep the order of the tasks, and refusals raise no error.
+    """
     door = Door(0)
     late = itertools.count()
 
@@ -124,7 +130,7 @@ async def test_some_of_a_batch() -> None:
 
 
 async def test_what_waiting_cannot_help() -> None:
-    """A refusal that does not say when to come again is final."""
+    """A refusal without a suggested delay is final, so the publish is not retried."""
     door = Door(1, None)
     with pytest.raises(QueueFull):
         await Queue(door).publish("k", wait=5)
@@ -132,7 +138,7 @@ async def test_what_waiting_cannot_help() -> None:
 
 
 async def test_a_lost_answer_while_waiting() -> None:
-    """D1: it is asked for again as ever."""
+    """D1: if an answer is lost while a publish waits for room, the publish is sent again."""
     door = Door(1)
     door.publish_errors = [PublishUnconfirmed("lost")]
     assert (await Queue(door).publish("k", wait=5)).stored
@@ -140,7 +146,7 @@ async def test_a_lost_answer_while_waiting() -> None:
 
 
 async def test_an_end_from_outside() -> None:
-    """A publisher that is cancelled while it waits ends at once."""
+    """A publish that is cancelled while it waits ends at once."""
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await Queue(Door(NEVER, 30)).publish("k", wait=60)
@@ -148,13 +154,13 @@ async def test_an_end_from_outside() -> None:
 
 @pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), "5", None])
 async def test_bad_waits(wait: Any) -> None:
-    """As any duration, and by its name."""
+    """An invalid ``wait`` is refused like any invalid duration, with an error that names it."""
     with pytest.raises(InvalidInput, match=r"^wait: got "):
         await Queue(Door(0)).publish("k", wait=wait)
 
 
 def test_the_synchronous_twin_waits_too() -> None:
-    """The same promise without an event loop."""
+    """`SyncQueue` supports ``wait`` as `Queue` does."""
     with connect_sync(Door(2)) as queue:
         assert queue.publish("k", wait=5).stored
     with connect_sync(Door(2)) as queue:
@@ -163,7 +169,7 @@ def test_the_synchronous_twin_waits_too() -> None:
 
 
 class Bell:
-    """Counts, and rings when it is told to, or never."""
+    """A fake room signal: it records its waits and notifies only when the test sets ``rang``."""
 
     def __init__(self) -> None:
         self.rang = asyncio.Event()
@@ -171,7 +177,7 @@ class Bell:
         self.open = 0
 
     async def wait(self, timeout: float) -> None:
-        """Wait."""
+        """Record the timeout, then wait for the notification or the timeout."""
         self.waits.append(timeout)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -179,17 +185,17 @@ class Bell:
         self.rang.clear()
 
     async def __aenter__(self) -> Self:
-        """Count."""
+        """Count this signal as open."""
         self.open += 1
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Count."""
+        """Count this signal as closed."""
         self.open -= 1
 
 
 class BellDoor(Door):
-    """A door with a bell."""
+    """A refusing backend that offers a room signal."""
 
     def __init__(
         self, times: float, retry_after: float | None = 60.0, code: Refusal = Refusal.QUEUE_FULL
@@ -201,7 +207,7 @@ class BellDoor(Door):
         self._code = code
 
     def room_signal(self, *keys: str) -> Bell:
-        """Note for what it is asked."""
+        """Record the queues for which a signal was opened, and return the one fake signal."""
         self.bells.append(set(keys))
         return self.signal
 
@@ -212,12 +218,15 @@ class BellDoor(Door):
 @pytest.mark.parametrize("code", [Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED])
 @pytest.mark.parametrize("observed", [False, True])
 async def test_a_room_signal_ends_the_wait(code: Refusal, *, observed: bool) -> None:
-    """B13: with a room signal, a publisher does not poll: it retries when the signal is open, and on a notification."""
+    """B13: with a room signal, a publisher does not poll.
+
+    It retries once the signal is open, and on each notification.
+    """
     door = BellDoor(3, code=code)
     queue = Queue(InstrumentedBackend(door, Hooks()) if observed else door)
     publishing = asyncio.create_task(queue.publish("k", id="t", wait=60))
     for times in (2, 3):
-        while len(door.signal.waits) < times - 1:  # noqa: ASYNC110 - as the kit waits
+        while len(door.signal.waits) < times - 1:  # noqa: ASYNC110 - polls, as the conformance kit does
             await asyncio.sleep(0)
         await asyncio.sleep(0.05)
         assert len(door.calls) == times
@@ -226,11 +235,11 @@ async def test_a_room_signal_ends_the_wait(code: Refusal, *, observed: bool) -> 
     assert (len(door.calls), door.bells, door.signal.open) == (4, [{"k"}], 0)
     assert all(
         60.001 > wait > 15 for wait in door.signal.waits
-    )  # the clock stands still: sums round
+    )  # a little above 60, because sums of times are rounded
 
 
 async def test_no_room_signal_for_accepted_publishes() -> None:
-    """A publish that is accepted, or that does not wait, opens no room signal."""
+    """A publish that is accepted, or that must not or cannot wait, opens no room signal."""
     assert (await Queue(door := BellDoor(0)).publish("k", wait=5)).stored
     assert door.bells == []
     for wait, hint in ((0, 60.0), (5, None)):
@@ -240,24 +249,24 @@ async def test_no_room_signal_for_accepted_publishes() -> None:
 
 
 async def test_room_that_came_while_the_room_signal_was_opened() -> None:
-    """B13: nothing is missed between the refusal and the opening of the room signal."""
+    """B13: room that becomes available between the refusal and the opening of the room signal is not missed."""
     door = BellDoor(1)
     assert (await asyncio.wait_for(Queue(door).publish("k", wait=60), 5)).stored
     assert door.signal.waits == []
 
 
 async def test_a_full_store_sends_no_room_signal() -> None:
-    """B13: a full store sends no room signal: publishers retry after the suggested delay, also those with a signal."""
+    """B13: no room signal exists for a full store, so publishers retry after the suggested delay."""
     door = BellDoor(3, 0.01, Refusal.STORE_FULL)
     assert (await asyncio.wait_for(Queue(door).publish("k", wait=60), 5)).stored
     assert door.signal.waits == []
 
 
 async def test_a_queue_that_moves_while_a_publisher_waits() -> None:
-    """A20: the wait ends at once, with where to go, as soon as it is known that room will not come."""
+    """A20: if the queue moves while a publish waits, the wait ends at once with an error that says so."""
     door = BellDoor(NEVER)
     publishing = asyncio.create_task(Queue(door).publish("k", wait=60))
-    while not door.signal.waits:  # noqa: ASYNC110 - as the kit waits
+    while not door.signal.waits:  # noqa: ASYNC110 - polls, as the conformance kit does
         await asyncio.sleep(0)
     door._code, door._retry_after = Refusal.MOVED, None
     door.signal.rang.set()
@@ -267,7 +276,7 @@ async def test_a_queue_that_moves_while_a_publisher_waits() -> None:
 
 
 async def test_the_timeout_is_kept_with_a_room_signal() -> None:
-    """B13: without a notification, the wait ends at its timeout, after a last try."""
+    """B13: without a notification, a publish ends at its timeout, after one last attempt."""
     door = BellDoor(NEVER)
     clock = LoopClock()
     start = clock.now()
@@ -285,7 +294,7 @@ async def test_room_signals_of_bound_queues() -> None:
 
     class Control:
         async def settings(self, key: str) -> QueueSettings:
-            """What is bound."""
+            """Return settings that bind the queue ``k`` to two others."""
             return QueueSettings(bound_to=("a", "b") if key == "k" else ())
 
     door.control = Control()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The wrappers spell out what they pass on: nothing is reached by a name that no type checker has seen."""
+"""The backend wrappers define every forwarded method explicitly, so that the type checker sees it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _names(protocol: type) -> list[str]:
 
 
 def _is_own(wrapper: object, name: str) -> bool:
-    """Whether an attribute is in the object or its classes, without the help of ``__getattr__``."""
+    """Return whether an object or its class defines an attribute, ignoring ``__getattr__``."""
     try:
         inspect.getattr_static(wrapper, name)
     except AttributeError:
@@ -40,7 +40,7 @@ def _is_own(wrapper: object, name: str) -> bool:
 
 @pytest.mark.parametrize("kind", ["instrumented", "sharded", "migrating", "all"])
 async def test_each_method_is_an_attribute_of_the_wrappers(kind: str) -> None:
-    """G6: every method of every capability's protocol, of the publisher and of the subscription."""
+    """G6: the wrappers define all methods of the publisher, of the subscription and of every capability protocol."""
     backends: dict[str, Backend] = {
         "instrumented": InstrumentedBackend(MemoryBackend(), Hooks()),
         "sharded": ShardedBackend(MemoryBackend()),
@@ -64,7 +64,7 @@ async def test_each_method_is_an_attribute_of_the_wrappers(kind: str) -> None:
             assert _is_own(backend, _OF_ATTRIBUTES[name])
             owner = getattr(backend, _OF_ATTRIBUTES[name])
         else:
-            owner = backend  # HasControl and its like
+            owner = backend  # protocols such as HasControl have their member on the backend
         missing = [method for method in _names(protocol) if not _is_own(owner, method)]
         assert missing == [], f"{name} of {type(owner).__name__}"
     for contract, owner in ((Publisher, backend.publisher), (Subscription, subscription)):
@@ -75,6 +75,6 @@ async def test_each_method_is_an_attribute_of_the_wrappers(kind: str) -> None:
 
 
 def test_no_wrapper_forwards_by_name() -> None:
-    """G6: none of the wrappers has a ``__getattr__`` of its own."""
+    """G6: no wrapper has a ``__getattr__`` that forwards arbitrary attributes."""
     for wrapper in (InstrumentedBackend, ShardedBackend, MigratingBackend):
         assert not hasattr(wrapper, "__getattr__")

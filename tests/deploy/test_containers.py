@@ -1,4 +1,7 @@
-"""The image and what runs it: linted, complete and without secrets. Nothing here needs a container engine."""
+"""Tests of the container image and the Compose file: linted, complete and without secrets.
+
+No container engine is needed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ IGNORED = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
 
 
 def instructions(name: str) -> list[str]:
-    """The arguments of each instruction of this name, continued lines joined."""
+    """Return the arguments of each Dockerfile instruction with this name, with continued lines joined."""
     text = re.sub(r"\\\n\s*", " ", re.sub(r"^#.*\n", "", DOCKERFILE, flags=re.MULTILINE))
     return re.findall(rf"^{name} (.+)$", text, re.MULTILINE)
 
@@ -29,7 +32,7 @@ class TestImage:
     """The Dockerfile."""
 
     def test_hadolint_finds_nothing(self) -> None:
-        """The linter of Dockerfiles, shell commands in them included."""
+        """The Dockerfile linter hadolint finds no problem, in shell commands either."""
         done = subprocess.run(
             [str(Path(sys.executable).parent / "hadolint"), "--failure-threshold", "style", "-"],
             input=DOCKERFILE,
@@ -41,7 +44,10 @@ class TestImage:
         assert done.returncode == 0, done.stdout
 
     def test_it_is_pinned_small_and_not_root(self) -> None:
-        """Security 23, 24: bases by exact versions, hashes checked, not root, exec form, no secret."""
+        """Security 23, 24: the base image has an exact version, and packages are checked by hash.
+
+        The image has a user other than root, and contains no secret.
+        """
         bases = {base.split()[0] for base in instructions("FROM")}
         assert len(bases) == 1
         assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", bases.pop())
@@ -54,7 +60,7 @@ class TestImage:
         assert not re.search(r"(?i)password|secret|TOKEN", " ".join(instructions("ENV")))
 
     def test_what_is_copied_is_let_in(self) -> None:
-        """The build sees what it copies, and of the rest of the folder nothing."""
+        """The build context contains the files that the Dockerfile copies, and nothing else of the project."""
         assert IGNORED[1] == "*"
         let_in = {line[1:] for line in IGNORED if line.startswith("!")}
         for copied in instructions("COPY"):
@@ -65,7 +71,7 @@ class TestImage:
                 assert source in let_in or (source.endswith(".lock") and "deploy/*.lock" in let_in)
 
     def test_the_locks_are_those_of_the_project(self) -> None:
-        """Line for line out of requirements.lock: what is tested is what is shipped."""
+        """Each line of the image's lock file is in requirements.lock, so the tested versions are those in the image."""
         done = subprocess.run(
             [sys.executable, "tools/deploy_lock.py", "--check"],
             cwd=ROOT,
@@ -76,7 +82,7 @@ class TestImage:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def test_the_lock_is_enough(self, tmp_path: Path) -> None:
-        """With the packages of the lock and nothing else every command of an image starts, and the store's backend."""
+        """With only the packages of the lock file, every command of the image and the store's backend can start."""
         names = set(re.findall(r"(?m)^([a-z0-9-]+)==", lock()))
         assert {"uvicorn", "msgspec", "typer", "hiredis", "structlog"} <= names
         assert not {"pyspark", "pytest", "mypy", "schemathesis"} & names
@@ -104,18 +110,18 @@ class TestImage:
 
 
 def installs(run: str) -> list[str]:
-    """The commands of a RUN that install from an index."""
+    """Return the commands of a RUN instruction that install packages from an index."""
     return [c for c in run.split("&&") if "pip install" in c and "--no-index" not in c]
 
 
 def lock() -> str:
-    """What the image installs."""
+    """Return the text of the image's lock file."""
     return (ROOT / "deploy/requirements.lock").read_text("utf-8")
 
 
 def modules(names: set[str], folder: Path) -> list[Path]:
-    """A folder with links to what these distributions installed here, and to nothing else."""
-    from importlib.metadata import distribution  # noqa: PLC0415 - beside its only use
+    """Create a folder with links to the installed modules of these distributions only."""
+    from importlib.metadata import distribution  # noqa: PLC0415 - imported here, because only this function uses it
 
     links = folder / "linked"
     links.mkdir()
@@ -132,7 +138,7 @@ class TestCompose:
     """The Compose file."""
 
     def test_everything_it_names_is_there(self) -> None:
-        """Secrets, networks, volumes, services and files."""
+        """All secrets, networks, volumes, services and files that the Compose file names exist."""
         for name, service in COMPOSE["services"].items():
             for kind in ("secrets", "networks"):
                 assert set(service.get(kind, ())) <= set(COMPOSE[kind]), name
@@ -146,7 +152,10 @@ class TestCompose:
 
     @pytest.mark.parametrize("name", COMPOSE["services"])
     def test_a_service_is_hardened(self, name: str) -> None:
-        """Security 24: secrets come by file; nothing may be gained, written or reached that is not needed."""
+        """Security 24: a service gets its secrets from files.
+
+        It has no additional rights, no writable root, and ports on localhost only.
+        """
         service = COMPOSE["services"][name]
         assert service["read_only"]
         assert service["cap_drop"] == ["ALL"]
@@ -158,12 +167,12 @@ class TestCompose:
             assert not secret or str(value).startswith("/run/secrets/"), variable
         assert all(one["file"].startswith("./secrets/") for one in COMPOSE["secrets"].values())
         command = service.get("command", [])
-        assert isinstance(command, list), "exec form"
+        assert isinstance(command, list), "the command uses the exec form"
 
     def test_it_ends_in_order(self) -> None:
-        """A server has more time than it drains, and a healthcheck that does not follow the store."""
+        """A server gets more time to stop than its drain takes, and its health check does not depend on the store."""
         server = COMPOSE["services"]["server"]
         drain = float(server["environment"]["TASKQUEUE_DRAIN"])
         assert float(server["stop_grace_period"].removesuffix("s")) >= drain + 15
-        assert "healthcheck" not in server, "it is the image's"
+        assert "healthcheck" not in server, "the health check is defined in the image"
         assert re.fullmatch(r"redis:\d+\.\d+\.\d+-\w+", COMPOSE["services"]["redis"]["image"])

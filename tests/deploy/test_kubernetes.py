@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: valid by the API's own schemas, and fit for what the server does."""
+"""Tests of the Kubernetes manifests: they are valid by the API's schemas, and match how the server behaves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ POD: dict[str, Any] = BY_KIND["Deployment"]["spec"]["template"]["spec"]
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.name))
 def test_the_schemas_find_nothing(file: Path) -> None:
-    """Strictly: no field that the API does not know. What KEDA defines has no schema there."""
+    """Each manifest is valid by the API's strict schemas, without unknown fields.
+
+    Only KEDA's resources have no schema there.
+    """
     done = subprocess.run(
         [str(Path(sys.executable).parent / "kubernetes-validate"), "--strict", str(file)],
         capture_output=True,
@@ -41,7 +44,7 @@ def test_the_schemas_find_nothing(file: Path) -> None:
 
 
 def test_labels_and_names_agree() -> None:
-    """Whoever selects the server's pods selects them all."""
+    """Every selector for the server's pods matches their labels."""
     labels = BY_KIND["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert BY_KIND["Deployment"]["spec"]["selector"]["matchLabels"] == labels
     assert BY_KIND["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
@@ -51,7 +54,7 @@ def test_labels_and_names_agree() -> None:
 
 
 async def test_probes_ask_what_the_server_answers() -> None:
-    """Fault B1: while the store is away a server is not ready, and is not restarted."""
+    """Fault B1: while the store is unavailable a server is not ready, but it is not restarted."""
     backend = MemoryBackend()
     app = create_app(backend, settings())
     transport = httpx2.ASGITransport(app=app)
@@ -71,7 +74,7 @@ async def test_probes_ask_what_the_server_answers() -> None:
 
 
 def test_it_ends_in_order() -> None:
-    """The time to end is for the pause before the signal, the drain, the handover and some."""
+    """The grace period is longer than the pause before the signal, the drain and the handover together."""
     drain = float(BY_KIND["ConfigMap"]["data"]["TASKQUEUE_DRAIN"])
     pause = float(SERVER["lifecycle"]["preStop"]["exec"]["command"][1])
     assert POD["terminationGracePeriodSeconds"] >= pause + drain + 10
@@ -79,7 +82,7 @@ def test_it_ends_in_order() -> None:
 
 
 def test_settings_are_real() -> None:
-    """No variable is one that nobody reads."""
+    """Every environment variable in the manifests is a setting that exists."""
     for name in BY_KIND["ConfigMap"]["data"]:
         if not name.startswith("TASKQUEUE_REDIS_"):
             assert name.removeprefix("TASKQUEUE_").lower() in Settings.model_fields
@@ -87,7 +90,7 @@ def test_settings_are_real() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.name))
 def test_pods_are_restricted(file: Path) -> None:
-    """Security 24: the profile ``restricted`` of the pod security standards; secrets are referred to."""
+    """Security 24: pods meet the pod security standard ``restricted``, and secrets are only referred to."""
     for one in yaml.safe_load_all(file.read_text("utf-8")):
         assert one["kind"] != "Secret"
         if one["kind"] != "Deployment":

@@ -1,4 +1,4 @@
-"""Settings by file: how containers and systemd hand secrets out."""
+"""Tests of settings in files, which is how containers and systemd pass secrets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from taskqueue_redis import RedisSettings
 
 
 def test_a_setting_may_be_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Security 24: a secret stands neither in the environment nor among the arguments; what stands there goes first."""
+    """Security 24: a secret can be read from a file instead of the environment.
+
+    An environment variable has precedence.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TASKQUEUE_TOKEN", raising=False)
     monkeypatch.delenv("TASKQUEUE_REDIS_URL", raising=False)
@@ -33,7 +36,7 @@ def test_a_setting_may_be_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_folder_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A secret is not silently left out."""
+    """A secrets folder that does not exist raises an error that names it."""
     monkeypatch.setenv("TASKQUEUE_SECRETS_DIR", str(tmp_path / "absent"))
     with pytest.raises(ConfigurationError, match="TASKQUEUE_SECRETS_DIR"):
         load_settings(Settings)

@@ -1,4 +1,4 @@
-"""The systemd unit: systemd itself finds nothing wrong with it, and it fits what the server does."""
+"""Tests of the systemd unit: it is valid, and matches how the server behaves."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from taskqueue_server.process.reload import LIVE
 FOLDER = Path(__file__).parents[2] / "deploy/systemd"
 UNIT = (FOLDER / "taskqueue.service").read_text("utf-8")
 MARGIN = 15
-"""seconds of the end beyond the drain: the handover, and processes that are stuck"""
+"""seconds that the end may take in addition to the drain, for the handover and for processes that hang"""
 
 
 def service() -> dict[str, str]:
-    """The section that counts; of what stands there twice the last."""
+    """Return the unit's section [Service]; of a repeated option the last value counts."""
     section = UNIT.partition("[Service]\n")[2].partition("[Install]")[0]
     return dict(re.findall(r"^(\w+)=(.*)$", section, re.MULTILINE))
 
 
 def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
-    """``systemd-analyze`` verifies it and grades its hardening, where it is installed."""
+    """``systemd-analyze``, if installed, finds the unit valid and rates its hardening as good."""
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         assert sys.platform != "linux" or not Path("/run/systemd").exists()
@@ -46,7 +46,7 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
 
 
 def test_it_fits_the_server() -> None:
-    """What it expects of the server is what the server does: notice, reload, an end in time, no restart in vain."""
+    """The unit's type, reload signal, stop timeout and restart rules match the server's behaviour."""
     unit, settings = service(), tomllib.loads((FOLDER / "taskqueue.toml").read_text("utf-8"))
     assert unit["Type"] == "notify"
     assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
@@ -54,12 +54,12 @@ def test_it_fits_the_server() -> None:
     assert unit["RestartPreventExitStatus"] == "2"
     assert int(unit["TimeoutStopSec"]) >= settings["drain"] + MARGIN
     assert unit["DynamicUser"] == "yes"
-    assert "Environment" not in unit, "no secret in what everybody may read"
+    assert "Environment" not in unit, "every user can read the unit, so it must contain no secret"
 
 
 @pytest.mark.parametrize("commented", [False, True])
 def test_the_settings_are_real(*, commented: bool) -> None:
-    """Every setting of the example files exists, also those that are commented out; those to reload can be."""
+    """Every setting in the example files exists, even if commented out, and those to be reloaded can be."""
     mark = r"# ?" if commented else ""
     text = (FOLDER / "taskqueue.toml").read_text("utf-8")
     names = re.findall(rf"^{mark}([a-z_]+) = ", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""A server with the dispatcher in it, and a client of its own."""
+"""A test server that includes the dispatcher, with an HTTP client for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.server.support import http, running
 
 
 class Api:
-    """Both ends of it."""
+    """A running server with a dispatcher, and an HTTP client that is connected to it."""
 
     def __init__(self, client: httpx2.AsyncClient, context: ServerContext, url: str) -> None:
         self.client = client
@@ -28,28 +28,28 @@ class Api:
         self.url = url
 
     async def register(self, model: str, *gpus: SimulatedGpu, **fields: Any) -> None:
-        """Register simulated servers, and wait until they may get jobs."""
+        """Register simulated GPU servers for a model, and wait until all of them are healthy."""
         for gpu in gpus:
             told = {"model": model, "server": gpu.name, "endpoint": gpu.url, "slots": gpu.slots}
             answer = await self.client.post("/admin/register", json=told | fields)
             assert answer.status_code == 200, answer.text
-        await until(lambda: self._well(model), "every server is well")
+        await until(lambda: self._well(model), "every server is healthy")
 
     async def submit(self, model: str, payload: object = None, **fields: Any) -> str:
-        """Submit a job that must be taken; return its id."""
+        """Submit a job, which the server must accept, and return the job's id."""
         told = {"model": model, "payload": payload} | fields
         answer = await self.client.post("/queue/submit", json=told)
         assert answer.status_code == 202, answer.text
         return str(answer.json()["job_id"])
 
     async def state(self, job_id: str, wait: int = 0) -> dict[str, Any]:
-        """Return what is said of a job."""
+        """Return the status of a job as JSON; wait up to ``wait`` seconds for the job to end."""
         answer = await self.client.get(f"/queue/jobs/{job_id}?wait={wait}", timeout=wait + PATIENCE)
         assert answer.status_code == 200, answer.text
         return cast("dict[str, Any]", answer.json())
 
     async def endpoints(self, **query: str) -> dict[str, dict[str, Any]]:
-        """Return all endpoints by ``model/server``."""
+        """Return all registered endpoints, indexed by ``model/server``."""
         answer = await self.client.get("/admin/endpoints", params=query)
         assert answer.status_code == 200, answer.text
         return {
@@ -64,7 +64,7 @@ class Api:
 
 @asynccontextmanager
 async def serving(backend: Backend, *, tokens: Any = None, **values: Any) -> AsyncIterator[Api]:
-    """Give a server with a dispatcher of short times; ``tokens`` is a tokens file."""
+    """Run a server with a dispatcher that has short timeouts; ``tokens`` is the path of a tokens file."""
     async with (
         running(backend, extensions=[extension(settings(**values))], tokens_file=tokens) as it,
         http(it) as client,

@@ -1,4 +1,4 @@
-"""Callbacks of jobs, published and waited for."""
+"""Helpers that publish the callbacks of jobs and wait for their delivery."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ CANARY = "canary-of-the-receiver"
 def job_for(
     receiver: Receiver, name: str = "one", host: str = "127.0.0.1", path: str = "/"
 ) -> Task:
-    """A job whose client listens there."""
+    """Return a job whose callback URL points to the receiver."""
     url = f"http://{host}:{receiver.port}{path}"
     return Task(key=queue_of("m"), id=job_id("m", name), headers={"callback-url": url})
 
 
 async def tell(backend: Backend, *jobs: Task, result: bytes = b'{"a":1}') -> None:
-    """Publish the callbacks of jobs that are done."""
+    """Publish one callback for each job, with status "done" and the given result."""
     calls = [callback_task(job, "done", result, None) for job in jobs]
     told = await backend.publisher.publish(*calls)
     assert all(one.status is Published.ACCEPTED for one in told)
 
 
 async def quick(backend: Backend, **changes: Any) -> None:
-    """Have attempts follow each other quickly, as an operator may."""
+    """Configure the callback queue with very short retry delays, as an operator could."""
     settled = QueueSettings(retry=QUICK, **changes)
     await control_of(backend).configure(CALLBACKS, settled)
 
 
 async def ended(sender: Sender, *jobs: Task) -> list[CallbackRecord]:
-    """Wait until callbacks have ended."""
+    """Wait until no callback of these jobs is pending, and return their records."""
 
     async def records() -> list[CallbackRecord] | None:
         found = [await sender.record(job.id) for job in jobs]
@@ -54,7 +54,7 @@ async def ended(sender: Sender, *jobs: Task) -> list[CallbackRecord]:
 
 
 async def failed_once(sender: Sender, job: Task) -> CallbackRecord:
-    """Wait until a first attempt has failed and the next is due later."""
+    """Wait until an attempt of the job's callback has failed, and return the callback's record."""
 
     async def record() -> CallbackRecord | None:
         found = await sender.record(job.id)
@@ -65,5 +65,5 @@ async def failed_once(sender: Sender, job: Task) -> CallbackRecord:
 
 
 def ids(calls: Iterable[Call]) -> set[str]:
-    """The webhook ids of calls."""
+    """Return the ``webhook-id`` headers of the calls."""
     return {call.headers["webhook-id"] for call in calls}

@@ -1,4 +1,4 @@
-"""Backends with slots: a real Redis, and memory among the long tests."""
+"""Fixtures with backends that support slots: Redis always, memory in the long tests only."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ __all__ = [
 
 @pytest.fixture(scope="session")
 def parent() -> Iterator[subprocess.Popen[bytes]]:
-    """What starts dispatchers in processes of their own: see `killed.process`."""
+    """Start the process that forks the dispatchers of the tests; see `killed.process`."""
     with started() as parent:
         yield parent
 
 
 @pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.long), "redis"])
 async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
-    """An empty backend with slots, closed in the end.
+    """Yield an empty backend with slots, and close it after the test.
 
-    The kit holds both kinds to one contract, so that what is built on it is tried on Redis every day.
+    The conformance kit holds both backends to the same contract; the quick tests use Redis only.
     """
     if request.param == "memory":
         memory = MemoryBackend()
@@ -48,6 +48,7 @@ async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
         return
     server = request.getfixturevalue("redis_server")
     prefix = request.getfixturevalue("redis_prefix")
-    # A lease as long as a busy machine may stand still: whose process is killed opens its own.
+    # The lease must be longer than a busy machine may stall a test. Tests that kill a process open a backend of their
+    # own.
     async with opened(server.url, prefix, lease=10.0) as redis:
         yield redis

@@ -1,4 +1,4 @@
-"""A desk for tests: what takes jobs in and keeps slots, without the dispatcher around it; and stores that fail."""
+"""Parts for tests that need no whole dispatcher: a model registry, slots, and wrappers that simulate failures."""
 
 from __future__ import annotations
 
@@ -29,49 +29,52 @@ SPELLINGS = (
     "x" * 200,
     "模" * 200,
 )
-"""names of models"""
+"""model names that are hard to quote or encode"""
 
 
 def settings(**values: Any) -> DispatchSettings:
-    """Return settings of these values alone."""
+    """Return dispatcher settings that ignore the environment."""
     return DispatchSettings(_env_file=None, **values)
 
 
 async def registry_of(backend: Backend, **values: Any) -> ModelRegistry:
-    """Return a registry that has looked, as that of a process of its own."""
+    """Return a model registry that has read the store once, as a separate process would have."""
     registry = ModelRegistry(backend, settings(**values))
     await registry.refresh()
     return registry
 
 
 async def well(backend: Backend, model: str, server: str) -> None:
-    """Have an endpoint be healthy."""
+    """Mark an endpoint as healthy in the slot pool."""
     await slots_of(backend).reconcile(model, server, Seen(active=0), settled=0)
 
 
 async def free(pool: SlotPool, model: str) -> int:
-    """Count the free slots of a model."""
+    """Return the number of free slots of a model."""
     return sum(info.free for info in (await pool.inspect(model)).endpoints)
 
 
 class Failing:
-    """Stands before a part of a backend; its calls fail while it is ``down``, before or ``after`` they happened."""
+    """Wraps a part of a backend.
+
+    While ``down``, each call fails: before it takes effect, or with ``after`` once it has.
+    """
 
     def __init__(self, part: object) -> None:
-        """Start well."""
+        """Wrap the part; calls succeed until ``down`` is set."""
         self._part = part
         self.down = False
         self.after = False
         self.calls: Counter[str] = Counter()
         self.held: set[str] = set()
-        """what waits, once it has happened, until this lacks it"""
+        """names of methods whose calls return only after the name is removed from this set"""
 
     def put(self, name: str, call: Any) -> None:
-        """Have this called in place of a method."""
+        """Replace the method ``name`` of the wrapped part with ``call``."""
         setattr(self, name, call)
 
     def __getattr__(self, name: str) -> Any:
-        """Return a method that may fail, or what is none."""
+        """Return the wrapped part's attribute; a coroutine method is replaced with one that may fail."""
         found = getattr(self._part, name)
         if not asyncio.iscoroutinefunction(found):
             return found
@@ -83,17 +86,17 @@ class Failing:
             told = await found(*args, **kwargs)
             if self.down:
                 raise BackendUnavailable("out of reach")
-            await until(lambda: name not in self.held, "it goes on")
+            await until(lambda: name not in self.held, "the call may return")
             return told
 
         return call
 
 
 class Servers:
-    """What servers say of themselves, by server; those that are not named say nothing."""
+    """Fake health reports of GPU servers, by server name; a server without an entry gives no report."""
 
     def __init__(self) -> None:
-        """Start with none that answers."""
+        """Start without any health report."""
         self.say: dict[str, Seen | Exception | None] = {}
         self.asked: Counter[str] = Counter()
         self.at_once = 0
@@ -101,8 +104,8 @@ class Servers:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:  # noqa: ARG002 - the protocol's
-        """Answer for an endpoint."""
+    async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:  # noqa: ARG002 - the protocol requires the argument
+        """Return, or raise, the health report set for the endpoint's server."""
         self.asked[endpoint.server] += 1
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)

@@ -1,4 +1,4 @@
-"""Who finds endpoints in tests, with what a runner does for who waits."""
+"""A slot finder for tests, which also hands out free slots as the dispatcher's queue runner does."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from tests.dispatch.desk import URL, Failing, Servers, free, registry_of, settin
 
 
 class Desk:
-    """Who finds endpoints in one process. `serve` does what a runner does for who waits."""
+    """A slot finder in one process.
+
+    `serve` gives free slots to waiting callers, as the dispatcher's queue runner does.
+    """
 
     def __init__(
         self, backend: Backend, registry: ModelRegistry, options: DispatchSettings
     ) -> None:
-        """Start with nobody in line."""
+        """Create the finder, with no caller waiting for a slot."""
         self.backend = backend
         self.registry = registry
         self.pool: SlotPool = slots_of(backend)
@@ -40,27 +43,27 @@ class Desk:
         self.finder = SlotFinder(pool, registry, self.renewer, self.waiters, options, holder="me")
 
     async def find(self, model: str = "flux", **more: Any) -> FoundLeased | FoundQueued | FoundNone:
-        """Find an endpoint."""
+        """Call `SlotFinder.find_endpoint`."""
         return await self.finder.find_endpoint(model, **more)
 
     async def permit(self, model: str = "flux", **more: Any) -> SlotPermit:
-        """Find an endpoint that is free."""
+        """Find an endpoint that has a free slot, and return the permit."""
         found = await self.find(model, **more)
         assert isinstance(found, FoundLeased)
         return found.permit
 
     async def permit_kept(self) -> None:
-        """Take a slot, and keep it."""
+        """Acquire a permit, and keep a reference so that it is not released."""
         self.kept.append(await self.permit())
 
     async def place(self, model: str = "flux", **more: Any) -> FoundQueued:
-        """Get in line."""
+        """Return a place in the waiting line; there must be no free slot."""
         found = await self.find(model, **more)
         assert isinstance(found, FoundQueued)
         return found
 
     async def serve(self, model: str = "flux") -> int:
-        """Hand out what is free to who waits, as a runner does; return how many got one."""
+        """Give free slots to waiting callers, as the queue runner does; return how many callers got a slot."""
         given = 0
         while wanted := self.waiters.wanting(model):
             leases = await self.pool.acquire(model, "me", ttl=60, limit=wanted)
@@ -83,7 +86,7 @@ async def desk_of(
     model: str = "flux",
     **more: Any,
 ) -> Desk:
-    """Return a desk with one endpoint that is well."""
+    """Return a desk whose model has one healthy endpoint."""
     options = settings(find_timeout=60, **more)
     registry = await registry_of(backend)
     if config is not None:
@@ -95,16 +98,16 @@ async def desk_of(
 
 
 async def awaited(place: FoundQueued) -> SlotPermit:
-    """Wait for a permit, as a task can."""
+    """Await the permit in a coroutine, so that it can run as an asyncio task."""
     return await place
 
 
 async def is_free(desk: Desk, number: int) -> bool:
-    """Whether so many slots are free."""
+    """Return whether the model "flux" has exactly ``number`` free slots."""
     return await free(desk.pool, "flux") == number
 
 
 async def reason(desk: Desk, tenant: str) -> Reason | None:
-    """Return why a tenant is turned away; ``None`` where it is not."""
+    """Return why a request of this tenant is refused; ``None`` if it is accepted."""
     found = await desk.find(tenant=tenant)
     return found.reason if isinstance(found, FoundNone) else None

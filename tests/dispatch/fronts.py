@@ -1,4 +1,4 @@
-"""A front before a submitter, as a proxy that loses things: a real HTTP server on a real socket."""
+"""An HTTP server that imitates an unreliable proxy: it loses some requests and some responses."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Self
 
 Reply = bytes
 CUT = b""
-"""the reply of one who cuts the connection"""
+"""a response that is empty because the connection is cut"""
 
 
 def reply(status: int, body: bytes = b"{}", *headers: str) -> Reply:
-    """Return a complete reply."""
+    """Return a complete HTTP response as bytes."""
     lines = [f"HTTP/1.1 {status} Words", f"content-length: {len(body)}", *headers]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 class Flaky:
-    """Serves POSTs by ``answer``. Some get 502 before anybody hears of them, others lose the reply.
+    """A proxy that passes POST requests to ``answer``.
 
-    What ``script`` holds is replied first, in its order, without asking ``answer``.
+    It refuses some with 502, and cuts off the response to others. The responses in ``script`` are sent first, in this
+    order, without a call of ``answer``.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Flaky:
         script: Sequence[Reply] = (),
         seed: int = 0,
     ) -> None:
-        """``refused`` and ``cut`` are shares of all requests."""
+        """Create the proxy; ``refused`` and ``cut`` are fractions of all requests."""
         self._answer = answer
         self._refused = refused
         self._cut = cut
@@ -48,7 +49,7 @@ class Flaky:
         self.url = ""
 
     async def __aenter__(self) -> Self:
-        """Listen."""
+        """Start to listen on a free port."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}/queue/submit"
@@ -60,7 +61,7 @@ class Flaky:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop, and cut who is connected."""
+        """Stop listening, and cut all open connections."""
         assert self._server is not None
         self._server.close()
         for task in self._at_work:

@@ -1,4 +1,4 @@
-"""A model whose jobs end when they are told to, and its server on a port."""
+"""A model whose jobs end when the test says so, and a GPU server that runs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.dispatch.patience import PATIENCE
 
 
 class Model:
-    """A model that ends its jobs when it is told to."""
+    """A model handler whose jobs run until `end` is called."""
 
     def __init__(self) -> None:
         self.runs: Counter[str] = Counter()
@@ -28,7 +28,7 @@ class Model:
         self._gate = asyncio.Semaphore(0)
 
     async def __call__(self, job: GpuJob) -> object:
-        """Run a job."""
+        """Run a job until `end` lets it finish; some payloads make the job fail."""
         self.runs[job.id] += 1
         self.order.append(job.id)
         self.running.add(job.id)
@@ -46,13 +46,13 @@ class Model:
         return {"job": job.id, "attempt": job.attempt}
 
     def end(self, number: int = 1) -> None:
-        """Let jobs end, those that come later too."""
+        """Let ``number`` jobs finish; jobs that have not started yet count too."""
         for _ in range(number):
             self._gate.release()
 
 
 class Served:
-    """A component on a port, and those who call it."""
+    """A running GPU server, with clients that call it as a dispatcher or directly."""
 
     def __init__(
         self, origin: str, model: Model, caller: EndpointClient, client: httpx2.AsyncClient
@@ -61,29 +61,29 @@ class Served:
         self.caller, self.client = caller, client
 
     async def send(self, job: str = "job-1", payload: object = None, attempt: int = 1) -> Any:
-        """A dispatcher's POST."""
+        """Send a job as a dispatcher does, and return the server's answer."""
         task = task_of(job, payload)
         async with asyncio.timeout(PATIENCE):
             return await self.caller.send(lease_of(self.url), task, SYNC, attempt=attempt)
 
     async def direct(self, job: str | None = None, payload: object = 0) -> httpx2.Response:
-        """A direct caller's POST."""
+        """POST a payload as a direct caller does, without a dispatcher."""
         headers = {"Idempotency-Key": job} if job else {}
         return await self.client.post(self.url, json=payload, headers=headers)
 
     async def health(self) -> dict[str, Any]:
-        """What it says of itself."""
+        """Return the server's health report."""
         found: dict[str, Any] = (await self.client.get(self.origin + "/health")).json()
         return found
 
     async def status(self, job: str) -> Any:
-        """What a dispatcher hears of a job."""
+        """Ask for the status of a job, as a dispatcher does."""
         return await self.caller.ask(self.url, job, SYNC)
 
 
 @asynccontextmanager
 async def serving(handler: Handler | None = None, **options: Any) -> AsyncIterator[Served]:
-    """A component on a port."""
+    """Run a GPU server on a free port, and yield it with its clients."""
     model = Model()
     app = GpuServer(handler or model, **options)
     async with (

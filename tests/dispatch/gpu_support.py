@@ -1,4 +1,4 @@
-"""Leases, jobs and callers by hand, and servers on plain sockets that keep no rules."""
+"""Leases, jobs and clients for tests of GPU servers, and raw socket servers that violate HTTP."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from taskqueue_dispatch.models import ModelConfig, ModelType
 SYNC = ModelConfig(poll_endpoint_template="/status/{id}")
 ASYNC = ModelConfig(model_type=ModelType.ASYNC, poll_endpoint_template="/status/{id}")
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-"""what a server does with a connection, once a request has come"""
+"""how a raw server answers a connection, after it has read a request"""
 
 
 def lease_of(url: str) -> SlotLease:
-    """The lease of a slot of a server at an address."""
+    """Return a lease of a slot on the GPU server at this URL."""
     return SlotLease(
         model="flux",
         server="one",
@@ -41,18 +41,18 @@ def lease_of(url: str) -> SlotLease:
 
 
 def endpoint_of(url: str) -> Endpoint:
-    """An endpoint at an address."""
+    """Return an endpoint at this URL."""
     return Endpoint(model="flux", server="one", url=url, slots=1)
 
 
 def task_of(job: str = "job-1", payload: object = None, **headers: str) -> Task:
-    """A job."""
+    """Return a job's task for the model "flux"."""
     return Task.of("dispatch:flux", payload, id=job, headers=headers)
 
 
 @asynccontextmanager
 async def calling(*, tls_ca: Path | None = None, **values: Any) -> AsyncIterator[EndpointClient]:
-    """A caller that is closed in the end."""
+    """Yield an endpoint client, and close it at the end."""
     settings = DispatchSettings(_env_file=None, **values)
     caller = EndpointClient(settings, tls_ca=tls_ca)
     try:
@@ -62,7 +62,7 @@ async def calling(*, tls_ca: Path | None = None, **values: Any) -> AsyncIterator
 
 
 class Trap:
-    """A server on a plain socket: what it was sent, and how much it got rid of."""
+    """A server on a plain socket. It counts connections and records the requests that it has received."""
 
     def __init__(self, talk: Talk, scheme: str) -> None:
         self._talk = talk
@@ -74,16 +74,16 @@ class Trap:
 
     @property
     def origin(self) -> str:
-        """Where it is."""
+        """The scheme, host and port of the server."""
         return f"{self._scheme}://127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
-        """Where jobs go to."""
+        """The URL to which jobs are sent."""
         return f"{self.origin}/generate"
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take a connection."""
+        """Serve a connection in a task of its own."""
         self.connections += 1
         task = asyncio.create_task(self._live(reader, writer))
         self._tasks.add(task)
@@ -103,7 +103,7 @@ class Trap:
             writer.close()
 
     async def aclose(self) -> None:
-        """End every connection."""
+        """Cancel the tasks that serve connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -111,7 +111,7 @@ class Trap:
 
 @asynccontextmanager
 async def trap(talk: Talk | bytes, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Trap]:
-    """A server that does so, or answers these bytes, to each request."""
+    """Run a raw server that answers each request with these bytes, or by calling ``talk``."""
     told = talk
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,7 +124,8 @@ async def trap(talk: Talk | bytes, *, tls: ssl.SSLContext | None = None) -> Asyn
         "127.0.0.1",
         0,
         ssl=tls,
-        backlog=1024,  # whose connection finds no place among 100 tries again after a second
+        # with the default backlog of 100, a refused connection is retried only after a second
+        backlog=1024,
     )
     it.port = server.sockets[0].getsockname()[1]
     try:
@@ -135,13 +136,13 @@ async def trap(talk: Talk | bytes, *, tls: ssl.SSLContext | None = None) -> Asyn
 
 
 def response(status: int = 200, body: bytes = b"", *lines: str) -> bytes:
-    """An answer in the protocol's bytes."""
+    """Return an HTTP/1.1 response as bytes."""
     head = [f"HTTP/1.1 {status} said", f"content-length: {len(body)}", *lines]
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
 def said(code: int = 200, /, **fields: Any) -> bytes:
-    """An answer with a JSON object."""
+    """Return an HTTP response whose body is a JSON object with these fields."""
     return response(code, msgspec.json.encode(fields))
 
 
@@ -165,7 +166,7 @@ class _Program(uvicorn.Server):
         yield
 
     async def main_loop(self) -> None:
-        """Wait in place of looking ten times a second."""
+        """Wait for an event; uvicorn's own loop would poll ten times a second."""
         await self.ended.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -175,7 +176,7 @@ class _Program(uvicorn.Server):
 
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[str]:
-    """An application on a port, as its users run it; gives its origin."""
+    """Serve an ASGI application with uvicorn on a free port, and yield its origin."""
     program = _Program(app)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

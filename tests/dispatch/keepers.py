@@ -1,4 +1,4 @@
-"""A keeper for tests, on a backend whose time stands still."""
+"""A lease renewer for tests, on a backend whose clock moves only when the test moves it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HOUR = 3600.0
 
 
 class Desk:
-    """A keeper on a memory backend whose time stands still, and which may fail."""
+    """A lease renewer on a memory backend with a manual clock; calls to its slot pool can be made to fail."""
 
     def __init__(self) -> None:
-        """Start with nothing registered."""
+        """Create the renewer, with no endpoint registered."""
         self.clock = ManualClock()
         self.backend = MemoryBackend(clock=self.clock)
         self.pool = Failing(self.backend.slots)
@@ -42,7 +42,7 @@ class Desk:
     async def take(
         self, number: int = 1, *, model: str = "flux", reports: bool = True
     ) -> list[RenewedLease]:
-        """Register a server with as many slots, have it be well, and take them all."""
+        """Register a healthy server with ``number`` slots, acquire all of them, and return the leases."""
         await self.registry.register(model, "a", URL, number, reports=reports)
         await well(self.backend, model, "a")
         leases = await self.backend.slots.acquire(model, "me", ttl=LEASE, limit=number)
@@ -50,25 +50,25 @@ class Desk:
         return [self.renewer.hold(lease) for lease in leases]
 
     async def assign(self, held: RenewedLease, job: str) -> None:
-        """Bind a lease in hand to a job."""
+        """Assign a job to a leased slot."""
         (lease,) = await self.backend.slots.assign((held.lease, job), ttl=LEASE)
         assert lease is not None
         self.renewer.change(held, lease)
 
     async def check(self) -> None:
-        """Check what is due."""
+        """Run all health checks that are due."""
         for info, config, watch in self.renewer.checks.due():
             await self.renewer.checks.check(info, config, watch)
 
     async def healthy(self, server: str = "a") -> bool:
-        """Whether a server is."""
+        """Return whether the slot pool considers the server healthy."""
         infos = (await self.backend.slots.inspect()).endpoints
         return next(info.healthy for info in infos if info.endpoint.server == server)
 
 
 @asynccontextmanager
 async def running(renewer: LeaseRenewer) -> AsyncIterator[asyncio.Task[None]]:
-    """Run a keeper, and end it; it must not have ended by itself."""
+    """Run the renewer in a task and cancel it at the end; it must not have ended before."""
     task = asyncio.create_task(renewer.run())
     try:
         yield task
@@ -80,6 +80,6 @@ async def running(renewer: LeaseRenewer) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def is_healthy(backend: Backend, server: str) -> bool:
-    """Whether a server is, by the pool's word."""
+    """Return whether the slot pool considers the server healthy."""
     infos = (await slots_of(backend).inspect()).endpoints
     return next(info.healthy for info in infos if info.endpoint.server == server)

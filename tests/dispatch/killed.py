@@ -1,4 +1,4 @@
-"""Dispatchers in processes of their own, which end themselves or get signals."""
+"""Dispatchers in separate processes, which kill themselves at a given step or are killed by a test."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Process:
-    """A dispatcher's process."""
+    """A process that runs one dispatcher."""
 
     def __init__(self, pid: int, ended: asyncio.Future[bytes]) -> None:
         self._pid = pid
         self._ended = ended
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal to the process, unless it has ended."""
         if not self._ended.done():
             os.kill(self._pid, number)
 
     async def wait(self) -> int:
-        """Wait for its end; return its exit code."""
+        """Wait until the process has ended, and return its exit code."""
         return int(await asyncio.shield(self._ended))
 
 
 @contextmanager
 def started() -> Iterator[subprocess.Popen[bytes]]:
-    """Give what has imported everything, which takes a while, and starts dispatchers."""
+    """Yield a parent process that forks dispatchers; it has already done the slow imports."""
     words = [sys.executable, "-m", "tests.dispatch.killed_program"]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, cwd=_ROOT, stdin=pipe, stdout=pipe) as parent:
@@ -49,7 +49,7 @@ def started() -> Iterator[subprocess.Popen[bytes]]:
 
 @asynccontextmanager
 async def process(parent: subprocess.Popen[bytes], told: Told) -> AsyncIterator[Process]:
-    """Give a dispatcher's process, ready."""
+    """Fork a dispatcher's process, wait until it is ready, and yield it."""
     assert parent.stdin is not None
     assert parent.stdout is not None
     line = parent.stdout.readline
@@ -58,7 +58,7 @@ async def process(parent: subprocess.Popen[bytes], told: Told) -> AsyncIterator[
     pid = int(await asyncio.to_thread(line))
     if await asyncio.to_thread(line) != b"ready\n":
         os.kill(pid, signal.SIGKILL)
-        raise AssertionError(f"process {pid} did not get ready")
+        raise AssertionError(f"process {pid} did not become ready")
     child = Process(pid, asyncio.ensure_future(asyncio.to_thread(line)))
     try:
         yield child

@@ -1,8 +1,8 @@
-"""A dispatcher that ends itself by SIGKILL at a step of a job's way: ``python -m tests.dispatch.killed_program``.
+"""A dispatcher that kills itself with SIGKILL at a given step: ``python -m tests.dispatch.killed_program``.
 
-Each line of standard input is what one is told, as JSON; without a step it lives until it is ended. Each is a process
-of its own, forked from one that has imported everything: its line of output has its id, then comes ``ready``, and
-once it has ended its exit code. The next one is not started before.
+Each line of standard input configures one dispatcher, as JSON (see `Told`); without a step it runs until it is killed.
+The program forks a process for each dispatcher, because imports are slow. It prints the process id, then ``ready``, and
+after the process has ended its exit code. Only then does it read the next line.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ T = TypeVar("T")
 
 
 class Step(StrEnum):
-    """Where it ends: right after this was done for the first time."""
+    """The step after which the dispatcher kills itself, when it happens for the first time."""
 
     ACQUIRED = "acquired"
-    """a slot is held, unassigned"""
+    """a slot is leased, but not assigned to a job"""
     RECEIVED = "received"
-    """a job was handed out, and has no slot yet"""
+    """a job was received, but has no slot yet"""
     ASSIGNED = "assigned"
-    """a job has a slot, and its server knows nothing"""
+    """a job has a slot, but was not sent to the GPU server"""
     SENT = "sent"
-    """the server has the job, and has not answered"""
+    """the GPU server has the job, but has not answered"""
     POLLED = "polled"
-    """the server was asked once"""
+    """the GPU server was asked once for the job's status"""
     ANSWERED = "answered"
-    """the server has answered with the result; the slot is held"""
+    """the GPU server has answered with the result; the slot is still held"""
     REPORTED = "reported"
-    """the callback is published, the job not settled"""
+    """the callback is published, but the job is not settled"""
     SETTLED = "settled"
-    """all is done but to give the slot back, perhaps"""
+    """the job is settled; the slot may not be released yet"""
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What it is told."""
+    """The configuration of one dispatcher."""
 
     url: str
     prefix: str
@@ -62,7 +62,7 @@ def _die() -> NoReturn:
 
 
 def _dying(call: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Return a call that does its work, and ends the process where that has brought anything."""
+    """Return a wrapper of ``call`` that kills the process after the first call with a non-empty result."""
 
     @wraps(call)
     async def dying(*words: Any, **more: Any) -> T:
@@ -75,7 +75,7 @@ def _dying(call: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
 
 
 def _dying_while(call: Callable[..., Awaitable[T]], seconds: float) -> Callable[..., Awaitable[T]]:
-    """Return a call during which the process ends."""
+    """Return a wrapper of ``call`` that kills the process ``seconds`` after a call has started."""
 
     @wraps(call)
     async def dying(*words: Any, **more: Any) -> T:
@@ -115,7 +115,7 @@ def _prepare(dispatcher: Dispatcher, backend: RedisBackend, step: Step) -> None:
 
 
 async def main(told: Told) -> None:
-    """Work until killed, by itself or by another."""
+    """Run a dispatcher until the process is killed."""
     backend = RedisBackend(settings=settings_for(told.url, prefix=told.prefix, lease=1.0))
     dispatcher = Dispatcher(backend, DispatchSettings(_env_file=None, **told.settings))
     if told.step is not None:
@@ -126,7 +126,7 @@ async def main(told: Told) -> None:
 
 
 def _say(word: object) -> None:
-    print(word, flush=True)  # noqa: T201 - its word to who has started it
+    print(word, flush=True)  # noqa: T201 - the parent reads it from standard output
 
 
 if __name__ == "__main__":

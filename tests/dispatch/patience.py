@@ -1,4 +1,4 @@
-"""Waiting for a state, for as long as a busy machine may need: the end of the wait only ends a hang."""
+"""Waiting for a condition with a timeout that is generous even on a busy machine; it only ends tests that hang."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from tests.redis import backends
 from tests.server import support
 
 PATIENCE = 30.0
-"""seconds"""
+"""timeout in seconds"""
 until = partial(backends.until, within=PATIENCE)
 eventually = partial(support.eventually, seconds=PATIENCE)

@@ -1,4 +1,4 @@
-"""Receivers of callbacks on this machine, polite ones and rude ones, and traps that nobody must ever touch."""
+"""Local HTTP servers that receive callbacks, correctly or not, and helpers that record connection attempts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One request, as it came."""
+    """One HTTP request, as the receiver got it."""
 
     target: str
     headers: dict[str, str]
@@ -33,14 +33,14 @@ class Call(msgspec.Struct, frozen=True):
 
 
 def answer(status: int, body: bytes = b"", **headers: str) -> Script:
-    """A whole answer; underscores in names stand for hyphens."""
+    """Return a script that sends a complete response; underscores in header names become hyphens."""
     told = "".join(f"{name.replace('_', '-')}: {text}\r\n" for name, text in headers.items())
     head = f"HTTP/1.1 {status} any\r\ncontent-length: {len(body)}\r\n{told}\r\n".encode()
     return raw(head + body)
 
 
 def raw(text: bytes) -> Script:
-    """Bytes, and then the end."""
+    """Return a script that sends these bytes and ends."""
 
     async def script(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(text)
@@ -50,12 +50,12 @@ def raw(text: bytes) -> Script:
 
 
 async def hang(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-    """Say nothing until the other side leaves."""
+    """Send nothing until the client closes the connection."""
     await reader.read()
 
 
 def drip(text: bytes, then: bytes = b"a", every: float = 0.02) -> Script:
-    """Some bytes, then one more now and then until the other side leaves."""
+    """Return a script that sends ``text``, and then ``then`` every ``every`` seconds until the client disconnects."""
 
     async def script(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(text)
@@ -68,7 +68,7 @@ def drip(text: bytes, then: bytes = b"a", every: float = 0.02) -> Script:
 
 
 def flood(status: int, sent: list[int]) -> Script:
-    """An answer of 1 GB; ``sent`` grows by what was taken."""
+    """Return a script that sends a response of 1 GB; it appends the size of each piece sent to ``sent``."""
     size, piece = 1_000_000_000, bytes(65_536)
 
     async def script(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -85,7 +85,7 @@ OK = answer(204)
 
 
 class Receiver:
-    """Answers its calls in turn as it is told, and then always as the last time. Counts all that touches it."""
+    """A server that answers each call with the next script, and repeats the last one. It counts all connections."""
 
     def __init__(self, scripts: Sequence[Script]) -> None:
         self.scripts = list(scripts)
@@ -93,12 +93,12 @@ class Receiver:
         self.touched = 0
         self.open = 0
         self.most = 0
-        """connections at a time"""
+        """largest number of connections open at the same time"""
         self.port = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take one connection."""
+        """Serve one connection."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -126,7 +126,7 @@ class Receiver:
         await self.scripts[place](reader, writer)
 
     async def stop(self) -> None:
-        """End what is still open."""
+        """Cancel the tasks of all open connections."""
         for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -136,7 +136,7 @@ class Receiver:
 async def receiving(
     *scripts: Script, host: str = LOCAL, port: int = 0, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Receiver]:
-    """A receiver that listens; without scripts it takes every call."""
+    """Run a receiver; without scripts it answers every call with 204."""
     receiver = Receiver(scripts or [OK])
     server = await asyncio.start_server(receiver.serve, host, port, ssl=tls)
     receiver.port = server.sockets[0].getsockname()[1]
@@ -152,9 +152,9 @@ async def receiving(
 async def receiving_at(
     host: str, other: str, *scripts: Script
 ) -> AsyncIterator[tuple[Receiver, Receiver]]:
-    """Two receivers at one port of two addresses; the scripts are the first one's.
+    """Run two receivers at the same port of two addresses; the scripts are for the first one.
 
-    A port that is free at one address may be in use at the other: then another port is tried.
+    A port that is free at one address may be in use at the other; then another port is tried.
     """
     for attempt in range(20):
         async with AsyncExitStack() as stack:
@@ -170,7 +170,7 @@ async def receiving_at(
 
 
 def settings(*receivers: Receiver, **changes: Any) -> DispatchSettings:
-    """Settings of a sender that may call receivers on loopback, by plain http, and nobody else."""
+    """Return settings that allow plain HTTP callbacks to these receivers on loopback, and to no other place."""
     told: dict[str, Any] = {
         "callback_http": True,
         "callback_networks": ("127.0.0.0/8",),
@@ -181,7 +181,7 @@ def settings(*receivers: Receiver, **changes: Any) -> DispatchSettings:
 
 
 def fixed(**names: str) -> Callable[[str, int], Awaitable[tuple[str, ...]]]:
-    """A resolver that knows these names (with hyphens for underscores, below ``.example``), each by one address."""
+    """Return a resolver that knows only these names: underscores become hyphens, and ``.example`` is appended."""
     known = {f"{name.replace('_', '-')}.example": address for name, address in names.items()}
 
     async def resolve(host: str, _port: int) -> tuple[str, ...]:
@@ -192,7 +192,7 @@ def fixed(**names: str) -> Callable[[str, int], Awaitable[tuple[str, ...]]]:
 
 @asynccontextmanager
 async def sending(backend: Backend, told: DispatchSettings, **values: Any) -> AsyncIterator[Sender]:
-    """A sender that runs. It trusts no authority, unless it is told: to load the system's takes long."""
+    """Run a callback sender. By default it trusts no certificate authority, because loading the system's is slow."""
     sender = Sender(backend, told, **{"tls": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)} | values)
     task = asyncio.create_task(sender.run())
     try:
@@ -214,10 +214,10 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextmanager
 def connections() -> Iterator[list[Any]]:
-    """All places that this process tries to connect to meanwhile, whether anything listens there or not."""
+    """Record the address of every connection that this process tries to open inside the ``with`` block."""
     if not hasattr(sys, "_taskqueue_hears"):
         sys.addaudithook(_hear)
-        sys._taskqueue_hears = True  # type: ignore[attr-defined] # a hook is for good: one is enough
+        sys._taskqueue_hears = True  # an audit hook cannot be removed: add it once
     found: list[Any] = []
     _heard.append(found)
     try:

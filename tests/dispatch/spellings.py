@@ -1,4 +1,4 @@
-"""Spellings of places that no client may have called."""
+"""Spellings of callback URLs that must be refused."""
 # ruff: noqa: RUF001 - what looks alike is what this is about
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ public.example\\@127.0.0.1 127.0.0.1\\@public.example 127.0.0.1\\.public.example
 ｌocalhost localho\u017ft \u0661\u0662\u0667.0.0.1
 public..example .public.example -public.example public-.example a.-b.example 1.2.3 1.2.3.4.5 256.1.1.1 1.2.3.4x.5
 """.split()  # noqa: SIM905 - a hundred quoted strings would be harder to read
-"""hosts of addresses that are not public, or of no address at all"""
+"""a hundred quoted strings would be harder to read"""
 WHOLE = [
     "", "/", "//127.0.0.1/", "127.0.0.1", "http:127.0.0.1", "http:/127.0.0.1", "http:///127.0.0.1",
     "file:///etc/passwd", "ftp://public.example/", "gopher://127.0.0.1:6379/_PING", "ws://public.example/",
@@ -49,4 +49,4 @@ WHOLE = [
     "https://public.example/" + "x" * LIMITS.url, "https://" + "a." * 127 + "example/",
     "https://" + "a" * 64 + ".example/",
 ]  # fmt: skip
-"""what is no plain URL of the web"""
+"""URLs that are not plain https URLs"""

@@ -1,4 +1,4 @@
-"""What takes jobs in, for tests, and what they see of it in the store."""
+"""A job submitter for tests, and helpers that inspect the jobs it has stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = queue_of("flux")
 async def desk(
     backend: Backend, slots: int = 2, config: ModelConfig | None = None, model: str = "flux"
 ) -> Submitter:
-    """Return what takes in jobs of a model with an endpoint that is well."""
+    """Return a submitter for a model that has one healthy endpoint with ``slots`` slots, or none if 0."""
     registry = await registry_of(backend)
     if config is not None:
         await registry.configure(model, config)
@@ -30,7 +30,7 @@ async def desk(
 
 
 async def take(backend: Backend) -> Delivery:
-    """Take the next job of the model."""
+    """Receive the next job of the model, and ack it."""
     async with backend.subscribe([KEY], "dispatcher") as subscription:
         received = await subscription.receive(1, 5)
         (delivery,) = received.deliveries
@@ -39,14 +39,14 @@ async def take(backend: Backend) -> Delivery:
 
 
 async def counts(backend: Backend) -> tuple[int, int]:
-    """Return how many jobs were published, and how many wait."""
+    """Return how many jobs were published, and how many are waiting."""
     ledger = await control_of(backend).ledger(KEY)
     assert ledger.balanced
     return ledger.published, ledger.waiting
 
 
 async def hold(backend: Backend, number: int) -> tuple[SlotLease, ...]:
-    """Take slots, and bind each to a job."""
+    """Acquire slots, and assign a job to each."""
     pool = slots_of(backend)
     leases = await pool.acquire("flux", "somebody", ttl=60, limit=number)
     assert len(leases) == number

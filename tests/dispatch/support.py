@@ -1,4 +1,4 @@
-"""Dispatchers with short times, and what a test asks of their jobs."""
+"""Dispatchers with short timeouts, and helpers that submit jobs and wait for their end."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ FAST: dict[str, Any] = {
     "drain": 0.0,
 }
 ASKED = "/status/{id}"
-"""where a simulated server is asked for a job"""
+"""path at which a simulated GPU server returns a job's status"""
 
 
 def settings(**values: Any) -> DispatchSettings:
-    """Return settings with short times."""
+    """Return dispatcher settings with short timeouts."""
     return DispatchSettings(_env_file=None, **(FAST | values))
 
 
 @asynccontextmanager
 async def dispatching(backend: Backend, **values: Any) -> AsyncIterator[Dispatcher]:
-    """Give a dispatcher at work."""
+    """Run a dispatcher, and yield it."""
     async with Dispatcher(backend, settings(**values)) as dispatcher:
         yield dispatcher
 
 
 class Gate:
-    """A model whose jobs wait until it is opened."""
+    """A model handler whose jobs run until `open` is called."""
 
     def __init__(self) -> None:
-        """Begin closed."""
+        """Create the gate, closed."""
         self.opened = asyncio.Event()
 
     async def __call__(self, _: GpuJob) -> None:
-        """Run a job."""
+        """Run a job until the gate is open."""
         await self.opened.wait()
 
     def open(self) -> None:
-        """Let all jobs end, also those that come."""
+        """Let all jobs finish, including those that start later."""
         self.opened.set()
 
 
 async def serve(
     dispatcher: Dispatcher, model: str, *gpus: SimulatedGpu, config: ModelConfig | None = None
 ) -> None:
-    """Register servers for a model, and wait until they may get jobs."""
+    """Register simulated servers for a model, and wait until all of them are usable."""
     names = {gpu.name for gpu in gpus}
     if config is not None:
         await dispatcher.registry.configure(model, config)
@@ -78,11 +78,11 @@ async def serve(
         usable = {info.endpoint.server for info in view.endpoints if info.usable}
         return names <= usable
 
-    await until(all_well, "every server is well")
+    await until(all_well, "every server is healthy")
 
 
 async def send(dispatcher: Dispatcher, model: str, number: int = 1, **fields: Any) -> list[str]:
-    """Submit jobs, each of which must be taken; return their ids."""
+    """Submit jobs, each of which must be accepted, and return their ids."""
     ids = []
     for count in range(number):
         payload = encode_json("payload", {"n": count})
@@ -98,7 +98,7 @@ async def ended(
     state: JobState = JobState.DONE,
     within: float = PATIENCE,
 ) -> None:
-    """Wait until every job has ended in a state."""
+    """Wait until every job is in the given state."""
 
     async def all_ended() -> bool:
         for job_id in reversed(ids):
@@ -111,7 +111,7 @@ async def ended(
 
 
 async def all_free(backend: Backend) -> bool:
-    """Whether no slot has a job."""
+    """Return whether no slot is in use by a job."""
     view = await slots_of(backend).inspect()
     return all(info.assigned + info.detached == 0 for info in view.endpoints)
 

@@ -1,4 +1,4 @@
-"""Where endpoints may be, whatever a URL is made to look like."""
+"""Tests of which endpoint URLs the settings allow, however the URL is spelled."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from tests.dispatch.desk import settings
     ],
 )
 async def test_endpoints_elsewhere(url: str) -> None:
-    """An endpoint is where the settings allow one to be, whatever its URL is made to look like (C12)."""
+    """An endpoint URL outside the allowed networks and hosts is refused, however the URL is spelled (C12)."""
     registry = ModelRegistry(MemoryBackend(), settings(endpoints_allowed=ALLOWED), resolve=told)
     with pytest.raises(InvalidInput) as caught:
         await registry.register("flux", "a", url, 1)
@@ -89,12 +89,12 @@ ADDRESSES = {
 
 
 async def told(host: str) -> tuple[str, ...]:
-    """Resolve as a name server that nobody must trust."""
+    """Resolve host names as an untrusted name server would."""
     return ADDRESSES.get(host, ())
 
 
 async def test_the_systems_resolver() -> None:
-    """The system is asked for names, and one that it does not know is refused (C12)."""
+    """Host names are resolved by the operating system, and a name that it does not know is refused (C12)."""
     registry = ModelRegistry(MemoryBackend(), settings())
     await registry.register("flux", "a", "http://localhost:8000/", 1)
     with pytest.raises(InvalidInput, match="cannot be resolved"):

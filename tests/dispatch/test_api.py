@@ -1,4 +1,4 @@
-"""The dispatcher over HTTP: a real server on a port, simulated servers of models, memory and Redis."""
+"""Tests of the dispatcher's HTTP API, with a real server and simulated GPU servers, on memory and Redis."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.server.support import problem
 
 
 class TestSubmit:
-    """One of three answers, and the job is stored before two of them."""
+    """A submission has three possible outcomes; with the first two the job is stored before the answer is sent."""
 
     async def test_the_three_outcomes(self, backend: Backend) -> None:
-        """Leased where a slot is free, queued with its place, or refused with the reason (C6, B4, B9, B13, OPEN-A2)."""
+        """A job is leased, queued with its position, or refused with a reason (C6, B4, B9, B13, OPEN-A2)."""
         async with serving(backend) as api, SimulatedGpu(name="a", mode=Mode.HANG) as gpu:
             path = "/admin/model-configs/zimg"
             assert (await api.client.put(path, json={"queue_per_slot": 2})).status_code == 200
@@ -55,7 +55,7 @@ class TestSubmit:
             assert (await ledger_of(backend, "zimg")).waiting == 2
 
     async def test_the_payload_goes_through_byte_for_byte(self, backend: Backend) -> None:
-        """Neither numbers nor spaces nor the order of names change on the way to the server (C6, law 4)."""
+        """The GPU server receives the payload byte for byte, with unchanged numbers, spaces and order (C6, law 4)."""
         payload = b'{"z" : 1.10, "a":[1e400, 12345678901234567890123],  "\\u00e9":"\xc3\xa9"}'
         got: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -88,7 +88,7 @@ class TestSubmit:
             assert (await api.state(job_id, wait=30))["state"] == "done"
 
     async def test_a_job_and_its_result(self, backend: Backend) -> None:
-        """Who asks for a job waits for its end, and gets its result as the server wrote it (C1, C6, C7, C26)."""
+        """A request for a result waits for the job's end, and returns the GPU server's result (C1, C6, C7, C26)."""
         gate = Gate()
         async with serving(backend) as api, SimulatedGpu(name="gpu-1", handler=gate) as gpu:
             await api.register("zimg", gpu)
@@ -104,14 +104,17 @@ class TestSubmit:
             gate.open()
             answer = await asyncio.wait_for(
                 asking, MAX_WAIT - 5
-            )  # it comes with the end of the job
+            )  # the answer comes when the job ends, before the wait is over
             told = await api.state(job_id)
             assert (told["state"], told["callback"]) == ("done", None)
             assert (answer.status_code, answer.content) == (200, b"null")
             assert gpu.runs[job_id] == 1
 
     async def test_again_with_the_same_key(self, backend: Backend) -> None:
-        """The same key is the same job, in the body or in the header; another payload with it is refused (OPEN-C1)."""
+        """Submitting the same key again, in the body or in the header, returns the same job.
+
+        Another payload with the same key is refused (OPEN-C1).
+        """
         async with serving(backend) as api, SimulatedGpu(name="a", latency=0.01) as gpu:
             await api.register("zimg", gpu)
             same = [await api.submit("zimg", 1, idempotency_key="order-1") for _ in range(3)]
@@ -138,7 +141,7 @@ class TestSubmit:
             assert (await ledger_of(backend, "zimg")).published == 2
 
     async def test_a_deadline_is_a_time_or_a_while(self, backend: Backend) -> None:
-        """A job that was not begun in time ends as expired, and says so (C26, A23)."""
+        """A job that has not started by its deadline, given as a time or as a duration, ends as expired (C26, A23)."""
         async with serving(backend) as api, SimulatedGpu(name="a", mode=Mode.BUSY) as gpu:
             await api.register("zimg", gpu)
             soon = await api.submit("zimg", expires_in=0.2, tenant="t1", priority=9)
@@ -150,7 +153,7 @@ class TestSubmit:
             problem(answer, 422, "invalid_input", "expires_in")
 
     async def test_cancelled(self, backend: Backend) -> None:
-        """A job that waits is cancelled, once, and never sent (C26)."""
+        """A waiting job can be cancelled once, and is never sent to a GPU server (C26)."""
         async with serving(backend) as api, SimulatedGpu(name="a", mode=Mode.BUSY) as gpu:
             await api.register("zimg", gpu)
             job_id = await api.submit("zimg", delay=60)
@@ -162,7 +165,7 @@ class TestSubmit:
 
 
 async def test_a_queue_upstream_pushes(backend: Backend) -> None:
-    """However often a job is pushed, it is one, and it is answered as a submitted one (C8)."""
+    """A job that an upstream queue pushes several times is run once, and is answered like a submitted job (C8)."""
     async with serving(backend) as api, SimulatedGpu(name="a", latency=0.01) as gpu:
         told = {"job_id": "upstream-7", "model": "zimg", "payload": {"n": 1}}
         answer = await api.client.post("/tasks/handle", json=told)
@@ -189,15 +192,15 @@ async def test_a_queue_upstream_pushes(backend: Backend) -> None:
 
 
 async def empty(api: Api) -> bool:
-    """Whether no endpoint is left."""
+    """Return whether no endpoint is registered."""
     return await api.endpoints() == {}
 
 
 class TestModels:
-    """What is registered and configured acts at once, and is the same at every replica."""
+    """Registrations and configurations take effect at once, at every server process."""
 
     async def test_register_list_drain_remove(self, backend: Backend) -> None:
-        """Endpoints come and go at run time, and the queue's capacity with their slots (C12, B4)."""
+        """Endpoints can be added and removed at run time, and the queue's capacity follows their slots (C12, B4)."""
         async with serving(backend) as api, SimulatedGpu(name="a", slots=2) as gpu:
 
             async def capacity() -> Any:
@@ -231,13 +234,13 @@ class TestModels:
                 answer = await api.client.post("/admin/remove", json=named)
                 return bool(answer.json() == {"removed": False})
 
-            await until(gone, "nothing of it is held any more")
+            await until(gone, "no slot of the endpoint is held")
             assert set(await api.endpoints()) == {"flux/s2"}
             answer = await api.client.post("/admin/remove", json=named | {"server": "s2"})
-            await until(lambda: empty(api), "nothing is left")
+            await until(lambda: empty(api), "no endpoint is left")
 
     async def test_configurations(self, backend: Backend) -> None:
-        """What is put is in force, in the store, and what is deleted is as by default (C13, C5)."""
+        """A configuration takes effect when it is written; after its deletion the defaults apply again (C13, C5)."""
         path = "/admin/model-configs/flux"
         default = json.loads(ModelConfig().model_dump_json())
         async with serving(backend) as api:
@@ -255,7 +258,7 @@ class TestModels:
             assert (await api.client.get(path)).json() == default
 
     async def test_models_come_in_pages(self, backend: Backend) -> None:
-        """Each once, by name, with the address of the next page (C12)."""
+        """Models are listed in pages, each model once and in the order of names, with a link to the next page (C12)."""
         names = [f"m/{n:02} é?" for n in range(7)]
         async with serving(backend) as api:
             for name in reversed(names):
@@ -274,10 +277,10 @@ class TestModels:
 
 
 class TestDeadLetters:
-    """Jobs that were given up stay until somebody decides."""
+    """Jobs that have failed for good are kept until an operator decides."""
 
     async def test_look_retry_discard(self, backend: Backend) -> None:
-        """They are listed with their errors over all models, done again, or given up for good (C16, C17, C26)."""
+        """Failed jobs of all models are listed with their errors, and can be retried or discarded (C16, C17, C26)."""
         async with (
             serving(backend, breaker_failures=1000) as api,
             SimulatedGpu(name="a", mode=Mode.FAIL, latency=0.001, slots=4) as first,

@@ -1,4 +1,4 @@
-"""What clients may get wrong, or do on purpose: a clear refusal, nothing stored, and nothing repeated."""
+"""Tests of invalid and hostile requests: the answer names the error, repeats no value, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SUBMISSIONS: list[Any] = [
 
 
 async def test_a_bad_submission() -> None:
-    """Each field that is wrong is named, its value not repeated, and nothing is stored (security 7, 25, fault K2)."""
+    """A wrong submission is refused with its field but not its value, and not stored (security 7, 25, fault K2)."""
     async with serving(MemoryBackend()) as api, SimulatedGpu(name="a", mode=Mode.BUSY) as gpu:
         await api.register("zimg", gpu)
         for wrong, field in _SUBMISSIONS:
@@ -86,7 +86,7 @@ _ENDPOINTS: list[Any] = [
 
 
 async def test_a_bad_endpoint() -> None:
-    """It is refused before anything is sent there (C12, security 7, fault K2)."""
+    """A wrong endpoint is refused before any request is sent to it (C12, security 7, fault K2)."""
     async with serving(MemoryBackend()) as api:
         for wrong, field in _ENDPOINTS:
             refused = await api.client.post("/admin/register", json=_REGISTER | wrong)
@@ -121,7 +121,7 @@ _CONFIGURATIONS: list[Any] = [
 
 
 async def test_a_bad_configuration() -> None:
-    """The one in force stays (C13, fault K2, security 25)."""
+    """A wrong configuration is refused, and the previous one stays in force (C13, fault K2, security 25)."""
     async with serving(MemoryBackend()) as api:
         path = "/admin/model-configs/zimg"
         await api.client.put(path, json={"poll_interval": 3})
@@ -148,7 +148,10 @@ _PAYLOADS: list[Any] = [
 
 
 async def test_payloads_at_their_limits() -> None:
-    """What is too large, too deep or no JSON is refused with one word, and the largest is taken (security 12)."""
+    """A payload that is too large, too deep or not JSON is refused, and not repeated.
+
+    The largest allowed payload is accepted (security 12).
+    """
     async with serving(MemoryBackend()) as api, SimulatedGpu(name="a", mode=Mode.BUSY) as gpu:
         await api.register("zimg", gpu)
         headers = {"content-type": "application/json"}
@@ -163,7 +166,7 @@ async def test_payloads_at_their_limits() -> None:
 
 
 async def test_no_parameter_is_lost_by_a_typo() -> None:
-    """A parameter of the query that an operation does not know is refused (fault K2)."""
+    """An operation refuses query parameters that it does not know, such as misspelled ones (fault K2)."""
     async with serving(MemoryBackend()) as api:
         for where in ("/admin/dlq?modle=a", "/admin/endpoints?Limit=1", "/queue/jobs/a?wiat=1"):
             problem(await api.client.get(where), 422, "invalid_input", "query")
@@ -179,7 +182,7 @@ _NO_JOBS = ["nowhere", "a b", "%2e%2e", "x" * 201, "0000000000-1", "a%2Fb"]
 
 
 async def test_ids_of_no_job(backend: Backend) -> None:
-    """They are unknown, or no ids at all; and nobody learns more (security 25)."""
+    """A request for an unknown job gets 404, or 422 for a malformed id, and no other information (security 25)."""
     async with serving(backend) as api:
         for job_id in _NO_JOBS:
             for method, where in (
@@ -209,7 +212,7 @@ async def test_ids_of_no_job(backend: Backend) -> None:
 async def test_answers_of_receivers_are_never_echoed(
     script: Script, state: str, http_status: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A job says that its callback was sent, and what came back but for its words (OPEN-C7, C7, security 8, 15)."""
+    """A job's status shows the callback's state and HTTP status, but not the response (OPEN-C7, C7, security 8, 15)."""
     caplog.set_level(logging.DEBUG)
     async with receiving(script) as receiver:
         hook = f"http://127.0.0.1:{receiver.port}/hook"
@@ -257,7 +260,7 @@ async def test_answers_of_receivers_are_never_echoed(
 
 
 async def test_clients_that_leave_while_they_wait(backend: Backend) -> None:
-    """They leave nothing behind: the server ends in order, and at once (fault G1, E4)."""
+    """Clients that disconnect while waiting for a job leave no waiting request on the server (fault G1, E4)."""
     async with serving(backend) as api, SimulatedGpu(name="a", mode=Mode.BUSY) as gpu:
         await api.register("zimg", gpu)
         job_id = await api.submit("zimg")

@@ -1,4 +1,4 @@
-"""``taskqueue serve --with dispatch``: the dispatcher in the server program, in one process and in several."""
+"""Tests of ``taskqueue serve --with dispatch``, with one server process and with several."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def all_done(client: httpx2.AsyncClient, ids: list[str]) -> None:
 
 
 async def submit(client: httpx2.AsyncClient, number: int) -> list[str]:
-    """Submit jobs; each must be taken."""
+    """Submit jobs, each of which must be accepted, and return their ids."""
     ids = []
     for n in range(number):
         answer = await client.post("/queue/submit", json={"model": "zimg", "payload": n})
@@ -46,7 +46,7 @@ async def submit(client: httpx2.AsyncClient, number: int) -> list[str]:
 
 
 async def register(client: httpx2.AsyncClient, gpu: SimulatedGpu) -> None:
-    """Register a server, and wait until it is seen."""
+    """Register a GPU server, and wait until it is usable."""
     told = {"model": "zimg", "server": gpu.name, "endpoint": gpu.url, "slots": gpu.slots}
     assert (await client.post("/admin/register", json=told)).status_code == 200
 
@@ -63,14 +63,14 @@ async def test_in_each_of_several_processes(
     redis_prefix: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whichever process takes a request knows the same jobs; one that is killed takes none away (C1, C23, fault H1)."""
+    """All server processes know the same jobs, and killing one of them loses no job (C1, C23, fault H1)."""
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", redis_server.url)
     monkeypatch.setenv("TASKQUEUE_REDIS_PREFIX", redis_prefix)
     words = ("--backend", "redis", "--processes", "2", "--with", "dispatch")
     async with (
         serving(tmp_path, *words, **_DISPATCH) as it,
         SimulatedGpu(name="gpu", slots=2, latency=0.02) as gpu,
-        # Each request by a connection of its own, so that both processes get some.
+        # Each request uses a new connection, so that both processes receive some.
         httpx2.AsyncClient(
             base_url=it.url,
             trust_env=False,
@@ -99,7 +99,7 @@ async def test_in_each_of_several_processes(
 
 
 async def test_by_the_environment(tmp_path: Path) -> None:
-    """A server of one process on memory has the dispatcher by its variables alone (C1)."""
+    """A single-process server on the memory backend loads the dispatcher through environment variables alone (C1)."""
     async with (
         serving(tmp_path, "--backend", "memory", extensions="dispatch", **_DISPATCH) as it,
         httpx2.AsyncClient(base_url=it.url, trust_env=False, verify=False) as client,

@@ -1,4 +1,4 @@
-"""What servers push: whoever has the token of a job's slot may tell its end, and nobody else may do anything."""
+"""Tests of results that GPU servers push: only the holder of the slot's token can report the end of its job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.server.support import problem
 PUSHED = ModelConfig(
     model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=60, max_poll_time=120
 )
-"""asked so seldom that only a push can be quick"""
+"""a model that is polled so rarely that only a push can end a job quickly"""
 _NO_ENDS = [
     (b"", 400),
     (b"{", 400),
@@ -45,7 +45,7 @@ DONE = {"status": "success", "result": {"url": "x"}}
 async def begun(
     api: Api, gpu: SimulatedGpu, model: str = "zimg", config: ModelConfig = PUSHED
 ) -> tuple[str, SlotLease]:
-    """Submit a job, and wait until its server has it; return it with its lease."""
+    """Submit a job, wait until the GPU server has it, and return the job's id and its lease."""
     await api.dispatcher.registry.configure(model, config)
     await api.register(model, gpu)
     job_id = await api.submit(model)
@@ -65,7 +65,7 @@ async def begun(
 async def running(
     backend: Backend, config: ModelConfig = PUSHED
 ) -> AsyncIterator[tuple[Api, str, SlotLease]]:
-    """Give a job that does not end by itself, with its lease."""
+    """Run a server with one job that does not end by itself; yield the job's id and lease."""
     async with (
         serving(backend) as api,
         SimulatedGpu(name="a", asynchronous=True, handler=Gate()) as gpu,
@@ -74,16 +74,16 @@ async def running(
 
 
 async def push(api: Api, job_id: str, token: str | None, told: object = DONE) -> httpx2.Response:
-    """Push the end of a job."""
+    """Push the end of a job, as a GPU server does."""
     headers = {} if token is None else {"x-lease-token": token}
     return await api.client.post(f"/tasks/callback/{job_id}", json=told, headers=headers)
 
 
 class TestPush:
-    """The token of the slot is all that is needed."""
+    """To push a result, a GPU server needs only the token of the job's slot."""
 
     async def test_a_result_is_pushed(self, backend: Backend) -> None:
-        """The job is done long before it would have been asked for, with the result that was pushed (C3, C7, B8)."""
+        """A pushed result ends the job at once, without waiting for the next poll (C3, C7, B8)."""
         async with running(backend) as (api, job_id, lease):
             answer = await push(api, job_id, lease.token)
             assert (answer.status_code, answer.json()) == (200, {"outcome": "taken"})
@@ -92,7 +92,7 @@ class TestPush:
             assert answer.json() == DONE["result"]
 
     async def test_the_component_pushes_by_itself(self, backend: Backend) -> None:
-        """A server that knows the dispatcher's address needs neither polls nor a token of its own (C7)."""
+        """A GPU server with the dispatcher's address pushes results without polls or an API token (C7)."""
         async with (
             serving(backend) as api,
             SimulatedGpu(name="a", asynchronous=True, latency=0.05, dispatcher=api.url) as gpu,
@@ -105,7 +105,7 @@ class TestPush:
             assert gpu.runs == dict.fromkeys(ids, 1)
 
     async def test_a_failure_is_pushed(self, backend: Backend) -> None:
-        """It counts as one that was asked for, with its error (C4, C7, C16)."""
+        """A pushed failure counts like a polled one, and its error is kept (C4, C7, C16)."""
         config = PUSHED.model_copy(update={"max_retries": 0})
         async with running(backend, config) as (api, job_id, lease):
             told = {"status": "failed", "error": "out of memory"}
@@ -115,7 +115,10 @@ class TestPush:
             assert "out of memory" in state["error"]
 
     async def test_what_is_late_changes_nothing_and_is_kept(self, backend: Backend) -> None:
-        """A stale token is refused with 409, the job goes its way, and the note can be read (C7, OPEN-C4, fault H2)."""
+        """A push with a stale token is refused with 409 and stored as a late note.
+
+        It does not change the job (C7, OPEN-C4, fault H2).
+        """
         async with running(backend) as (api, job_id, lease):
             stale = lease.token[:-4] + "0000"
             for number in range(2):
@@ -133,10 +136,10 @@ class TestPush:
 
 
 class TestGuard:
-    """Anybody can reach the path; so nothing is read, kept or told for those without a token that fits."""
+    """The push path is public, so a push without the right token is neither read nor stored, and reveals nothing."""
 
     async def test_no_token_and_no_job(self, backend: Backend) -> None:
-        """Neither tells whether there is such a job, and neither is read (security 1, 21)."""
+        """A push without a valid token, or for an unknown job, is refused and not stored (security 1, 21)."""
         async with running(backend) as (api, job_id, lease):
             for token in (None, "", "a b", "x" * 201):
                 problem(await push(api, job_id, token), 401, "unauthenticated")
@@ -150,7 +153,7 @@ class TestGuard:
             assert (await api.client.get(f"/admin/late/{job_id}")).json() == {"notes": []}
 
     async def test_another_jobs_token(self, backend: Backend) -> None:
-        """A token is of one job: with it no other one ends (security 2, OPEN-C4)."""
+        """The token of one job's slot cannot end another job (security 2, OPEN-C4)."""
         async with (
             serving(backend) as api,
             SimulatedGpu(name="a", asynchronous=True, handler=Gate()) as first,
@@ -164,7 +167,10 @@ class TestGuard:
                 assert (await api.state(job_id))["state"] == "running"
 
     async def test_what_is_no_end(self, backend: Backend) -> None:
-        """Whatever is no end of a job is refused, with the token too, and the job goes on (fault K2, security 12)."""
+        """A push that does not report the end of a job is refused even with the right token.
+
+        The job continues (fault K2, security 12).
+        """
         async with running(backend) as (api, job_id, lease):
             headers = {"x-lease-token": lease.token, "content-type": "application/json"}
             where = f"/tasks/callback/{job_id}"
@@ -177,7 +183,7 @@ class TestGuard:
             assert (await push(api, job_id, lease.token, ended)).status_code == 200
 
     async def test_a_huge_body_is_not_read_to_its_end(self, backend: Backend) -> None:
-        """It is refused when it is too large, with or without saying so (security 12)."""
+        """A body that is too large is refused early, with or without a Content-Length header (security 12)."""
         async with running(backend) as (api, job_id, lease):
             sent = 0
 
@@ -194,11 +200,11 @@ class TestGuard:
                 )
                 assert answer.status_code == 413
             except httpx2.TransportError:
-                pass  # it was cut off while it still sent
+                pass  # the server cut the connection while the client was still sending
             assert sent < 64 * LIMITS.result
 
     async def test_with_a_tokens_file(self, backend: Backend, tmp_path: Path) -> None:
-        """Servers need no token of the queue's; late notes are for those who administer the model (security 2, 3)."""
+        """Pushes need no API token, while only the model's administrators can read late notes (security 2, 3)."""
         path = write(
             tmp_path / "tokens.toml",
             entry(ADMIN, "admin"),

@@ -1,4 +1,4 @@
-"""Who may do what with which model: a token's verbs and keys hold in every operation of the dispatcher."""
+"""Tests of access rights: each operation of the dispatcher checks the verbs and the keys of the caller's token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.server.support import problem
 from tests.server.support import settings as server_settings
 
 PUBLIC = {"POST /tasks/callback/{job_id}"}
-"""what has a token of its own"""
+"""operations without verbs, because they check the token of a job's slot"""
 BODIES: dict[str, Any] = {
     "POST /admin/register": {"server": "s", "endpoint": "http://127.0.0.1:1/", "slots": 1},
     "POST /admin/drain": {"server": "s"},
@@ -46,7 +46,7 @@ MODELS = ("zimg", "a/b", 'ünï "çode"', "50% +?#&=;", "a" * 200, "-.-", "../up
 
 
 def name(one: Operation) -> str:
-    """An operation in two words."""
+    """Return the method and path of an operation."""
     return f"{one.method} {one.path}"
 
 
@@ -56,7 +56,7 @@ GUARDED = [one for one in OPERATIONS if one.verbs]
 async def ask(
     client: httpx2.AsyncClient, one: Operation, model: str, job_id: str, token: str | None
 ) -> httpx2.Response:
-    """Do an operation with a model, or one of its jobs."""
+    """Call an operation for a model, or for one of its jobs."""
     path = one.path.replace("{model:path}", quote(model, safe="")).replace("{job_id}", job_id)
     told = BODIES.get(name(one), {})
     body = {} if told is None else told | {"model": model}
@@ -72,7 +72,7 @@ async def ask(
 
 
 def test_every_route_is_in_a_table() -> None:
-    """Security 2: there is no way in but by operations that say what they need, and what is public has its reason."""
+    """Security 2: every HTTP route is listed in a table with the verbs it needs. Only the push of results is public."""
     made = extension(settings())
     app = create_app(MemoryBackend(), server_settings(), [made])
     told = (*CORE, *METRICS, *PAGES, *PREFECT, *OPERATIONS, *made.pages)
@@ -88,7 +88,7 @@ def test_every_route_is_in_a_table() -> None:
 
 
 async def test_every_operation(backend: Backend, tmp_path: Path) -> None:
-    """401 without a token, 403 without the verb or the model, and neither with both (fault K1, security 2)."""
+    """Each operation answers 401 without a token, and 403 without the verb or the model (fault K1, security 2)."""
     path = write(
         tmp_path / "tokens.toml",
         entry(ADMIN, "admin"),
@@ -126,13 +126,13 @@ async def test_every_operation(backend: Backend, tmp_path: Path) -> None:
 
 
 async def models_of(client: httpx2.AsyncClient, token: str) -> list[str]:
-    """The models that a token sees."""
+    """Return the models that the token may see."""
     answer = await client.get("/admin/endpoints", headers=bearer(token))
     return [one["model"] for one in answer.json()["models"]]
 
 
 async def test_lists_leave_out_what_is_anothers(backend: Backend, tmp_path: Path) -> None:
-    """Of a model of another key a token sees no server and no dead job, and does none again (security 2, C17)."""
+    """A token neither sees nor retries anything of models outside its keys (security 2, C17)."""
     path = write(
         tmp_path / "tokens.toml",
         entry(ADMIN, "admin"),
@@ -163,7 +163,7 @@ async def test_lists_leave_out_what_is_anothers(backend: Backend, tmp_path: Path
 async def test_a_server_of_others_takes_a_token_that_is_for_them(
     backend: Backend, tmp_path: Path
 ) -> None:
-    """Who has one model can't limit what a server does for another one (security 2, 22)."""
+    """A token for one model cannot limit how many jobs a shared GPU server runs for another model (security 2, 22)."""
     path = write(
         tmp_path / "tokens.toml",
         entry(ADMIN, "admin"),
@@ -183,7 +183,7 @@ async def test_a_server_of_others_takes_a_token_that_is_for_them(
 
 
 async def test_models_of_any_spelling(backend: Backend) -> None:
-    """A model may be called anything: in bodies, paths, queries and pages (C5, OPEN-C5)."""
+    """A model name may contain any printable character, in bodies, paths, queries and pages (C5, OPEN-C5)."""
     async with serving(backend) as api, SimulatedGpu(name="gpu é/1", latency=0.001) as gpu:
         for model in MODELS:
             path = f"/admin/model-configs/{quote(model, safe='')}"
@@ -204,7 +204,7 @@ _NO_MODELS = ["", "a\x00b", "a\nb", "x" * 201, "\u2028", "\ue000", "\x7f"]
 
 
 async def test_what_is_no_model() -> None:
-    """It is refused wherever it stands, as a wrong value and without being repeated (security 19, fault K2)."""
+    """Each operation refuses an invalid model name, without repeating it in the answer (security 19, fault K2)."""
     async with serving(MemoryBackend()) as api:
         for told in _NO_MODELS:
             for one in (one for one in GUARDED if "{job_id}" not in one.path):
@@ -225,7 +225,7 @@ async def test_what_is_no_model() -> None:
 async def test_a_job_of_a_revoked_token(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits for a job is sent away when the token goes (security 6)."""
+    """A client that waits for a job is disconnected when its token is revoked (security 6)."""
     monkeypatch.setattr(access, "RELOAD_SECONDS", 0.05)
     path = write(tmp_path / "tokens.toml", entry(ADMIN, "admin"), entry(A, "a"))
     async with (

@@ -1,6 +1,6 @@
-"""The dispatcher's operations against their own description: whatever it allows is asked, and what it does not.
+"""Tests of the dispatcher's HTTP API against its OpenAPI description, with generated valid and invalid requests.
 
-``TASKQUEUE_SCHEMA_EXAMPLES`` sets how many requests are made up for each operation; `dev.py soak` sets it high.
+``TASKQUEUE_SCHEMA_EXAMPLES`` sets the number of generated requests per operation; `dev.py soak` sets a high one.
 """
 
 from __future__ import annotations
@@ -31,15 +31,19 @@ from tests.server.in_thread import in_thread
 from tests.server.support import settings as server_settings
 from tests.server.test_schema import _tried_settings
 
-pytest_plugins = ["schemathesis.pytest.plugin"]  # no other test loads it: it takes a second
-_session = requests.Session()  # a connection for each request would take most of the time
+# loaded in this file only, because the import takes a second
+pytest_plugins = ["schemathesis.pytest.plugin"]
+_session = requests.Session()  # a new connection for each request would take most of the time
 _session.trust_env = False
 load_all_checks()
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The address of a server, in a loop of its own, for schemathesis waits for its answers."""
+    """Yield a server's URL.
+
+    It runs in a thread of its own, because schemathesis blocks while it waits for responses.
+    """
     extensions = [extension(settings(health_interval=60.0))]
     with in_thread(ServerProcess(MemoryBackend(), server_settings(), extensions=extensions)) as one:
         assert one.context is not None
@@ -47,7 +51,7 @@ def server() -> Iterator[str]:
         over.set()
         one.context.waiters = ResultWaiters(
             one.context.control, one.context.hooks, over
-        )  # nobody ends these jobs
+        )  # do not wait for jobs, because no GPU server ends them
         yield one.url
 
 
@@ -60,18 +64,18 @@ _ours = schema.include(path_regex="^/(queue|tasks|admin)/")
 @_ours.parametrize()
 @tried(_tried_settings)
 def test_fuzz(case: schemathesis.Case[Any], server: str) -> None:
-    """No request of whatever shape fails the server, and every answer is as it is described (faults K2 to K5, C6)."""
+    """No request makes the server fail, and every response matches its description (faults K2 to K5, C6)."""
     unfit: list[Any] = [
-        positive_data_acceptance,  # not every rule between fields can be said in a schema
-        not_a_server_error,  # a model without slots is answered with 503
+        positive_data_acceptance,  # some rules between fields cannot be expressed in a schema
+        not_a_server_error,  # the dispatcher answers 503 if the model has no slots
     ]
     answer = case.call_and_validate(base_url=server, excluded_checks=unfit, session=_session)
     assert answer.status_code in {*range(200, 500), 503}
 
 
 def test_the_servers_description_is_this_one(server: str) -> None:
-    """What a server with the dispatcher tells of itself is what is checked here (fault K6, C6)."""
-    schema.validate()  # it is OpenAPI 3.1
+    """The description that a server with the dispatcher serves is the one that these tests check (fault K6, C6)."""
+    schema.validate()  # the description is valid OpenAPI 3.1
     told = httpx2.get(f"{server}/v1/openapi.json", trust_env=False).json()
     assert told == msgspec.json.decode(msgspec.json.encode(_told))
     ids = [one["operationId"] for path in told["paths"].values() for one in path.values()]

@@ -1,4 +1,4 @@
-"""The circuit breaker, on a clock by hand."""
+"""Tests of the circuit breaker for endpoints, with a manual clock."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ FLUX = ("flux", "one")
 
 
 class Now:
-    """A clock."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.time = 1000.0
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the current time in seconds."""
         return self.time
 
 
 @pytest.fixture
 def now() -> Now:
-    """A clock at some time."""
+    """Return a manual clock."""
     return Now()
 
 
 @pytest.fixture
 def breaker(now: Now) -> Breaker:
-    """One that lets 3 failures pass, and rests for 10 s at first."""
+    """Return a breaker that opens after three failures in a row, first for 10 seconds."""
     settings = DispatchSettings(_env_file=None, breaker_failures=3, breaker_rest=10.0)
     return Breaker(settings, now)
 
 
 def opened(breaker: Breaker) -> None:
-    """Let an endpoint fail until it rests."""
+    """Report three failures of the endpoint, so that its circuit opens."""
     assert [breaker.failed(*FLUX) for _ in range(3)] == [None, None, 10.0]
 
 
 def test_closed(breaker: Breaker) -> None:
-    """Failures that are not in a row change nothing (fault H5)."""
+    """Failures that are not consecutive do not open the circuit (fault H5)."""
     for _ in range(10):
         assert breaker.allows(*FLUX)
         assert breaker.failed(*FLUX) is None
@@ -52,7 +52,7 @@ def test_closed(breaker: Breaker) -> None:
 
 
 def test_it_opens(breaker: Breaker) -> None:
-    """So many in a row are a rest, of this endpoint of this model alone (fault H5)."""
+    """Three consecutive failures open the circuit, for this model on this endpoint only (fault H5)."""
     opened(breaker)
     assert not breaker.allows(*FLUX)
     assert breaker.allows("flux", "two")
@@ -61,7 +61,7 @@ def test_it_opens(breaker: Breaker) -> None:
 
 
 def test_what_was_under_way(breaker: Breaker, now: Now) -> None:
-    """Failures of jobs that were sent before do not make the rest longer, successes not shorter (fault H5)."""
+    """While the circuit is open, outcomes of jobs sent earlier neither lengthen nor shorten the pause (fault H5)."""
     opened(breaker)
     assert [breaker.failed(*FLUX) for _ in range(50)] == [None] * 50
     breaker.passed(*FLUX)
@@ -72,7 +72,7 @@ def test_what_was_under_way(breaker: Breaker, now: Now) -> None:
 
 
 def test_half_open(breaker: Breaker, now: Now) -> None:
-    """After the rest there is one trial at a time; its success closes the circuit (fault H5)."""
+    """After the pause one trial job is allowed at a time, and its success closes the circuit (fault H5)."""
     opened(breaker)
     now.time += 9.9
     assert not breaker.allows(*FLUX)
@@ -84,7 +84,7 @@ def test_half_open(breaker: Breaker, now: Now) -> None:
 
 
 def test_a_failed_trial(breaker: Breaker, now: Now) -> None:
-    """The failure of the trial is the next rest, twice as long each time, up to five minutes (fault H5)."""
+    """Each failed trial doubles the pause, up to five minutes (fault H5)."""
     opened(breaker)
     rest, rests = 10.0, []
     for _ in range(8):
@@ -97,14 +97,14 @@ def test_a_failed_trial(breaker: Breaker, now: Now) -> None:
 
 
 def test_a_failure_without_a_trial(breaker: Breaker, now: Now) -> None:
-    """Who does not ask for the trial gives an endpoint its rest all the same (fault H5)."""
+    """A failure after the pause opens the circuit again, even if no trial was requested (fault H5)."""
     opened(breaker)
     now.time += 10
     assert breaker.failed(*FLUX) == 20.0
 
 
 def test_a_trial_without_an_outcome(breaker: Breaker, now: Now) -> None:
-    """A trial without an outcome passes to another job, at once or after a minute (fault H5)."""
+    """If a trial has no outcome, another job may be the trial, after a minute at the latest (fault H5)."""
     opened(breaker)
     now.time += 10
     assert breaker.allows(*FLUX)
@@ -119,7 +119,7 @@ def test_a_trial_without_an_outcome(breaker: Breaker, now: Now) -> None:
 def test_nothing_is_kept_of_endpoints_that_are_gone(
     breaker: Breaker, now: Now, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many endpoints come and go, the breaker stays small; those that rest are the last to go (fault H5)."""
+    """The breaker keeps a bounded number of circuits, and discards open ones last (fault H5)."""
     monkeypatch.setattr(module, "_MAX_CIRCUITS", 10)
     for number in range(100):
         breaker.failed("m", str(number))
@@ -135,7 +135,7 @@ def test_nothing_is_kept_of_endpoints_that_are_gone(
 
 
 def test_any_order(now: Now) -> None:
-    """Whatever happens in whatever order: one trial at once, no rest above the longest, and an end (fault H5)."""
+    """After any sequence of events only one trial runs at a time, and no pause exceeds the maximum (fault H5)."""
     chosen = random.Random(7)
     breaker = Breaker(DispatchSettings(_env_file=None, breaker_failures=2, breaker_rest=1.0), now)
     until, trial = 0.0, 0.0

@@ -1,4 +1,4 @@
-"""A burst of jobs through a front that loses some of the requests and answers: none is lost, none is done twice."""
+"""A burst of jobs through a proxy that loses requests and responses: no job is lost and none runs twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLIENTS = 50
 
 
 async def pass_on(api: Api, body: bytes) -> Reply:
-    """Ask the server behind the front."""
+    """Forward a request from the proxy to the server."""
     headers = {"content-type": "application/json"}
     answer = await api.client.post("/queue/submit", content=body, headers=headers, timeout=60)
     after = answer.headers.get("retry-after")
@@ -33,13 +33,13 @@ async def pass_on(api: Api, body: bytes) -> Reply:
 
 @pytest.mark.parametrize("jobs", [300, pytest.param(JOBS, marks=pytest.mark.long)])
 async def test_a_burst_of_jobs(backend: Backend, jobs: int) -> None:
-    """A front answers 5 % with 502 and cuts 1 % of the answers: 0 lost, 0 doubled (OPEN-C1, C9, C25, C26, law 7)."""
+    """Each job runs once in spite of 5 % errors 502 and 1 % cut responses (OPEN-C1, C9, C25, C26, law 7)."""
     jobs = jobs if backend.capabilities.durable else jobs // 4
     config = ModelConfig(queue_per_slot=jobs, queue_limit=200)
     async with (
         SimulatedGpu(name="a", slots=32, latency=0.001) as first,
         SimulatedGpu(name="b", slots=32, latency=0.001) as second,
-        # As by default: in this crowd a job may be on its way for longer than the other tests allow.
+        # Use the default of ``settled``: under this load a job may be on its way for longer than the other tests allow.
         serving(backend, settled=5.0) as api,
         Flaky(partial(pass_on, api), refused=0.05, cut=0.01, seed=1) as front,
     ):

@@ -1,4 +1,4 @@
-"""Signatures of callbacks."""
+"""Tests of the signatures of callbacks."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ BODY = b'{"test": 2432232314}'
 ID = "msg_p5jXN8AQM9LWM0D4loKWxJek"
 AT = 1614265330
 SIGNATURE = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
-"""of these, as the libraries of Standard Webhooks in six languages have it in their tests"""
+"""the signature of these values in the test suites of the Standard Webhooks libraries"""
 
 
 def key(size: int = 32) -> str:
-    """A fresh secret."""
+    """Return a new random secret."""
     return "whsec_" + base64.b64encode(secrets.token_bytes(size)).decode()
 
 
 def signer(*told: str) -> Signer:
-    """One with these secrets."""
+    """Return a signer with these secrets."""
     return Signer([SecretStr(one) for one in told])
 
 
 def test_the_official_vector() -> None:
-    """The vector that all implementations share (fault I4)."""
+    """The signature matches the test vector of the Standard Webhooks libraries (fault I4)."""
     assert signer(KEY).headers(ID, AT, BODY) == {
         "webhook-id": ID,
         "webhook-timestamp": str(AT),
@@ -43,7 +43,7 @@ def test_the_official_vector() -> None:
 
 @pytest.mark.parametrize("body", ["null", '{"ü":"\u2028\U0001f600\\u0000"}', r'"\""', '["\u00a0"]'])
 def test_any_text(body: str) -> None:
-    """What was sent verifies as it was sent, byte by byte, and not with a byte changed (fault I4)."""
+    """A body verifies exactly as it was sent, and not if any byte is changed (fault I4)."""
     secret = key()
     headers = signer(secret).headers(ID, time.time(), body.encode())
     Webhook(secret).verify(body.encode(), headers, json_parse=False)
@@ -53,7 +53,7 @@ def test_any_text(body: str) -> None:
 
 
 def test_rotation() -> None:
-    """During a rotation each receiver verifies with the secret it has, and with no other (fault I4)."""
+    """During a rotation of secrets, a receiver can verify with the old or the new secret only (fault I4)."""
     old, new = key(24), key(64)
     headers = signer(old, new).headers(ID, time.time(), BODY)
     assert headers["webhook-signature"].count(" ") == 1
@@ -66,8 +66,8 @@ def test_rotation() -> None:
 
 
 @pytest.mark.parametrize(("off", "good"), [(-290, True), (290, True), (-310, False), (310, False)])
-def test_clocks(off: float, good: bool) -> None:  # noqa: FBT001 - a column of the table
-    """A receiver takes what is up to five minutes off its own clock, and nothing older (fault I4)."""
+def test_clocks(off: float, good: bool) -> None:  # noqa: FBT001 - pytest passes it by name
+    """A receiver accepts a timestamp up to five minutes off its own clock, and no other (fault I4)."""
     headers = signer(KEY).headers(ID, time.time() + off, BODY)
     if good:
         Webhook(KEY).verify(BODY, headers)
@@ -77,20 +77,20 @@ def test_clocks(off: float, good: bool) -> None:  # noqa: FBT001 - a column of t
 
 
 def test_the_time_is_signed() -> None:
-    """Nobody makes an old call a new one (fault I4)."""
+    """The timestamp is signed, so an old callback cannot be replayed with a new timestamp (fault I4)."""
     headers = signer(KEY).headers(ID, time.time() - 1000, BODY)
     with pytest.raises(WebhookVerificationError, match="No matching"):
         Webhook(KEY).verify(BODY, headers | {"webhook-timestamp": str(int(time.time()))})
 
 
 def test_no_dot_in_an_id() -> None:
-    """Dots part what is signed, so an id has none (fault I4)."""
+    """An id with a dot cannot be signed, because dots separate the signed parts (fault I4)."""
     with pytest.raises(ValueError, match="dot"):
         signer(KEY).headers("msg.1", AT, BODY)
 
 
 def test_without_a_secret() -> None:
-    """Nothing is signed then, and nothing pretends to be (OPEN-C7)."""
+    """Without a secret, the callback has no signature header (OPEN-C7)."""
     assert not signer().signs
     assert signer(KEY).signs
     assert set(signer().headers(ID, AT, BODY)) == {"webhook-id", "webhook-timestamp"}
@@ -105,7 +105,7 @@ def test_without_a_secret() -> None:
     ids=range(14),
 )  # fmt: skip
 def test_what_is_no_secret(secret: str) -> None:
-    """It is refused when the dispatcher starts, by its place, and not shown (fault I4)."""
+    """An invalid secret is refused at the start, with its position but without its value (fault I4)."""
     with pytest.raises(ConfigurationError, match="WEBHOOK_SECRETS, number 2") as caught:
         signer(key(), secret)
     assert secret[6:] not in str(caught.value) or len(secret) < 8
@@ -113,7 +113,7 @@ def test_what_is_no_secret(secret: str) -> None:
 
 
 def test_secrets_stay_inside() -> None:
-    """No repr shows one (Security 24)."""
+    """No repr shows a secret (Security 24)."""
     told = signer(KEY)
     assert "MfKQ" not in repr(told)
     assert "MfKQ" not in repr(vars(told))

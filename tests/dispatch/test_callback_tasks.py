@@ -1,4 +1,4 @@
-"""What a callback is as a task."""
+"""Tests of callbacks as tasks: payload, id, headers and tenant."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ URL = "https://hooks.example/a?b=c"
 
 
 def job(url: str | None = URL, **fields: Any) -> Task:
-    """A job that came with a URL."""
+    """Return a job that was submitted with a callback URL."""
     headers = {"model": "m"} | ({} if url is None else {"callback-url": url})
     told = {"id": job_id("m", "one"), "payload": b'{"canary": 1}', "tenant": "t"} | fields
     return Task(key=queue_of("m"), headers=headers, **told)
 
 
 def test_what_it_says() -> None:
-    """{job_id, status, result}, and nothing of the payload, of the model or of the tenant (C7)."""
+    """The payload is {job_id, status, result}; it contains nothing of the job's payload, model or tenant (C7)."""
     task = callback_task(job(), "done", b'{"a": [1.50]}', None)
     assert task.key == CALLBACKS
     assert task.payload == b'{"job_id":"%s","status":"done","result":{"a": [1.50]}}' % (
@@ -37,7 +37,7 @@ def test_what_it_says() -> None:
 
 
 def test_failures() -> None:
-    """One that failed says why, shortly; its result is null (C7)."""
+    """The callback of a failed job has a null result and an error of at most 1000 characters (C7)."""
     task = callback_task(job(), "failed", None, "no " * 5000)
     told = msgspec.json.decode(task.payload)
     assert told == {
@@ -48,7 +48,7 @@ def test_failures() -> None:
 
 @pytest.mark.parametrize("status", ENDS)
 def test_ids(status: str) -> None:
-    """The same job and end are the same task, whatever the result; ids have no dot (R15, fault I4)."""
+    """The callback's id depends on the job and its end, not on the result, and contains no dot (R15, fault I4)."""
     one = callback_task(job(), status, b"1", None)
     assert one.id == callback_task(job(), status, b"2", "x").id
     assert "." not in one.id
@@ -59,7 +59,7 @@ def test_ids(status: str) -> None:
 
 
 def test_large_results() -> None:
-    """With 20 kB and one byte the result is left out, and the receiver is told so (Security 9, 12)."""
+    """A result that makes the payload exceed 20 kB is omitted, and the payload says so (Security 9, 12)."""
     around = len(callback_task(job(), "done", b'""', None).payload)
     fits = b'"' + b"x" * (20_000 - around) + b'"'
     whole = callback_task(job(), "done", fits, None)
@@ -74,7 +74,7 @@ def test_large_results() -> None:
     [b"[" * LIMITS.depth + b"]" * LIMITS.depth, b"", b"no", b'1,"status":"failed"', b"\xff", b"1e999x"],
 )  # fmt: skip
 def test_odd_results(result: bytes) -> None:
-    """What can't be inside of another text is left out; it changes nothing else of it (Security 9)."""
+    """A result that is not valid JSON, or too deep, is omitted and cannot change other fields (Security 9)."""
     told = callback_task(job(), "done", result, None).value()
     assert told == {"job_id": job().id, "status": "done", "result": None, "result_omitted": True}
 
@@ -90,19 +90,19 @@ def test_odd_results(result: bytes) -> None:
     ],
 )
 def test_tenants(url: str, tenant: str) -> None:
-    """The host is the tenant, for the limit of each; a URL that nobody has checked breaks nothing (C7, OPEN-C7)."""
+    """The tenant of a callback is its host, for the limit per host, even if the URL is invalid (C7, OPEN-C7)."""
     assert callback_task(job(url), "done", b"1", None).tenant == tenant
 
 
 def test_a_long_host() -> None:
-    """Hosts longer than names may be are told apart all the same (C7)."""
+    """Hosts that are longer than a tenant's name may be still get different tenants (C7)."""
     hosts = [".".join(["a" * 60] * 3 + ["b" * 60, end]) for end in ("one", "two")]
     tenants = {callback_task(job(f"https://{host}/"), "done", b"1", None).tenant for host in hosts}
     assert len(tenants) == 2
 
 
 def test_what_it_needs() -> None:
-    """A job that wants none, and a word that is no end, are errors of the caller (C7)."""
+    """A job without a callback URL and an unknown status raise `InvalidInput` (C7)."""
     with pytest.raises(InvalidInput, match="callback-url"):
         callback_task(job(None), "done", b"1", None)
     with pytest.raises(InvalidInput, match="done, failed"):
@@ -119,6 +119,6 @@ def test_what_it_needs() -> None:
     ],
 )
 def test_settings_that_are_none(setting: str, value: object) -> None:
-    """They are told by their name when the dispatcher starts (OPEN-C7)."""
+    """An invalid setting is refused when the dispatcher starts, and the error names it (OPEN-C7)."""
     with pytest.raises(ConfigurationError, match=setting.upper()):
         policy_of(settings(**{setting: value}))

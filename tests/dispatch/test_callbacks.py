@@ -1,4 +1,4 @@
-"""Callbacks from a queue to their receivers."""
+"""Tests of the delivery of callbacks from their queue to the receivers."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ NEW = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 
 
 class TestDelivered:
-    """What is taken at once."""
+    """Callbacks that the receiver accepts at the first attempt."""
 
     async def test_signed_and_recorded(self, backend: Backend) -> None:
-        """It says what became of the job, verifies with the old and the new secret, and is recorded (C7, OPEN-C7)."""
+        """A callback reports the job's end, verifies with the old and the new secret, and is recorded (C7, OPEN-C7)."""
         async with receiving(answer(200, b"thanks")) as receiver:
             job = job_for(receiver, path="/hook?x=1")
             told = settings(receiver, webhook_secrets=(OLD, NEW))
@@ -62,7 +62,7 @@ class TestDelivered:
         assert record.seconds is not None
 
     async def test_sent_once(self, backend: Backend) -> None:
-        """To publish it again, with another result too, changes nothing and sends nothing (R15)."""
+        """Publishing a callback again, even with another result, sends nothing (R15)."""
         async with receiving() as receiver:
             job = job_for(receiver)
             async with sending(backend, settings(receiver)) as sender:
@@ -77,7 +77,7 @@ class TestDelivered:
         assert len(receiver.calls) == 2
 
     async def test_a_second_end(self, backend: Backend) -> None:
-        """A job that failed, was taken up again and is done is told of twice; the record is the newer's (R15)."""
+        """A failed job that is redriven and done is reported twice; the record is about the second report (R15)."""
         async with receiving() as receiver:
             job = job_for(receiver)
             async with sending(backend, settings(receiver)) as sender:
@@ -94,7 +94,7 @@ class TestDelivered:
         assert len(ids(receiver.calls)) == 2
 
     async def test_unsigned(self, backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
-        """Without a secret they are sent all the same, without a signature, and that is said once (OPEN-C7)."""
+        """Without a secret, callbacks are sent unsigned, and one warning is logged (OPEN-C7)."""
         async with receiving() as receiver:
             with caplog.at_level(logging.WARNING, "taskqueue"):
                 jobs = [job_for(receiver, name) for name in "ab"]
@@ -106,7 +106,7 @@ class TestDelivered:
         assert len(said) == 1
 
     async def test_tls(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        """By default receivers must have a certificate that verifies (Security 5)."""
+        """By default the receiver's certificate must be valid (Security 5)."""
         files = make_files(tmp_path_factory.mktemp("tls"))
         server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         server.load_cert_chain(files.good, files.key)
@@ -130,7 +130,7 @@ class TestDelivered:
 
 
 class TestRefused:
-    """What is not taken (fault I1)."""
+    """Callbacks that the receiver does not accept (fault I1)."""
 
     @pytest.mark.parametrize(
         ("script", "error"),
@@ -143,7 +143,10 @@ class TestRefused:
         ],
     )
     async def test_and_taken_later(self, backend: Backend, script: Script, error: str) -> None:
-        """Each is a failed attempt with its reason, tried again with the same id, until it is taken (R15, fault I1)."""
+        """A response other than success is a failed attempt.
+
+        The callback is sent again with the same id until it is accepted (R15, fault I1).
+        """
         await quick(backend)
         seconds = 0.3 if "time" in error else PATIENCE
         async with receiving(script, script, OK) as receiver, housekept(backend):  # type: ignore[arg-type] # any has it
@@ -153,12 +156,13 @@ class TestRefused:
                 assert (await failed_once(sender, job)).error == error
                 (record,) = await ended(sender, job)
         assert record.state == "delivered"
-        assert record.attempt == len(receiver.calls) >= 3  # a busy machine may be late for one
+        # on a busy machine, another attempt may time out
+        assert record.attempt == len(receiver.calls) >= 3
         assert ids(receiver.calls) == {record.webhook_id}
         assert len({call.body for call in receiver.calls}) == 1
 
     async def test_out_of_attempts(self, backend: Backend) -> None:
-        """After its attempts it is a dead letter with the reason of the last; an operator may redrive it (OPEN-C7)."""
+        """After the last attempt the callback is a dead letter, which an operator can redrive (OPEN-C7)."""
         await quick(backend)
         async with receiving(*[answer(500)] * 3, OK) as receiver, housekept(backend):  # type: ignore[arg-type] # as above
             job = job_for(receiver)
@@ -179,7 +183,7 @@ class TestRefused:
         assert ids(receiver.calls) == {record.webhook_id}
 
     async def test_gone(self, backend: Backend) -> None:
-        """410 is final: nobody is there any more (fault I1)."""
+        """The response 410 ends a callback without further attempts (fault I1)."""
         async with receiving(answer(410)) as receiver:
             job = job_for(receiver)
             async with sending(backend, settings(receiver)) as sender:
@@ -203,7 +207,7 @@ class TestRefused:
         ],
     )
     async def test_throttled(self, script: Script, least: float) -> None:
-        """Who asks to be left alone is, for that long; at most six hours, at least what the policy says (fault I1)."""
+        """The next attempt waits for Retry-After, at most six hours, and at least for the policy's delay (fault I1)."""
         backend = MemoryBackend()
         async with receiving(script) as receiver:
             job = job_for(receiver)
@@ -218,7 +222,7 @@ class TestRefused:
         await backend.aclose()
 
     async def test_elsewhere(self, backend: Backend) -> None:
-        """A redirect to a cloud's metadata, or anywhere, is a failure and is not followed (Security 7, fault I1)."""
+        """A redirect is a failed attempt, and is not followed (Security 7, fault I1)."""
         async with receiving() as trap:
             places = {
                 "cloud": "http://169.254.169.254/x/",
@@ -235,7 +239,7 @@ class TestRefused:
         assert trap.touched == 0
 
     async def test_the_default_policy(self, backend: Backend) -> None:
-        """What the tests allow is refused by default: http, the port and loopback, each by itself (Security 7)."""
+        """By default plain HTTP, other ports and loopback addresses are each refused (Security 7)."""
         async with receiving() as receiver:
             port = (receiver.port,)
             for told, scheme, words in (
@@ -259,7 +263,10 @@ class TestRefused:
         assert receiver.touched == 0
 
     async def test_a_flipping_name(self, backend: Backend) -> None:
-        """A name that is good at submit and leads inside when it is called is refused then (fault I3)."""
+        """A callback is refused if its host resolves to a forbidden address when it is sent.
+
+        At submit, the address was allowed (fault I3).
+        """
         async with receiving_at("127.0.0.1", "127.0.0.2") as (trap, good):
             told = settings(good, callback_networks=("127.0.0.2/32",))
             answers = ["127.0.0.2", "127.0.0.1"]

@@ -1,4 +1,4 @@
-"""Many callbacks, and what becomes of them when their sender stops."""
+"""Tests of many callbacks at once, and of stopping the sender."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.redis.backends import housekept
 
 
 class TestMany:
-    """Under load."""
+    """Many callbacks at the same time."""
 
     async def test_at_least_once_and_one_end(self, backend: Backend) -> None:
-        """Each is tried at least once, each time with the same id, and has one end; the ledger balances (R15)."""
+        """Each callback is sent at least once, always with the same id, and has one end. The ledger balances (R15)."""
         await quick(backend)
         chosen = random.Random(7)
         kinds = [answer(500), answer(503), raw(b""), answer(410), OK, OK, OK]
@@ -51,7 +51,7 @@ class TestMany:
         assert (ledger.published, ledger.done + ledger.dead, ledger.imbalance) == (60, 60, 0)
 
     async def test_hosts_in_turn(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A host that hangs has four calls at a time and no more, and others do not wait for it (C7, Security 22)."""
+        """A host that hangs gets at most four calls at a time, and does not delay other hosts (C7, Security 22)."""
         monkeypatch.setattr("taskqueue_dispatch.callbacks.sender._GRACE_SECONDS", 0.05)
         async with receiving(hang) as slow, receiving() as swift:
             names = fixed(slow="127.0.0.1", swift="127.0.0.1")
@@ -67,7 +67,7 @@ class TestMany:
         assert {record.state for record in records} == {"delivered"}
 
     async def test_so_many_at_once(self) -> None:
-        """A sender has no more calls at a time than it is told (Security 12)."""
+        """A sender never has more calls open than ``callbacks_at_once`` (Security 12)."""
         backend = MemoryBackend()
         async with receiving(hang) as receiver:
             names = fixed(**{f"h{number}": "127.0.0.1" for number in range(9)})
@@ -82,10 +82,10 @@ class TestMany:
 
 
 class TestStopping:
-    """When the sender is stopped."""
+    """What happens to callbacks when the sender is stopped."""
 
     async def test_what_is_sent_may_end(self, backend: Backend) -> None:
-        """A call on its way is waited for, so that it is not sent twice (R15)."""
+        """A stopping sender waits for calls in progress, so that they are not sent twice (R15)."""
         go = asyncio.Event()
 
         async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -108,7 +108,7 @@ class TestStopping:
         assert (record.state, len(receiver.calls)) == ("delivered", 1)
 
     async def test_not_for_ever(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What hangs is handed back, not as lost, and the next sender sends it with the same id (R15)."""
+        """A call that hangs is released, not counted as lost, and the next sender sends it with the same id (R15)."""
         monkeypatch.setattr("taskqueue_dispatch.callbacks.sender._GRACE_SECONDS", 0.05)
         async with receiving(hang, OK) as receiver:
             job = job_for(receiver)
@@ -125,10 +125,13 @@ class TestStopping:
 
 
 class TestSettings:
-    """The queue of callbacks."""
+    """The settings of the callback queue, and invalid settings of the sender."""
 
     async def test_set_up(self, backend: Backend) -> None:
-        """At first as the dispatcher has it; what an operator changes stays, but for what is the dispatcher's (C7)."""
+        """The sender configures the callback queue when it starts.
+
+        It overwrites only the settings that belong to the dispatcher, so that an operator's changes stay (C7).
+        """
         control = control_of(backend)
 
         async def ready() -> bool:
@@ -155,13 +158,13 @@ class TestSettings:
         [{"webhook_secrets": ("secret",)}, {"callback_networks": ("x",)}, {"callback_ports": (0,)}],
     )
     async def test_wrong_ones(self, wrong: dict[str, Any]) -> None:
-        """They are told before anything is sent (OPEN-C7)."""
+        """An invalid setting raises an error when the sender is created (OPEN-C7)."""
         with pytest.raises(ConfigurationError, match="TASKQUEUE_DISPATCH_"):
             Sender(MemoryBackend(), settings(**wrong))
 
 
 async def test_an_error_in_the_sender(caplog: pytest.LogCaptureFixture) -> None:
-    """It costs the one callback an attempt, and its text, with what may be in it, is not told (Security 15)."""
+    """An unexpected error fails one attempt of one callback, and is neither logged nor stored (Security 15)."""
 
     async def breaks(host: str, _port: int) -> tuple[str, ...]:
         raise RuntimeError(host)
@@ -179,7 +182,7 @@ async def test_an_error_in_the_sender(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_a_settlement_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that the store does not take is told, and the others go on; it is not lost (R15)."""
+    """A callback whose settlement fails delays no others, and is sent again by the next sender (R15)."""
     backend = MemoryBackend()
     fails = [True]
 

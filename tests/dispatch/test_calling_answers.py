@@ -1,4 +1,4 @@
-"""What the caller makes of answers, each of them from a real socket."""
+"""Tests of how the endpoint client interprets a GPU server's responses, over real sockets."""
 
 from __future__ import annotations
 
@@ -40,45 +40,45 @@ CANARY = "canary-7f3a"
 
 
 async def sent(answer: bytes, config: ModelConfig = SYNC) -> Answer:
-    """What a POST comes to."""
+    """Send a job to a server that responds with these bytes, and return the client's answer."""
     async with trap(answer) as server, calling() as caller:
         return await caller.send(lease_of(server.url), task_of(), config, attempt=1)
 
 
 async def asked(answer: bytes, config: ModelConfig = ASYNC, job: str = "r-1") -> Answer:
-    """What a question comes to."""
+    """Poll a job's status on a server that responds with these bytes, and return the client's answer."""
     async with trap(answer) as server, calling() as caller:
         return await caller.ask(server.url, job, config)
 
 
 class TestSync:
-    """A model that answers with the result."""
+    """A synchronous model, whose response contains the result."""
 
     @pytest.mark.parametrize("word", [*sorted(DONE), "SUCCESS", " Completed "])
     async def test_success(self, word: str) -> None:
-        """Each word of success brings the result, byte for byte (C3, C4)."""
+        """With each word for success, the result is returned byte for byte (C3, C4)."""
         body = b'{"status": "' + word.encode() + b'", "result": {"a" :1.50, "u":"\xc3\xa9"}}'
         assert await sent(response(200, body)) == Done(b'{"a" :1.50, "u":"\xc3\xa9"}')
 
     @pytest.mark.parametrize("status", [200, 201, 202])
     async def test_good_statuses(self, status: int) -> None:
-        """Each of them is read by its body (C3)."""
+        """With each of the statuses 200, 201 and 202, the body decides the outcome (C3)."""
         assert await sent(said(status, status="done", result=None)) == Done(b"null")
 
     @pytest.mark.parametrize("body", [b"[1,2]", b'"text"', b'{"image":"x"}', b"0"])
     async def test_plain(self, body: bytes) -> None:
-        """What has no status is the result as it is: a model server need not know of dispatchers (C3)."""
+        """A JSON body without a status is the result, so a server need not know dispatchers (C3)."""
         assert await sent(response(200, body)) == Done(body)
 
     async def test_success_without_a_result(self) -> None:
-        """It is the whole object then (C3)."""
+        """If a successful response has no result, the whole object is the result (C3)."""
         assert await sent(said(status="success", image="x")) == Done(
             b'{"status":"success","image":"x"}'
         )
 
     @pytest.mark.parametrize("word", sorted(FAILED))
     async def test_failure(self, word: str) -> None:
-        """Each word of failure is one, with the server's own error and no control characters (C4)."""
+        """Each word for failure fails the job with the server's error, without control characters (C4)."""
         answer = await sent(said(status=word, error="out of\r\nmemory\x1b[31m"))
         assert answer == JobFailedAnswer("out of  memory [31m")
         assert await sent(said(status=word, error="x", final=True)) == JobFailedAnswer(
@@ -89,24 +89,24 @@ class TestSync:
         )
 
     async def test_a_long_error_is_cut(self) -> None:
-        """No server fills the store with its error (C4)."""
+        """An error of the server is cut to 1000 characters (C4)."""
         answer = await sent(said(status="failed", error="x" * 100_000))
         assert isinstance(answer, JobFailedAnswer)
         assert len(answer.error) == 1000
 
     async def test_a_failure_with_its_status(self) -> None:
-        """The server's error counts in an answer of failure, too (C3)."""
+        """A failed job's error is also read from a response with an HTTP error status (C3)."""
         told = await sent(said(500, status="failed", error="out of memory"))
         assert told == JobFailedAnswer("HTTP 500: out of memory")
         told = await sent(said(422, status="failed", error="no prompt"))
         assert told == JobFailedAnswer("HTTP 422: no prompt", final=True)
 
     async def test_it_has_become_asynchronous(self) -> None:
-        """A server that answers with an id is polled all the same (C3)."""
+        """If a synchronous model answers with an id, the job is polled like an asynchronous one (C3)."""
         assert await sent(said(status="processing", job_id="r-1")) == JobAcceptedAnswer("r-1")
 
     async def test_neither(self) -> None:
-        """A word that means nothing, without an id, is a failure that says so (fault H5)."""
+        """An unknown status without an id fails the job, with an error that says so (fault H5)."""
         answer = await sent(said(status="ok"))
         assert isinstance(answer, JobFailedAnswer)
         assert "job_id" in answer.error
@@ -114,7 +114,7 @@ class TestSync:
 
 
 class TestAsync:
-    """A model that answers with an id."""
+    """An asynchronous model, whose response contains an id."""
 
     @pytest.mark.parametrize(
         ("fields", "config", "found"),
@@ -130,7 +130,7 @@ class TestAsync:
         ],
     )
     async def test_ids(self, fields: dict[str, Any], config: ModelConfig, found: str) -> None:
-        """The id is where id_field says, else in job_id or id; who is pushed to needs none (C5, C3, C7)."""
+        """The id is read from ``id_field``, job_id or id; a server that pushes need not send one (C5, C3, C7)."""
         assert await sent(said(status="processing", **fields), config) == JobAcceptedAnswer(found)
         assert await sent(said(202, **fields), config) == JobAcceptedAnswer(found)
 
@@ -138,7 +138,7 @@ class TestAsync:
         "given", ["", ".", "..", "a\nb", "x" * 201, True, None, 1.5, ["r-1"], {"id": 1}]
     )
     async def test_unusable_ids(self, given: object) -> None:
-        """No id that can't stand in an address is taken (fault H5)."""
+        """An id that cannot be part of a URL fails the job (fault H5)."""
         for config in (ASYNC, PUSHED):
             answer = await sent(said(status="processing", job_id=given), config)
             assert isinstance(answer, JobFailedAnswer), config
@@ -147,21 +147,21 @@ class TestAsync:
         "body", [b'{"status":"processing"}', b"{}", b"[]", b'"r-1"', b'{"status":"processing","request":1e999}']
     )  # fmt: skip
     async def test_without_an_id(self, body: bytes) -> None:
-        """200 without an id fails the attempt where somebody has to ask by it (fault H5)."""
+        """A response 200 without an id fails the attempt if the model has to be polled (fault H5)."""
         assert isinstance(await sent(response(200, body), NAMED), JobFailedAnswer)
 
     async def test_at_once(self) -> None:
-        """A server may have the result, or the failure, at once (C3)."""
+        """An asynchronous server may answer with the result or the failure at once (C3)."""
         assert await sent(said(status="completed", result=[1]), ASYNC) == Done(b"[1]")
         assert await sent(said(status="error", error="no"), ASYNC) == JobFailedAnswer("no")
 
 
 class TestStatuses:
-    """Statuses of HTTP."""
+    """The meaning of HTTP statuses."""
 
     @pytest.mark.parametrize("status", [400, 413, 415, 422])
     async def test_refused(self, status: int) -> None:
-        """The job's own fault is final (fault H5)."""
+        """A status for an invalid job fails the job for good (fault H5)."""
         assert await sent(said(status, detail=CANARY)) == JobFailedAnswer(
             f"HTTP {status} with 24 bytes", final=True
         )
@@ -171,7 +171,7 @@ class TestStatuses:
         [(401, "credentials"), (403, "denied"), (404, "path"), (405, "not accept POST")],
     )
     async def test_misconfigured(self, status: int, why: str) -> None:
-        """An endpoint that is set up wrongly is no fault of the job: it may go elsewhere (fault H5)."""
+        """A status of a wrongly configured endpoint fails the attempt, but the job may go to another one (fault H5)."""
         answer = await sent(said(status, detail=CANARY))
         assert isinstance(answer, JobFailedAnswer)
         assert why in answer.error
@@ -179,12 +179,12 @@ class TestStatuses:
 
     @pytest.mark.parametrize("status", [408, 425, 429, 503])
     async def test_busy(self, status: int) -> None:
-        """Busy is no failure (C2, FIX-C3, fault H5)."""
+        """A status for a busy server is not a failure (C2, FIX-C3, fault H5)."""
         assert await sent(said(status)) == Busy()
         assert await sent(response(status, b"no JSON", "Retry-After: 7")) == Busy(7.0)
 
     async def test_retry_after(self) -> None:
-        """Seconds or a date, within bounds; what is neither does not count (fault H5)."""
+        """Retry-After may be seconds or a date, and is clamped; any other value is ignored (fault H5)."""
         soon = email.utils.formatdate(time.time() + 60, usegmt=True)
         answer = await sent(response(503, b"", f"Retry-After: {soon}"))
         assert isinstance(answer, Busy)
@@ -199,14 +199,14 @@ class TestStatuses:
 
     @pytest.mark.parametrize("status", [502, 504])
     async def test_on_the_way(self, status: int) -> None:
-        """The server may have the job, whatever the proxy before it says (fault H5)."""
+        """After a response 502 or 504, probably from a proxy, the GPU server may have the job (fault H5)."""
         assert await sent(said(status)) == EndpointUnreachable(
             f"HTTP {status} with 2 bytes", sent=True
         )
 
     @pytest.mark.parametrize("status", [204, 206, 300, 402, 409, 418, 451, 500, 501, 505, 599])
     async def test_any_other(self, status: int) -> None:
-        """Is a failure, and tells nothing of the body (fault H5)."""
+        """Any other status fails the attempt, and the error does not contain the body (fault H5)."""
         body = b"" if status == 204 else CANARY.encode()
         answer = await sent(response(status, body))
         assert isinstance(answer, JobFailedAnswer)
@@ -216,23 +216,23 @@ class TestStatuses:
 
 
 class TestAsking:
-    """A job that was sent before."""
+    """Polls of a job that was sent earlier."""
 
     @pytest.mark.parametrize("word", [*sorted(DONE), "Success"])
     async def test_success(self, word: str) -> None:
-        """Each word of success brings the result (C4)."""
+        """Each word for success returns the result (C4)."""
         assert await asked(said(status=word, result={"a": 1})) == Done(b'{"a":1}')
 
     @pytest.mark.parametrize("word", sorted(FAILED))
     async def test_failure(self, word: str) -> None:
-        """Each word of failure is one (C4)."""
+        """Each word for failure fails the job (C4)."""
         assert await asked(said(status=word, error="no")) == JobFailedAnswer("no")
 
     @pytest.mark.parametrize(
         "word", ["processing", "queued", "succeeded", "IN_PROGRESS", "cancelled"]
     )
     async def test_any_other_word(self, word: str) -> None:
-        """Any other word is of a job that runs, with its progress where it is told (C4)."""
+        """Any other word means that the job is running; a valid progress is returned (C4)."""
         assert await asked(said(status=word)) == JobRunningAnswer()
         assert await asked(said(status=word, progress=0.5)) == JobRunningAnswer(0.5)
         assert await asked(said(status=word, progress="step 3")) == JobRunningAnswer("step 3")
@@ -241,16 +241,16 @@ class TestAsking:
 
     @pytest.mark.parametrize("status", [404, 410])
     async def test_missing(self, status: int) -> None:
-        """A server that does not know the job says so (C23, fault H4)."""
+        """The statuses 404 and 410 mean that the server does not know the job (C23, fault H4)."""
         assert await asked(response(status, b"x")) == Missing()
 
     async def test_busy(self) -> None:
-        """A server that is too busy to answer is asked later (fault H5)."""
+        """If the server is busy, the poll is repeated later (fault H5)."""
         assert await asked(response(429, b"", "retry-after: 3")) == Busy(3.0)
 
     @pytest.mark.parametrize("status", [204, 301, 400, 401, 403, 405, 409, 500, 502, 504])
     async def test_other_statuses(self, status: int) -> None:
-        """The job has not failed because a question has (fault H5)."""
+        """Any other status fails only the poll, not the job (fault H5)."""
         answer = await asked(response(status, b"" if status == 204 else CANARY.encode()))
         assert isinstance(answer, EndpointUnreachable)
         assert answer.sent
@@ -261,12 +261,12 @@ class TestAsking:
         [b"", b"no JSON", b"[]", b"{}", b'{"status":7}', b'{"status":"', b'{"status":"done"}\xff'],
     )
     async def test_garbage(self, body: bytes) -> None:
-        """Nor because an answer is garbage (fault H5)."""
+        """An invalid body fails only the poll, not the job (fault H5)."""
         assert isinstance(await asked(response(200, body)), EndpointUnreachable)
 
     @pytest.mark.parametrize("given", ["r-2", "", 1, None])
     async def test_another_job(self, given: object) -> None:
-        """What is said of another job is nobody's result (fault H5)."""
+        """A response with another job's id is not accepted as a result (fault H5)."""
         told = await asked(said(status="done", result=1, job_id=given))
         assert told == EndpointUnreachable("the response is about another job", sent=True)
         told = await asked(said(status="done", result=1, request=given), NAMED)
@@ -275,7 +275,7 @@ class TestAsking:
         assert await asked(said(status="done", result=1, id=1), NAMED) == Done(b"1")
 
     async def test_a_model_without_a_status_url(self) -> None:
-        """A model without a template has no place to ask at (C5)."""
+        """A model without ``poll_endpoint_template`` cannot be polled, and no connection is opened (C5)."""
         async with trap(said(status="done", result=1)) as server, calling() as caller:
             answer = await caller.ask(server.url, "r-1", ModelConfig())
             assert answer == EndpointUnreachable(
@@ -285,10 +285,10 @@ class TestAsking:
 
 
 class TestHealth:
-    """What a server says of itself."""
+    """Health reports of GPU servers."""
 
     async def test_good(self) -> None:
-        """The number of jobs, and which, where it tells (C22)."""
+        """The report contains the number of active jobs, and optionally their ids (C22)."""
         expected: list[tuple[dict[str, Any], int, frozenset[str] | None]] = [
             ({"active_jobs": 0}, 0, None),
             ({"active_jobs": 2, "jobs": ["a", "b"], "gpu": "x"}, 2, frozenset({"a", "b"})),
@@ -310,6 +310,6 @@ class TestHealth:
         ],
     )  # fmt: skip
     async def test_not_well(self, answer: bytes) -> None:
-        """Anything else is not the answer of one that is well, and no error (C22, fault H5)."""
+        """An invalid or failed health report counts as not healthy, and raises no error (C22, fault H5)."""
         async with trap(answer) as server, calling() as caller:
             assert await caller.health(endpoint_of(server.url), ModelConfig()) is None

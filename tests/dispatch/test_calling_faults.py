@@ -1,4 +1,4 @@
-"""Servers that keep no rules: a call ends in time, reads no more than it may, and says what it was."""
+"""Tests of the endpoint client with faulty GPU servers: each call ends in time and returns the kind of failure."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ BLOCK = b"x" * 65536
 
 
 async def never(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
-    """Hang."""
+    """Send nothing, and wait forever."""
     await asyncio.get_running_loop().create_future()
 
 
 async def drips(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """An answer that never ends, and never pauses for long."""
+    """Send a body one byte at a time, without end."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
     while True:
         writer.write(b" ")
@@ -53,7 +53,7 @@ async def drips(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
 
 
 async def drips_headers(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A head that never ends, and never pauses for long."""
+    """Send response headers one at a time, without end."""
     writer.write(b"HTTP/1.1 200 OK\r\n")
     while True:
         writer.write(b"a: b\r\n")
@@ -62,7 +62,7 @@ async def drips_headers(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def not_yet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Interim answers without end."""
+    """Send interim responses without end."""
     while True:
         writer.write(b"HTTP/1.1 102 Processing\r\n\r\n")
         await writer.drain()
@@ -70,30 +70,30 @@ async def not_yet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None
 
 
 async def posted(talk: Talk | bytes, config: ModelConfig = SYNC) -> Answer:
-    """What a POST comes to."""
+    """Send a job to a server that behaves like ``talk``, and return the client's answer."""
     async with trap(talk) as server, calling() as caller, asyncio.timeout(PATIENCE):
         return await caller.send(lease_of(server.url), task_of(), config, attempt=1)
 
 
 class TestTime:
-    """Servers that do not come to an end."""
+    """Servers that never finish their response."""
 
     @pytest.mark.parametrize("talk", [never, drips, drips_headers, not_yet])
     async def test_sync(self, talk: Talk) -> None:
-        """A sync model has max_poll_time for a whole answer, however it fills it (fault H5)."""
+        """A synchronous model must send its complete response within ``max_poll_time`` (fault H5)."""
         answer = await posted(talk, SHORT)
         assert answer == JobFailedAnswer("no complete response within the max_poll_time of 0.3 s")
 
     @pytest.mark.parametrize("talk", [never, drips])
     async def test_async(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An async one has a minute to take a job; nobody knows whether it has (fault H5)."""
+        """If an asynchronous model does not accept a job in time, it may or may not have the job (fault H5)."""
         monkeypatch.setattr(client, "_ACCEPT_SECONDS", 0.3)
         answer = await posted(talk, ASYNC)
         assert answer == EndpointUnreachable("no complete response within 0.3 s", sent=True)
 
     @pytest.mark.parametrize("talk", [never, drips])
     async def test_questions(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A question that is not answered is asked again, and leaves the job be (fault H5)."""
+        """A poll that times out does not fail the job (fault H5)."""
         monkeypatch.setattr(client, "_POLL_SECONDS", 0.3)
         async with trap(talk) as server, calling() as caller, asyncio.timeout(PATIENCE):
             answer = await caller.ask(server.url, "r-1", SYNC)
@@ -101,16 +101,16 @@ class TestTime:
 
     @pytest.mark.parametrize("talk", [never, drips])
     async def test_health(self, talk: Talk) -> None:
-        """A health check takes no longer than the time between two (C22, fault H5)."""
+        """A health check takes at most ``health_interval`` (C22, fault H5)."""
         async with (
             trap(talk) as server,
             calling(health_interval=0.3) as caller,
-            asyncio.timeout(4),  # seconds; by default a check may take five
+            asyncio.timeout(4),  # seconds; by default a health check may take five
         ):
             assert await caller.health(endpoint_of(server.url), ModelConfig()) is None
 
     async def test_a_server_that_never_reads(self) -> None:
-        """A server that takes the connection and never reads holds a job no longer either (fault H5)."""
+        """A server that accepts the connection but never reads cannot exceed ``max_poll_time`` either (fault H5)."""
         listener = socket.create_server(("127.0.0.1", 0), backlog=1)
         with listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
@@ -125,8 +125,8 @@ class TestSize:
 
     @pytest.mark.parametrize("told", [True, False], ids=["told", "chunked"])
     @pytest.mark.parametrize("status", [200, 500, 503])
-    async def test_a_gigabyte(self, told: bool, status: int) -> None:  # noqa: FBT001 - a parameter of pytest
-        """No more is read than the limit and what is under way, and none of it is kept (fault H5)."""
+    async def test_a_gigabyte(self, told: bool, status: int) -> None:  # noqa: FBT001 - pytest passes it by name
+        """The client stops reading soon after the limit, and keeps none of an oversized response (fault H5)."""
         written = 0
 
         async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,11 +147,11 @@ class TestSize:
         assert answer == JobFailedAnswer(
             f"HTTP {status}: the response is longer than the answer_limit of {LIMITS.result} bytes"
         )
-        assert written < 32 * 1024**2, "what fits into the sockets"
+        assert written < 32 * 1024**2, "more was sent than socket buffers can hold"
         assert peak < 8 * 1024**2
 
     async def test_at_the_limit(self) -> None:
-        """An answer may have just as much as the limit (fault H5)."""
+        """A response of exactly the limit is accepted, and one byte more is not (fault H5)."""
         for size, good in [(2000, True), (2001, False)]:
             body = b'"' + b"x" * (size - 2) + b'"'
             for answer in (response(200, body), chunked(body)):
@@ -160,7 +160,7 @@ class TestSize:
                     assert isinstance(sent, Done if good else JobFailedAnswer)
 
     async def test_a_question(self) -> None:
-        """A result that is too large fails the job: asking again would not help (fault H5)."""
+        """A polled result that is too large fails the job, because another poll would not help (fault H5)."""
         big = said(status="done", result="x" * LIMITS.result)
         async with trap(big) as server, calling() as caller:
             answer = await caller.ask(server.url, "r-1", SYNC)
@@ -170,7 +170,7 @@ class TestSize:
 
     @pytest.mark.parametrize("coding", ["gzip", "br", "GZIP", "deflate, gzip"])
     async def test_a_compressed_bomb(self, coding: str) -> None:
-        """What is compressed was not asked for, and is not unpacked (fault H5)."""
+        """A compressed response is refused and never unpacked (fault H5)."""
         bomb = gzip.compress(b"[" + b" " * (16 * 1024**2) + b"]", compresslevel=1)
         tracemalloc.start()
         try:
@@ -185,7 +185,7 @@ class TestSize:
 
     @pytest.mark.parametrize("line", [b"a: b\r\n", b"a" * 1000, b" folded\r\n", b"\x00"])
     async def test_endless_headers(self, line: bytes) -> None:
-        """A head without end is given up long before time is (fault H5)."""
+        """A response whose headers never end is given up long before the timeout (fault H5)."""
         written = 0
 
         async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -205,13 +205,13 @@ class TestSize:
         "depth", [LIMITS.depth, LIMITS.depth + 1, 50_000], ids=["good", "deep", "abyss"]
     )
     async def test_deep(self, depth: int) -> None:
-        """A result is no deeper than others are able to read (fault H5)."""
+        """A result that is nested deeper than the limit fails the job (fault H5)."""
         answer = await posted(response(200, b"[" * depth + b"]" * depth))
         assert isinstance(answer, Done if depth == LIMITS.depth else JobFailedAnswer)
 
 
 class TestGarbage:
-    """Servers that speak otherwise."""
+    """Servers that send invalid JSON or invalid HTTP."""
 
     @pytest.mark.parametrize(
         "body",
@@ -222,7 +222,7 @@ class TestGarbage:
         ],
     )  # fmt: skip
     async def test_no_json(self, body: bytes) -> None:
-        """200 with what is no JSON fails the attempt, and shows none of it (fault H5)."""
+        """A response 200 without valid JSON fails the attempt, and the error contains none of it (fault H5)."""
         for config in (SYNC, ASYNC):
             answer = await posted(response(200, body), config)
             assert isinstance(answer, JobFailedAnswer)
@@ -240,7 +240,7 @@ class TestGarbage:
         ],
     )  # fmt: skip
     async def test_no_http(self, raw: bytes) -> None:
-        """What is no HTTP is no answer, and shows none of it (fault H5)."""
+        """After a response that is not HTTP, the server may have the job; the error shows none of it (fault H5)."""
 
         async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(raw)
@@ -263,8 +263,8 @@ class TestGarbage:
         ids=["nothing", "in the head", "in the body", "in a chunk"],
     )
     @pytest.mark.parametrize("reset", [True, False], ids=["reset", "closed"])
-    async def test_cut_off(self, raw: bytes, reset: bool) -> None:  # noqa: FBT001 - a parameter of pytest
-        """An answer that is cut off leaves open whether the job ran (fault H5)."""
+    async def test_cut_off(self, raw: bytes, reset: bool) -> None:  # noqa: FBT001 - pytest passes it by name
+        """After a response that is cut off, the server may have run the job (fault H5)."""
 
         async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(raw)
@@ -280,7 +280,7 @@ class TestGarbage:
 
     @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
     async def test_redirects(self, status: int) -> None:
-        """None is followed, by any kind of call, and where it leads to is not shown (fault H5)."""
+        """No redirect is followed, and its target is not shown (fault H5)."""
         async with trap(said(status="done", result=1, active_jobs=0)) as other:
             leads = response(status, b"", f"Location: {other.origin}/{CANARY}")
             async with trap(leads) as server, calling() as caller:
@@ -293,7 +293,7 @@ class TestGarbage:
             assert not other.connections
 
     async def test_cookies(self) -> None:
-        """No server marks another one's calls, or its own (fault H5)."""
+        """Cookies that a server sets are not sent back (fault H5)."""
         async with (
             trap(response(200, b"1", "Set-Cookie: a=canary; Path=/")) as server,
             calling() as caller,
@@ -304,10 +304,10 @@ class TestGarbage:
 
 
 class TestNotThere:
-    """Servers that were not reached."""
+    """Servers that cannot be reached."""
 
     async def test_refused(self, unused_port: int) -> None:
-        """A job that was not sent has no mark of it (fault H5)."""
+        """If the connection is refused, the job was not sent, and the answer shows no part of the URL (fault H5)."""
         async with calling() as caller:
             url = f"http://user:{CANARY}@127.0.0.1:{unused_port}/{CANARY}"
             answer = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
@@ -325,7 +325,7 @@ class TestNotThere:
         ],
     )  # fmt: skip
     async def test_no_address(self, url: str) -> None:
-        """An address that leads nowhere is an answer, not an error (fault H5)."""
+        """An unusable URL gives an answer like an unreachable server, not an exception (fault H5)."""
         async with calling() as caller, asyncio.timeout(PATIENCE):
             answer = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
             assert isinstance(answer, EndpointUnreachable)
@@ -334,13 +334,14 @@ class TestNotThere:
             assert await caller.health(endpoint_of(url), SYNC) is None
 
     async def test_no_connection_in_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A connection that does not come about in time was none (fault H5)."""
+        """A connection that is not established in time means that the job was not sent (fault H5)."""
         monkeypatch.setattr(exchange, "_CONNECT_SECONDS", 0.2)
         with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
             address = listener.getsockname()
             with socket.socket() as one, socket.socket() as two:
-                for full in (one, two):  # nobody accepts: the next one waits for an answer
-                    full.setblocking(False)  # noqa: FBT003 - it takes no keyword
+                # fill the backlog, so that the next connection is not accepted
+                for full in (one, two):
+                    full.setblocking(False)  # noqa: FBT003 - this method accepts no keyword
                     full.connect_ex(address)
                 async with calling() as caller, asyncio.timeout(PATIENCE):
                     url = f"http://127.0.0.1:{address[1]}/"
@@ -349,7 +350,7 @@ class TestNotThere:
 
 
 async def test_a_hundred_bad_servers_in_turn() -> None:
-    """After any of these the same caller does its work for others (fault H5)."""
+    """After calls to many faulty servers, the same client still works with a good one (fault H5)."""
     config = ModelConfig(model_type=ModelType.SYNC, max_poll_time=0.1)
     async with trap(said(status="done", result=1)) as good, calling() as caller:
         for talk in (never, drips, drips_headers, not_yet, b"x\r\n\r\n", response(200, b"{")):
@@ -366,14 +367,14 @@ async def test_a_hundred_bad_servers_in_turn() -> None:
 
 
 def chunked(body: bytes) -> bytes:
-    """An answer that does not say beforehand how long it is."""
+    """Return a chunked response, which does not announce its length."""
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
     return head + b"%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
 
 
 @pytest.fixture
 def unused_port() -> int:
-    """A port that nobody listens at."""
+    """Return a port at which no server listens."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

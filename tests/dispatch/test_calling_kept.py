@@ -1,4 +1,4 @@
-"""Connections that are kept for the next call to their server, and for how long."""
+"""Tests of how long the endpoint client keeps idle connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DONE = said(status="success", result=1)
 
 
 class Watched:
-    """A server that answers, where nothing holds it back, and tells when connections to it have ended."""
+    """A server that can delay its response, and that reports when the client has closed a connection."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -39,7 +39,7 @@ class Watched:
 
     @property
     def talk(self) -> Talk:
-        """What it does."""
+        """The function that serves a connection."""
         return self._answer
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -53,12 +53,12 @@ class Watched:
 
 
 async def send(caller: EndpointClient, server: Trap) -> Answer:
-    """Send a job."""
+    """Send a job to the server."""
     return await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
 
 
 async def test_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that was not used for some time is closed, and not used (fault H5)."""
+    """A connection that was idle for too long is closed and not used again (fault H5)."""
     monkeypatch.setattr(transports, "_IDLE", 0.0)
     watched = Watched()
     async with trap(watched.talk) as server, calling() as caller, asyncio.timeout(PATIENCE):
@@ -70,12 +70,12 @@ async def test_idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_idle_ones_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call whose time is over while it closes what others have left leaves none of it open (fault H5)."""
+    """A call that times out while it closes idle connections still closes all of them (fault H5)."""
     monkeypatch.setattr(transports, "_IDLE", 0.05)
     together, ended = asyncio.Barrier(4), asyncio.Barrier(5)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await together.wait()  # so that each call has a connection of its own
+        await together.wait()  # wait for four calls, so that each opens a connection of its own
         writer.write(DONE)
         with contextlib.suppress(ConnectionError):
             assert not await reader.read()
@@ -83,7 +83,7 @@ async def test_idle_ones_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async with trap(answer) as server, calling() as caller, asyncio.timeout(PATIENCE):
         await asyncio.gather(*(send(caller, server) for _ in range(4)))
-        await asyncio.sleep(0.1)  # they are idle for too long now
+        await asyncio.sleep(0.1)  # all four connections are idle for too long now
         caller._health = 0.0
         assert await caller.health(endpoint_of(server.url), ModelConfig()) is None
         await ended.wait()
@@ -91,19 +91,20 @@ async def test_idle_ones_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_shorter_than_servers() -> None:
-    """It is closed before servers do it: uvicorn's after 5 seconds (fault H5)."""
+    """The client closes idle connections earlier than uvicorn does, which is after 5 seconds (fault H5)."""
     assert transports._IDLE < 5
 
 
 async def test_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is kept of a server that nobody calls any more (fault H5)."""
+    """The client closes and forgets the connections of a server that is no longer called (fault H5)."""
     left, other = Watched(), Watched()
     async with (
         trap(left.talk) as one, trap(other.talk) as two, calling() as caller, asyncio.timeout(PATIENCE)
     ):  # fmt: skip
         assert await send(caller, one) == Done(b"1")
         assert caller._transports._unused
-        monkeypatch.setattr(transports, "_UNUSED", -1.0)  # it is over at once
+        # let every unused connection expire at once
+        monkeypatch.setattr(transports, "_UNUSED", -1.0)
         assert await send(caller, two) == Done(b"1")
         await left.ended.wait()
         await other.ended.wait()
@@ -112,7 +113,7 @@ async def test_unused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_servers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many servers those are kept that were called last, and none in the middle of a call (fault H5)."""
+    """Only the servers called last keep connections, and a call in progress is never cut off (fault H5)."""
     monkeypatch.setattr(transports, "_MAX_UNUSED", 1)
     slow, first, last = Watched(), Watched(), Watched()
     slow.free.clear()
@@ -134,7 +135,7 @@ async def test_servers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_closing() -> None:
-    """It may be closed twice, and used again (fault H5)."""
+    """A client can be closed twice, and be used again afterwards (fault H5)."""
     async with trap(DONE) as server, calling() as caller:
         for _ in range(2):
             await send(caller, server)
@@ -144,7 +145,7 @@ async def test_closing() -> None:
 
 
 async def test_closing_under_a_call() -> None:
-    """A call that is under way is not cut off by it, and keeps nothing open (fault H2)."""
+    """Closing the client does not cut off a call in progress, whose connection is closed later (fault H2)."""
     watched = Watched()
     watched.free.clear()
     async with trap(watched.talk) as server, calling() as caller, asyncio.timeout(PATIENCE):
@@ -162,7 +163,7 @@ async def test_closing_under_a_call() -> None:
 
 
 async def test_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small requests go at once, and a machine that is gone is noticed (fault H5)."""
+    """Sockets use TCP_NODELAY for small requests, and keep-alive to notice a dead host (fault H5)."""
     made: list[socket.socket] = []
     real = asyncio.get_running_loop().create_connection
 

@@ -1,4 +1,4 @@
-"""Servers by name: the name is checked at each connection, and the address that was checked is connected to."""
+"""Tests of host names of GPU servers: each connection goes to an address that was resolved and checked for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.server.tls import Files, make_files
 
 WELL = said(status="success", result=1, active_jobs=0)
 ONCE = response(200, b'{"status": "success", "result": 1, "active_jobs": 0}', "connection: close")
-"""and the next call has to connect anew"""
+"""closes the connection, so that the next call opens a new one"""
 NAME = "gpu.inside.example"
 NETWORKS = ("127.0.0.1/32", "127.0.0.3/32", "::1/128")
 ELSEWHERE = "127.0.0.2"
@@ -45,29 +45,29 @@ GONE = EndpointUnreachable("its host name resolves to an address that is not all
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Certificates, good ones and bad ones."""
+    """Return paths of valid and invalid certificates."""
     return make_files(tmp_path_factory.mktemp("tls"))
 
 
 class Names:
-    """A name service that nobody must trust, and a clock for those who remember what it said."""
+    """An untrusted name service, with a clock for the cache of its answers."""
 
     def __init__(self, *addresses: str) -> None:
-        """Every name leads there."""
+        """Resolve every name to these addresses."""
         self.addresses = addresses
         self.error: Exception | None = None
         self.asked: list[str] = []
         self.now = 0.0
 
     async def resolve(self, host: str, _port: int) -> tuple[str, ...]:
-        """Answer, or fail."""
+        """Return the current addresses, or raise the error."""
         self.asked.append(host)
         if self.error is not None:
             raise self.error
         return self.addresses
 
     def lead(self, *addresses: str) -> None:
-        """Lead there from now on, and nobody remembers anything else."""
+        """Resolve every name to these addresses from now on, and let cached answers expire."""
         self.addresses = addresses
         self.now += 60
 
@@ -80,7 +80,7 @@ async def calling(
     allowed: tuple[str, ...] = NETWORKS,
     **values: Any,
 ) -> AsyncIterator[EndpointClient]:
-    """A caller that asks this name service."""
+    """Yield an endpoint client that uses this name service."""
     settings = DispatchSettings(_env_file=None, endpoints_allowed=allowed, **values)
     caller = EndpointClient(settings, tls_ca=tls_ca, resolve=names.resolve)
     caller._transports._lookup = CachedLookup(names.resolve, lambda: names.now, failures=0.5)
@@ -92,7 +92,7 @@ async def calling(
 
 @asynccontextmanager
 async def beside(server: Trap, host: str = ELSEWHERE) -> AsyncIterator[Trap]:
-    """Another server at the same port of another address."""
+    """Run another server at the same port of another address."""
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(ONCE)
@@ -107,17 +107,17 @@ async def beside(server: Trap, host: str = ELSEWHERE) -> AsyncIterator[Trap]:
 
 
 def named(server: Trap, name: str = NAME) -> str:
-    """The server's URL, by a name."""
+    """Return the server's URL with a host name instead of its address."""
     return server.url.replace("127.0.0.1", name)
 
 
 async def send(caller: EndpointClient, url: str) -> object:
-    """Send a job."""
+    """Send a job to the endpoint at this URL."""
     return await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
 
 
 async def test_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
-    """A name that leads elsewhere after its registration is not connected to, by any kind of call (security 8, C12)."""
+    """If a name resolves to a forbidden address after registration, no call connects to it (security 8, C12)."""
     names = Names("127.0.0.1")
     async with trap(ONCE) as server, beside(server) as inner, calling(names) as caller:
         url = named(server)
@@ -135,15 +135,17 @@ async def test_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
         assert NAME not in shown
         assert (server.connections, inner.connections) == (1, 0)
         names.lead("127.0.0.1")
-        assert await caller.health(endpoint_of(url), SYNC) is not None, "it is back"
+        assert await caller.health(endpoint_of(url), SYNC) is not None, (
+            "the name resolves to an allowed address again"
+        )
         names.lead(ELSEWHERE)
         assert await send(caller, url) == GONE
-        assert len(caplog.records) == 2, "and it is told of again"
+        assert len(caplog.records) == 2, "the second refusal is logged too"
         assert inner.connections == 0
 
 
 async def test_some_elsewhere() -> None:
-    """One address that may not be spoils a name (security 8)."""
+    """A name with one forbidden address is refused, even if its other addresses are allowed (security 8)."""
     names = Names("127.0.0.1", ELSEWHERE)
     async with trap(WELL) as server, beside(server) as inner, calling(names) as caller:
         assert await send(caller, named(server)) == GONE
@@ -151,7 +153,7 @@ async def test_some_elsewhere() -> None:
 
 
 async def test_the_address_that_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the address of the check that is connected to, whatever the system says of the name (security 8)."""
+    """The client connects to the address that was checked, whatever the operating system resolves (security 8)."""
     names = Names("127.0.0.1")
     asked: list[object] = []
     loop = asyncio.get_running_loop()
@@ -172,10 +174,10 @@ async def test_the_address_that_was_checked(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_tls(files: Files) -> None:
-    """A certificate is verified for the name, which the server is told, not for the address (security 5, 8)."""
+    """The certificate must be valid for the host name, which is sent in SNI, not for the address (security 5, 8)."""
     told: list[str | None] = []
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(files.good, files.key)  # for localhost, and for 127.0.0.1
+    tls.load_cert_chain(files.good, files.key)  # the certificate is for localhost and 127.0.0.1
     tls.sni_callback = lambda _, name, __: told.append(name)
     names = Names("127.0.0.1")
     async with (
@@ -192,16 +194,18 @@ async def test_tls(files: Files) -> None:
 
 
 async def test_kept_connections() -> None:
-    """A name is looked up for a connection, not for each call, and once for several at a time (security 8, C3)."""
+    """A name is resolved once per connection, not per call, and once for simultaneous connections (security 8, C3)."""
     names = Names("127.0.0.1")
     async with trap(WELL) as server, calling(names) as caller:
         url = named(server)
         for _ in range(5):
             assert await send(caller, url) == Done(b"1")
-            names.now += 60  # nothing is remembered any more
+            names.now += 60  # let the cached answer expire
         assert (names.asked, server.connections) == ([NAME], 1)
         names.lead(ELSEWHERE)
-        assert await send(caller, url) == Done(b"1"), "it is the server that was checked"
+        assert await send(caller, url) == Done(b"1"), (
+            "the kept connection goes to the checked address"
+        )
         assert (names.asked, server.connections) == ([NAME], 1)
         names.lead("127.0.0.1")
         calls = await asyncio.gather(*(send(caller, url) for _ in range(8)))
@@ -220,18 +224,18 @@ async def test_kept_connections() -> None:
     ],
 )
 async def test_names_that_are_trusted(host: str, allowed: tuple[str, ...]) -> None:
-    """A name that the settings have, and an address, are called as they are: nothing is looked up (security 8)."""
+    """A host that the settings name, or an IP address, is called without resolving it (security 8)."""
     names = Names(ELSEWHERE)
     async with trap(ONCE) as server, calling(names, allowed=allowed) as caller:
         url = named(server, host)
         answers = [await send(caller, url) for _ in range(2)]
-        if host in {"localhost", "127.0.0.1"}:  # not every system has the others
+        if host in {"localhost", "127.0.0.1"}:  # not every system resolves the other names
             assert answers == [Done(b"1")] * 2
         assert not names.asked
 
 
 async def test_a_server_that_moves() -> None:
-    """A name that leads to another good address is followed with the next connection (C12)."""
+    """If a name resolves to another allowed address, the next connection goes there (C12)."""
     names = Names("127.0.0.3")
     async with trap(ONCE) as server, beside(server, "127.0.0.3") as other, calling(names) as caller:
         url = named(server)
@@ -242,7 +246,7 @@ async def test_a_server_that_moves() -> None:
 
 
 async def test_several_addresses() -> None:
-    """Of several addresses the next is tried where nothing listens at one; what answered is asked first (C12, C23)."""
+    """If an address refuses, the next one is tried; the one that worked comes first next time (C12, C23)."""
     names = Names("127.0.0.3", "::1", "127.0.0.1")
     async with trap(ONCE) as server, calling(names) as caller:
         url = named(server)
@@ -258,7 +262,7 @@ async def test_several_addresses() -> None:
 
 @pytest.mark.parametrize("error", [NameUnknown("x"), NotReached("x"), None])
 async def test_names_that_are_not_found(error: Exception | None) -> None:
-    """A name that cannot be looked up makes a server unreachable, and half a second later it may be there (C23)."""
+    """A name that cannot be resolved makes the server unreachable, and is resolved again half a second later (C23)."""
     names = Names()
     names.error = error
     async with trap(ONCE) as server, calling(names) as caller:
@@ -274,7 +278,7 @@ async def test_names_that_are_not_found(error: Exception | None) -> None:
 
 
 async def test_a_look_up_that_hangs() -> None:
-    """A call that is given up, or whose caller closes, leaves no look-up behind (fault H5)."""
+    """A cancelled call, or a closed client, leaves no name resolution running (fault H5)."""
     names = Names("127.0.0.1")
     asked = asyncio.Event()
 
@@ -300,7 +304,7 @@ async def test_a_look_up_that_hangs() -> None:
 
 
 async def test_a_rebound_endpoint_gets_unwell() -> None:
-    """An endpoint whose name leads elsewhere is not well for the pool until it leads back (security 8, C22)."""
+    """An endpoint is unhealthy while its name resolves to a forbidden address (security 8, C22)."""
     names, backend = Names("127.0.0.1"), MemoryBackend()
     async with trap(ONCE) as server, beside(server) as inner, calling(names) as caller:
         settings = DispatchSettings(

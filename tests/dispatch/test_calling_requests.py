@@ -1,4 +1,4 @@
-"""What servers are sent, over real sockets."""
+"""Tests of the requests that GPU servers receive, over real sockets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DONE = said(status="success", result=1)
 
 
 def parts(request: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
-    """The first line, the headers by their lower names, each of which comes once, and the body."""
+    """Return the request line, the headers by lower-case name, and the body; no header may occur twice."""
     head, _, body = request.partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
     headers = {}
@@ -40,10 +40,10 @@ def parts(request: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
 
 
 class TestJobs:
-    """A job's POST."""
+    """The POST request that sends a job."""
 
     async def test_headers_and_body(self) -> None:
-        """It says who sends it, which job, attempt and slot it is; the payload goes byte for byte (C2, C3, C7)."""
+        """The headers name sender, job, attempt and slot token, and the payload is unchanged (C2, C3, C7)."""
         payload = b'{ "prompt" : "\xc3\xa9", "n":1.50 }'
         task = Task(key="dispatch:flux", id="job-1", payload=payload)
         async with trap(DONE) as server, calling() as caller:
@@ -66,7 +66,7 @@ class TestJobs:
         }
 
     async def test_no_callback_address(self) -> None:
-        """The server never sees where the client wants the result, nor anything else of the job's headers (C7)."""
+        """A GPU server sees neither the client's callback URL nor any other header of the job (C7)."""
         task = Task.of(
             "dispatch:flux",
             {"prompt": "x"},
@@ -81,7 +81,7 @@ class TestJobs:
             assert b"canary" not in b"".join(server.requests)
 
     async def test_path_and_query(self) -> None:
-        """The endpoint's address counts with its query; questions go to its origin (C4, C5)."""
+        """A job is sent to the endpoint's URL with its query; polls and health checks use its origin (C4, C5)."""
         config = ModelConfig(poll_endpoint_template="/v1/of/{id}/now?x=1", health_path="/v1/ok")
         async with trap(DONE) as server, calling() as caller:
             url = server.origin + "/a/b%20c?key=v"
@@ -106,7 +106,7 @@ class TestJobs:
         ],
     )
     async def test_ids_of_servers(self, remote: str, path: bytes) -> None:
-        """A server's id is one segment of the address, whatever it is (C5, fault H5)."""
+        """A job id chosen by the server is encoded as one path segment, whatever it contains (C5, fault H5)."""
         async with trap(said(status="processing", job_id=remote)) as server, calling() as caller:
             sent = await caller.send(lease_of(server.url), task_of(), ASYNC, attempt=1)
             assert sent == JobAcceptedAnswer(remote)
@@ -115,10 +115,10 @@ class TestJobs:
 
 
 class TestConnections:
-    """How they are kept."""
+    """How connections are reused."""
 
     async def test_one_after_another(self) -> None:
-        """Calls one after another use one connection (C19)."""
+        """Sequential calls use one connection (C19)."""
         async with trap(DONE) as server, calling() as caller:
             for _ in range(20):
                 await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
@@ -126,7 +126,7 @@ class TestConnections:
             assert server.connections == 1
 
     async def test_many_at_once(self) -> None:
-        """No call waits for another one's connection: a slot is a job under way (C1)."""
+        """No call waits for a connection that another call uses (C1)."""
         release = asyncio.Event()
         together = 150
 
@@ -147,7 +147,7 @@ class TestConnections:
             assert set(answers) == {Done(b"1")}
 
     async def test_closed_by_the_server(self) -> None:
-        """A kept connection that the server has closed is not used for a job (fault H5)."""
+        """A kept connection that the server has closed is not used for the next job (fault H5)."""
         gone = asyncio.Event()
 
         async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -166,9 +166,9 @@ class TestConnections:
             assert server.connections == 5
 
     async def test_two_answers_to_one_request(self) -> None:
-        """What comes after an answer is never taken for the next one: that call ends, and so does the connection.
+        """Data after a complete response is never taken for the next response.
 
-        Its request is with the server all the same (fault H5).
+        The next call fails as if the job was sent, and the connection is closed (fault H5).
         """
         async with (
             trap(DONE + said(status="success", result="evil")) as server,
@@ -184,7 +184,7 @@ class TestConnections:
                 assert server.connections == number + 1
 
     async def test_an_answer_to_nothing(self) -> None:
-        """Nor what comes while nobody has asked (fault H5)."""
+        """Data that arrives on an idle connection is never taken for the next response (fault H5)."""
         idle, told, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -209,7 +209,7 @@ class TestConnections:
             assert server.connections == 2
 
     async def test_cancelled(self) -> None:
-        """A call that is cancelled leaves no connection behind, and none that is half read (fault H2)."""
+        """A cancelled call closes its connection, and the next call uses a new one (fault H2)."""
         began, ended = asyncio.Event(), asyncio.Event()
 
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -236,7 +236,7 @@ class TestConnections:
 async def test_the_environment_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No proxy of the environment gets a job, and no credentials of it go out (C7)."""
+    """Proxies and .netrc credentials of the environment are not used (C7)."""
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login canary password canary", encoding="ascii")
     monkeypatch.setenv("NETRC", str(netrc))
@@ -251,7 +251,7 @@ async def test_the_environment_changes_nothing(
 
 
 async def test_logs_show_no_address(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing that is logged at INFO or above has an address, which may hold a key (C7)."""
+    """Log messages at INFO or above contain no URL, because a URL may contain a key (C7)."""
     caplog.set_level(logging.INFO)
     async with trap(DONE) as server, calling() as caller:
         await caller.send(lease_of(server.url + "?key=canary"), task_of(), SYNC, attempt=1)

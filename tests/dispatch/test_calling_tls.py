@@ -1,4 +1,4 @@
-"""Servers with TLS: who they are is verified, always."""
+"""Tests of TLS to GPU servers: certificates are always verified."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ WELL = said(status="success", result=1, active_jobs=0)
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Certificates, good ones and bad ones."""
+    """Return paths of valid and invalid certificates."""
     return make_files(tmp_path_factory.mktemp("tls"))
 
 
 def serving(certificate: Path, key: Path) -> ssl.SSLContext:
-    """What a server needs."""
+    """Return a server's TLS context with this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     return context
 
 
 async def test_a_good_one(files: Files) -> None:
-    """A server whose certificate is good gets its jobs, over connections that are kept (security 5, C3)."""
+    """A server with a valid certificate receives jobs, over connections that are kept (security 5, C3)."""
     tls = serving(files.good, files.key)
     async with trap(WELL, tls=tls) as server, calling(tls_ca=files.authority) as caller:
         for url in (server.url, server.url.replace("127.0.0.1", "localhost")):
@@ -61,7 +61,7 @@ async def test_a_good_one(files: Files) -> None:
 
 @pytest.mark.parametrize("kind", ["self_signed", "expired", "other_host"])
 async def test_bad_ones(files: Files, kind: str) -> None:
-    """One that anybody signed, of the past, or of another host gets nothing at all (security 5, fault H5)."""
+    """A server with a self-signed, expired or wrong-host certificate receives no request (security 5, fault H5)."""
     tls = serving(getattr(files, kind), files.key)
     async with trap(WELL, tls=tls) as server, calling(tls_ca=files.authority) as caller:
         answer = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
@@ -72,7 +72,7 @@ async def test_bad_ones(files: Files, kind: str) -> None:
 
 
 async def test_a_stranger(files: Files) -> None:
-    """Without a file it is the system's authorities that are trusted: a good one of others is none (security 5)."""
+    """Without a CA file, only certificates of the system's authorities are accepted (security 5)."""
     async with trap(WELL, tls=serving(files.good, files.key)) as server, calling() as caller:
         answer = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
         assert answer == EndpointUnreachable("no connection (SSLCertVerificationError)", sent=False)
@@ -80,7 +80,7 @@ async def test_a_stranger(files: Files) -> None:
 
 
 async def test_an_old_protocol(files: Files) -> None:
-    """TLS before 1.2 is none (security 5)."""
+    """Versions of TLS before 1.2 are refused (security 5)."""
     tls = serving(files.good, files.key)
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         tls.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -93,8 +93,9 @@ async def test_an_old_protocol(files: Files) -> None:
 
 
 async def test_no_tls_where_it_is_expected(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server without TLS at an https address gets nothing that can be read (security 5)."""
-    monkeypatch.setattr(exchange, "_CONNECT_SECONDS", 0.1)  # both wait for the other one
+    """A server at an https URL that does not speak TLS receives no plain text (security 5)."""
+    # client and server both wait for data, so only a timeout ends the call
+    monkeypatch.setattr(exchange, "_CONNECT_SECONDS", 0.1)
     async with trap(response(200, b"1")) as server, calling(tls_ca=files.authority) as caller:
         url = server.url.replace("http", "https")
         answer = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
@@ -103,19 +104,19 @@ async def test_no_tls_where_it_is_expected(files: Files, monkeypatch: pytest.Mon
 
 
 def test_nothing_turns_it_off() -> None:
-    """No setting and no argument turns verification off (security 5)."""
+    """No setting and no argument turns the verification of certificates off (security 5)."""
     names = {*DispatchSettings.model_fields, *inspect.signature(EndpointClient).parameters}
     assert not [name for name in names if "verify" in name or "insecure" in name]
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
-    """A file of authorities that can't be used is told of at once (security 5)."""
+    """A CA file that cannot be read raises `ConfigurationError` when the client is created (security 5)."""
     with pytest.raises(ConfigurationError, match="TASKQUEUE_DISPATCH_TLS_CA"):
         EndpointClient(DispatchSettings(_env_file=None), tls_ca=tmp_path / "nothing")
 
 
 async def test_the_setting(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dispatcher verifies servers by the authorities of its settings (security 5)."""
+    """A dispatcher verifies servers with the CA file of its settings (security 5)."""
     monkeypatch.setenv("TASKQUEUE_DISPATCH_TLS_CA", str(files.authority))
     async with trap(WELL, tls=serving(files.good, files.key)) as server:
         dispatcher = Dispatcher(MemoryBackend(), DispatchSettings(_env_file=None))
@@ -125,7 +126,7 @@ async def test_the_setting(files: Files, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_cancelled_on_the_way(files: Files) -> None:
-    """A server that never comes to an end of TLS leaves no connection behind, whoever gives up (fault H5)."""
+    """If a call is cancelled during a TLS handshake that never ends, its connection is closed (fault H5)."""
     began, ended = asyncio.Event(), asyncio.Event()
     writers: list[asyncio.StreamWriter] = []
 

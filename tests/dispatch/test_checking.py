@@ -1,4 +1,4 @@
-"""Endpoints are asked what they run, and slots come back by what they say."""
+"""Tests of health checks: endpoints report their active jobs, and slots are freed accordingly."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.dispatch.patience import until
 
 @pytest.fixture
 def desk() -> Desk:
-    """A desk of its own."""
+    """Return a lease renewer with a manual clock."""
     return Desk()
 
 
 async def test_a_new_endpoint_is_looked_at_at_once(backend: Backend) -> None:
-    """Whoever registers a server has it in use as soon as it was seen to be well (C12, C22)."""
+    """A new endpoint is checked at once, also if it is registered while the checks run (C12, C22)."""
     registry, servers = await registry_of(backend), Servers()
     servers.say = {"a": Seen(active=0), "b": Seen(active=0)}
     renewer = LeaseRenewer(slots_of(backend), registry, servers, settings(health_interval=3600))
@@ -36,7 +36,7 @@ async def test_a_new_endpoint_is_looked_at_at_once(backend: Backend) -> None:
 
 
 async def test_one_failure_is_looked_at_again(desk: Desk) -> None:
-    """The pool hears that a server is not well after two failures in a row, not after one (C22, OPEN-B3)."""
+    """An endpoint becomes unhealthy after two failed checks in a row, not after one (C22, OPEN-B3)."""
     await desk.registry.register("flux", "a", URL, 1)
     desk.servers.say["a"] = Seen(active=0)
     await desk.check()
@@ -46,7 +46,7 @@ async def test_one_failure_is_looked_at_again(desk: Desk) -> None:
     await desk.check()
     assert await desk.healthy()
     await desk.check()
-    assert desk.servers.asked["a"] == 2, "not before its time"
+    assert desk.servers.asked["a"] == 2, "the endpoint was not checked early"
     desk.servers.say["a"] = Seen(active=0)
     await desk.clock.advance(1)
     await desk.check()
@@ -62,7 +62,7 @@ async def test_one_failure_is_looked_at_again(desk: Desk) -> None:
 
 
 async def test_a_poke(desk: Desk) -> None:
-    """Who has just failed is asked at once, and a check_soon while it is being asked is not forgotten (C23)."""
+    """``check_soon`` makes an endpoint due at once, and also takes effect while a check of it is running (C23)."""
     await desk.registry.register("flux", "a", URL, 1)
     desk.servers.say["a"] = Seen(active=0)
     await desk.check()
@@ -80,7 +80,7 @@ async def test_a_poke(desk: Desk) -> None:
 
 
 async def test_who_does_not_report_is_left_alone(desk: Desk) -> None:
-    """An endpoint that does not report is never asked; one that is gone is forgotten (C22)."""
+    """An endpoint registered with ``reports=False`` is never checked, and a removed endpoint is forgotten (C22)."""
     await desk.registry.register("flux", "mute", URL, 1, reports=False)
     await desk.registry.register("flux", "a", URL, 1)
     await desk.check()
@@ -91,7 +91,7 @@ async def test_who_does_not_report_is_left_alone(desk: Desk) -> None:
 
 
 async def test_checks_are_bounded() -> None:
-    """However many endpoints there are, 32 are asked at once; one that hangs holds up nobody (C22)."""
+    """At most 32 endpoints are checked at the same time, and one that hangs does not block the others (C22)."""
     backend, servers = MemoryBackend(), Servers()
     registry = await registry_of(backend)
     for number in range(100):
@@ -101,7 +101,7 @@ async def test_checks_are_bounded() -> None:
     renewer = LeaseRenewer(backend.slots, registry, servers, settings(health_interval=0.2))
     async with running(renewer):
         await until(lambda: servers.at_once == 32)
-        await until(lambda: len(servers.asked) == 100, "those that hang are given up")
+        await until(lambda: len(servers.asked) == 100, "checks that hang are given up")
         servers.gate.set()
         await until(lambda: _all_healthy(backend))
     assert servers.most_at_once == 32
@@ -112,7 +112,10 @@ async def _all_healthy(backend: Backend) -> bool:
 
 
 async def test_a_server_that_restarted(desk: Desk) -> None:
-    """Slots of a restarted server are freed after two equal looks, and their holder learns it (C22, C23, FIX-C5)."""
+    """The slots of a restarted server are freed after two equal health reports.
+
+    The leases of these slots are marked as lost (C22, C23, FIX-C5).
+    """
     held, other = await desk.take(2)
     await desk.assign(held, "job")
     await desk.assign(other, "kept")
@@ -121,7 +124,7 @@ async def test_a_server_that_restarted(desk: Desk) -> None:
     await desk.clock.advance(4)
     desk.renewer.checks.check_soon("flux", "a")
     await desk.check()
-    assert not held.lost.is_set(), "the observations are too close to each other"
+    assert not held.lost.is_set(), "the reports are too close to each other"
     await desk.clock.advance(1)
     desk.renewer.checks.check_soon("flux", "a")
     await desk.check()
@@ -131,7 +134,10 @@ async def test_a_server_that_restarted(desk: Desk) -> None:
 
 
 async def test_a_lease_that_ran_out_is_looked_at_sooner(desk: Desk) -> None:
-    """Slots of a dispatcher that died come back after its lease and two looks that are ``settled`` apart (C20, C23)."""
+    """The slot of a dead dispatcher is freed once its lease has expired and the endpoint is idle.
+
+    Two idle reports, ``settled`` seconds apart, are needed (C20, C23).
+    """
     (held,) = await desk.take()
     await desk.assign(held, "job")
     desk.renewer.drop(held)
@@ -151,7 +157,7 @@ async def test_a_lease_that_ran_out_is_looked_at_sooner(desk: Desk) -> None:
 
 
 async def test_all_are_looked_at_after_a_pool_was_emptied(desk: Desk) -> None:
-    """A pool that was emptied hears at once how its endpoints are (fault H9)."""
+    """After the slot pool was emptied, all endpoints are checked again at once (fault H9)."""
     await desk.registry.register("flux", "a", URL, 1)
     await desk.registry.refresh()
     desk.servers.say["a"] = Seen(active=0)
@@ -163,7 +169,7 @@ async def test_all_are_looked_at_after_a_pool_was_emptied(desk: Desk) -> None:
 
 
 async def test_looks_are_spread(desk: Desk) -> None:
-    """Looks are a health interval apart, a fifth more or less, so that dispatchers do not go in step (C22)."""
+    """The interval between two checks varies by a fifth, so that dispatchers do not check at the same moments (C22)."""
     await desk.registry.register("flux", "a", URL, 1)
     desk.servers.say["a"] = Seen(active=0)
     for share, pause in ((0.0, 8.0), (0.5, 10.0), (1.0, 12.0)):

@@ -1,4 +1,4 @@
-"""``taskqueue dispatch``: a real server in a process of its own, and a simulated one that does its jobs."""
+"""Tests of the command ``taskqueue dispatch`` against a real server process and a simulated GPU server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Cli = Callable[..., Done]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The address of a server, started as users start it."""
+    """Start a server with ``taskqueue dispatch``, and yield its URL."""
     words = ("dispatch", "--port", "0", "--backend", "taskqueue_memory")
     with process(*words, stderr=None) as serving:
         assert serving.stdout is not None
@@ -39,7 +39,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[str]:
-    """The endpoint of a simulated server."""
+    """Start a simulated GPU server, and yield the URL of its endpoint."""
     words = [
         sys.executable,
         "-m",
@@ -64,7 +64,7 @@ def cli(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Cli:
-    """Run a command in this process and return what it left."""
+    """Return a function that runs a command in this process and returns its exit code and output."""
     for name in os.environ:
         if name.startswith("TASKQUEUE_"):
             monkeypatch.delenv(name)
@@ -81,7 +81,7 @@ def cli(
 
 
 def registered(cli: Cli, model: str, gpu: str) -> None:
-    """Register the simulated server, and wait until it may get jobs."""
+    """Register the simulated GPU server for a model, and wait until it is healthy."""
     assert cli("register", model, "gpu-1", gpu, "--slots", "2").code == 0
     until = time.monotonic() + PATIENCE
     while not all(one["healthy"] for one in cli("endpoints", model, "--json").told):
@@ -90,7 +90,7 @@ def registered(cli: Cli, model: str, gpu: str) -> None:
 
 
 def test_from_registration_to_result(cli: Cli, gpu: str) -> None:
-    """A model is registered, a job submitted, and its result there, as people and programs are told (C6, C12)."""
+    """After registration, a submitted job runs, and its result is shown as text and as JSON (C6, C12)."""
     assert "register MODEL SERVER URL" in cli("endpoints", "nobody").out
     registered(cli, "acme/zimg", gpu)
     done = cli("submit", "acme/zimg", '{"prompt": "a boat"}', "--wait", "30")
@@ -109,7 +109,7 @@ def test_from_registration_to_result(cli: Cli, gpu: str) -> None:
 
 
 def test_in_a_narrow_terminal(cli: Cli, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Endpoints are readable in 80 columns: no word and no address is cut into pieces (C12, B8)."""
+    """In a terminal with 80 columns, no word and no URL of the table of endpoints is broken (C12, B8)."""
     registered(cli, "narrow", gpu)
     monkeypatch.setattr(console, "width", 80)
     table = cli("endpoints", "narrow").out
@@ -120,7 +120,7 @@ def test_in_a_narrow_terminal(cli: Cli, gpu: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_watching(cli: Cli, gpu: str, server: str) -> None:
-    """The table is shown again when a slot or a state has changed, until Ctrl-C, which is no failure (B8)."""
+    """``--watch`` prints the table again when a slot or a state changes; Ctrl-C ends it with exit code 0 (B8)."""
     registered(cli, "watched", gpu)
     words = ("dispatch", "endpoints", "watched", "--watch", "--url", server)
     with subprocess.Popen(
@@ -143,7 +143,7 @@ def test_watching(cli: Cli, gpu: str, server: str) -> None:
 
 
 def test_submitting_again(cli: Cli, gpu: str) -> None:
-    """The same key is the same job, however often it is submitted; another payload under it is refused (law 3)."""
+    """Submitting the same key again returns the same job; the same key with another payload is refused (law 3)."""
     registered(cli, "again", gpu)
     words = ("submit", "again", "1", "--idempotency-key", "order-1", "--tenant", "acme")
     first, second = (cli(*words, "--priority", "7", "--json") for _ in range(2))
@@ -155,7 +155,7 @@ def test_submitting_again(cli: Cli, gpu: str) -> None:
 
 
 def test_no_slots(cli: Cli) -> None:
-    """A model without endpoints is told at once, with its reason and exit code 1 (B9, B13)."""
+    """Submitting to a model without endpoints fails at once with exit code 1 and the reason (B9, B13)."""
     done = cli("submit", "nobody-runs-it", "--json")
     assert done.code == 1
     assert done.told["error"]["code"] == "no_slots"
@@ -163,7 +163,7 @@ def test_no_slots(cli: Cli) -> None:
 
 
 def test_a_job_that_fails(cli: Cli, gpu: str) -> None:
-    """The end of a failed job, and one that does not come in time, are errors that name it (C16, C26)."""
+    """A failed job, and a job that does not end in time, give exit code 1 and an error code (C16, C26)."""
     assert cli("config", "ill", "--set", "max_retries=0").code == 0
     with subprocess.Popen(
         [sys.executable, "-m", "taskqueue_dispatch.gpu_server", "--mode", "fail"],
@@ -187,7 +187,7 @@ def test_a_job_that_fails(cli: Cli, gpu: str) -> None:
 
 
 def test_drain_undo_and_remove(cli: Cli, gpu: str) -> None:
-    """An endpoint gets no more jobs, some again, and is gone; what is not there is an error (C12)."""
+    """An endpoint can be drained, used again and removed; an unknown endpoint is an error (C12)."""
     registered(cli, "rotating", gpu)
     drained = cli("drain", "rotating", "gpu-1", "--json")
     assert drained.told["draining"]
@@ -203,7 +203,7 @@ def test_drain_undo_and_remove(cli: Cli, gpu: str) -> None:
 
 
 def test_config(cli: Cli) -> None:
-    """Fields are shown, changed one by one, and go back; a wrong one is named, and nothing changes (C5, C13)."""
+    """Fields of a configuration can be shown, changed and reset; a wrong one changes nothing (C5, C13)."""
     defaults = ModelConfig().model_dump(mode="json")
     assert cli("config", "flux/1", "--json").told == defaults
     words = ("--set", "model_type=async", "--set", "poll_endpoint_template=/status/{id}")
@@ -226,7 +226,7 @@ def test_config(cli: Cli) -> None:
 
 
 def test_wrong_usage(cli: Cli, tmp_path: Path) -> None:
-    """What cannot be meant is said, with exit code 2; a job that nobody knows with 1."""
+    """Wrong usage exits with code 2, and an unknown job with code 1."""
     assert cli("job", "0123456789-nobody").code == 1
     assert cli("job", "").code == 2
     assert cli("submit", "m", "not json").code == 2
@@ -241,7 +241,7 @@ def test_wrong_usage(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_demo_without_its_extra() -> None:
-    """What is not installed is said, with the way to have it."""
+    """If the packages of the demo are missing, the error says how to install them."""
     program = "import sys; sys.modules['standardwebhooks'] = None\n"
     program += "from taskqueue_cli import main; sys.exit(main(['dispatch', 'demo']))"
     done = subprocess.run(
@@ -252,7 +252,10 @@ def test_a_demo_without_its_extra() -> None:
 
 
 def test_a_server_without_a_dispatcher(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is there without a dispatcher is told from one that is not there, and how to start one."""
+    """A server without a dispatcher and an unreachable server give different errors.
+
+    Both say how to start a dispatcher.
+    """
     with process("serve", "--port", "0", "--backend", "taskqueue_memory", stderr=None) as plain:
         assert plain.stdout is not None
         url = json.loads(plain.stdout.readline())["url"]

@@ -1,4 +1,4 @@
-"""The client: a job is submitted until it is confirmed, and stored once, whatever is lost on the way."""
+"""Tests of the client function that submits a job until the server confirms it, whatever responses are lost."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ JOB = {"model": "flux", "payload": {"prompt": "a sunset"}}
 
 
 class Sleeps:
-    """Notes how long was slept, and moves the time on."""
+    """A replacement for ``sleep`` and the clock; it records each pause and advances the time by it."""
 
     def __init__(self) -> None:
-        """Start at 0."""
+        """Start at time 0."""
         self.slept: list[float] = []
 
     async def __call__(self, seconds: float) -> None:
-        """Sleep."""
+        """Record the pause, without waiting."""
         self.slept.append(seconds)
 
     def now(self) -> float:
-        """Return the time."""
+        """Return the sum of all pauses."""
         return sum(self.slept)
 
 
 async def desk(backend: Backend, room: int = 100_000) -> Submitter:
-    """Return what takes in jobs, with much room."""
+    """Return a submitter whose queue accepts up to ``room`` jobs."""
     registry = await registry_of(backend)
     config = ModelConfig(queue_per_slot=room, queue_limit=room)
     await registry.configure("flux", config)
@@ -59,7 +59,7 @@ async def desk(backend: Backend, room: int = 100_000) -> Submitter:
 
 
 def answering(submitter: Submitter) -> Any:
-    """Return what a server does with a request to submit."""
+    """Return a function that handles a submit request as a server does."""
 
     async def answer(body: bytes) -> Reply:
         told = json.loads(body)
@@ -73,7 +73,7 @@ def answering(submitter: Submitter) -> Any:
 
 
 async def test_the_same_through_threads(backend: Backend) -> None:
-    """The client without an event loop does the same (OPEN-C1)."""
+    """The synchronous client, used in a thread, confirms each job and stores it once (OPEN-C1)."""
     answer = answering(await desk(backend))
     async with Flaky(answer, refused=0.3, cut=0.2, seed=1) as front:
 
@@ -92,7 +92,7 @@ async def test_the_same_through_threads(backend: Backend) -> None:
 
 
 async def test_back_pressure_is_waited_out(backend: Backend) -> None:
-    """A full queue is asked again until there is room, without a job lost or stored twice (B13, OPEN-C1)."""
+    """While the queue is full, the client tries again; no job is lost or stored twice (B13, OPEN-C1)."""
     submitter = await desk(backend, room=2)
     async with (
         Flaky(answering(submitter)) as front,
@@ -131,7 +131,7 @@ async def test_back_pressure_is_waited_out(backend: Backend) -> None:
     ],
 )
 async def test_what_is_tried_again(lost: Reply) -> None:
-    """Whatever leaves open whether the job was stored is followed by the same request again (OPEN-C1)."""
+    """If the response leaves open whether the job was stored, the client repeats the request (OPEN-C1)."""
     sleeps = Sleeps()
     async with (
         Flaky(answer, script=[lost, lost]) as front,
@@ -145,13 +145,13 @@ async def test_what_is_tried_again(lost: Reply) -> None:
 
 
 async def answer(_: bytes) -> Reply:
-    """Take any job."""
+    """Confirm any job."""
     return reply(200, b'{"job_id":"x"}')
 
 
 @pytest.mark.parametrize("status", [300, 302, 400, 401, 403, 404, 409, 413, 415, 422, 501])
 async def test_what_is_final(status: int) -> None:
-    """An answer that will not change is told at once, with what the server says (OPEN-C1)."""
+    """A response that will not change raises `SubmitRefused` at once, with the server's explanation (OPEN-C1)."""
     problem = b'{"title":"Bad","detail":"model: got nothing"}'
     final = reply(status, problem, "location: http://169.254.169.254/")
     async with (
@@ -165,7 +165,7 @@ async def test_what_is_final(status: int) -> None:
 
 
 async def test_a_silent_server() -> None:
-    """A server that does not answer, or is not there, is tried again (OPEN-C1)."""
+    """If the server does not answer, the client tries again, and then raises `PublishUnconfirmed` (OPEN-C1)."""
     async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
         async with Flaky(answer) as front:
             pass
@@ -188,7 +188,7 @@ async def test_a_silent_server() -> None:
 
 
 async def test_a_server_that_drips() -> None:
-    """One try has its end without an event loop too, though the answer goes on without one (OPEN-C1)."""
+    """A try of the synchronous client ends at its deadline, even if the response keeps arriving slowly (OPEN-C1)."""
     to_the_end: list[bool] = []
     drops = reply(200, b"")[:-4].replace(b"length: 0", b"length: 60000") + b"\r\n\r\n"
 
@@ -215,7 +215,7 @@ async def test_a_server_that_drips() -> None:
 
 
 async def test_it_ends_in_time() -> None:
-    """Tries and time have an end, and the error has the key to go on with (OPEN-C1)."""
+    """Tries and time are limited; with the idempotency key in the error the caller can continue (OPEN-C1)."""
     sleeps = Sleeps()
     async with (
         Flaky(answer, script=[reply(502)] * 100) as front,
@@ -236,7 +236,7 @@ async def test_it_ends_in_time() -> None:
 
 
 async def test_pauses() -> None:
-    """Each pause is longer than the one before, and none shorter than the server asks, up to a minute (OPEN-C1)."""
+    """The pauses grow, and are at least the Retry-After time, which is limited to a minute (OPEN-C1)."""
     script = [
         reply(502),
         reply(502),
@@ -273,7 +273,7 @@ async def test_pauses() -> None:
     ],
 )
 async def test_what_no_server_would_take(field: str, job: dict[str, object]) -> None:
-    """What can't be said in JSON, or is no key, is refused before anything is sent (OPEN-C1)."""
+    """An invalid key, or a payload that is not JSON, is refused before anything is sent (OPEN-C1)."""
     async with Flaky(answer) as front, httpx2.AsyncClient(trust_env=False, verify=False) as client:
         with pytest.raises(InvalidInput) as caught:
             await submit_until_confirmed(client, front.url, JOB | job)
@@ -286,7 +286,7 @@ async def test_what_no_server_would_take(field: str, job: dict[str, object]) -> 
 
 
 async def test_cancelled() -> None:
-    """Who is cancelled stops trying (OPEN-C1)."""
+    """A cancelled client stops trying (OPEN-C1)."""
     async with (
         Flaky(answer, script=[reply(502)] * 10) as front,
         httpx2.AsyncClient(trust_env=False, verify=False) as client,

@@ -1,4 +1,4 @@
-"""The dispatcher on a real cluster: its queues are spread over the nodes, and so is nothing else."""
+"""Test of the dispatcher on a Redis Cluster, where its queues are spread over the nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODELS = tuple(f"model-{number}" for number in range(12))
 
 
 async def test_every_node_is_asked(redis_cluster: Cluster, redis_prefix: str) -> None:
-    """Jobs, dead letters and counts of models on all partitions are found, whoever asks (C24, FIX-C6, OPEN-C5)."""
+    """Jobs, dead letters and counts are found on all partitions of the cluster (C24, FIX-C6, OPEN-C5)."""
     async with (
         opened(redis_cluster.url, redis_prefix, lease=10.0) as backend,
         SimulatedGpu(name="a", slots=4, latency=0.001, mode=Mode.FAIL) as gpu,

@@ -1,4 +1,4 @@
-"""``taskqueue dispatch demo``, as users start it: servers, a crash, a lie, and the account."""
+"""Tests of the command ``taskqueue dispatch demo``: its servers, its faults, and its final report."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from tests.server.support import settings
 JOBS = 60
 PATIENCE = 120
 AT_ONCE = 25
-"""seconds, of which a crowded machine needs a few: who waits for a store that has gone takes more"""
+"""seconds in which an interrupted demo must end; it takes longer if it waits for a store that is already gone"""
 
 
 @contextmanager
 def demo(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """A run in a session of its own, with its temporary files in a folder."""
+    """Start the demo in a process session of its own, with its temporary files in ``folder``."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("TASKQUEUE_")}
     with subprocess.Popen(
         [sys.executable, "-m", "taskqueue_cli", "dispatch", "demo", *words],
@@ -65,7 +65,7 @@ def demo(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.Pop
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest) -> dict[str, str]:
-    """What leads a run to an empty store: memory, or a real Redis."""
+    """Return environment variables that select an empty store: none for memory, otherwise a real Redis."""
     if request.param == "memory":
         return {}
     server: RedisServer = request.getfixturevalue("redis_server")
@@ -79,8 +79,9 @@ def store(request: pytest.FixtureRequest) -> dict[str, str]:
 def test_every_job_is_accounted_for(store: dict[str, str], tmp_path: Path) -> None:
     """C26, C23, C7, C16, law 1, fault I1.
 
-    Sync, polled and pushed models; jobs that fail, a server that crashes with jobs in hand and one that denies what it
-    runs: every job is done, or failed with its reason; none is run to its end twice; every callback is delivered.
+    Every job is done, or failed with its reason; none is completed twice; every callback is delivered. The demo has
+    synchronous, polled and pushing models, jobs that fail, a server that crashes, and a server that denies its running
+    jobs.
     """
     word = "redis" if store else "memory"
     words = ("--json", "--jobs", str(JOBS), "--backend", word, "--seed", "7")
@@ -105,7 +106,7 @@ def test_every_job_is_accounted_for(store: dict[str, str], tmp_path: Path) -> No
 async def test_a_store_with_a_dispatcher_is_left_alone(
     redis_server: RedisServer, redis_prefix: str, tmp_path: Path
 ) -> None:
-    """The demo would take the callbacks of others: it refuses a store where a dispatcher works (law 1)."""
+    """The demo refuses a store that a dispatcher uses, because it would receive that dispatcher's callbacks (law 1)."""
     async with opened(redis_server.url, redis_prefix) as backend:
         endpoint = Endpoint(model="theirs", server="gpu", url="http://127.0.0.1:1/", slots=1)
         await backend.slots.register(endpoint)
@@ -131,7 +132,7 @@ async def test_a_store_with_a_dispatcher_is_left_alone(
 def test_an_interrupt_ends_what_was_started(
     number: signal.Signals, word: str, tmp_path: Path
 ) -> None:
-    """Ctrl-C ends servers, dispatcher and the store of the run in order, and its files go as well."""
+    """After SIGINT or SIGTERM the demo ends all its processes in order and removes its files."""
     with demo(tmp_path, "--backend", word) as process:
         assert process.stdout is not None
         while "all healthy" not in (line := process.stdout.readline()):
@@ -144,13 +145,13 @@ def test_an_interrupt_ends_what_was_started(
 
 
 async def test_its_server_lets_go_before_the_store_goes() -> None:
-    """What a signal has begun is not cut short by the end of the run: its server ends, and then its store."""
+    """If a signal has begun to stop the demo's server, the server still ends in order, before its store does."""
     over = asyncio.Event()
 
     @asynccontextmanager
     async def slow(_: object) -> AsyncIterator[None]:
         yield
-        await asyncio.sleep(0.7)  # an immediate end would not wait for so long
+        await asyncio.sleep(0.7)  # longer than an immediate end would wait
         over.set()
 
     server = ServerProcess(
@@ -158,7 +159,7 @@ async def test_its_server_lets_go_before_the_store_goes() -> None:
     )
 
     async def work() -> None:
-        server.stop()  # as a signal does
+        server.stop()  # as a signal handler does
         await asyncio.Event().wait()
 
     await asyncio.gather(asyncio.create_task(run_server(server, work)), return_exceptions=True)
@@ -166,7 +167,7 @@ async def test_its_server_lets_go_before_the_store_goes() -> None:
 
 
 def test_the_plan_of_a_seed() -> None:
-    """The same seed gives the same jobs, but for the names of the run; another seed gives others."""
+    """The same seed gives the same jobs, except for the name of the run; another seed gives other jobs."""
 
     def told(seed: int) -> list[object]:
         return [(job.name, job.seconds, job.fails, job.tenant) for job in make_plan(80, seed).jobs]
@@ -178,7 +179,7 @@ def test_the_plan_of_a_seed() -> None:
 
 
 def report(**changes: object) -> DispatchDemoReport:
-    """A run in which everything holds, but for some changes of its one model."""
+    """Return the report of a successful run, with changes to its only model."""
     model = ModelReport(
         name="m", mode="sync", slots=2, jobs=5, done=4, failed=1, retried=2, redelivered=1,
         lost=0, duplicates=0, wrong=0, wait_p50=0.1, wait_p95=0.2, utilisation=0.9,
@@ -213,7 +214,7 @@ def report(**changes: object) -> DispatchDemoReport:
     ],
 )
 def test_what_is_wrong_is_found(changes: dict[str, object]) -> None:
-    """A job that is missing, run twice or wrong, and a ledger that is off, spoil the verdict (law 1, C26)."""
+    """A missing, duplicated or wrong job, or a wrong ledger, makes the report fail (law 1, C26)."""
     assert report().ok
     assert not report(**changes).ok
 
@@ -231,12 +232,12 @@ def test_what_is_wrong_is_found(changes: dict[str, object]) -> None:
     ],
 )
 def test_what_did_not_happen_is_found(changes: dict[str, object]) -> None:
-    """So do a slot that leaked, a job that did not come back, a callback that is missing or forged (C26, B7)."""
+    """A leaked slot, a lost job, or a missing or forged callback makes the report fail (C26, B7)."""
     assert not msgspec.structs.replace(report(), **changes).ok
 
 
 def test_the_live_view() -> None:
-    """Slots are drawn by state, and queues with their counts; the account comes at the end (B8)."""
+    """The live view draws slots by state and queues with their counts, and ends with the report (B8)."""
     console = Console(force_terminal=True, width=110, height=40, record=True)
     endpoint = Endpoint(model="chat", server="gpu-1", url="http://127.0.0.1:1/", slots=5)
     info = EndpointInfo(

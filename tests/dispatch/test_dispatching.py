@@ -1,4 +1,4 @@
-"""Jobs from their submission to their end, on real servers that are simulated."""
+"""Tests of jobs from submission to their end, on simulated GPU servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLLED = ModelConfig(
 
 
 async def test_jobs_are_done_once_each(backend: Backend) -> None:
-    """Each job of a burst is done once, on as many slots at once as there are; the ledger balances (C1, C26, R16)."""
+    """Each job of a burst runs once, all slots are used at the same time, and the ledger balances (C1, C26, R16)."""
     gate = Gate()
 
     async def sleep(seconds: float) -> None:
@@ -45,7 +45,7 @@ async def test_jobs_are_done_once_each(backend: Backend) -> None:
 
 
 async def test_jobs_of_an_asynchronous_model(backend: Backend) -> None:
-    """A server that answers with an id is polled until it has the result, and keeps its slot until then (C3, C4)."""
+    """A job of an asynchronous model is polled until it has a result, and keeps its slot until then (C3, C4)."""
     gate = Gate()
     async with (
         SimulatedGpu(name="a", slots=2, handler=gate, asynchronous=True) as gpu,
@@ -64,7 +64,7 @@ async def test_jobs_of_an_asynchronous_model(backend: Backend) -> None:
 
 
 async def test_a_busy_server_costs_no_attempt(backend: Backend) -> None:
-    """A job that a busy server refuses goes to another one, as the same attempt (FIX-C3, law 3, fault H5)."""
+    """A job that a busy server refuses goes to another server, as the same attempt (FIX-C3, law 3, fault H5)."""
     async with (
         SimulatedGpu(name="busy", slots=4, mode=Mode.BUSY) as busy,
         SimulatedGpu(name="idle", slots=1, latency=0.01) as idle,
@@ -82,7 +82,7 @@ async def test_a_busy_server_costs_no_attempt(backend: Backend) -> None:
 
 
 async def test_direct_traffic_takes_all(backend: Backend) -> None:
-    """While a server has no room the jobs wait, at no cost; when it has, they go on (fault H8, FIX-C3)."""
+    """While direct callers occupy a server, jobs wait without using up attempts, then run (fault H8, FIX-C3)."""
     async with (
         SimulatedGpu(name="a", slots=1, mode=Mode.BUSY, latency=0.001) as gpu,
         dispatching(backend) as dispatcher,
@@ -97,7 +97,7 @@ async def test_direct_traffic_takes_all(backend: Backend) -> None:
 
 
 async def test_a_server_that_crashes_with_a_job(backend: Backend) -> None:
-    """The job of a server that dies is sent again; its slot comes back (C23, fault H4)."""
+    """The job of a server that crashes is sent again, and its slot is freed (C23, fault H4)."""
     config = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05)
     gate = Gate()
     async with (

@@ -1,4 +1,4 @@
-"""What a client may have called: the matrix of spellings, at submit and when it is called."""
+"""Tests of which callback URLs are allowed, at submit and at the call, with many spellings of forbidden addresses."""
 
 from __future__ import annotations
 
@@ -41,20 +41,23 @@ PORTS = [22, 25, 80, 6379, 8080, 8420, 11211, 442, 444, 8444, 65535]
 
 
 async def public(host: str, port: int) -> tuple[str, ...]:
-    """A resolver that knows some names, and asks the system for what it knows, as numbers in odd bases."""
+    """Resolve the names of these tests.
+
+    Other hosts, for example numbers in other bases, go to the system's resolver.
+    """
     if host == "public.example":
         return ("93.184.215.14", "2606:2800:21f:cb07::1")
     return NAMES[host] if host in NAMES else await look_up(host, port)
 
 
 def test_there_are_enough() -> None:
-    """The matrix has well over 60 spellings (fault I3)."""
+    """The tests cover well over 60 spellings (fault I3)."""
     assert len({*HOSTS, *WHOLE, *NAMES}) > 150
 
 
 @pytest.mark.parametrize("policy", [UrlPolicy(), UrlPolicy(http=True)], ids=["https", "http"])
 async def test_hosts(policy: UrlPolicy) -> None:
-    """No spelling of an address that is not public passes, and nothing is connected to (OPEN-C7, fault I3)."""
+    """No spelling of a non-public address is accepted, and no connection is attempted (OPEN-C7, fault I3)."""
     with connections() as touched:
         for host in [*HOSTS, *NAMES]:
             for scheme in ("https", "http"):
@@ -66,10 +69,10 @@ async def test_hosts(policy: UrlPolicy) -> None:
 
 @pytest.mark.parametrize("url", WHOLE)
 async def test_other_forms(url: str) -> None:
-    """What is not exactly https://host[:port][/path][?query] is refused without a look-up (fault I3)."""
+    """A URL that is not exactly https://host[:port][/path][?query] is refused without resolving its host (fault I3)."""
 
     async def never(_host: str, _port: int) -> tuple[str, ...]:
-        raise AssertionError("it was looked up")
+        raise AssertionError("the host name was resolved")
 
     with pytest.raises(InvalidInput) as caught:
         await check_url(url, UrlPolicy(), field="callback_url", resolve=never)
@@ -78,7 +81,7 @@ async def test_other_forms(url: str) -> None:
 
 @pytest.mark.parametrize("port", PORTS)
 async def test_other_ports(port: int) -> None:
-    """Ports are 443 and 8443, unless an operator says otherwise (fault I3)."""
+    """Only the ports 443 and 8443 are allowed, unless the operator allows others (fault I3)."""
     with pytest.raises(InvalidInput, match="443, 8443"):
         await check_url(f"https://public.example:{port}/", UrlPolicy(), resolve=public)
     allowed = UrlPolicy(ports=frozenset({port}))
@@ -87,7 +90,7 @@ async def test_other_ports(port: int) -> None:
 
 
 async def test_plain_http() -> None:
-    """It is refused unless it is allowed, and port 80 is its own (fault I3)."""
+    """Plain HTTP is refused unless it is allowed, and port 80 is for plain HTTP only (fault I3)."""
     with pytest.raises(InvalidInput, match="https"):
         await check_url("http://public.example/", UrlPolicy(), resolve=public)
     checked = await check_url("http://public.example/", UrlPolicy(http=True), resolve=public)
@@ -108,7 +111,7 @@ async def test_plain_http() -> None:
     ],
 )  # fmt: skip
 async def test_good_ones(url: str, host: str, target: str, authority: str) -> None:
-    """What is public passes, with all of its addresses in their order (OPEN-C7)."""
+    """A public URL is accepted, with all addresses of its host in the resolver's order (OPEN-C7)."""
 
     async def resolve(_host: str, _port: int) -> tuple[str, ...]:
         return ("93.184.215.14", "2606:2800:21f:cb07::1")
@@ -120,7 +123,7 @@ async def test_good_ones(url: str, host: str, target: str, authority: str) -> No
 
 
 def test_no_path_is_shown() -> None:
-    """A place's text has no path or query, where secrets may be (OPEN-C7)."""
+    """The repr of a URL omits its path and query, because they may contain secrets (OPEN-C7)."""
     assert "canary" not in repr(read_url("url", "https://public.example/canary?canary"))
 
 
@@ -133,7 +136,7 @@ def test_no_path_is_shown() -> None:
         ("10.2.2.3", ["10.1.0.0/16"], False),
         ("::1", ["::1/128"], True),
         ("fd00::5", ["fd00::/8"], True),
-        ("0.0.0.0", ["0.0.0.0/0"], False),  # noqa: S104 - nothing binds to it
+        ("0.0.0.0", ["0.0.0.0/0"], False),  # noqa: S104 - no socket is bound
         ("224.0.0.1", ["0.0.0.0/0"], False),
         ("255.255.255.255", ["0.0.0.0/0"], False),
         ("::", ["::/0"], False),
@@ -148,13 +151,19 @@ def test_no_path_is_shown() -> None:
         ("2002:808:808::", ["2002::/16"], True),
     ],
 )
-def test_exceptions(address: str, networks: list[str], good: bool) -> None:  # noqa: FBT001 - a column of the table
-    """An exception opens its network and nothing behind it; what can be no receiver stays closed (fault I3)."""
+def test_exceptions(address: str, networks: list[str], good: bool) -> None:  # noqa: FBT001 - pytest passes it by name
+    """An exception allows its own network only, not addresses embedded in it.
+
+    Multicast and similar addresses stay forbidden (fault I3).
+    """
     assert may_be_reached(ip_address(address), map(ip_network, networks)) is good
 
 
 async def test_submitted_and_called() -> None:
-    """Each is refused at submit; one that got in is refused when it is called, and that is recorded (fault I3)."""
+    """A forbidden URL is refused at submit.
+
+    If such a callback is in the queue anyway, it is refused before the call and recorded as failed (fault I3).
+    """
     async with receiving_at("127.0.0.1", "::1") as (trap, six):
         ports = (443, 8443, 80, trap.port)
         default = settings(callback_ports=ports, callback_networks=())
@@ -189,22 +198,22 @@ async def test_submitted_and_called() -> None:
 
 
 class TestNames:
-    """How they are looked up."""
+    """How host names are resolved."""
 
     async def test_none(self) -> None:
-        """A name that nothing has, and one that nobody could look up, are told apart (OPEN-C7)."""
+        """A name that does not exist and a name that could not be resolved raise different errors (OPEN-C7)."""
         with pytest.raises(NameUnknown):
             await look_up("nothing.invalid", 443)
         with pytest.raises(NotReached):
             await look_up("a" * 64 + ".example", 443)
 
     async def test_the_system(self) -> None:
-        """The system's answers come once each (OPEN-C7)."""
+        """Each address that the system's resolver returns is listed once (OPEN-C7)."""
         assert "127.0.0.1" in (found := await look_up("localhost", 443))
         assert len(set(found)) == len(found)
 
     async def test_failures_of_the_system(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An outage of the name service is not the end of a name (OPEN-C7)."""
+        """A temporary failure of the resolver does not mean that the name is unknown (OPEN-C7)."""
 
         def fails(*_: object, **__: object) -> None:
             raise socket.gaierror(socket.EAI_AGAIN, "later")
@@ -215,7 +224,7 @@ class TestNames:
         assert not isinstance(caught.value, NameUnknown)
 
     async def test_no_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A resolver that hangs is given up (OPEN-C7)."""
+        """A resolver that hangs is given up after a timeout (OPEN-C7)."""
         monkeypatch.setattr("taskqueue_dispatch.outbound_http.url_policy._SECONDS", 0.01)
 
         async def hangs(_host: str, _port: int) -> tuple[str, ...]:
@@ -226,7 +235,7 @@ class TestNames:
             await check_url("https://public.example/", UrlPolicy(), resolve=hangs)
 
     async def test_no_address(self) -> None:
-        """No answers are no address, never a pass (fault I3)."""
+        """A name without addresses is refused (fault I3)."""
 
         async def nothing(_host: str, _port: int) -> tuple[str, ...]:
             return ()
@@ -235,7 +244,7 @@ class TestNames:
             await check_url("https://public.example/", UrlPolicy(), resolve=nothing)
 
     async def test_at_submit(self) -> None:
-        """A name that does not exist is refused; while the name service is away jobs are taken (OPEN-C7)."""
+        """At submit, an unknown host is refused, but while the resolver fails, jobs are accepted (OPEN-C7)."""
         answers: list[Exception] = [NameUnknown("none"), NotReached("later")]
 
         async def resolve(_host: str, _port: int) -> tuple[str, ...]:
@@ -250,10 +259,10 @@ class TestNames:
 
 
 class TestRecently:
-    """Look-ups at submit."""
+    """The cache of resolved names that submit uses."""
 
     async def test_asked_once(self) -> None:
-        """A burst of jobs for one host asks once, and again after ten seconds (OPEN-C7)."""
+        """Many jobs for one host resolve its name once, and again after ten seconds (OPEN-C7)."""
         now, asked, go = [0.0], [0], asyncio.Event()
 
         async def resolve(_host: str, _port: int) -> tuple[str, ...]:
@@ -279,7 +288,7 @@ class TestRecently:
         await recently.aclose()
 
     async def test_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Names are remembered up to a number; one more waits for none of those that hang (fault I3)."""
+        """If the cache is full of names that hang, another name is refused at once (fault I3)."""
         monkeypatch.setattr("taskqueue_dispatch.outbound_http.dns._MANY", 3)
         now, hangs = [0.0], asyncio.Event()
 
@@ -299,7 +308,7 @@ class TestRecently:
         await recently.aclose()
 
     async def test_closed(self) -> None:
-        """Nothing that it began is left behind (OPEN-C7)."""
+        """Closing the cache cancels the look-ups in progress (OPEN-C7)."""
         began = asyncio.Event()
 
         async def resolve(_host: str, _port: int) -> tuple[str, ...]:
@@ -317,7 +326,7 @@ class TestRecently:
 
 
 async def test_threads_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many names hang, the look-ups have eight threads, and none of anybody else's (OPEN-C7)."""
+    """Look-ups that hang occupy at most eight threads, and none of the event loop's default threads (OPEN-C7)."""
     inside, go = [0], threading.Event()
 
     def hangs(*_: object, **__: object) -> list[object]:
@@ -336,4 +345,4 @@ async def test_threads_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     go.set()
     monkeypatch.undo()
     await look_up("localhost", 443)
-    assert inside[0] == 8, "a look-up that nobody waits for is not begun"
+    assert inside[0] == 8, "a cancelled look-up does not start"

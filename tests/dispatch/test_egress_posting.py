@@ -1,4 +1,4 @@
-"""One POST: where it goes, what it says, and what rude receivers can do to it."""
+"""Tests of one callback's POST request: its destination, its content, and faulty receivers."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from tests.server.tls import Files, make_files
 HEAD = b"HTTP/1.1 200 OK\r\n"
 NAME = "hooks.example"
 NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""trusts no authority: to load the system's takes long"""
+"""trusts no authority, because loading the system's authorities is slow"""
 
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Certificates, good and bad."""
+    """Return paths of valid and invalid certificates."""
     return make_files(tmp_path_factory.mktemp("tls"))
 
 
 def policy(*receivers: Receiver) -> UrlPolicy:
-    """Loopback is allowed, at the receivers' ports."""
+    """Return a policy that allows loopback addresses at the receivers' ports."""
     return policy_of(settings(*receivers))
 
 
@@ -61,7 +61,7 @@ async def send(
     resolve: Resolve | None = None,
     body: bytes = b"{}",
 ) -> PostReply:
-    """Check a URL of the receiver, and POST to it."""
+    """Check a URL of the receiver, and send a POST request to it."""
     url = f"{scheme}://{host}:{receiver.port}/a?b=c"
     resolve = resolve or fixed(hooks="127.0.0.1", other="127.0.0.1")
     checked = await check_url(url, policy(receiver), resolve=resolve)
@@ -70,7 +70,7 @@ async def send(
 
 
 async def test_what_is_sent() -> None:
-    """The body as it is, the host's name, and nothing of the environment (OPEN-C7, Security 7)."""
+    """The request has the unchanged body and few headers, none from the environment (OPEN-C7, Security 7)."""
     async with receiving() as receiver:
         assert await send(receiver, body='{"ü": "\u2028"}'.encode()) == PostReply(204, 0)
     (call,) = receiver.calls
@@ -86,7 +86,7 @@ async def test_what_is_sent() -> None:
 
 
 async def test_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proxies that the environment names are left out (Security 7)."""
+    """Proxies of the environment are not used (Security 7)."""
     async with receiving() as receiver, receiving() as trap:
         for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{trap.port}")
@@ -96,10 +96,10 @@ async def test_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestRebinding:
-    """A name whose addresses change between the check and the call (fault I3)."""
+    """A host name whose addresses change between the check and the call (fault I3)."""
 
     async def test_only_what_was_checked(self) -> None:
-        """It is looked up once; the call goes to the address that was checked, not to the next answer (fault I3)."""
+        """The name is resolved once, and the call goes to the address that was checked (fault I3)."""
         answers = ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
 
         async def flips(_host: str, _port: int) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class TestRebinding:
         assert good.calls[0].headers["host"] == f"{NAME}:{good.port}"
 
     async def test_the_system_is_not_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Between check and connection nobody looks the name up again (fault I3)."""
+        """Between the check and the connection the name is not resolved again (fault I3)."""
         asked: list[object] = []
         loop = asyncio.get_running_loop()
         plain = loop.getaddrinfo
@@ -130,7 +130,7 @@ class TestRebinding:
         assert NAME.encode() not in asked
 
     async def test_names_share_no_connection(self) -> None:
-        """A connection that was made for one name serves no other, though the address is the same (Security 7)."""
+        """A connection made for one name is not used for another name with the same address (Security 7)."""
         async with receiving() as receiver:
             await send(receiver, host=NAME)
             await send(receiver, host="other.example")
@@ -139,10 +139,10 @@ class TestRebinding:
 
 
 class TestAddresses:
-    """A host with several."""
+    """A host with several addresses."""
 
     async def test_the_next_one(self) -> None:
-        """One that refuses is followed by the next; no other is asked once a request was sent (OPEN-C7)."""
+        """If an address refuses, the next is tried, but not once a request was sent (OPEN-C7)."""
 
         async def two(_host: str, _port: int) -> tuple[str, ...]:
             return ("127.0.0.9", "127.0.0.1")
@@ -155,7 +155,7 @@ class TestAddresses:
         assert (first.touched, second.touched) == (1, 0)
 
     async def test_not_for_ever(self) -> None:
-        """No more than three of them are tried (fault I1)."""
+        """At most three addresses are tried (fault I1)."""
 
         async def many(_host: str, _port: int) -> tuple[str, ...]:
             return ("127.0.0.7", "127.0.0.8", "127.0.0.9", "127.0.0.1")
@@ -166,7 +166,7 @@ class TestAddresses:
         assert receiver.touched == 0
 
     async def test_six(self) -> None:
-        """IPv6 addresses are called as they are (OPEN-C7)."""
+        """An IPv6 address in a URL is called (OPEN-C7)."""
         async with receiving(host="::1") as receiver:
             told = settings(receiver, callback_networks=("::1/128",))
             url = f"http://[::1]:{receiver.port}/"
@@ -176,7 +176,7 @@ class TestAddresses:
 
 
 class TestRude:
-    """What receivers do (fault I1)."""
+    """Receivers that violate HTTP or respond slowly (fault I1)."""
 
     @pytest.mark.parametrize(
         ("script", "error"),
@@ -197,7 +197,7 @@ class TestRude:
         ],
     )
     async def test_no_answer(self, script: Script, error: str) -> None:
-        """It is one error with a reason, in time, and never a word of what was said (fault I1)."""
+        """An invalid or missing response raises one error in time, which contains none of the response (fault I1)."""
         async with receiving(script) as receiver:
             with pytest.raises(NotReached) as caught:
                 await send(receiver, within=0.3 if "time" in error else PATIENCE)
@@ -212,7 +212,7 @@ class TestRude:
 
     @pytest.mark.parametrize("status", [200, 500])
     async def test_an_endless_answer(self, status: int) -> None:
-        """Of 1 GB no more is read than 64 KiB; the status has decided before (Security 12, fault I1)."""
+        """Of a response of 1 GB only 64 KiB are read, because the status alone decides (Security 12, fault I1)."""
         sent: list[int] = []
         async with receiving(flood(status, sent)) as receiver:
             assert await send(receiver) == PostReply(status, 65_536)
@@ -233,7 +233,7 @@ class TestRude:
     async def test_a_body_that_never_ends(
         self, script: Script, length: int | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A status that came whole counts; the body is not waited for, and never unpacked (fault I1)."""
+        """A complete status line counts; a body is waited for only briefly, and never unpacked (fault I1)."""
         monkeypatch.setattr(
             import_module("taskqueue_dispatch.outbound_http.post"), "_BODY_SECONDS", 0.2
         )
@@ -244,7 +244,7 @@ class TestRude:
 
     @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
     async def test_elsewhere(self, status: int) -> None:
-        """A redirect is an answer like others; where it leads is not called (Security 7, fault I1)."""
+        """A redirect is returned like any other response, and its target is not called (Security 7, fault I1)."""
         async with receiving() as trap:
             away = answer(status, location=f"http://127.0.0.1:{trap.port}/latest/meta-data/")
             async with receiving(away) as receiver:
@@ -253,7 +253,7 @@ class TestRude:
         assert trap.touched == 0
 
     async def test_cancelled(self) -> None:
-        """Who gives up leaves no connection behind (fault I1)."""
+        """A cancelled call closes its connection (fault I1)."""
         async with receiving(hang) as receiver:
             task = asyncio.create_task(send(receiver))
             await eventually(lambda: receiver.calls)
@@ -277,7 +277,7 @@ class TestRude:
 async def test_retry_after(
     text: str | Callable[[], str], least: float | None, most: float | None
 ) -> None:
-    """Seconds or a date; anything else is as good as nothing (fault I1)."""
+    """Retry-After may be seconds or a date; any other value is ignored (fault I1)."""
     told = (text if isinstance(text, str) else text()).encode()
     script = raw(b"HTTP/1.1 429 x\r\ncontent-length: 0\r\nretry-after: " + told + b"\r\n\r\n")
     async with receiving(script) as receiver:
@@ -294,21 +294,21 @@ class TestTls:
 
     @staticmethod
     def server(files: Files, certificate: Path) -> ssl.SSLContext:
-        """The receiver's side."""
+        """Return the receiver's TLS context with this certificate."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(certificate, files.key)
         return context
 
     @staticmethod
     def client(files: Files) -> ssl.SSLContext:
-        """What the sender has, with the authority of the tests besides."""
+        """Return the sender's TLS context, which trusts the tests' authority."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = trusted().minimum_version
         context.load_verify_locations(files.authority)
         return context
 
     async def test_the_name(self, files: Files) -> None:
-        """The certificate is for the URL's name, which the receiver is told, not for the address (Security 5, 7)."""
+        """The certificate must be valid for the URL's host name, which is sent in SNI (Security 5, 7)."""
         told: list[str | None] = []
         server = self.server(files, files.good)
         server.sni_callback = lambda _socket, name, _context: told.append(name)
@@ -330,21 +330,21 @@ class TestTls:
         assert [call.headers["host"] for call in receiver.calls] == [f"localhost:{receiver.port}"]
 
     async def test_an_address(self, files: Files) -> None:
-        """A certificate may be for an address (Security 5)."""
+        """A certificate may be issued for an IP address (Security 5)."""
         async with receiving(tls=self.server(files, files.good)) as receiver:
             told = self.client(files)
             assert (await send(receiver, scheme="https", host="127.0.0.1", tls=told)).status == 204
 
     @pytest.mark.parametrize("kind", ["self_signed", "expired", "other_host"])
     async def test_bad_certificates(self, files: Files, kind: str) -> None:
-        """Nothing is sent to who shows one (Security 5, fault I1)."""
+        """Nothing is sent to a receiver with an invalid certificate (Security 5, fault I1)."""
         async with receiving(tls=self.server(files, getattr(files, kind))) as receiver:
             with pytest.raises(NotReached, match="certificate"):
                 await send(receiver, scheme="https", host="127.0.0.1", tls=self.client(files))
         assert not receiver.calls
 
     async def test_unknown_authority(self, files: Files) -> None:
-        """By default the system's authorities are trusted, and no others (Security 5)."""
+        """By default only the system's authorities are trusted (Security 5)."""
         async with receiving(tls=self.server(files, files.good)) as receiver:
             with pytest.raises(NotReached, match="certificate"):
                 await send(receiver, scheme="https", host="127.0.0.1", tls=trusted())
@@ -352,7 +352,7 @@ class TestTls:
 
     @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
     async def test_old_versions(self, files: Files) -> None:
-        """TLS 1.2 at least (Security 5)."""
+        """TLS versions before 1.2 are refused (Security 5)."""
         server = self.server(files, files.good)
         server.minimum_version = ssl.TLSVersion.TLSv1
         server.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -364,7 +364,7 @@ class TestTls:
         assert trusted().minimum_version is ssl.TLSVersion.TLSv1_2
 
     async def test_no_tls_at_all(self, files: Files) -> None:
-        """One that speaks plainly where TLS is due, or says nothing, gets nothing and keeps no socket (fault I1)."""
+        """If the receiver does not speak TLS, nothing is sent, and the connection is closed (fault I1)."""
         async with receiving(OK) as receiver:
             told = self.client(files)
             with pytest.raises(NotReached, match="in time"):
@@ -374,7 +374,7 @@ class TestTls:
 
 
 async def test_no_address_is_no_call() -> None:
-    """Whoever makes up a check without addresses calls nobody (fault I3)."""
+    """A checked URL without addresses leads to an error, not to a call (fault I3)."""
     async with receiving() as receiver:
         checked = await check_url(f"http://127.0.0.1:{receiver.port}/", policy(receiver))
         with pytest.raises(ValueError, match="unpack"):

@@ -1,4 +1,4 @@
-"""Find an endpoint in process: a permit, a place in line, or neither."""
+"""Tests of the slot finder, which returns a permit, a place in the waiting line, or a refusal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.dispatch.patience import PATIENCE, until
 
 
 async def test_three_outcomes(backend: Backend) -> None:
-    """A free slot is leased at once; without one there is a place in line, or no slots at all (B1, B9, B13)."""
+    """A free slot is leased at once; otherwise the caller gets a place in the line or a refusal (B1, B9, B13)."""
     desk = await desk_of(backend, config=ModelConfig(queue_per_slot=1))
     async with await desk.permit() as permit:
         assert (permit.url, permit.server, permit.model) == (URL, "a", "flux")
@@ -43,7 +43,7 @@ async def test_three_outcomes(backend: Backend) -> None:
 
 
 async def test_permits_are_bound_to_requests(backend: Backend) -> None:
-    """A permit is bound to its request: the same request again takes it over, another one needs another (B6, B8)."""
+    """A permit belongs to its request: only the same request id takes over its slot (B6, B8)."""
     desk = await desk_of(backend, slots=2)
     first = await desk.permit(request_id="r1")
     (lease,) = (await desk.pool.inspect("flux")).leases
@@ -61,7 +61,7 @@ async def test_permits_are_bound_to_requests(backend: Backend) -> None:
 
 
 async def test_a_job_is_not_taken_over(backend: Backend) -> None:
-    """A request that is called like a job does not get that job's slot (B6, OPEN-C4)."""
+    """A request id that equals a job's id does not take over that job's slot (B6, OPEN-C4)."""
     desk = await desk_of(backend, slots=2)
     (lease,) = await desk.pool.acquire("flux", "dispatcher", ttl=60)
     (job,) = await desk.pool.assign((lease, "job"), ttl=60)
@@ -71,13 +71,13 @@ async def test_a_job_is_not_taken_over(backend: Backend) -> None:
 
 
 async def test_permits_come_back(backend: Backend) -> None:
-    """A permit is released once, by its end, by hand, or because it was forgotten (B7)."""
+    """A permit is released once: at the end of ``with``, by `release`, or when garbage-collected (B7)."""
     desk = await desk_of(backend)
     async with await desk.permit() as permit:
         await permit.release()
         await permit.release()
         again = await desk.permit()
-    assert await free(desk.pool, "flux") == 0, "it is another's by then"
+    assert await free(desk.pool, "flux") == 0, "the slot has another holder"
     del again
     gc.collect()
     await until(lambda: is_free(desk, 1))
@@ -89,7 +89,7 @@ async def test_permits_come_back(backend: Backend) -> None:
 
 
 async def test_detached_permits(backend: Backend) -> None:
-    """A detached permit outlives its object, and is released by its lease, in any process (B8)."""
+    """A detached permit stays valid without its object, and any process can release its lease (B8)."""
     desk = await desk_of(backend)
     permit = await desk.permit(request_id="r")
     lease = await permit.detach(3600)
@@ -109,9 +109,10 @@ async def test_detached_permits(backend: Backend) -> None:
 
 @pytest.mark.parametrize("call", ["acquire", "assign"])
 async def test_cancelled_while_a_slot_is_taken(backend: Backend, call: str) -> None:
-    """Whoever is cancelled between any two steps of a find holds nothing after it (B3, B7)."""
+    """A request that is cancelled between any two steps holds no slot afterwards (B3, B7)."""
     desk = await desk_of(backend)
-    if call == "acquire":  # what a call handed out that nobody saw comes back by the pool itself
+    # the backend itself frees a slot that it has acquired for a cancelled call
+    if call == "acquire":
         desk.failing.put("acquire", _unseen(desk))
     desk.failing.held = {call}
     finding = asyncio.create_task(desk.find())
@@ -134,7 +135,7 @@ def _unseen(desk: Desk) -> Any:
 
 
 async def test_a_store_out_of_reach(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A find says that the store is away; a release goes on behind who asked for it, until it is done (C26)."""
+    """A request fails while the store is unavailable; a release continues in the background until it succeeds (C26)."""
     monkeypatch.setattr(finding, "_RELEASE_SECONDS", 0.1)
     desk = await desk_of(backend, lease=600)
     permit = await desk.permit()
@@ -150,7 +151,7 @@ async def test_a_store_out_of_reach(backend: Backend, monkeypatch: pytest.Monkey
 
 
 async def test_a_release_that_is_given_up() -> None:
-    """A slot that the store does not take back in its time is left to run out (B7, C20)."""
+    """A slot whose release does not succeed in time is left to expire (B7, C20)."""
     desk = await desk_of(MemoryBackend(), lease=0.2)
     permit = await desk.permit()
     desk.failing.down = True
@@ -159,7 +160,7 @@ async def test_a_release_that_is_given_up() -> None:
 
 
 async def test_the_end(backend: Backend) -> None:
-    """Who waits is told when the dispatcher is stopped; permits in use stay so (C26)."""
+    """Stopping the finder fails all waiting requests, and leaves permits in use valid (C26)."""
     desk = await desk_of(backend, slots=2)
     first, second = await desk.permit(), await desk.permit()
     waiting = asyncio.create_task(awaited(await desk.place()))
@@ -183,7 +184,7 @@ async def test_the_end(backend: Backend) -> None:
 
 
 async def test_spare_slots_of_others_are_used(backend: Backend) -> None:
-    """A slot that another dispatcher has in hand for a job that may come is given to who asks for one now (C19)."""
+    """A slot that another dispatcher holds in reserve, without a job, is given to a waiting request (C19)."""
     desk = await desk_of(backend)
     (spare,) = await desk.pool.acquire("flux", "another", ttl=60)
     await desk.place()
@@ -205,7 +206,7 @@ async def test_spare_slots_of_others_are_used(backend: Backend) -> None:
     ],
 )
 async def test_what_cannot_be(backend: Backend, field: str, model: str, more: Any) -> None:
-    """What can't be is refused with the name of its field (B9)."""
+    """An invalid argument is refused with the name of its field (B9)."""
     desk = await desk_of(backend)
     with pytest.raises(InvalidInput) as caught:
         await desk.find(model, **more)
@@ -213,7 +214,7 @@ async def test_what_cannot_be(backend: Backend, field: str, model: str, more: An
 
 
 async def test_a_model_that_was_registered_elsewhere(backend: Backend) -> None:
-    """A model that another replica has just registered is looked for before it is refused (C12)."""
+    """A model that another process has just registered is found (C12)."""
     desk = await desk_of(backend)
     other = await registry_of(backend)
     await other.register("sdxl", "b", URL, 1)
@@ -222,7 +223,7 @@ async def test_a_model_that_was_registered_elsewhere(backend: Backend) -> None:
 
 
 async def test_many_at_once(backend: Backend) -> None:
-    """However many come and go, cancelled or not, no slot has two holders, and none is lost (B6, B7, B10)."""
+    """With many concurrent requests, some of them cancelled, no slot has two holders and none is lost (B6, B7, B10)."""
     slots, holders, most = 3, 0, 0
     desk = await desk_of(backend, slots=slots)
     done, full = asyncio.Event(), asyncio.Event()

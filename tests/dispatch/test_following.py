@@ -1,4 +1,4 @@
-"""The settings of queues follow the registry, whoever changes what at the same time."""
+"""Tests that the settings of queues follow the model registry, also with concurrent changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.dispatch.patience import until
 
 
 async def test_capacity_follows_slots(backend: Backend) -> None:
-    """A queue's capacity is the number per slot times the sum of slots, at each change (B4, C12)."""
+    """After each change, a queue's capacity is the configured number per slot times the number of slots (B4, C12)."""
     registry, control = await registry_of(backend), control_of(backend)
 
     async def capacity() -> int | None:
@@ -56,12 +56,12 @@ async def test_capacity_follows_slots(backend: Backend) -> None:
     [(0, 100, 1000, 0), (1, 100, 1000, 100), (11, 100, 1000, 1000), (4, 0, 1000, 0), (4, 9, 0, 0)],
 )
 def test_capacity_is_clamped(slots: int, per_slot: int, limit: int, room: int) -> None:
-    """Capacity is clamped to 0 and the limit (B4)."""
+    """The capacity is at least 0 and at most the limit (B4)."""
     assert ModelConfig(queue_per_slot=per_slot, queue_limit=limit).capacity(slots) == room
 
 
 async def test_capacity_is_of_a_tenant_in_fair_order(backend: Backend) -> None:
-    """Fair order gives each tenant the capacity, first in first out all of them together (B2, B5, OPEN-B4)."""
+    """With fair order each tenant has the capacity, with first in first out all tenants share it (B2, B5, OPEN-B4)."""
     registry, control = await registry_of(backend), control_of(backend)
     await registry.register("flux", "a", URL, 2)
     await registry.configure("flux", ModelConfig(order=Order.FAIR, weights={"gold": 3}))
@@ -75,7 +75,7 @@ async def test_capacity_is_of_a_tenant_in_fair_order(backend: Backend) -> None:
 
 
 async def test_settings_that_stay_are_not_written(backend: Backend) -> None:
-    """What follows is written once, however many replicas look, and leaves what operators have set (C12, law 9)."""
+    """Unchanged settings are not written again by any process, and an operator's settings are kept (C12, law 9)."""
     first, second = await registry_of(backend), await registry_of(backend)
     control, key = control_of(backend), queue_of("flux")
     await first.register("flux", "a", URL, 2)
@@ -90,7 +90,10 @@ async def test_settings_that_stay_are_not_written(backend: Backend) -> None:
 
 
 async def test_replicas_that_register_at_once(backend: Backend) -> None:
-    """Whatever replicas change at once, the capacity follows the sum, and every replica sees it (B4, C12, law 10)."""
+    """After concurrent changes by several processes, the capacity matches all of them.
+
+    Each process sees the result (B4, C12, law 10).
+    """
     registries = [await registry_of(backend) for _ in range(4)]
     await asyncio.gather(
         *(
@@ -113,7 +116,7 @@ async def test_replicas_that_register_at_once(backend: Backend) -> None:
 
 
 async def test_another_change_in_between() -> None:
-    """Settings that somebody else changes before the write are read again, and the pool too (B4, law 9)."""
+    """If another process changes the settings before the write, settings and slots are read again (B4, law 9)."""
     backend = MemoryBackend()
     control = Failing(backend.control)
     registry = ModelRegistry(backend, settings())
@@ -140,7 +143,7 @@ async def test_another_change_in_between() -> None:
 
 
 async def test_a_look_that_is_old_by_the_time_of_the_write() -> None:
-    """What another replica has changed since this one looked is not written over (B4, law 10)."""
+    """A change that another process makes between the read and the write is not overwritten (B4, law 10)."""
     backend = MemoryBackend()
     registry, other = ModelRegistry(backend, settings()), await registry_of(backend)
     pool = Failing(backend.slots)
@@ -155,7 +158,7 @@ async def test_a_look_that_is_old_by_the_time_of_the_write() -> None:
 
 
 async def test_changes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings that somebody changes each time are given up on after a while, with an error that says so (law 9)."""
+    """If each write conflicts with another change, the registration gives up and raises `SettingsConflict` (law 9)."""
     monkeypatch.setattr("taskqueue_dispatch.registry._BACKOFF", RetryPolicy(base=0))
     backend = MemoryBackend()
     control = Failing(backend.control)
@@ -168,12 +171,12 @@ async def test_changes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     control.put("configure", never)
     with pytest.raises(SettingsConflict):
         await registry.register("flux", "mine", URL, 1)
-    await registry.refresh()  # the loop that looks goes on
+    await registry.refresh()  # refreshing continues in spite of the conflict
     assert registry.view("flux") is not None
 
 
 async def test_what_another_replica_began(backend: Backend) -> None:
-    """A replica that died between registration and settings is followed up by whoever looks next (C12, law 10)."""
+    """If a process dies before updating the queue's settings, another one's refresh does it (C12, law 10)."""
     registry = await registry_of(backend)
     await registry.register("flux", "a", URL, 1)
     await slots_of(backend).register(Endpoint(model="flux", server="a", url=URL, slots=4))
@@ -183,7 +186,10 @@ async def test_what_another_replica_began(backend: Backend) -> None:
 
 
 async def test_a_queue_that_cannot_follow(caplog: pytest.LogCaptureFixture) -> None:
-    """Settings that do not go with a model's are told to who changes it, and do not hold up who looks (law 9)."""
+    """If a queue's settings contradict its model's, a change of the configuration fails.
+
+    A refresh only logs a warning (law 9).
+    """
     backend = MemoryBackend()
     control, key = backend.control, queue_of("flux")
     registry = await registry_of(backend)

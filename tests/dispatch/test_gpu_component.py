@@ -1,4 +1,4 @@
-"""The component of model servers, on a real port: who gets a slot, and what each is told."""
+"""Tests of the GPU server component on a real port: which calls get a slot, and which answers they get."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tests.dispatch.patience import PATIENCE, until
 
 
 class TestClasses:
-    """Dispatchers and direct callers."""
+    """Calls of dispatchers, and direct calls."""
 
     async def test_a_dispatcher_is_refused_while_it_is_busy(self) -> None:
-        """503 and Retry-After once all slots are in use, and nothing of the job is kept (C2)."""
+        """Once all slots are in use, a dispatcher gets 503 with Retry-After, and the job is not kept (C2)."""
         async with serving(max_concurrent=2, retry_after=3) as it:
             first, second = asyncio.create_task(it.send("a")), asyncio.create_task(it.send("b"))
             await until(lambda: len(it.model.running) == 2)
@@ -48,7 +48,7 @@ class TestClasses:
             assert it.model.most == 2
 
     async def test_direct_calls_wait_and_go_first(self) -> None:
-        """Direct calls are queued with their position, ten at most, and go before any dispatcher's (C2)."""
+        """Up to ten direct calls wait in a queue, know their position, and run before any dispatcher's job (C2)."""
         async with serving() as it:
             running = asyncio.create_task(it.send("d-1"))
             await until(lambda: it.model.running == {"d-1"})
@@ -67,7 +67,7 @@ class TestClasses:
             for begun in range(2, 12):
                 it.model.end()
                 await until(partial(lambda number: len(order) == number, begun))
-                assert isinstance(await it.send("d-2"), Busy), "direct calls run or wait"
+                assert isinstance(await it.send("d-2"), Busy), "direct calls are running or waiting"
             assert isinstance(await running, Done)
             it.model.end()
             await until(lambda: not it.model.running)
@@ -76,7 +76,7 @@ class TestClasses:
             assert it.model.order == ["d-1", *(f"direct-{n}" for n in range(1, 11)), "d-2"]
 
     async def test_a_free_slot_with_direct_calls_before_it(self) -> None:
-        """A dispatcher is refused while direct calls wait, not only while every slot is in use (C2)."""
+        """A dispatcher is refused while direct calls are waiting, not only while all slots are in use (C2)."""
         async with serving(max_concurrent=2) as it:
             jobs = it.model
             for n in range(3):
@@ -91,7 +91,7 @@ class TestClasses:
             assert isinstance(await it.send(), Done)
 
     async def test_direct_at_once(self) -> None:
-        """A direct call on an idle server runs at once; who made it asks for the result (C2)."""
+        """A direct call to an idle server runs at once, and the caller polls for the result (C2)."""
         async with serving() as it:
             answer = (await it.direct()).json()
             assert (answer["status"], answer["position"]) == ("queued", 0)
@@ -104,7 +104,7 @@ class TestClasses:
             assert told["result"]["job"] == answer["job_id"]
 
     async def test_no_direct_queue(self) -> None:
-        """With no queue a direct call needs a free slot (C2)."""
+        """With ``direct_queue=0``, a direct call is refused unless a slot is free (C2)."""
         async with serving(direct_queue=0) as it:
             assert (await it.direct("a")).status_code == 200
             assert (await it.direct("b")).status_code == 503
@@ -112,16 +112,16 @@ class TestClasses:
 
 
 class TestAnswers:
-    """What a dispatcher is told."""
+    """Answers to a dispatcher."""
 
     async def test_sync(self) -> None:
-        """A sync server answers with the result (C3)."""
+        """A synchronous server answers with the result (C3)."""
         async with serving() as it:
             it.model.end()
             assert await it.send(attempt=4) == Done(b'{"job":"job-1","attempt":4}')
 
     async def test_async(self) -> None:
-        """An async one with an id, by which it is asked until it has the result (C3, C4)."""
+        """An asynchronous server answers with an id, and is polled for the result (C3, C4)."""
         async with serving(asynchronous=True) as it:
             sent = await it.caller.send(lease_of(it.url), task_of(), ASYNC, attempt=1)
             assert sent == JobAcceptedAnswer("job-1")
@@ -150,14 +150,14 @@ class TestAnswers:
     async def test_failures(
         self, payload: str, answer: JobFailedAnswer, status: JobFailedAnswer
     ) -> None:
-        """A handler says how its job failed; of other errors only the kind is told (C3, C4)."""
+        """A handler chooses the error text of a failed job; of any other exception only the type is shown (C3, C4)."""
         async with serving() as it:
             it.model.end(1)
             assert await it.send(payload=payload) == answer
             assert await it.status("job-1") == status
 
     async def test_progress(self) -> None:
-        """What a handler sets as its progress is told (C4)."""
+        """The progress that a handler sets is returned to a poll (C4)."""
         go = asyncio.Event()
 
         async def handler(job: GpuJob) -> None:
@@ -170,7 +170,7 @@ class TestAnswers:
             go.set()
 
     async def test_plain_functions(self) -> None:
-        """A plain function runs in a thread: as many as there are slots, and the server answers meanwhile (C2, C22)."""
+        """A plain function as handler runs in a thread per slot, and the server stays responsive (C2, C22)."""
         go, together = threading.Event(), threading.Semaphore(0)
 
         def handler(job: GpuJob) -> str:
@@ -190,7 +190,7 @@ class TestAnswers:
 
     @pytest.mark.parametrize("result", [float("nan"), b"bytes", "x" * LIMITS.payload, object()])
     async def test_results_that_cannot_be_encoded(self, result: object) -> None:
-        """A result that no JSON can express, or that is too large, is a failure that says so (fault H5)."""
+        """A result that is too large or not JSON fails the job with an error about the result (fault H5)."""
 
         async def handler(_: GpuJob) -> object:
             return result

@@ -1,4 +1,4 @@
-"""The example of a model server, as a process of its own."""
+"""Tests of the example of a GPU server, run in a process of its own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LINES = 45
 
 
 def test_it_is_small() -> None:
-    """A model is served in a few lines (C2)."""
+    """The example needs at most 45 lines to serve a model (C2)."""
     assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) <= LINES
 
 
 async def test_it_serves() -> None:
-    """It does a dispatcher's jobs and a direct caller's, as its text says (C2, C3, C22)."""
+    """The example runs jobs of a dispatcher and of direct callers, as its documentation says (C2, C3, C22)."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]

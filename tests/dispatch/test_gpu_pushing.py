@@ -1,4 +1,4 @@
-"""Results that a server pushes, to receivers on real sockets."""
+"""Tests of the results that a GPU server pushes to dispatchers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.dispatch.patience import PATIENCE, until
 
 
 def pushed(server: Trap) -> list[tuple[bytes, bytes, dict[str, object]]]:
-    """What came: the first line, the token, and the body."""
+    """Return the request line, the lease token and the body of each push."""
     found = []
     for request in server.requests:
         head, _, body = request.partition(b"\r\n\r\n")
@@ -39,18 +39,18 @@ def pushed(server: Trap) -> list[tuple[bytes, bytes, dict[str, object]]]:
 
 
 class Waits:
-    """A sleep that takes no time, and remembers."""
+    """A sleep function that returns at once and records the requested times."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []
 
     async def __call__(self, seconds: float) -> None:
-        """Remember."""
+        """Record the requested time."""
         self.asked.append(seconds)
 
 
 async def test_a_result() -> None:
-    """An async server that knows its dispatcher pushes the result there, with the slot's token (C7)."""
+    """An asynchronous server with a dispatcher's URL pushes the result there, with the slot's token (C7)."""
     async with trap(response(200, b"{}")) as dispatcher:
         gpu = SimulatedGpu(latency=0, asynchronous=True, dispatcher=dispatcher.origin + "/")
         async with gpu, calling() as caller:
@@ -68,12 +68,12 @@ async def test_a_result() -> None:
                     },
                 )
             ]
-            assert gpu.active == 0, "the slot was free before"
+            assert gpu.active == 0, "the slot was free before the push"
             assert isinstance(await caller.ask(gpu.url, "job-1", SYNC), Done)
 
 
 async def test_a_failure() -> None:
-    """A failure is pushed, too (C7)."""
+    """A failure is pushed like a result (C7)."""
 
     async def handler(_: GpuJob) -> None:
         raise JobFailed("out of memory")
@@ -88,7 +88,7 @@ async def test_a_failure() -> None:
 
 
 async def test_what_is_not_pushed() -> None:
-    """A sync answer, a direct caller's job, and one without a token are not pushed (C7)."""
+    """A synchronous answer, a direct caller's job, and a job without a token are not pushed (C7)."""
     async with trap(response(200, b"{}")) as dispatcher:
         async with (
             SimulatedGpu(latency=0, dispatcher=dispatcher.origin) as sync,
@@ -114,7 +114,7 @@ async def test_what_is_not_pushed() -> None:
 
 
 async def test_the_token_of_the_one_that_asks_now() -> None:
-    """A job that another dispatcher has taken over is pushed with that one's token (C7, fault H2)."""
+    """If another dispatcher has taken over a job, the push uses the new dispatcher's token (C7, fault H2)."""
     go = asyncio.Event()
 
     async def handler(_: GpuJob) -> int:
@@ -134,11 +134,11 @@ async def test_the_token_of_the_one_that_asks_now() -> None:
 
 
 class TestAgain:
-    """Dispatchers that do not take it."""
+    """Pushes that the dispatcher does not accept, or that hang."""
 
     @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 302])
     async def test_later(self, status: int) -> None:
-        """It is tried again, less and less often, and given up in the end: it can be asked for (C7)."""
+        """A failed push is repeated with growing pauses and then given up; the job can be polled (C7)."""
         waits = Waits()
         async with trap(response(status, b"{}", "location: /elsewhere")) as dispatcher:
             pusher = Pusher(dispatcher.origin, sleep=waits)
@@ -153,7 +153,7 @@ class TestAgain:
 
     @pytest.mark.parametrize("status", [200, 401, 404, 409])
     async def test_once(self, status: int) -> None:
-        """What was taken, or is another's by now, is not pushed again (C7)."""
+        """A push that was accepted, or refused for good, is not repeated (C7)."""
         async with trap(response(status, b"{}")) as dispatcher:
             pusher = Pusher(dispatcher.origin, sleep=Waits())
             pusher.push("job-1", "t", b"{}")
@@ -162,7 +162,7 @@ class TestAgain:
             assert len(dispatcher.requests) == 1
 
     async def test_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A dispatcher that hangs holds no more than so many pushes, and no end of the server (C7)."""
+        """Pushes that hang are limited in number, and do not delay the end of the server (C7)."""
         monkeypatch.setattr(push, "_AT_ONCE", 5)
 
         async def hangs(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:

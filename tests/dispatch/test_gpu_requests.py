@@ -1,4 +1,4 @@
-"""The component of model servers: the same job again, its health, and whatever else comes in."""
+"""Tests of the GPU server component: repeated jobs, health reports, and invalid requests."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ DISPATCHER = {"X-Source": "dispatcher"}
 
 
 class TestOnce:
-    """The same job, sent again."""
+    """The same job, sent more than once."""
 
     async def test_while_it_runs(self) -> None:
-        """It is not run twice: both who ask hear of the one run (C23, fault H2)."""
+        """A job that is sent again while it runs is not run twice; both callers get its result (C23, fault H2)."""
         async with serving() as it:
             first, again = asyncio.create_task(it.send()), asyncio.create_task(it.send())
             await until(lambda: it.model.running == {"job-1"})
@@ -43,7 +43,7 @@ class TestOnce:
             assert it.model.runs == {"job-1": 1}
 
     async def test_who_asked_has_gone(self) -> None:
-        """A job whose dispatcher crashed goes on, and its result is there for the next one (C23, fault H2)."""
+        """A job whose dispatcher crashed continues, and the next dispatcher gets its result (C23, fault H2)."""
         async with serving() as it:
             call = asyncio.create_task(it.send())
             await until(lambda: it.model.running == {"job-1"})
@@ -55,7 +55,7 @@ class TestOnce:
             assert it.model.runs == {"job-1": 1}
 
     async def test_after_a_success(self) -> None:
-        """Its result is kept, also while the server is busy with others (C23)."""
+        """A result is kept and returned again, even while the server is busy with other jobs (C23)."""
         async with serving() as it:
             it.model.end()
             done = await it.send()
@@ -66,7 +66,7 @@ class TestOnce:
             await other
 
     async def test_after_a_failure(self) -> None:
-        """A failure is told to who asks; a job that is sent again is run again, as one taken up again is (C17, C23)."""
+        """A failed job that is sent again is run again, as a redriven job must be (C17, C23)."""
         async with serving() as it:
             it.model.end(2)
             assert isinstance(await it.send(payload="fail"), JobFailedAnswer)
@@ -75,7 +75,7 @@ class TestOnce:
             assert it.model.runs == {"job-1": 2}
 
     async def test_another_payload(self) -> None:
-        """A key with another payload is refused, and changes nothing (C23)."""
+        """The same key with another payload is refused, and the stored result stays (C23)."""
         async with serving() as it:
             it.model.end()
             done = await it.send(payload=1)
@@ -85,7 +85,7 @@ class TestOnce:
             assert await it.send(payload=1) == done
 
     async def test_large_results(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Results are remembered up to a size in all, the last ones longest; of payloads nothing is (fault H5)."""
+        """Results are kept up to a total size, the newest ones longest; payloads are not kept (fault H5)."""
         monkeypatch.setattr(jobs, "_MAX_STORED", 2500)
 
         async def handler(_: GpuJob) -> str:
@@ -98,7 +98,7 @@ class TestOnce:
             assert known == [False, False, True, True]
 
     async def test_memory_is_bounded(self) -> None:
-        """Ended jobs are remembered up to a number and a time (fault H5)."""
+        """Ended jobs are kept up to a number and for a time (fault H5)."""
         async with serving(keep_count=3, keep_seconds=10) as it:
             it.model.end(5)
             for n in range(5):
@@ -112,10 +112,10 @@ class TestOnce:
 
 
 class TestHealth:
-    """What a server says of itself."""
+    """Health reports, and the end of the server."""
 
     async def test_it_reports_its_active_jobs(self) -> None:
-        """How many jobs are active and which, of direct callers too (C22)."""
+        """The health report contains the number and ids of active jobs, including those of direct callers (C22)."""
         async with serving(max_concurrent=2) as it:
             assert await it.health() == {"status": "ok", "active_jobs": 0, "jobs": []}
             call = asyncio.create_task(it.send("a"))
@@ -130,7 +130,7 @@ class TestHealth:
             assert (await it.health())["active_jobs"] == 0
 
     async def test_ended(self) -> None:
-        """A server that ends cancels what runs, and tells who waits (C23, fault H4)."""
+        """A server that shuts down cancels its running jobs and answers the waiting callers (C23, fault H4)."""
         app = GpuServer(Model(), max_concurrent=1)
         async with served(app) as origin, calling() as caller:
             call = asyncio.create_task(
@@ -141,7 +141,7 @@ class TestHealth:
             assert await call == JobFailedAnswer("HTTP 500: the server has shut down")
 
     async def test_ended_before_it_began(self) -> None:
-        """A job that had no turn yet ends with the server too: who waits for it is told (C23, fault H4)."""
+        """A job that has not started when the server shuts down fails, and callers get an answer (C23, fault H4)."""
         app = GpuServer(Model(), max_concurrent=1)
         job = GpuJob("job-1", None, attempt=1, direct=False)
         app.jobs.add(job)
@@ -151,14 +151,14 @@ class TestHealth:
 
 
 class TestRequests:
-    """Whatever comes in."""
+    """Valid and invalid requests."""
 
     @pytest.mark.parametrize(
         ("body", "status"),
         [(b"", 400), (b"{", 400), (b"\xff", 400), (b"NaN", 400), (b"1e999", 400), (b"[" * 101 + b"]" * 101, 400)],
     )  # fmt: skip
     async def test_bodies(self, body: bytes, status: int) -> None:
-        """What is no JSON is refused, and not shown (C2)."""
+        """A body that is not valid JSON is refused, and not repeated in the answer (C2)."""
         async with serving() as it:
             answer = await it.client.post(it.url, content=body, headers=DISPATCHER)
             assert answer.status_code == status
@@ -166,8 +166,8 @@ class TestRequests:
             assert not it.model.runs
 
     @pytest.mark.parametrize("told", [True, False])
-    async def test_sizes(self, told: bool) -> None:  # noqa: FBT001 - a parameter of pytest
-        """A payload has so many bytes at most, whether it says so before or not (C2)."""
+    async def test_sizes(self, told: bool) -> None:  # noqa: FBT001 - pytest passes it by name
+        """A payload over the size limit is refused, with or without a Content-Length header (C2)."""
         async with serving(body_limit=100) as it:
             it.model.end(2)
             for size, status in [(100, 200), (101, 413)]:
@@ -182,7 +182,7 @@ class TestRequests:
                 assert answer.status_code == status
 
     async def test_slow_bodies(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A body that does not come ends its request, and takes no slot (C2)."""
+        """A request whose body does not arrive in time is ended, and occupies no slot (C2)."""
         monkeypatch.setattr(component, "_BODY_SECONDS", 0.1)
         async with serving() as it:
             host, port = it.origin.removeprefix("http://").split(":")
@@ -194,13 +194,13 @@ class TestRequests:
 
     @pytest.mark.parametrize("key", ["a b", "../x", "{}", "x" * 201])
     async def test_keys(self, key: str) -> None:
-        """A key is a name (C2)."""
+        """An Idempotency-Key that is not a valid name is refused (C2)."""
         async with serving() as it:
             answer = await it.client.post(it.url, json=1, headers={"Idempotency-Key": key})
             assert answer.status_code == 400
 
     async def test_places(self) -> None:
-        """Other paths and methods are told apart (C4)."""
+        """Unknown paths get 404, and wrong methods 405 (C4)."""
         async with serving() as it:
             for method, path, status in [
                 ("GET", "/", 404), ("GET", "/status/", 404), ("GET", "/status/none", 404), ("PUT", "/generate", 405),
@@ -210,7 +210,7 @@ class TestRequests:
                 assert answer.status_code == status, path
 
     async def test_mounted(self) -> None:
-        """Two models are mounted in one application, each with its own paths (C4)."""
+        """Two models can be mounted in one application, each with its own paths (C4)."""
         flux, zimg = Model(), Model()
         app = Starlette(routes=[Mount("/flux", GpuServer(flux)), Mount("/zimg", GpuServer(zimg))])
         config = SYNC.model_copy(
@@ -229,6 +229,6 @@ class TestRequests:
         "options", [{"max_concurrent": 0}, {"max_concurrent": True}, {"direct_queue": -1}, {"keep_count": 1.5}]
     )  # fmt: skip
     def test_options(self, options: dict[str, Any]) -> None:
-        """An option that can't be is told of at once (C2)."""
+        """An invalid option raises an error that names it when the server is created (C2)."""
         with pytest.raises(InvalidInput, match=next(iter(options))):
             GpuServer(Model(), **options)

@@ -1,4 +1,4 @@
-"""What becomes of jobs and slots when dispatchers, servers or the pool change under them."""
+"""Tests of jobs and slots when dispatchers stop, servers change, or servers report falsely."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOLD = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_ti
 
 
 async def test_a_dispatcher_that_stops_leaves_its_jobs_running(backend: Backend) -> None:
-    """Another dispatcher takes a job over with its slot, and nothing runs twice (C23, fault H2)."""
+    """When a dispatcher stops, another one takes over its running job, and no job runs twice (C23, fault H2)."""
     gate = Gate()
     async with SimulatedGpu(name="a", slots=1, handler=gate) as gpu:
         async with dispatching(backend) as first:
@@ -38,7 +38,7 @@ async def test_a_dispatcher_that_stops_leaves_its_jobs_running(backend: Backend)
 
 
 async def test_several_dispatchers_share_the_slots(backend: Backend) -> None:
-    """Two dispatchers do the jobs of one queue, each once, and no server has more than its slots (R16, fault H1)."""
+    """Two dispatchers share the slots of a server: each job runs once, and no slot is used twice (R16, fault H1)."""
     async with (
         SimulatedGpu(name="a", slots=2, latency=(0.001, 0.02)) as gpu,
         dispatching(backend) as first,
@@ -53,7 +53,10 @@ async def test_several_dispatchers_share_the_slots(backend: Backend) -> None:
 
 
 async def test_a_server_that_reports_itself_idle(backend: Backend) -> None:
-    """A server that says it is idle costs its job its slot, and the job its server; it is not run twice (fault H4)."""
+    """If a server falsely reports that it is idle, the job loses its slot and is sent again.
+
+    The server does not run it twice (fault H4).
+    """
     gate = Gate()
     async with (
         SimulatedGpu(name="a", slots=1, handler=gate) as gpu,
@@ -68,7 +71,7 @@ async def test_a_server_that_reports_itself_idle(backend: Backend) -> None:
             status = await dispatcher.jobs.status(ids[0])
             return status is not None and status.losses > 0
 
-        await until(lost, "its slot was taken for free")
+        await until(lost, "the job has lost its slot")
         gate.open()
         await ended(dispatcher, ids)
         assert gpu.runs[ids[0]] == 1
@@ -76,7 +79,7 @@ async def test_a_server_that_reports_itself_idle(backend: Backend) -> None:
 
 
 async def test_a_server_that_hangs(backend: Backend) -> None:
-    """A job has failed when its time on a server is over, and says so; no other time ends it (C18, OPEN-C3)."""
+    """A job fails once its ``max_poll_time`` is over, with an error that says so (C18, OPEN-C3)."""
     config = TOLD.model_copy(update={"max_poll_time": 0.3, "max_retries": 0})
     async with (
         SimulatedGpu(name="a", slots=1, latency=30) as gpu,
@@ -93,7 +96,7 @@ async def test_a_server_that_hangs(backend: Backend) -> None:
 
 
 async def test_a_job_longer_than_the_lease(backend: Backend) -> None:
-    """A job that runs for longer than the lease of a slot keeps its slot to the end (C21, FIX-C7, OPEN-C3)."""
+    """A job that runs longer than a slot's lease keeps its slot until its end (C21, FIX-C7, OPEN-C3)."""
     gate = Gate()
     async with (
         SimulatedGpu(name="a", slots=1, handler=gate) as gpu,
@@ -116,7 +119,7 @@ async def test_a_job_longer_than_the_lease(backend: Backend) -> None:
 
 
 async def test_slots_are_taken_away_and_a_server_removed(backend: Backend) -> None:
-    """What runs on a server that loses slots, or is removed, is finished there; it gets nothing new (fault H7)."""
+    """Jobs on a server that loses slots or is removed are finished there, but it gets no new ones (fault H7)."""
     gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     async def handle(job: GpuJob) -> None:
@@ -135,7 +138,7 @@ async def test_slots_are_taken_away_and_a_server_removed(backend: Backend) -> No
         for job in first:
             gates[job].set()
         await ended(dispatcher, first)
-        await until(lambda: more[0] in old.runs, "one more runs on the slot that is left")
+        await until(lambda: more[0] in old.runs, "another job runs on the remaining slot")
         await dispatcher.registry.remove("sd-xl-1.0", "one-1")
         await serve(dispatcher, "sd-xl-1.0", new)
         await ended(dispatcher, more[1:])
@@ -150,7 +153,7 @@ async def test_slots_are_taken_away_and_a_server_removed(backend: Backend) -> No
 async def test_a_deadline_that_passes_in_the_queue(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job whose deadline passes while it waits is expired, and is not sent (C26, law 8)."""
+    """A job whose deadline passes while it waits ends as expired, and is not sent (C26, law 8)."""
     monkeypatch.setattr(maintenance, "_EVERY", 0.1)
     gate = Gate()
     async with (
@@ -169,7 +172,7 @@ async def test_a_deadline_that_passes_in_the_queue(
 
 
 async def test_priorities(backend: Backend) -> None:
-    """Jobs of higher priority come first, and each priority in its order (C14, FIX-C1, OPEN-C6)."""
+    """Higher priorities run first, and jobs of one priority in order of submission (C14, FIX-C1, OPEN-C6)."""
     gate = Gate()
     async with (
         SimulatedGpu(name="a", slots=1, handler=gate) as gpu,
@@ -186,7 +189,10 @@ async def test_priorities(backend: Backend) -> None:
 
 
 async def test_a_job_that_has_ended_between_two_questions(backend: Backend) -> None:
-    """A slot that ends as its server runs the job no more is no loss where the job is done (C4, C22, FIX-C5)."""
+    """A job may end between two polls, so that a health report frees its slot.
+
+    It is then done, and no loss is counted (C4, C22, FIX-C5).
+    """
     config = TOLD.model_copy(update={"model_type": ModelType.ASYNC, "poll_interval": 4.0})
     async with (
         SimulatedGpu(name="a", slots=1, latency=0.05, asynchronous=True) as gpu,

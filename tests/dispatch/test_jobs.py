@@ -1,4 +1,4 @@
-"""A job as a task, and its names."""
+"""Tests of how a job becomes a task, and of its id and queue name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOOK = "https://client.example/hook?secret=1"
 
 
 def test_a_job_as_a_task() -> None:
-    """A job is a task with the client's payload as it came, and its URL in a header alone (C6, C7)."""
+    """A job becomes a task with the client's unchanged payload, and with the callback URL only in a header (C6, C7)."""
     task = task_of(
         Submission(
             model="flux",
@@ -44,7 +44,7 @@ def test_a_job_as_a_task() -> None:
 
 
 def test_ids() -> None:
-    """An id is the same for the same model, tenant and key, and a fresh one without a key (C6, OPEN-C1)."""
+    """A job's id depends on model, tenant and idempotency key; without a key it is random (C6, OPEN-C1)."""
     one = Submission(model="flux", idempotency_key="k", tenant="a")
     assert task_of(one).id == task_of(one).id
     others = (
@@ -60,7 +60,7 @@ def test_ids() -> None:
 
 @pytest.mark.parametrize("model", SPELLINGS)
 def test_models_of_any_spelling(model: str) -> None:
-    """A job tells its model by its header, its queue's name and its id, however that is spelled (OPEN-C5, H7)."""
+    """A task's model is found from its header, queue name and id, whatever characters it contains (OPEN-C5, H7)."""
     task = task_of(Submission(model=model))
     assert model_of(task) == model
     assert task.id.startswith(f"{mark_of(model)}-")
@@ -69,7 +69,7 @@ def test_models_of_any_spelling(model: str) -> None:
 
 @given(st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=60))
 def test_queues_tell_their_models(model: str) -> None:
-    """The name of a queue that is not cut leads back to its model, and never to another (OPEN-C5)."""
+    """A queue name that is not shortened leads back to its model, and never to another model (OPEN-C5)."""
     if model.isprintable():
         key = queue_of(model)
         assert model_of_queue(key) == (None if "~" in key else model)
@@ -80,12 +80,12 @@ def test_queues_tell_their_models(model: str) -> None:
     ["work", "dispatch:", "dispatch:=4", "dispatch:=41", "dispatch:=FF", "dispatch.callbacks", "dispatch:a~b"],
 )  # fmt: skip
 def test_queues_that_are_no_models(key: str) -> None:
-    """The name of another queue leads nowhere (OPEN-C5)."""
+    """A queue name that does not belong to a model gives ``None`` (OPEN-C5)."""
     assert model_of_queue(key) is None
 
 
 def test_a_task_that_another_has_put_there() -> None:
-    """What a task says of its model is believed where its queue agrees (OPEN-C5)."""
+    """A task's model header is used only if it agrees with the task's queue (OPEN-C5)."""
     key = queue_of("flux")
     assert model_of(Task(key=key, headers={"model": "sdxl"})) == "flux"
     assert model_of(Task(key=key)) == "flux"
@@ -114,7 +114,7 @@ def test_a_task_that_another_has_put_there() -> None:
     ],
 )
 def test_what_is_no_job(field: str, fields: dict[str, object]) -> None:
-    """What can't be is refused with the name of its field, and not shown (C6)."""
+    """An invalid value is refused with the name of its field, and is not shown (C6)."""
     with pytest.raises(InvalidInput) as caught:
         task_of(Submission(**({"model": "flux"} | fields)))  # type: ignore[arg-type] # on purpose
     assert caught.value.field == field
@@ -122,7 +122,7 @@ def test_what_is_no_job(field: str, fields: dict[str, object]) -> None:
 
 
 def test_a_key_of_a_tenant_that_cannot_be() -> None:
-    """An id is made of valid parts alone, so that no two clients' keys meet (OPEN-C1, OPEN-C5)."""
+    """A job's id is built from valid parts only, so that different keys never give the same id (OPEN-C1, OPEN-C5)."""
     with pytest.raises(InvalidInput):
         task_of(Submission(model="flux", idempotency_key="a/b"))
     with pytest.raises(InvalidInput):

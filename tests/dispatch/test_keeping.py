@@ -1,4 +1,4 @@
-"""The keeper: leases in hand stay good, stale ones are known as lost, and endpoints are asked what they run."""
+"""Tests of the lease renewer, which renews the slots that a dispatcher holds and detects lost ones."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.dispatch.patience import PATIENCE, until
 
 @pytest.fixture
 def desk() -> Desk:
-    """A desk of its own."""
+    """Return a lease renewer with a manual clock."""
     return Desk()
 
 
 async def test_a_lease_stays_good_while_its_job_runs(backend: Backend) -> None:
-    """A lease in hand outlives its time, however long its job runs (C20, C21, FIX-C7)."""
+    """A held lease is renewed for as long as its job runs (C20, C21, FIX-C7)."""
     registry = await registry_of(backend)
     await registry.register("flux", "a", URL, 2)
     await well(backend, "flux", "a")
@@ -37,7 +37,7 @@ async def test_a_lease_stays_good_while_its_job_runs(backend: Backend) -> None:
     renewer.drop(dropped)
     until_when = held.lease.expires_at
     async with running(renewer):
-        await until(lambda: held.lease.expires_at > until_when + 0.6, "it was kept")
+        await until(lambda: held.lease.expires_at > until_when + 0.6, "the lease was renewed")
     (told,) = (await pool.inspect("flux")).leases
     assert told.fence == held.lease.fence
     assert not held.lost.is_set()
@@ -46,7 +46,7 @@ async def test_a_lease_stays_good_while_its_job_runs(backend: Backend) -> None:
 
 
 async def test_all_leases_in_one_batch(desk: Desk) -> None:
-    """Whatever is in hand is renewed in one call, up to a thousand leases (C21)."""
+    """All held leases are renewed together, up to a thousand per call (C21)."""
     await desk.take(700)
     await desk.take(400, model="sdxl")
     assert await desk.renewer.renew()
@@ -54,7 +54,7 @@ async def test_all_leases_in_one_batch(desk: Desk) -> None:
 
 
 async def test_a_stale_lease_is_lost(desk: Desk) -> None:
-    """A lease that another has, or nobody any more, is known as lost at the next renewal (C20, OPEN-C4)."""
+    """A lease that was released or taken over is marked as lost at the next renewal (C20, OPEN-C4)."""
     first, second = await desk.take(2)
     await desk.backend.slots.release(first.lease)
     await desk.renewer.renew()
@@ -69,7 +69,7 @@ async def test_a_stale_lease_is_lost(desk: Desk) -> None:
 
 
 async def test_notes_come_with_renewals(desk: Desk) -> None:
-    """What was left for the holder of a job's lease is told once, and so is what replaces it (C7)."""
+    """A note that a GPU server leaves at a job's slot is delivered once, and so is a newer note (C7)."""
     (held,) = await desk.take()
     await desk.assign(held, "job")
     await desk.renewer.renew()
@@ -90,7 +90,7 @@ async def test_notes_come_with_renewals(desk: Desk) -> None:
 
 
 async def test_a_signal_makes_notes_be_read_at_once(desk: Desk) -> None:
-    """After a signal, a note is read long before the next renewal, with few calls, and only for jobs (C7, C19)."""
+    """After a signal, notes are read at once, in one call and only for leases with jobs of that model (C7, C19)."""
     held, spare = await desk.take(2)
     await desk.assign(held, "job")
     async with running(desk.renewer):
@@ -108,7 +108,7 @@ async def test_a_signal_makes_notes_be_read_at_once(desk: Desk) -> None:
 
 
 async def test_an_outage_of_the_store(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    """Out of reach, the store is tried on; it alone says which leases are lost, however long it was away (C23, C26)."""
+    """While the store is unavailable no lease is marked as lost; afterwards the store decides (C23, C26)."""
     spare, running_one, detached = await desk.take(3)
     await desk.assign(running_one, "job")
     await desk.assign(detached, "long")
@@ -132,7 +132,7 @@ async def test_an_outage_of_the_store(desk: Desk, caplog: pytest.LogCaptureFixtu
 
 
 async def test_the_loop_outlives_everything(backend: Backend) -> None:
-    """Neither a store that is away nor a server that breaks the caller ends the loops; both are tried again (C23)."""
+    """Neither a failing store nor an exception from a health check ends the renewer's loops (C23)."""
     registry, servers = await registry_of(backend), Servers()
     await registry.register("flux", "a", URL, 1, reports=False)
     await registry.register("flux", "b", URL, 1)
@@ -150,13 +150,13 @@ async def test_the_loop_outlives_everything(backend: Backend) -> None:
         await until(lambda: pool.calls["reconcile"] > 3)
         pool.down = False
         since = held.lease.expires_at
-        await until(lambda: held.lease.expires_at > since, "it is renewed again")
-        await until(lambda: is_healthy(backend, "b"), "it is seen")
+        await until(lambda: held.lease.expires_at > since, "the lease is renewed again")
+        await until(lambda: is_healthy(backend, "b"), "the endpoint is healthy")
     assert not held.lost.is_set()
 
 
 async def test_a_store_that_hangs() -> None:
-    """A renewal that is not answered is given up, and asked again (C21, C23)."""
+    """A renewal that hangs is given up and repeated (C21, C23)."""
     desk = Desk()
     (held,) = await desk.take()
     renewer = LeaseRenewer(
@@ -173,7 +173,7 @@ async def test_a_store_that_hangs() -> None:
 
 
 async def test_a_change_that_crosses_a_renewal(desk: Desk) -> None:
-    """The answer to a renewal that was sent before a change does not undo that change (C21, OPEN-C4)."""
+    """The response to a renewal that was sent before a lease changed does not undo the change (C21, OPEN-C4)."""
     (held,) = await desk.take()
     desk.pool.held = {"renew"}
     renewal = asyncio.create_task(desk.renewer.renew())
@@ -187,10 +187,10 @@ async def test_a_change_that_crosses_a_renewal(desk: Desk) -> None:
 
 
 async def test_a_takeover_that_crosses_a_renewal(desk: Desk) -> None:
-    """A slot that went back as its job has another one is not lost to who got that one (OPEN-C4)."""
+    """If a job's slot is taken over during a renewal, the lease that took over is not lost (OPEN-C4)."""
     first, second = await desk.take(2)
     await desk.assign(first, "job")
-    # The answer to `assign` is on its way, while a renewal finds the token that went in stale.
+    # The response to `assign` arrives after the renewal has found that the token given to `assign` is stale.
     (lease,) = await desk.backend.slots.assign((second.lease, "job"), ttl=LEASE)
     assert lease is not None
     assert lease.resumed
@@ -210,7 +210,7 @@ async def test_a_takeover_that_crosses_a_renewal(desk: Desk) -> None:
 
 
 async def test_leases_of_a_pool_that_was_emptied(desk: Desk) -> None:
-    """A running job's slot is held again after the pool was emptied, with a token of the new one (fault H9)."""
+    """After the slot pool was emptied, a running job's lease is restored with a new token (fault H9)."""
     spare, held = await desk.take(2)
     await desk.assign(held, "job")
     await desk.registry.refresh()

@@ -1,4 +1,4 @@
-"""Dispatchers that are killed at each step of a job's way: another one sees the job to its end."""
+"""Tests of dispatchers that are killed at each step of a job; another dispatcher completes the job."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _CASES = [
     (Step.REPORTED, _ASYNC),
 ]
 _EVERY_DAY = [(Step.SENT, _SYNC), (Step.ANSWERED, _SYNC), (Step.REPORTED, _ASYNC)]
-"""the server has the job, it has done it, its client knows: the others are among the long tests"""
+"""the steps of the quick tests; the other steps are in the long tests"""
 
 
 def _calling(receiver: Receiver) -> dict[str, Any]:
-    """Return the settings with which a dispatcher may call a receiver."""
+    """Return settings that allow a dispatcher to call the receiver."""
     names = {"callback_http", "callback_networks", "callback_ports"}
     return receivers.settings(receiver).model_dump(include=names)
 
@@ -58,9 +58,9 @@ async def test_killed_at_a_step(
     redis_server: RedisServer,
     redis_prefix: str,
 ) -> None:
-    """A dispatcher's SIGKILL loses no job, runs none twice where the server tells, and leaks no slot.
+    """SIGKILL of a dispatcher loses no job, runs none twice if the server reports its jobs, and leaks no slot.
 
-    Every callback is sent at least once, each time with the same id (fault H2, OPEN-C2, FIX-C8, C10, R15, R16).
+    Every callback is sent at least once, always with the same id (fault H2, OPEN-C2, FIX-C8, C10, R15, R16).
     """
     async with (
         SimulatedGpu(name="a", slots=2, latency=0.3, asynchronous=config is _ASYNC) as gpu,
@@ -81,7 +81,7 @@ async def test_killed_at_a_step(
         async with dispatching(backend, **policy) as heir:
             await ended(heir, ids)
             await until(lambda: len({call.body for call in receiver.calls}) == 3)
-            await until(lambda: all_free(backend), "every slot has come back")
+            await until(lambda: all_free(backend), "every slot is free again")
         assert gpu.most_at_once <= 2
         assert set(gpu.runs) == set(ids)
         assert set(gpu.runs.values()) == {1}
@@ -95,7 +95,7 @@ async def test_killed_at_a_step(
 async def test_killed_after_a_callback(
     parent: subprocess.Popen[bytes], redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """Killed when the receiver has it and nobody has noted that: sent again, the same (R15, fault I2)."""
+    """If a dispatcher is killed before it records a callback's delivery, the callback is sent again (R15, fault I2)."""
     stay = asyncio.Event()
 
     async def holds(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard's page about the dispatcher: a real server, real slots, a real browser."""
+"""Tests of the dashboard's page about the dispatcher, with a real server and a real browser."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from tests.dispatch.support import send, serve, settings
 from tests.server.support import Running, http, running
 
 MODEL = "acme/flux <b>bold</b>"
-"""a model may be called anything"""
+"""contains HTML and a slash, because a model may have any name"""
 _LONG = 30.0
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples are taken five times a second, that nobody waits for the next one for long."""
+    """Take samples five times a second, so that no test waits long for the next one."""
     monkeypatch.setattr(poller, "_SECOND", 0.2)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    """One browser for all tests of the file, which takes its time to start."""
+    """Start one browser for all tests of this file, because a start is slow."""
     async with browsing() as browser:
         yield browser
 
 
 @asynccontextmanager
 async def dispatching(backend: Backend | None = None) -> AsyncIterator[tuple[Running, Dispatcher]]:
-    """A server with a dispatcher in it."""
+    """Run a server with a dispatcher, and yield both."""
     async with running(backend or MemoryBackend(), extensions=[extension(settings())]) as it:
         yield it, cast("Dispatcher", it.context.extension_state["dispatch"])
 
 
 async def shown(it: Running, where: str = "/dispatch") -> str:
-    """Return a page as one without scripts gets it."""
+    """Return a page's HTML, as a browser without JavaScript gets it."""
     async with http(it) as client:
         answer = await client.get(where, headers=PAGE)
         assert answer.status_code == 200, answer.text
@@ -62,7 +62,7 @@ async def shown(it: Running, where: str = "/dispatch") -> str:
 
 
 async def test_what_it_shows(backend: Backend) -> None:
-    """Models with what waits, endpoints with their slots by state, and what runs where (C12, B8)."""
+    """The page shows models with their queues, endpoints with their slots, and running jobs (C12, B8)."""
     async with dispatching(backend) as (it, dispatcher):
         empty = await shown(it)
         assert "No model yet" in empty
@@ -94,14 +94,14 @@ async def test_what_it_shows(backend: Backend) -> None:
 
 
 def _live(text: str, name: str) -> str:
-    """Return a figure by its name."""
+    """Return the value of a figure in the page's HTML by its name."""
     _, found, rest = text.partition(f'data-live="{name}"')
     assert found, name
     return rest.partition(">")[2].partition("<")[0]
 
 
 async def test_the_way_there() -> None:
-    """Every page leads there where the server has a dispatcher, and none does where it has not."""
+    """Every page links to the dispatcher's page if the server has a dispatcher, and otherwise none does."""
     async with dispatching() as (it, _):
         assert '<a href="/dispatch">Dispatch</a>' in await shown(it, "/")
         assert '<a href="/dispatch" aria-current="page">Dispatch</a>' in await shown(it)
@@ -112,7 +112,7 @@ async def test_the_way_there() -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_it_moves_by_itself(browser: Browser) -> None:
-    """What is registered, runs and ends appears and goes on an open page, which is never loaded again (C19)."""
+    """An open page shows new endpoints and jobs, and their progress, without being reloaded (C19)."""
     async with dispatching() as (it, dispatcher), looking(browser, it, "/dispatch") as page:
         await expect(page.locator("#connection b")).to_have_text("Live")
         await page.evaluate("window.kept = true")
@@ -141,7 +141,7 @@ def _figure(page: Page, name: str) -> Locator:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no-scripts"])
 async def test_drain_use_again_and_remove(browser: Browser, *, scripts: bool) -> None:
-    """An endpoint gets no more jobs, some again, and is taken away, with and without scripts (C12)."""
+    """An endpoint can be drained, used again and removed on the page, with and without JavaScript (C12)."""
     async with (
         dispatching() as (it, dispatcher),
         SimulatedGpu(name="gpu-1") as gpu,
@@ -166,7 +166,7 @@ async def test_drain_use_again_and_remove(browser: Browser, *, scripts: bool) ->
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_on_a_telephone(browser: Browser, scheme: str) -> None:
-    """Nothing is wider than the page, in either theme; tables scroll in themselves."""
+    """On a small screen nothing is wider than the page, in the light and the dark theme."""
     size = {"width": 400, "height": 800}
     async with dispatching() as (it, dispatcher), SimulatedGpu(name="gpu-1") as gpu:
         await serve(dispatcher, "a-model-with-a-name-that-is-as-long-as-some-are" * 2, gpu)
@@ -176,7 +176,7 @@ async def test_on_a_telephone(browser: Browser, scheme: str) -> None:
 
 
 async def test_who_may(backend: Backend) -> None:
-    """One sees and changes the models that one's token is for, and nobody else any (security 1, 2)."""
+    """A user sees and changes only the models that the token allows (security 1, 2)."""
     only = Identity(name="a", verbs=frozenset({"admin"}), keys=(queue_of("mine"),))
     worker = Identity(name="w", verbs=frozenset({"consume", "publish"}))
     async with (
@@ -213,7 +213,10 @@ def _as(token: str) -> dict[str, str]:
 
 
 async def test_who_may_see_one_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more models than are listed one's own are there, and the others are told to be left out (security 2)."""
+    """If there are more models than the page lists, a user still sees the allowed ones.
+
+    The page counts the omitted ones (security 2).
+    """
     monkeypatch.setattr(snapshot, "MODELS", 2)
     only = Identity(name="a", verbs=frozenset({"admin"}), keys=(queue_of("zimg"),))
     async with dispatching() as (it, dispatcher), http(it) as client:
@@ -227,7 +230,7 @@ async def test_who_may_see_one_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_names_that_look_alike_together() -> None:
-    """Each endpoint has figures of its own, wherever there are slashes in names (C12, OPEN-C5)."""
+    """Two endpoints have separate figures even if model and server, joined by a slash, look the same (C12, OPEN-C5)."""
     async with dispatching() as (it, dispatcher):
         for model, server, slots in (("a", "b/c", 7), ("a/b", "c", 5)):
             await dispatcher.registry.register(model, server, "http://127.0.0.1:1/", slots)
@@ -238,7 +241,7 @@ async def test_names_that_look_alike_together() -> None:
 
 
 async def test_odd_actions() -> None:
-    """Another word, and an endpoint that is gone, are told; nothing is done."""
+    """An unknown action, or an action on an endpoint that is gone, shows an error and changes nothing."""
     async with dispatching() as (it, dispatcher), http(it) as client:
         gone = {"model": "flux", "server": "gpu-9"}
         answer = await post(client, "/dispatch/endpoints", action="drain", **gone)
@@ -251,7 +254,7 @@ async def test_odd_actions() -> None:
 
 
 async def test_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page says so, keeps its content, and asks again (fault H9)."""
+    """While the store is unavailable the page says so and keeps its content, and it recovers afterwards (fault H9)."""
     async with dispatching() as (it, dispatcher), SimulatedGpu(name="gpu-1") as gpu:
         await serve(dispatcher, "flux", gpu)
         assert "gpu-1" in await shown(it)
@@ -271,7 +274,7 @@ async def test_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_stream_ends_with_the_right_to_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose token is taken away hears no more, and is told why (security 2)."""
+    """The page's live stream ends with a message when the user's token is revoked (security 2)."""
     monkeypatch.setattr(access, "CHECK_SECONDS", 0.1)
     gate = Gate(a=Identity(name="a", verbs=frozenset({"admin"})))
     async with dispatching() as (it, _):

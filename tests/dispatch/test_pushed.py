@@ -1,4 +1,4 @@
-"""Notes at a job's slot: what they say, whatever they are."""
+"""Tests of how a note at a job's slot, for example a pushed result, is interpreted."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from taskqueue_dispatch.job_attempt import accepted_note, answer_of
 
 
 def note(**fields: Any) -> bytes:
-    """What a server has pushed."""
+    """Return a note with these fields, as a GPU server pushes it."""
     return msgspec.json.encode(fields)
 
 
 @pytest.mark.parametrize("word", sorted(DONE))
 def test_success(word: str) -> None:
-    """Each word of success that is one in an answer is one in a push (C4, C7)."""
+    """Each word for success means the same in a push as in a response (C4, C7)."""
     assert answer_of(b'{"status": "' + word.encode() + b'", "result": {"a" :1.50}}') == Done(
         b'{"a" :1.50}'
     )
@@ -32,7 +32,7 @@ def test_success(word: str) -> None:
 
 @pytest.mark.parametrize("word", sorted(FAILED))
 def test_failure(word: str) -> None:
-    """Each word of failure is one, final only where the server says so, in a line that may be shown (C4, C7)."""
+    """Each word for failure fails the job, for good if ``final`` is true, with a printable error (C4, C7)."""
     assert answer_of(note(status=word, error="out of\r\nmemory")) == JobFailedAnswer(
         "out of  memory"
     )
@@ -44,11 +44,11 @@ def test_failure(word: str) -> None:
 
 
 def test_an_id() -> None:
-    """A note of the id that a server knows the job by is read again (C5)."""
+    """A note with the GPU server's id of a job is read as an accepted job (C5)."""
     assert answer_of(accepted_note("r-1")) == JobAcceptedAnswer("r-1")
 
 
 @pytest.mark.parametrize("told", [b"", b"{", b"[]", b'{"status":"processing"}', b'{"status":7}'])
 def test_nothing_of_use(told: bytes) -> None:
-    """Whatever else is there says nothing, and is no error (fault H5)."""
+    """A note with any other content is ignored (fault H5)."""
     assert answer_of(told) is None

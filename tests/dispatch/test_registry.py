@@ -1,4 +1,4 @@
-"""The registry: models and endpoints at run time, and queues whose settings follow them."""
+"""Tests of the model registry, in which models and endpoints change at run time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.dispatch.patience import until
 
 
 async def test_endpoints_at_run_time(backend: Backend) -> None:
-    """An endpoint is registered, listed, changed, drained and removed while all runs (C12, H7)."""
+    """An endpoint can be registered, listed, changed, drained and removed at run time (C12, H7)."""
     registry = await registry_of(backend)
     told = await registry.register("flux", "flux-server-1", URL, 2)
     assert (told.endpoint.slots, told.healthy) == (2, False)
@@ -51,7 +51,7 @@ async def test_endpoints_at_run_time(backend: Backend) -> None:
 
 
 async def test_configuration_at_run_time(backend: Backend) -> None:
-    """A configuration is read, replaced and reverted at run time by any replica; defaults are the code's (C5, C13)."""
+    """Any process can read, replace and reset a model's configuration at run time (C5, C13)."""
     first, second = await registry_of(backend), await registry_of(backend)
     assert (await first.config("flux")).model_dump(include=set(ROW_C5)) == ROW_C5
     wanted = ModelConfig(
@@ -86,7 +86,7 @@ ROW_C5 = {
 
 
 async def test_configuration_keeps_what_was_set_alone(backend: Backend) -> None:
-    """The store has what was set; the rest follows the code's own defaults (C13)."""
+    """The store contains only the fields that were set; the other fields follow the defaults of the code (C13)."""
     registry = await registry_of(backend)
     await registry.configure("flux", ModelConfig(poll_interval=2.0))
     assert (await slots_of(backend).documents()) == {"flux": b'{"poll_interval":2.0}'}
@@ -98,7 +98,7 @@ async def test_configuration_keeps_what_was_set_alone(backend: Backend) -> None:
 async def test_a_document_that_is_not_valid(
     backend: Backend, text: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A document that a foreign hand has written is passed over, with one line in the log (C13)."""
+    """An invalid configuration document in the store is ignored, with one warning in the log (C13)."""
     await slots_of(backend).configure("flux", text)
     with caplog.at_level(logging.WARNING):
         registry = await registry_of(backend)
@@ -113,7 +113,7 @@ async def test_a_document_that_is_not_valid(
 
 @pytest.mark.parametrize("model", SPELLINGS)
 async def test_names_of_any_spelling(backend: Backend, model: str) -> None:
-    """A model is called what its owner calls it, and so is a server (C12, OPEN-C5, H7)."""
+    """The names of models and servers may contain any printable character (C12, OPEN-C5, H7)."""
     registry = await registry_of(backend)
     await registry.register(model, model, URL, 1)
     await registry.register(model[:-1] or "y", model, URL, 1)
@@ -132,7 +132,7 @@ async def test_names_of_any_spelling(backend: Backend, model: str) -> None:
 
 @pytest.mark.parametrize("model", ["", "x" * 201, "tab\tin it", "line\n", "\x7f", "\ud800"])
 async def test_names_that_are_none(backend: Backend, model: str) -> None:
-    """What no name can be is refused, and not shown (C12)."""
+    """An invalid name is refused, and not shown (C12)."""
     registry = await registry_of(backend)
     for call in (
         registry.register(model, "a", URL, 1),
@@ -147,7 +147,7 @@ async def test_names_that_are_none(backend: Backend, model: str) -> None:
 
 
 async def test_the_last_endpoint_goes(backend: Backend) -> None:
-    """Without any endpoint a model keeps its queue, its jobs and its configuration (H7, OPEN-B3, C26)."""
+    """A model without endpoints keeps its queue, its jobs and its configuration (H7, OPEN-B3, C26)."""
     registry, key = await registry_of(backend), queue_of("flux")
     await registry.register("flux", "a", URL, 2)
     await registry.configure("flux", ModelConfig(max_retries=4))
@@ -163,7 +163,7 @@ async def test_the_last_endpoint_goes(backend: Backend) -> None:
 
 
 async def test_a_pool_that_was_emptied() -> None:
-    """What is known comes back where the pool was emptied, drained as it was; what was removed does not (fault H9)."""
+    """If the slot pool was emptied, its endpoints are restored, but removed ones are not (fault H9)."""
     backend, other = MemoryBackend(), MemoryBackend()
     registry = await registry_of(backend)
     await registry.register("flux", "a", URL, 2)
@@ -197,7 +197,7 @@ async def test_a_pool_that_was_emptied() -> None:
 
 @pytest.mark.parametrize("call", range(1, 7))
 async def test_a_pool_that_is_emptied_between_two_calls(call: int) -> None:
-    """All comes back whenever the pool is emptied, also within a look (fault H9)."""
+    """Endpoints and configurations are restored even if the pool is emptied in the middle of a refresh (fault H9)."""
     backend, other = MemoryBackend(), MemoryBackend()
     registry = await registry_of(backend)
     await registry.register("flux", "a", URL, 2)
@@ -221,7 +221,7 @@ async def test_a_pool_that_is_emptied_between_two_calls(call: int) -> None:
 
 
 async def test_out_of_reach() -> None:
-    """A look that fails leaves what is known as it was, and says that it failed (C26)."""
+    """A failed refresh raises `BackendUnavailable` and keeps the previous view (C26)."""
     backend = MemoryBackend()
     registry = await registry_of(backend)
     await registry.register("flux", "a", URL, 2)
@@ -238,7 +238,7 @@ async def test_out_of_reach() -> None:
 
 
 async def test_looks_that_cross() -> None:
-    """A look that began before a change does not bring back what was before it (B4, C12)."""
+    """A refresh that began before a change does not restore the state before the change (B4, C12)."""
     backend = MemoryBackend()
     registry = await registry_of(backend)
     pool, look, looked, goes_on = (
@@ -261,7 +261,7 @@ async def test_looks_that_cross() -> None:
     await until(lambda: looked == [1])
     change = asyncio.create_task(registry.register("flux", "a", URL, 1))
     await until(lambda: pool.calls["register"] == 1)
-    for _ in range(20):  # as far as it comes
+    for _ in range(20):  # let the registration continue until it blocks
         await asyncio.sleep(0)
     goes_on.set()
     await asyncio.gather(old, change)
@@ -269,7 +269,7 @@ async def test_looks_that_cross() -> None:
 
 
 async def test_a_look_that_is_cancelled() -> None:
-    """A look or change that is cancelled midway leaves no lock behind, and the next one does it all (B4)."""
+    """A cancelled refresh or registration leaves no lock behind, and the next refresh completes the update (B4)."""
     backend = MemoryBackend()
     registry = await registry_of(backend)
     pool = Failing(backend.slots)
@@ -288,7 +288,7 @@ async def test_a_look_that_is_cancelled() -> None:
 
 
 async def test_listeners_are_called_for_each_change(backend: Backend) -> None:
-    """Listeners are called for each change of the registry, and for nothing else (C12)."""
+    """Listeners are called for each change of the registry, but not when slots are acquired (C12)."""
     registry, other = await registry_of(backend), await registry_of(backend)
     heard: list[int] = []
     registry.listen(lambda: heard.append(len(registry.known())))
@@ -306,12 +306,12 @@ async def test_listeners_are_called_for_each_change(backend: Backend) -> None:
     await slots_of(backend).assign((lease, "job"), ttl=60)
     await slots_of(backend).rest("flux", "a", 60)
     await registry.refresh()
-    assert heard == [1, 2, 2], "slots that are taken are no news"
+    assert heard == [1, 2, 2], "acquired slots do not count as a change"
     assert registry.known()[0].endpoints[0].assigned == 1
 
 
 async def test_models_that_vanish_are_forgotten(backend: Backend) -> None:
-    """Nothing is kept of models that are gone, in this process or of others (C12)."""
+    """Nothing is kept of models that no longer exist, in any process (C12)."""
     registry, other = await registry_of(backend), await registry_of(backend)
     for number in range(20):
         await registry.register(f"model {number}", "a", URL, 1)
@@ -328,7 +328,7 @@ async def test_models_that_vanish_are_forgotten(backend: Backend) -> None:
 
 @pytest.mark.parametrize("tenant", ["", "two words", "{x}", "x" * 201])
 async def test_weights_of_tenants_that_cannot_be(backend: Backend, tenant: str) -> None:
-    """Weights are of tenants as there may be (B2, OPEN-B4)."""
+    """Weights for invalid tenant names are refused (B2, OPEN-B4)."""
     registry = await registry_of(backend)
     with pytest.raises(InvalidInput, match="weights"):
         await registry.configure("flux", ModelConfig(order=Order.FAIR, weights={tenant: 2}))

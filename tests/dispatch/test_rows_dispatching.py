@@ -1,4 +1,4 @@
-"""Bells, retries, order, results and figures, through a dispatcher at work."""
+"""Tests of signals, retries, order, results and estimates with a running dispatcher."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from tests.dispatch.support import (
 
 
 class Deaf:
-    """A bell that never rings."""
+    """A slot signal that is never set."""
 
     async def wait(self, timeout: float) -> None:
-        """Wait in vain."""
+        """Wait until the timeout."""
         await asyncio.sleep(timeout)
 
     async def __aenter__(self) -> Self:
@@ -51,7 +51,7 @@ class Deaf:
 async def test_a_slot_that_comes_free(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, *, deaf: bool
 ) -> None:
-    """A slot that another holder gives back is used at once; the safety pass finds it where no bell rings (C19)."""
+    """A slot that another holder releases is used at once; without a signal, the periodic check finds it (C19)."""
     pool = slots_of(backend)
     if deaf:
         monkeypatch.setattr(pool, "slot_signal", lambda *_: Deaf())
@@ -69,7 +69,7 @@ async def test_a_slot_that_comes_free(
         monkeypatch.setattr(pool, "acquire", counted)
         async with dispatching(backend, safety_pass=0.3 if deaf else 60) as dispatcher:
             ids = await send(dispatcher, "flux")
-            await until(lambda: looks[0] > 0, "it has looked for slots in vain")
+            await until(lambda: looks[0] > 0, "the dispatcher has found no free slot")
             assert not gpu.posts
             await pool.release(lease)
             await ended(dispatcher, ids)
@@ -78,7 +78,7 @@ async def test_a_slot_that_comes_free(
 async def test_a_retry_comes_after_its_delay(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that fails is sent again after 1 s less 10 %, and then is a dead letter with its reason (C15, C16, C26)."""
+    """A failed job is retried after 1 s less 10 % jitter, then is a dead letter with a reason (C15, C16, C26)."""
     began: list[float] = []
 
     async def note(_: GpuJob) -> None:
@@ -120,7 +120,7 @@ async def test_a_retry_comes_after_its_delay(
 async def gated(
     backend: Backend, config: ModelConfig | None = None
 ) -> AsyncIterator[tuple[Dispatcher, SimulatedGpu, Gate]]:
-    """Give a dispatcher with one slot, on which a job runs until the gate is opened."""
+    """Run a dispatcher with one slot and a job on it that runs until the gate is opened."""
     gate = Gate()
     async with SimulatedGpu(name="a", handler=gate) as gpu, dispatching(backend) as dispatcher:
         await serve(dispatcher, "flux", gpu, config=config)
@@ -133,7 +133,7 @@ async def gated(
 
 
 async def test_the_lowest_priority_has_its_share(backend: Backend) -> None:
-    """At a backlog of high priority the lowest one gets its share of what is sent (OPEN-C8, C1)."""
+    """With a backlog of high priority, the lowest priority still gets its floor share (OPEN-C8, C1)."""
     async with gated(backend, ModelConfig(floor_share=0.25)) as (dispatcher, gpu, gate):
         low = await send(dispatcher, "flux", 12, priority=0)
         high = await send(dispatcher, "flux", 24, priority=9)
@@ -146,7 +146,10 @@ async def test_the_lowest_priority_has_its_share(backend: Backend) -> None:
 
 
 async def test_the_order_is_swapped_while_jobs_wait(backend: Backend) -> None:
-    """Jobs that wait go over to fair order and back without loss, and each tenant has its turn (B12, B2, OPEN-B3)."""
+    """Waiting jobs can be switched between first in first out and fair order without loss.
+
+    With fair order tenants take turns (B12, B2, OPEN-B3).
+    """
     async with gated(backend) as (dispatcher, gpu, gate):
         many = await send(dispatcher, "flux", 8, tenant="a")
         few = await send(dispatcher, "flux", 2, tenant="b")
@@ -165,7 +168,7 @@ async def test_the_order_is_swapped_while_jobs_wait(backend: Backend) -> None:
 
 
 async def test_a_wait_is_estimated(backend: Backend) -> None:
-    """Who is queued hears how long it may take, by what such jobs have taken here (B9, C25)."""
+    """A queued job gets an estimate of its waiting time, based on the durations of earlier jobs (B9, C25)."""
 
     async def queued(dispatcher: Dispatcher) -> Queued:
         told = await dispatcher.submit(Submission(model="flux", payload=b"1"))
@@ -190,7 +193,7 @@ async def test_a_wait_is_estimated(backend: Backend) -> None:
 
 
 async def test_results_are_kept_for_their_time(backend: Backend) -> None:
-    """A result is there for as long as the model's configuration says, and gone after it (C5, C11)."""
+    """A result is kept for the ``result_ttl`` of the model's configuration, and then deleted (C5, C11)."""
     async with (
         SimulatedGpu(name="a", latency=0.001) as gpu,
         dispatching(backend) as dispatcher,
@@ -209,6 +212,6 @@ async def test_results_are_kept_for_their_time(backend: Backend) -> None:
         async def gone() -> bool:
             return await dispatcher.jobs.result(other) is None
 
-        await until(gone, "the result is forgotten")
+        await until(gone, "the result is deleted")
         assert await dispatcher.jobs.result(job_id) is not None
         assert (await ledger_of(backend, "flux")).done == 2

@@ -1,4 +1,4 @@
-"""What a dispatcher does where the store forgets its slots, or it is frozen itself, on a real Redis."""
+"""Tests of a dispatcher whose slots are deleted from the store, or whose process is frozen, on a real Redis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _TOLD = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_t
 async def test_the_pool_is_deleted_under_running_jobs(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """Nothing runs twice, jobs have their slots again, and endpoints and configuration are back (fault H9)."""
+    """If the slot pool is deleted, running jobs get their slots back, and no job runs twice.
+
+    Endpoints and configuration are restored (fault H9).
+    """
     gate = Gate()
     async with (
         SimulatedGpu(name="a", slots=2, handler=gate) as gpu,
@@ -58,9 +61,10 @@ async def test_the_pool_is_deleted_under_running_jobs(
 async def test_a_dispatcher_that_is_frozen(
     parent: subprocess.Popen[bytes], redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """Its slot ran out and its job is on the server: nobody else is put there, and its late word changes nothing.
+    """While a frozen dispatcher's job still runs, its expired slot is not given away.
 
-    Another dispatcher fetches the result once the server is idle (fault H3, fault H2, OPEN-C3, OPEN-C4, R16).
+    When the dispatcher continues, its late settlement changes nothing. Another dispatcher fetches the result once the
+    job has ended (fault H3, fault H2, OPEN-C3, OPEN-C4, R16).
     """
     fast, gate = FAST | {"lease": 0.6}, Gate()
     async with (
@@ -82,8 +86,8 @@ async def test_a_dispatcher_that_is_frozen(
                     (info,) = (await heir.pool.inspect()).endpoints
                     return (info.overdue, info.free, info.usable) == (1, 0, True)
 
-                await until(overdue, "its lease ran out, and its slot is not free")
-                assert (gpu.active, gpu.posts) == (1, 1), "it still runs where it did, alone"
+                await until(overdue, "the lease has expired, and the slot is not free")
+                assert (gpu.active, gpu.posts) == (1, 1), "the job still runs on its server, alone"
                 gate.open()
                 await ended(heir, ids)
                 result = await heir.jobs.result(ids[0])

@@ -1,4 +1,4 @@
-"""Servers with more than one model: jobs go where theirs is loaded, and each model has its turn."""
+"""Tests of servers with several models: a job prefers a server that has its model loaded, and models take turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.dispatch.support import Gate, dispatching, ended, send
 
 
 async def share(dispatcher: Dispatcher, *gpus: SimulatedGpu) -> None:
-    """Register two models on each server, which runs one job at once, and wait until all of them may get jobs."""
+    """Register two models on each server, which runs one job at a time, and wait until all endpoints are usable."""
     for gpu in gpus:
         for model in ("flux", "sd"):
             await dispatcher.registry.register(model, gpu.name, gpu.url, 1, together=1)
@@ -27,11 +27,11 @@ async def share(dispatcher: Dispatcher, *gpus: SimulatedGpu) -> None:
     async def all_well() -> bool:
         return all(info.usable for info in (await dispatcher.pool.inspect()).endpoints)
 
-    await until(all_well, "every server is well")
+    await until(all_well, "every server is healthy")
 
 
 async def test_a_switch_is_reported_to_the_server(backend: Backend) -> None:
-    """A server learns with a job that the one before was another model's: it may have to load this one (A19)."""
+    """A job tells the server if the previous job was for another model, which may need loading (A19)."""
     switches: list[bool] = []
 
     async def note(job: GpuJob) -> None:
@@ -51,7 +51,7 @@ async def test_a_switch_is_reported_to_the_server(backend: Backend) -> None:
 
 
 async def test_jobs_go_where_their_model_is_loaded(backend: Backend) -> None:
-    """Of two servers with the same two models each gets the jobs of the one that it had last (A18, A19)."""
+    """If two servers have the same models, each job goes to the server that ran its model last (A18, A19)."""
     switches: list[bool] = []
 
     async def note(job: GpuJob) -> None:
@@ -64,21 +64,22 @@ async def test_jobs_go_where_their_model_is_loaded(backend: Backend) -> None:
         loaded = {"flux": two, "sd": one}
         for model, gpus in (("flux", (one, two)), ("sd", (two, one))):
             await _load(slots_of(backend), model, *gpus)
-        # Nothing runs out and no check is late on a busy machine: another server would get the job then.
+        # With these long times no lease expires and no check is late on a busy machine; otherwise a job might go to the
+        # other server.
         async with dispatching(backend, health_interval=60.0, lease=60.0) as dispatcher:
             jobs: dict[str, list[str]] = {"flux": [], "sd": []}
             for _ in range(2):
                 for model, ids in jobs.items():
                     ids.extend(await send(dispatcher, model))
                     await ended(dispatcher, ids)
-                    await until(lambda: _idle(dispatcher), "slots have come back")
+                    await until(lambda: _idle(dispatcher), "no slot is in use")
         for model, gpu in loaded.items():
             assert list(gpu.runs) == jobs[model]
     assert switches == [False] * 4
 
 
 async def _idle(dispatcher: Dispatcher) -> bool:
-    """Whether each model keeps one slot for a job that may come, and none is in use."""
+    """Return whether each model holds one slot in reserve, and no slot has a job."""
     leases = (await dispatcher.pool.inspect()).leases
     return Counter((lease.model, lease.job) for lease in leases) == {
         ("flux", None): 1,
@@ -87,7 +88,7 @@ async def _idle(dispatcher: Dispatcher) -> bool:
 
 
 async def _load(pool: SlotPool, model: str, *gpus: SimulatedGpu) -> None:
-    """Register servers of which the last one is the one that was given the model last."""
+    """Register servers for a model; the last server has loaded the model last."""
     for gpu in gpus:
         await pool.register(Endpoint(model=model, server=gpu.name, url=gpu.url, slots=1))
         await pool.reconcile(model, gpu.name, Seen(active=0), settled=0)
@@ -98,7 +99,7 @@ async def _load(pool: SlotPool, model: str, *gpus: SimulatedGpu) -> None:
 
 
 async def test_a_backlog_keeps_no_server(backend: Backend) -> None:
-    """However many jobs one model has, those of another on the same server have their turn (A18, C1, C26)."""
+    """A model with a large backlog does not keep another model on the same server from running (A18, C1, C26)."""
     gate = Gate()
 
     async def work(job: GpuJob) -> None:
@@ -121,7 +122,7 @@ async def test_a_backlog_keeps_no_server(backend: Backend) -> None:
 
 
 async def test_turns(backend: Backend) -> None:
-    """A turn is of a server that cannot serve all of its models at once, and ends with an offer (A18)."""
+    """Only a server that cannot serve all its models at once has turns; an offer ends a turn (A18)."""
     registry, pool = await registry_of(backend), slots_of(backend)
     now = [100.0]
     turns = CapacityTurns(registry, settings(turn=10), monotonic=lambda: now[0])

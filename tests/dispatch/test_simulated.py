@@ -1,4 +1,4 @@
-"""The simulated GPU: each of its manners is what the dispatcher has to cope with."""
+"""Tests of the simulated GPU server, whose modes imitate the faults of real ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHORT = SYNC.model_copy(update={"max_poll_time": 0.3})
 
 @pytest.fixture
 async def caller() -> AsyncIterator[EndpointClient]:
-    """A caller."""
+    """Yield an endpoint client."""
     async with calling() as it:
         yield it
 
@@ -45,15 +45,15 @@ async def send(
     attempt: int = 1,
     config: ModelConfig = SYNC,
 ) -> Answer:
-    """POST a job."""
+    """Send a job to the simulated server."""
     return await caller.send(lease_of(gpu.url), task_of(job), config, attempt=attempt)
 
 
 class TestModes:
-    """Each mode, from the outside."""
+    """Each mode, as a client sees it."""
 
     async def test_ok(self, caller: EndpointClient) -> None:
-        """It runs jobs, as many at once as it has slots, and counts them (C2, C3)."""
+        """In mode OK the server runs as many jobs at once as it has slots, and counts them (C2, C3)."""
         async with SimulatedGpu(slots=2, latency=0.05, name="a") as gpu:
             answers = await asyncio.gather(*(send(caller, gpu, f"j{n}") for n in range(3)))
             assert sorted(type(answer).__name__ for answer in answers) == ["Busy", "Done", "Done"]
@@ -62,7 +62,7 @@ class TestModes:
             assert gpu.runs.total() == gpu.finished.total() == 2
 
     async def test_switching(self, caller: EndpointClient) -> None:
-        """The mode changes while it runs (fault H5)."""
+        """The mode can be changed while the server runs (fault H5)."""
         async with SimulatedGpu(latency=0) as gpu:
             found = []
             for mode in (Mode.OK, Mode.BUSY, Mode.ERROR, Mode.BAD_GATEWAY, Mode.FAIL, Mode.GARBAGE):
@@ -83,7 +83,7 @@ class TestModes:
 
     @pytest.mark.parametrize("mode", [Mode.HANG, Mode.DRIP])
     async def test_without_end(self, mode: Mode) -> None:
-        """An answer that does not come, or not to its end (fault H5)."""
+        """In the modes HANG and DRIP a response never arrives, or never ends (fault H5)."""
         patience = 0.3 if mode is Mode.HANG else PATIENCE
         async with (
             SimulatedGpu(latency=0, mode=mode) as gpu,
@@ -95,7 +95,7 @@ class TestModes:
             assert (seen is None) == (mode is Mode.HANG)
 
     async def test_a_false_report_of_idle(self, caller: EndpointClient) -> None:
-        """It says that nothing runs while a job does (C22, C23, fault H4)."""
+        """In mode FALSE_IDLE the server reports no active jobs while a job runs (C22, C23, fault H4)."""
         async with SimulatedGpu(latency=30, asynchronous=True) as gpu:
             sent = await caller.send(lease_of(gpu.url), task_of(), ASYNC, attempt=1)
             assert sent == JobAcceptedAnswer("job-1")
@@ -109,13 +109,13 @@ class TestModes:
             assert await caller.health(endpoint_of(gpu.url), SYNC) is None
 
     async def test_a_false_report_of_done(self, caller: EndpointClient) -> None:
-        """It says that a job is done which it never ran (fault H5)."""
+        """In mode FALSE_DONE the server reports success for a job that it never ran (fault H5)."""
         async with SimulatedGpu(mode=Mode.FALSE_DONE) as gpu:
             assert await send(caller, gpu) == Done(b'{"lie":true}')
             assert not gpu.runs
 
     async def test_direct_traffic_takes_all(self, caller: EndpointClient) -> None:
-        """Direct calls take every slot; a dispatcher's are refused until they have ended (fault H8, C2)."""
+        """While direct calls occupy every slot, a dispatcher's job is refused (fault H8, C2)."""
         go = asyncio.Event()
 
         async def wait(_: float) -> None:
@@ -135,10 +135,10 @@ class TestModes:
 
 
 class TestCrashes:
-    """Ends without warning."""
+    """Crashes, and ends in the middle of a call."""
 
     async def test_crash(self, caller: EndpointClient) -> None:
-        """Connections break, and until it is back nothing answers; then it knows of nothing (C23, fault H4)."""
+        """A crash breaks all connections, and the restarted server has forgotten its jobs (C23, fault H4)."""
         async with SimulatedGpu(latency=30) as gpu:
             call = asyncio.create_task(caller.send(lease_of(gpu.url), task_of(), SYNC, attempt=1))
             await until(lambda: gpu.active == 1)
@@ -163,7 +163,7 @@ class TestCrashes:
             assert (gpu.runs["job-1"], gpu.finished["job-1"], gpu.crashes) == (2, 1, 1)
 
     async def test_over_the_wire(self, caller: EndpointClient) -> None:
-        """What a test in another process needs: the mode, the counts, and a crash (fault H4)."""
+        """A test in another process can set the mode, read the counts and cause a crash over HTTP (fault H4)."""
         async with SimulatedGpu(latency=0) as gpu, httpx2.AsyncClient(verify=False) as client:
             await send(caller, gpu)
             control = gpu.origin + CONTROL
@@ -183,7 +183,7 @@ class TestCrashes:
             assert await caller.ask(gpu.url, "job-1", SYNC) == Missing()
 
     async def test_in_every_mode(self, caller: EndpointClient) -> None:
-        """It ends at once whatever it is doing (fault H5)."""
+        """The server can be crashed at once in every mode (fault H5)."""
         for mode in Mode:
             async with SimulatedGpu(latency=600) as gpu, asyncio.timeout(PATIENCE):
                 gpu.mode = mode
@@ -196,7 +196,7 @@ class TestCrashes:
 
 
 async def test_latencies_repeat() -> None:
-    """The times of jobs come from a distribution that its seed begins (C3)."""
+    """The durations of jobs are random within a range, and repeatable with the same seed (C3)."""
     seen: list[list[float]] = []
     for seed in (1, 1, 2):
         times: list[float] = []
@@ -213,10 +213,10 @@ async def test_latencies_repeat() -> None:
 
 
 class TestProcess:
-    """``python -m taskqueue_dispatch.gpu_server``."""
+    """The program ``python -m taskqueue_dispatch.gpu_server``."""
 
     async def test_it_runs(self, caller: EndpointClient) -> None:
-        """A process of its own tells where it is, does jobs, and ends when it is told to (fault H4)."""
+        """The program prints its URL, runs jobs, and ends after SIGTERM (fault H4)."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "taskqueue_dispatch.gpu_server", "--latency", "0.001", "0.002"),
             *("--name", "b", "--slots", "2"),
@@ -244,7 +244,7 @@ class TestProcess:
         ],
     )  # fmt: skip
     def test_words(self, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-        """What can't be is told of before it starts (fault H5)."""
+        """A wrong argument is reported before the server starts (fault H5)."""
         with pytest.raises(SystemExit) as caught:
             main(words)
         assert caught.value.code == 2

@@ -1,4 +1,4 @@
-"""Behind a backlog the next jobs are received while the slots of those that have ended change hands."""
+"""Tests that a dispatcher with a backlog receives the next jobs while it exchanges the slots of ended ones."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ JOBS = 12
 
 
 class Seen:
-    """What a dispatcher asks of its pool and its queue, with the calls of the pool answered by `answer`."""
+    """Counts a dispatcher's receives and slot exchanges.
+
+    Subclasses override `answer` to replace the pool's response.
+    """
 
     def __init__(self, dispatcher: Dispatcher, patch: pytest.MonkeyPatch) -> None:
-        """Look on from now on."""
+        """Start to intercept the dispatcher's calls."""
         self.receives = 0
         self.exchanges = 0
         self.pool: Any = dispatcher.pool
@@ -43,14 +46,14 @@ class Seen:
         return await self.answer(*words, releasing=releasing, **named)
 
     async def answer(self, *words: Any, **named: Any) -> Any:
-        """Hand out slots in exchange for others."""
+        """Exchange slots as the real pool does."""
         return await self.really(*words, **named)
 
 
 async def one_slot(
     dispatcher: Dispatcher, gpu: SimulatedGpu, seen: type[Seen]
 ) -> tuple[Seen, list[str]]:
-    """Serve a slot, and send it jobs that wait for it while this looks on."""
+    """Serve one slot, run a backlog of jobs on it, and return the observer and the jobs' ids."""
     with pytest.MonkeyPatch.context() as patch:
         await serve(dispatcher, "flux", gpu)
         await until(lambda: "flux" in dispatcher.running)
@@ -61,12 +64,13 @@ async def one_slot(
 
 
 async def test_one_while_the_other(backend: Backend) -> None:
-    """The receive for a slot that has come free goes out before the pool has answered, and while it is held (C19)."""
+    """The next job is received while the exchange of the slot is still in progress (C19)."""
     held: list[int] = []
 
     class Together(Seen):
         async def answer(self, *words: Any, **named: Any) -> Any:
-            if self.exchanges in range(3, 6):  # it knows of the backlog by then
+            # the dispatcher knows by then that there is a backlog
+            if self.exchanges in range(3, 6):
                 before = self.receives
                 await until(lambda: self.receives > before)
                 view = await self.pool.inspect("flux")
@@ -84,7 +88,10 @@ async def test_one_while_the_other(backend: Backend) -> None:
 
 
 async def test_the_slot_goes_to_another(backend: Backend) -> None:
-    """A job that was received for a slot that another got goes back to the head, as the same attempt (FIX-C3)."""
+    """A job may be received for a slot that another dispatcher then gets.
+
+    It returns to the head of the queue, as the same attempt (FIX-C3).
+    """
 
     class Taken(Seen):
         async def answer(self, *words: Any, **named: Any) -> Any:
@@ -109,7 +116,7 @@ async def test_the_slot_goes_to_another(backend: Backend) -> None:
 
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done unseen"])
 async def test_the_pool_fails(backend: Backend, *, after: bool) -> None:
-    """Whatever the pool answers while jobs are received, each is done once and no slot is lost (C20, R16)."""
+    """If an exchange of slots fails at any time, each job runs once and no slot is lost (C20, R16)."""
 
     class Broken(Seen):
         async def answer(self, *words: Any, **named: Any) -> Any:

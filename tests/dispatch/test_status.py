@@ -1,4 +1,4 @@
-"""What became of jobs, and dead letters over all models."""
+"""Tests of the status of jobs, and of the dead letters of all models."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MODELS = ("flux", "zimg", "a-b-c", "meta/llama")
 
 
 async def publish(backend: Backend, model: str, key: str, **fields: object) -> str:
-    """Store a job; return its id."""
+    """Publish a job and return its id."""
     task = task_of(Submission(model=model, idempotency_key=key, **fields))  # type: ignore[arg-type] # those of a job
     await backend.publisher.publish(task)
     return task.id
 
 
 async def bury(backend: Backend, model: str, *keys: str) -> list[str]:
-    """Have jobs fail for good; return their ids, oldest first."""
+    """Publish jobs, fail each of them for good, and return their ids, oldest first."""
     ids = []
     async with backend.subscribe([queue_of(model)], "dispatcher") as subscription:
         for key in keys:
@@ -39,7 +39,7 @@ async def bury(backend: Backend, model: str, *keys: str) -> list[str]:
 
 
 async def test_a_jobs_way(backend: Backend) -> None:
-    """A client sees by the id alone where its job is, on which server, and what it made of it (C26)."""
+    """A job's status shows its state, server, progress and result, and only the job's id is needed (C26)."""
     registry = await registry_of(backend)
     await registry.register("flux", "flux-server-1", URL, 1)
     await well(backend, "flux", "flux-server-1")
@@ -70,7 +70,7 @@ async def test_a_jobs_way(backend: Backend) -> None:
 
 @pytest.mark.parametrize("model", SPELLINGS)
 async def test_models_of_any_spelling(backend: Backend, model: str) -> None:
-    """A job is found whatever its model is called, also after the model's endpoints are gone (OPEN-C5, H7, C26)."""
+    """A job is found whatever its model's name is, even after the model's endpoints are removed (OPEN-C5, H7, C26)."""
     registry = await registry_of(backend)
     jobs = Jobs(backend, registry)
     await publish(backend, "another", "k")
@@ -89,7 +89,7 @@ async def test_models_of_any_spelling(backend: Backend, model: str) -> None:
 
 @pytest.mark.parametrize("job", ["", "no such", "{x}", "a/b", "x" * 201])
 async def test_ids_that_are_none(backend: Backend, job: str) -> None:
-    """What no id can be is refused (OPEN-C5)."""
+    """An invalid id is refused (OPEN-C5)."""
     jobs = Jobs(backend, await registry_of(backend))
     for call in (jobs.status, jobs.result, jobs.cancel, jobs.redrive, jobs.discard):
         with pytest.raises(InvalidInput):
@@ -97,7 +97,7 @@ async def test_ids_that_are_none(backend: Backend, job: str) -> None:
 
 
 async def test_unknown_jobs(backend: Backend) -> None:
-    """Of a job that nobody knows nothing is said, and tasks of other queues are no jobs (C26)."""
+    """An unknown job has no status, and a task of another queue is not treated as a job (C26)."""
     jobs = Jobs(backend, await registry_of(backend))
     await publish(backend, "flux", "k")
     await backend.publisher.publish(Task(key="work", id="x"), Task(key=CALLBACKS, id="y-x"))
@@ -110,7 +110,7 @@ async def test_unknown_jobs(backend: Backend) -> None:
 
 
 async def test_dead_letters_of_all_models(backend: Backend) -> None:
-    """Dead jobs are listed page by page over all models, none twice and none left out (C17)."""
+    """The dead letters of all models are listed in pages, each of them once (C17)."""
     jobs = Jobs(backend, await registry_of(backend))
     dead = {model: await bury(backend, model, *"abcde") for model in MODELS}
     await bury_elsewhere(backend)
@@ -130,7 +130,7 @@ async def test_dead_letters_of_all_models(backend: Backend) -> None:
 
 
 async def bury_elsewhere(backend: Backend) -> None:
-    """Have a task of another queue be dead, which is none of the dispatcher's."""
+    """Create a dead letter in a queue that is not the dispatcher's."""
     await backend.publisher.publish(Task(key="work", id="task"))
     async with backend.subscribe(["work"], "worker") as subscription:
         (delivery,) = (await subscription.receive(1, 5)).deliveries

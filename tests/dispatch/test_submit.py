@@ -1,4 +1,4 @@
-"""Submit: stored before anything is said, and one of three answers."""
+"""Tests of submitting a job, which is stored before one of three answers is given."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.redis.servers import RedisServer
 
 
 async def test_three_answers(backend: Backend) -> None:
-    """A job is leased while slots are free, then queued with its place, and without any slots refused (B9, C6)."""
+    """A job is leased while slots are free, then queued, and refused if there are no endpoints (B9, C6)."""
     submitter = await desk(backend)
     (spare,) = await slots_of(backend).acquire("flux", "a-runner", ttl=60)
     told = [await submitter.submit(FLUX) for _ in range(4)]
@@ -45,7 +45,7 @@ async def test_three_answers(backend: Backend) -> None:
 
 
 async def test_slots_in_use_are_not_promised(backend: Backend) -> None:
-    """Slots with jobs, of endpoints that rest or that share a full server, do not count as free (B6, B9)."""
+    """Slots in use, of a paused endpoint, or of a server full with another model are not free (B6, B9)."""
     submitter = await desk(backend)
     pool = slots_of(backend)
     leases = await hold(backend, 2)
@@ -67,7 +67,7 @@ async def test_slots_in_use_are_not_promised(backend: Backend) -> None:
 
 
 async def test_an_answer_of_the_store_that_was_lost() -> None:
-    """Where the store's answer is lost the same job is published again: one copy, whatever is said (C9, OPEN-C1)."""
+    """If the store's response is lost, the same job is published again and stored once (C9, OPEN-C1)."""
     backend = MemoryBackend()
     submitter = await desk(backend)
     publish, lost = backend.publisher.publish, 2
@@ -94,7 +94,7 @@ async def test_an_answer_of_the_store_that_was_lost() -> None:
 
 @pytest.mark.parametrize("part", ["_pool", "_control"])
 async def test_a_store_out_of_reach(part: str) -> None:
-    """A store that is out of reach is told to the client, who submits again; nothing is doubled (OPEN-C1, C26)."""
+    """While the store is unavailable a submission fails, and a repetition stores one copy (OPEN-C1, C26)."""
     backend = MemoryBackend()
     submitter = await desk(backend)
     one = Submission(model="flux", idempotency_key="k")
@@ -110,7 +110,7 @@ async def test_a_store_out_of_reach(part: str) -> None:
 
 
 async def test_the_same_job_again(backend: Backend) -> None:
-    """A job that is submitted again is stored once, and answered by where it is now (OPEN-C1, C8, law 7)."""
+    """A job that is submitted again is stored once, and the answer reflects its current state (OPEN-C1, C8, law 7)."""
     submitter = await desk(backend, slots=1)
     one = Submission(model="flux", payload=b'{"n":1}', idempotency_key="k")
     first = await submitter.submit(one)
@@ -133,7 +133,7 @@ async def test_the_same_job_again(backend: Backend) -> None:
 
 
 async def test_the_same_job_while_others_are_refused(backend: Backend) -> None:
-    """A job that is stored is never answered as if it were not, whatever is refused meanwhile (OPEN-C1, B13, C26)."""
+    """A stored job that is submitted again is never refused, even while new jobs are (OPEN-C1, B13, C26)."""
     submitter = await desk(backend, slots=1, config=ModelConfig(queue_limit=1))
     one = Submission(model="flux", idempotency_key="k")
     first = await submitter.submit(one)
@@ -150,7 +150,7 @@ async def test_the_same_job_while_others_are_refused(backend: Backend) -> None:
 
 
 async def test_a_burst_of_the_same_job(backend: Backend) -> None:
-    """However many submit the same job at once, through any replica, it is stored once (OPEN-C1, law 7)."""
+    """A job that is submitted many times at once, through several processes, is stored once (OPEN-C1, law 7)."""
     submitters = [await desk(backend, slots=3) for _ in range(3)]
     jobs = [Submission(model="flux", idempotency_key=f"k{number % 5}") for number in range(45)]
     told = await asyncio.gather(
@@ -161,7 +161,7 @@ async def test_a_burst_of_the_same_job(backend: Backend) -> None:
 
 
 async def test_back_pressure(backend: Backend) -> None:
-    """A full queue refuses at once, with the reason and when to come again, and stores nothing (B4, B13, C26)."""
+    """A full queue refuses a job at once, with the reason and a retry time, and stores nothing (B4, B13, C26)."""
     submitter = await desk(backend, slots=1, config=ModelConfig(queue_per_slot=3))
     told = [await submitter.submit(FLUX) for _ in range(4)]
     assert [type(one) for one in told] == [Leased, Queued, Queued, NoSlots]
@@ -172,7 +172,7 @@ async def test_back_pressure(backend: Backend) -> None:
 
 
 async def test_no_room_to_wait(backend: Backend) -> None:
-    """Where none may wait a job is leased, or refused before its queue is asked (B4, B13)."""
+    """If no job may wait, a job is leased or refused (B4, B13)."""
     submitter = await desk(backend, slots=1, config=ModelConfig(queue_per_slot=0))
     assert isinstance(await submitter.submit(FLUX), Leased)
     assert isinstance(await submitter.submit(FLUX), NoSlots)
@@ -185,7 +185,7 @@ async def test_no_room_to_wait(backend: Backend) -> None:
 
 
 async def test_an_intake_that_is_paused(backend: Backend) -> None:
-    """An intake that an operator has paused refuses, with its own reason (B13)."""
+    """A queue with paused intake refuses jobs with its own reason (B13)."""
     submitter = await desk(backend)
     await pause_queue(control_of(backend), KEY, intake=True, paused=True)
     told = await submitter.submit(FLUX)
@@ -194,7 +194,7 @@ async def test_an_intake_that_is_paused(backend: Backend) -> None:
 
 
 async def test_a_queue_that_is_closed_for_good(backend: Backend) -> None:
-    """A queue that has moved says so: to come again would not help (B13)."""
+    """A queue that has moved raises `QueueFull`, because trying again would not help (B13)."""
     submitter = await desk(backend)
 
     def moved(found: Any) -> Any:
@@ -206,7 +206,7 @@ async def test_a_queue_that_is_closed_for_good(backend: Backend) -> None:
 
 
 async def test_a_job_for_later(backend: Backend) -> None:
-    """A job for later is queued, and waits for its time at least (C6)."""
+    """A job with a start time is queued, and its estimated wait is at least the time until then (C6)."""
     submitter = await desk(backend)
     told = await submitter.submit(Submission(model="flux", not_before=backend.now() + 100))
     assert isinstance(told, Queued)
@@ -214,7 +214,7 @@ async def test_a_job_for_later(backend: Backend) -> None:
 
 
 async def test_callbacks_are_checked_at_submit() -> None:
-    """A URL that is not to be called is refused before anything is stored (C7, OPEN-C7)."""
+    """A forbidden callback URL is refused before the job is stored (C7, OPEN-C7)."""
     backend, checked = MemoryBackend(), []
     submitter = await desk(backend)
     job = Submission(model="flux", callback_url="https://client.example/hook")
@@ -237,7 +237,7 @@ async def test_callbacks_are_checked_at_submit() -> None:
 async def test_the_queue_outlives_all_processes(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """Jobs, slots and configurations outlive all processes: new ones find them as they were (OPEN-B1, C9, C13)."""
+    """Jobs, slots and configurations are still there after all processes have ended (OPEN-B1, C9, C13)."""
     async with opened(redis_server.url, redis_prefix) as backend:
         submitter = await desk(backend, config=ModelConfig(max_retries=4))
         for number in range(10):
@@ -254,7 +254,7 @@ async def test_the_queue_outlives_all_processes(
 
 
 def test_estimates() -> None:
-    """A wait is estimated by what jobs have lately taken, model by model, and nothing grows without end (B9)."""
+    """The estimate of a wait is based on recent durations per model, and the memory it uses is bounded (B9)."""
     estimates = Estimates()
     assert estimates.wait("flux", 0, 1) is None
     estimates.note("flux", 10)

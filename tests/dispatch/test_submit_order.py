@@ -1,4 +1,4 @@
-"""Jobs of tenants and of priorities, and jobs while no endpoint is well."""
+"""Tests of submitting jobs with tenants, and of submitting while no endpoint is healthy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.dispatch.submitters import FLUX, KEY, counts, desk
 
 
 async def test_tenants_are_refused_one_by_one(backend: Backend) -> None:
-    """With fair order a tenant that fills its share is refused, and the others are not (B5, OPEN-B2)."""
+    """With fair order, a tenant that has used up its capacity is refused, and other tenants are not (B5, OPEN-B2)."""
     config = ModelConfig(queue_per_slot=2, order=Order.FAIR)
     submitter = await desk(backend, slots=1, config=config)
 
@@ -28,7 +28,7 @@ async def test_tenants_are_refused_one_by_one(backend: Backend) -> None:
 
 
 async def test_turns_by_weight_over_all_instances(backend: Backend) -> None:
-    """Tenants take turns by weight, whichever instances take their jobs in and hand them out (B2, OPEN-B4)."""
+    """Tenants take turns by weight, even if several processes publish and receive their jobs (B2, OPEN-B4)."""
     config = ModelConfig(order=Order.FAIR, weights={"gold": 3})
     submitters = [await desk(backend, slots=1, config=config) for _ in range(2)]
     for number in range(36):
@@ -47,7 +47,7 @@ async def test_turns_by_weight_over_all_instances(backend: Backend) -> None:
 
 @pytest.mark.parametrize("when_down", WhenDown)
 async def test_no_healthy_endpoint(backend: Backend, when_down: WhenDown) -> None:
-    """While no endpoint is well what is queued stays, and what is new is queued or refused by policy (B11, OPEN-B3)."""
+    """While no endpoint is healthy, queued jobs stay, and new ones are queued or refused (B11, OPEN-B3)."""
     submitter = await desk(backend, slots=1, config=ModelConfig(when_down=when_down))
     assert isinstance(await submitter.submit(FLUX), Leased)
     await slots_of(backend).reconcile("flux", "a", None, settled=0)
@@ -64,7 +64,7 @@ async def test_no_healthy_endpoint(backend: Backend, when_down: WhenDown) -> Non
 
 
 async def test_health_is_looked_at_fresh() -> None:
-    """Whether an endpoint is well is asked of the store, however old the last look of this process is (B11)."""
+    """A submission reads the endpoints' health from the store, however old the process's own view is (B11)."""
     backend = MemoryBackend()
     submitter = await desk(backend, slots=0, config=ModelConfig(when_down=WhenDown.REFUSE))
     other = await registry_of(backend)
@@ -78,7 +78,7 @@ async def test_health_is_looked_at_fresh() -> None:
 
 
 async def test_a_model_that_this_process_has_not_heard_of() -> None:
-    """A model that another replica has registered just now is known by asking (C12)."""
+    """A model that another process has just registered is found (C12)."""
     backend = MemoryBackend()
     registry = await registry_of(backend)
     submitter = Submitter(backend, registry, Estimates())

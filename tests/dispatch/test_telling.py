@@ -1,4 +1,4 @@
-"""What a job's client is told of its end, and when."""
+"""Tests of the callbacks that report the end of jobs."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ SIGNED = "whsec_" + "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0"
 
 
 def calling(receiver: Receiver) -> dict[str, object]:
-    """Return the settings with which a dispatcher may call a receiver."""
+    """Return settings that allow a dispatcher to call the receiver with signed callbacks."""
     told = receivers.settings(receiver, webhook_secrets=(SIGNED,))
     names = {"callback_http", "callback_networks", "callback_ports", "webhook_secrets"}
     return told.model_dump(include=names)
 
 
 def bodies(receiver: Receiver) -> list[dict[str, object]]:
-    """Return what it was told."""
+    """Return the bodies of the callbacks that the receiver has got."""
     return [msgspec.json.decode(call.body) for call in receiver.calls]
 
 
 async def test_done_and_failed(backend: Backend) -> None:
-    """A client is told of a result, and of a failure with its reason; each word is in the ledger (C7, C26, OPEN-C7)."""
+    """A client is notified of a result, and of a failure with its error; the ledger counts both (C7, C26, OPEN-C7)."""
     async with (
         receiving() as receiver,
         SimulatedGpu(name="a", slots=1, latency=0.001) as gpu,
@@ -67,8 +67,9 @@ async def test_done_and_failed(backend: Backend) -> None:
 async def test_a_slot_does_not_wait_for_its_callback(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a receiver hangs, slots are free and jobs are done (C7, fault I2)."""
-    monkeypatch.setattr(sender, "_GRACE_SECONDS", 0.1)  # for what hangs at the end
+    """A callback receiver that hangs delays neither jobs nor the release of slots (C7, fault I2)."""
+    # shortens the wait for hanging calls at the end of the test
+    monkeypatch.setattr(sender, "_GRACE_SECONDS", 0.1)
     async with (
         receiving(receivers.hang) as receiver,
         SimulatedGpu(name="a", slots=1, latency=0.001) as gpu,
@@ -109,7 +110,7 @@ async def test_an_expiry_is_reported(backend: Backend, monkeypatch: pytest.Monke
 async def test_one_end_is_reported(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
-    """Only how a job has ended is reported; one that runs past its deadline may have expired (C26)."""
+    """Only the actual end of a job is reported; a job that runs past its deadline may be done or expired (C26)."""
     monkeypatch.setattr(sender, "_POLL_SECONDS", 0.1)
     monkeypatch.setattr(maintenance, "_EVERY", 0.1)
     async with (
@@ -141,9 +142,13 @@ async def test_one_end_is_reported(
 async def test_the_watch_sends_a_missing_callback(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dispatcher is killed between a late job's settlement and its callback: the client hears of it (C26)."""
+    """The client is notified even if the dispatcher is killed before it publishes the callback.
+
+    Here it has settled a late job (C26).
+    """
     monkeypatch.setattr(sender, "_POLL_SECONDS", 0.1)
-    monkeypatch.setattr(maintenance, "_EVERY", 60)  # it is done before it can expire
+    # the job is done before maintenance could let it expire
+    monkeypatch.setattr(maintenance, "_EVERY", 60)
     late = asyncio.Event()
 
     async def sleep(_: float) -> None:
@@ -156,7 +161,7 @@ async def test_the_watch_sends_a_missing_callback(
     ):
 
         async def silent(*_: object) -> None:
-            """Tell nobody, as who was killed."""
+            """Publish no callback, as a killed dispatcher would not."""
 
         dispatcher.report = silent  # type: ignore[method-assign, assignment]
         await serve(dispatcher, "flux", gpu)

@@ -1,4 +1,4 @@
-"""Who waits for an endpoint in process, and the queue's jobs: neither keeps the slots from the other."""
+"""Tests that callers waiting for a slot and the jobs of the queue do not starve each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def _permit(dispatcher: Dispatcher) -> SlotPermit:
 
 
 async def test_jobs_get_slots_too(backend: Backend) -> None:
-    """Of one slot that somebody waits for all the time every other turn is a job's (B10, B11)."""
+    """While callers wait for the only slot all the time, jobs of the queue still run (B10, B11)."""
 
     async def ask_on() -> None:
         while True:
@@ -42,7 +42,7 @@ async def test_jobs_get_slots_too(backend: Backend) -> None:
 
 
 async def test_slots_that_no_job_wants(backend: Backend) -> None:
-    """All who wait get the slots that are free, at once, where the queue has no job for them (B10, C19)."""
+    """Waiting callers get all free slots at once if the queue has no jobs (B10, C19)."""
     async with (
         SimulatedGpu(name="a", slots=4, latency=0.01) as gpu,
         dispatching(backend, safety_pass=60.0, lease=60.0) as dispatcher,

@@ -1,4 +1,4 @@
-"""The line of who waits for an endpoint: its order, its room, and who leaves it."""
+"""Tests of the line in which callers wait for a slot: its order, its capacity, and how callers leave it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.dispatch.patience import PATIENCE, until
 
 
 async def test_a_release_wakes_the_next(backend: Backend) -> None:
-    """A permit that is released rings for who waits, in the order of coming (B2, B7, B10)."""
+    """A released permit signals a free slot, and waiting callers are served in order of arrival (B2, B7, B10)."""
     desk = await desk_of(backend)
     permit = await desk.permit()
     stirred: list[str] = []
@@ -43,7 +43,7 @@ async def test_a_release_wakes_the_next(backend: Backend) -> None:
 
 @pytest.mark.parametrize("order", Order)
 async def test_the_two_orders(backend: Backend, order: Order) -> None:
-    """First in first out goes by coming; fair order by tenants in turn, each as often as it weighs (B2, OPEN-B4)."""
+    """First in first out serves in order of arrival; fair order lets tenants take turns by weight (B2, OPEN-B4)."""
     config = ModelConfig(order=order, weights={"gold": 2} if order is Order.FAIR else {})
     desk = await desk_of(backend, config=config)
     permit = await desk.permit()
@@ -63,14 +63,14 @@ async def test_the_two_orders(backend: Backend, order: Order) -> None:
     if order is Order.FIFO:
         assert got == tenants
     else:
-        assert got[:2] == ["a", "b"], "as they came, and in turn"
+        assert got[:2] == ["a", "b"], "in order of arrival, and tenants in turn"
         assert got[2:17].count("gold") == 10
         assert got[2:17].count("a") == 5
     assert not desk.waiters._queues
 
 
 async def test_room_in_line(backend: Backend) -> None:
-    """First in first out has room for so many in all, fair order for each tenant, up to an end (B4, B5, OPEN-B2)."""
+    """First in first out limits the whole line, and fair order each tenant's part of it (B4, B5, OPEN-B2)."""
     desk = await desk_of(backend, config=ModelConfig(queue_per_slot=2))
     await desk.permit_kept()
     kept = [await desk.place(tenant="a"), await desk.place(tenant="b")]
@@ -84,7 +84,7 @@ async def test_room_in_line(backend: Backend) -> None:
 
 
 async def test_who_left_is_gone(backend: Backend) -> None:
-    """Who is cancelled, timed out or forgotten leaves the line at once, and takes no slot (B3)."""
+    """A caller that is cancelled, timed out or garbage-collected leaves the line at once, and takes no slot (B3)."""
     desk = await desk_of(backend)
     permit = await desk.permit()
     cancelled = asyncio.create_task(awaited(await desk.place()))
@@ -109,7 +109,7 @@ async def test_who_left_is_gone(backend: Backend) -> None:
 
 
 async def test_a_place_times_out_while_it_is_not_awaited(backend: Backend) -> None:
-    """A place is valid for its time, also while it is not awaited; a slot that was not fetched goes back (B3, B7)."""
+    """A place in the line expires even if it is not awaited, and a slot given to it is released (B3, B7)."""
     desk = await desk_of(backend)
     permit = await desk.permit()
     late = await desk.place(timeout=0.01)
@@ -128,7 +128,7 @@ async def test_a_place_times_out_while_it_is_not_awaited(backend: Backend) -> No
 
 
 async def test_a_slot_that_was_given_to_who_just_left(backend: Backend) -> None:
-    """A slot that comes at the moment at which who waited is cancelled goes back (B3, B7)."""
+    """A slot that is given to a caller at the moment when it is cancelled is released (B3, B7)."""
     desk = await desk_of(backend)
     permit = await desk.permit()
     waiting = asyncio.create_task(awaited(await desk.place()))
@@ -150,7 +150,7 @@ async def test_a_slot_that_was_given_to_who_just_left(backend: Backend) -> None:
 
 
 async def test_a_slot_that_was_no_good(backend: Backend) -> None:
-    """Who is given a slot that somebody else has by then stays at the head of the line (B7, B10)."""
+    """A caller that is given a lease which is no longer valid keeps its place at the head of the line (B7, B10)."""
     desk = await desk_of(backend)
     permit = await desk.permit()
     first = asyncio.create_task(awaited(await desk.place()))
@@ -168,7 +168,7 @@ async def test_a_slot_that_was_no_good(backend: Backend) -> None:
 
 
 async def test_newcomers_do_not_overtake_waiters(backend: Backend) -> None:
-    """A slot that is free goes to who waits for it, not to who comes just then (B2, B9)."""
+    """A free slot goes to a waiting caller, not to one that has just arrived (B2, B9)."""
     desk = await desk_of(backend)
     permit = await desk.permit()
     first = asyncio.create_task(awaited(await desk.place()))
@@ -181,7 +181,7 @@ async def test_newcomers_do_not_overtake_waiters(backend: Backend) -> None:
 
 
 async def test_no_healthy_endpoint_keeps_the_line(backend: Backend) -> None:
-    """One bad moment of an endpoint turns away nobody in line; who comes then waits, or not (B11, OPEN-B3)."""
+    """A short outage of all endpoints removes no caller from the line; new callers may be refused (B11, OPEN-B3)."""
     desk = await desk_of(backend)
     permit = await desk.permit()
     waiting = asyncio.create_task(awaited(await desk.place()))
@@ -200,7 +200,7 @@ async def test_no_healthy_endpoint_keeps_the_line(backend: Backend) -> None:
 
 
 async def test_the_order_changes_live(backend: Backend) -> None:
-    """A line goes over to the other order and back, and to less room, as it stands, without loss (B12, OPEN-B3)."""
+    """A line can change its order and capacity while callers wait, and no caller is lost (B12, OPEN-B3)."""
     desk = await desk_of(backend, config=ModelConfig(queue_per_slot=100))
     permit = await desk.permit()
     got: list[str] = []

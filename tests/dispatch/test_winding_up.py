@@ -1,4 +1,4 @@
-"""How a dispatcher ends: quickly, and with nothing left behind, also where the store is away."""
+"""Tests of how a dispatcher stops: in time and with no task left, even if the store is unavailable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.redis.servers import RedisServer
 _PATIENCE = (
     (runner, "_GRACE_SECONDS"), (runner, "_FINAL_SECONDS"), (job_attempt, "_FINAL_SECONDS"), (sender, "_FINAL_SECONDS"),
 )  # fmt: skip
-"""what a stop waits for the store, one after the other"""
+"""the timeouts that a stop may spend waiting for the store, one after the other"""
 _OURS = ("ModelRunner", "JobAttempt.", "LeaseRenewer", "Checks", "Sender", "Dispatcher")
 
 
@@ -44,9 +44,10 @@ def _name(task: asyncio.Task[Any]) -> str:
 async def test_the_store_is_away(
     how: str, *, busy: bool, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends within its drain and two seconds, and leaves no task, where the store is away (C20, C21, R16)."""
+    """Without the store, a dispatcher stops within drain plus two seconds and leaves no task (C20, C21, R16)."""
     assert sum(getattr(module, name) for module, name in _PATIENCE) < 2
-    for module, name in _PATIENCE:  # a fifth of each: what else is waited for takes much longer
+    # a fifth of each timeout, so that any other wait would be noticed
+    for module, name in _PATIENCE:
         monkeypatch.setattr(module, name, getattr(module, name) / 5)
     server: RedisServer = make_server().start()
     config = ModelConfig(
@@ -76,11 +77,11 @@ async def test_the_store_is_away(
                 server.start()
         left = {_name(task) for task in asyncio.all_tasks()}
         assert not {name for name in left if name.startswith(_OURS)}
-        assert took < 4, "it waited for an answer of the store"
+        assert took < 4, "the stop waited for a response of the store"
 
 
 async def test_a_stop_that_is_cancelled(backend: Backend) -> None:
-    """Whenever it is cut short it leaves no task, and what ran goes on without it (C22, R16)."""
+    """A stop that is cancelled at any moment leaves no task, and the running jobs continue (C22, R16)."""
     config = ModelConfig(
         model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=0.05
     )
@@ -109,7 +110,7 @@ async def test_a_stop_that_is_cancelled(backend: Backend) -> None:
 async def test_cancelled_before_it_waits_for_its_jobs(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stop that is cancelled waits for no job, also where the loop has not come to its end by then (C22, R16)."""
+    """A cancelled stop does not wait for jobs, even if the runner's loop has not ended yet (C22, R16)."""
     gate = Gate()
     async with SimulatedGpu(name="a", handler=gate) as gpu:
         dispatcher = Dispatcher(backend, settings(drain=600.0))
@@ -136,7 +137,7 @@ async def test_cancelled_before_it_waits_for_its_jobs(
 
 
 async def test_done_and_not_settled(backend: Backend) -> None:
-    """A job that has run, and can't be settled before the end, is asked for by the next one (FIX-C8, C10, R15)."""
+    """A job that has run but was not settled before the stop is polled, not run again (FIX-C8, C10, R15)."""
     config = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05)
     async with (
         SimulatedGpu(name="a", latency=0.01) as one,
@@ -167,7 +168,7 @@ async def test_done_and_not_settled(backend: Backend) -> None:
 async def test_many_that_cannot_be_settled(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs whose end can't be told for now are bounded: no more are taken until there is room (OPEN-C5, C13)."""
+    """While too many ended jobs cannot be settled, no more jobs are received (OPEN-C5, C13)."""
     monkeypatch.setattr("taskqueue_dispatch.model_runner._UNSETTLED", 3)
     stuck = asyncio.Event()
     async with (
@@ -195,7 +196,9 @@ async def test_many_that_cannot_be_settled(
         ids = await send(dispatcher, "flux", 30)
         await until(lambda: len(gpu.runs) >= 3)
         so_far = turns[0]
-        await until(lambda: turns[0] > so_far + 10, "it has looked for slots and jobs again")
+        await until(
+            lambda: turns[0] > so_far + 10, "the runner has checked for slots and jobs again"
+        )
         assert len(gpu.runs) <= 3 + 2 * 2
         stuck.set()
         await ended(dispatcher, ids)

@@ -1,4 +1,4 @@
-"""A memory backend on a clock that stands still."""
+"""Fixtures for the memory backend tests: a manual clock, and a backend that uses it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from taskqueue_memory import MemoryBackend
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """The backend's time."""
+    """A manual clock that gives the backend its time."""
     return ManualClock()
 
 
 @pytest_asyncio.fixture
 async def backend(clock: ManualClock) -> AsyncIterator[MemoryBackend]:
-    """An empty backend, closed after the test; its books must balance."""
+    """An empty backend; after the test, the ledger of each queue must balance, and the backend is closed."""
     backend = MemoryBackend(clock=clock)
     yield backend
     for key in await backend.control.queues():

@@ -1,4 +1,4 @@
-"""Random histories of a backend in memory, and its books counted again by hand."""
+"""Random sequences of operations on a memory backend, and checks of its counters against a full recount."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _MOVES: dict[str, tuple[int, tuple[Sequence[Any], ...]]] = {
     "discard": (1, (_number,)),
     "hop": (2, ()),
 }
-"""what may happen: how often, and which values each argument may have"""
+"""each operation with its relative frequency and the possible values of each argument"""
 moves = st.lists(
     st.one_of(
         [
@@ -64,71 +64,73 @@ moves = st.lists(
 
 
 def some_moves(source: random.Random, count: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Draw moves without Hypothesis."""
+    """Yield ``count`` random operations with their arguments, drawn without Hypothesis."""
     often = [move for move, (times, _) in _MOVES.items() for _ in range(times)]
     for move in source.choices(often, k=count):
         yield move, tuple(map(source.choice, _MOVES[move][1]))
 
 
 class History:
-    """A backend, four subscriptions, and what may happen to them."""
+    """A backend with four subscriptions, and the operations that a random sequence can apply to them."""
 
     def __init__(
         self, backend: MemoryBackend | None = None, clock: ManualClock | None = None
     ) -> None:
-        """Start idle."""
         self.clock = clock or ManualClock()
         self.backend = backend or MemoryBackend(clock=self.clock)
         self.subscriptions = [self.backend.subscribe(keys, f"w{n}") for n, keys in enumerate(KEYS)]
         self.receives: dict[int, asyncio.Task[Received]] = {}
 
     async def move(self, name: str, values: tuple[Any, ...]) -> None:
-        """Make a move."""
+        """Run the operation with this name."""
         await getattr(self, name)(*values)
 
     async def hop(self) -> None:
-        """Let what was woken run."""
+        """Let all woken coroutines run."""
         await hop()
 
     async def receive(self, number: int) -> None:
-        """Start to wait, unless that one does."""
+        """Start a waiting receive on a subscription, unless it has one already."""
         if number not in self.receives or self.receives[number].done():
             call = self.subscriptions[number].receive(1, None)
             self.receives[number] = asyncio.ensure_future(call)
 
     async def stop(self, number: int) -> None:
-        """Cancel a receive."""
+        """Cancel the receive of a subscription."""
         if number in self.receives:
             self.receives[number].cancel()
 
     async def close(self, number: int) -> None:
-        """Close a subscription and open another."""
+        """Close a subscription and replace it by a new one."""
         await self.subscriptions[number].close()
         self.subscriptions[number] = self.backend.subscribe(KEYS[number], f"w{number}")
         self.receives.pop(number, None)
 
     async def hand_back(self, number: int) -> None:
-        """Give all back."""
+        """Release all deliveries of a subscription."""
         for record in list(self.subscriptions[number].owned.values()):
             self.backend._store.hand_back(record, lost=False)
 
     async def ack(self, number: int) -> None:
-        """Settle all."""
+        """Ack all deliveries of a subscription."""
         for record in list(self.subscriptions[number].owned.values()):
             await self.subscriptions[number].ack(record.delivery)
 
     async def limit(self, key: str, limits: dict[str, Any]) -> None:
-        """Put other limits in force."""
+        """Replace the settings of a queue."""
         present = await self.backend.control.settings(key)
         changed = QueueSettings(version=present.version, **limits)
         await self.backend.control.configure(key, changed)
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         await self.clock.advance(seconds)
 
     async def put(self, key: str, tenant: int, entity: int, priority: int) -> None:
-        """Add a task of some tenant, entity and priority."""
+        """Publish a task with this tenant, ordering key and priority.
+
+        Priority 3 makes it scheduled, and priority 2 gives it a deadline.
+        """
         await self.backend.publisher.publish(
             Task(
                 key=key,
@@ -141,18 +143,18 @@ class History:
         )
 
     async def postpone(self, number: int) -> None:
-        """Retry all later."""
+        """Schedule a retry, one second later, for each task that a subscription has in flight."""
         for record in list(self.subscriptions[number].owned.values()):
             await self.backend.publisher.schedule_retry(record.task, self.backend.now() + 1)
 
     async def bury(self, number: int) -> None:
-        """Give all up, and all but the last again a chance."""
+        """Dead-letter each delivery of a subscription, and redrive the queue after each."""
         for record in list(self.subscriptions[number].owned.values()):
             await self.subscriptions[number].dead_letter(record.delivery, "r")
             await self.backend.dead_letters.redrive(record.task.key)
 
     async def discard(self, number: int) -> None:
-        """Lose all; what was lost before is given up, and the dead are forgotten."""
+        """Report deliveries of a subscription as lost; dead-letter and discard those that were lost before."""
         for record in list(self.subscriptions[number].owned.values()):
             if not record.losses:
                 await self.subscriptions[number].redeliver(record.delivery, lost=True)
@@ -161,21 +163,21 @@ class History:
                 await self.backend.dead_letters.discard(record.task.key)
 
     async def end(self, key: str, number: int) -> None:
-        """Cancel one that lives."""
+        """Cancel the live task at this position of a queue, if there is one."""
         records = self.backend._store.queue(key).records
         live = [task_id for task_id, record in records.items() if record.live]
         for task_id in live[number : number + 1]:
             await self.backend.control.cancel(key, task_id)
 
     def check(self) -> None:
-        """Nobody may wait while there is work that may be had, by a count of all records."""
+        """Assert, by scanning all records, that no receive waits on a queue that has a task available."""
         for number, receive in self.receives.items():
             for key in KEYS[number]:
                 queue = self.backend._store.queue(key)
                 assert receive.done() or not self._may_be_had(queue), f"{number} sleeps on {key}"
 
     def count(self) -> None:
-        """Compare what is kept along the way with a count of all records."""
+        """Assert that all counters equal a full recount of the records."""
         for queue in self.backend._store.queues.values():
             live = [record for record in queue.records.values() if record.live]
             waiting = [record for record in live if record.state is State.WAITING]

@@ -1,4 +1,4 @@
-"""What is particular to the memory backend: its size, its loops, its limits and its end."""
+"""Properties of the memory backend alone: capabilities, creation, health, many queues, event loops and closing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskqueue_memory import MemoryBackend, create_backend
 
 
 def test_it_declares_what_it_is() -> None:
-    """It has every capability, and says that it is neither durable nor shared."""
+    """The memory backend declares every capability and atomic retries, but is neither shared nor durable."""
     capabilities = MemoryBackend.capabilities
     assert capabilities.names == set(Capability)
     assert (capabilities.shared, capabilities.durable, capabilities.atomic_retry) == (
@@ -30,14 +30,14 @@ def test_it_declares_what_it_is() -> None:
 
 
 def test_making_one_does_nothing() -> None:
-    """It needs no event loop to be made, and no settings."""
+    """Creating a memory backend needs neither an event loop nor settings."""
     backend = create_backend()
     check_backend(backend, "memory")
     assert abs(backend.now() - time.time()) < 5
 
 
 async def test_health(backend: MemoryBackend) -> None:
-    """Health counts the queues, and is bad after the end."""
+    """The health status has the number of queues; after closing, it is not OK."""
     await backend.publisher.publish(Task(key="a"), Task(key="b"))
     health = await backend.health()
     assert (health.ok, health.backend, health.details["queues"]) == (True, "memory", 2)
@@ -48,7 +48,7 @@ async def test_health(backend: MemoryBackend) -> None:
 
 
 async def test_many_queues(backend: MemoryBackend, clock: ManualClock) -> None:
-    """A queue costs nothing to have: ten thousand with one scheduled task each fall due quickly."""
+    """Queues are cheap: 10,000 queues, each with one scheduled task, become available within three seconds."""
     keys = [f"k{n}" for n in range(10_000)]
     start = clock.now()
     for n, key in enumerate(keys):
@@ -57,14 +57,15 @@ async def test_many_queues(backend: MemoryBackend, clock: ManualClock) -> None:
     for _ in range(100):
         await clock.advance(1.0)
     await clock.advance(1.0)
-    assert time.process_time() - begin < 3  # a look at all of them for each takes longer
+    # If each due task needed a scan of all queues, this would take longer.
+    assert time.process_time() - begin < 3
     assert await backend.control.queues() == tuple(sorted(keys))
     ledgers = [await backend.control.ledger(key) for key in keys]
     assert ledgers == [Ledger(published=1, waiting=1)] * 10_000
 
 
 def test_one_loop_after_another() -> None:
-    """A scheduled task whose loop has ended wakes a receive in the next one."""
+    """A scheduled task published in an event loop that has ended wakes a receive in the next loop."""
     backend = MemoryBackend()
 
     async def publish() -> None:
@@ -82,7 +83,7 @@ def test_one_loop_after_another() -> None:
 @settings(max_examples=25, deadline=None)
 @given(wait=st.floats(0.0001, 0.02))
 async def test_never_early_in_real_time(wait: float) -> None:
-    """Law 8: on the system's clock too, each task comes, and none before its time."""
+    """Law 8: with the system clock too, a scheduled task is delivered, and not before its time."""
     backend = MemoryBackend(clock=SystemClock())
     at = backend.now() + wait
     await backend.publisher.publish(Task(key="k", not_before=at))
@@ -92,15 +93,15 @@ async def test_never_early_in_real_time(wait: float) -> None:
 
 
 class HastyClock(ManualClock):
-    """Rings before the time, as the clock of an event loop may."""
+    """A clock whose timers fire too early, as those of an event loop may."""
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
-        """Ring half of the wait too early."""
+        """Schedule the call for half of the remaining time."""
         return super().call_at((self.now() + when) / 2, callback)
 
 
 async def test_a_timer_that_fires_too_early() -> None:
-    """Law 8: it brings nothing early, and is set again."""
+    """Law 8: a timer that fires too early delivers nothing early and is set again."""
     clock = HastyClock()
     backend = MemoryBackend(clock=clock)
     receive = asyncio.ensure_future(backend.subscribe(["k"], "w").receive(1, None))
@@ -114,7 +115,7 @@ async def test_a_timer_that_fires_too_early() -> None:
 
 
 async def test_the_end_leaves_no_timer() -> None:
-    """After closing nothing is scheduled in the loop any more, whatever was due."""
+    """Closing the backend cancels all of its timers and ends a waiting receive."""
     backend = MemoryBackend()
     receive = asyncio.ensure_future(backend.subscribe(["k"], "w").receive(1, 3600))
     await backend.publisher.publish(Task(key="other", not_before=backend.now() + 3600))
@@ -126,6 +127,6 @@ async def test_the_end_leaves_no_timer() -> None:
 
 
 def test_bad_consumers() -> None:
-    """Fault K2: a worker's identity is a name like others."""
+    """Fault K2: the name of a consumer is validated like all names."""
     with pytest.raises(InvalidInput, match=r"^consumer: "):
         MemoryBackend().subscribe(["k"], "\n")

@@ -1,4 +1,4 @@
-"""Agendas and lanes: what is out of date is kept up to a bound, and clearing it changes no order."""
+"""Heaps of due times and lanes of tasks: a bounded number of stale entries is kept, and clearing keeps the order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskqueue_memory.records import QueueState, TaskRecord
 
 
 def entry(seq: int, state: State = State.WAITING) -> TaskRecord:
-    """Return an entry with this place."""
+    """Return a record with this sequence number and state."""
     record = TaskRecord(
         queue=QueueState("k"), task=Task(key="k", id=f"t{seq}"), state=state, seq=seq
     )
@@ -21,7 +21,7 @@ def entry(seq: int, state: State = State.WAITING) -> TaskRecord:
 
 
 def taken(lane: Lane[Any]) -> list[int]:
-    """Take all that waits, as a queue does: who is taken waits no more. Return the places."""
+    """Take all waiting records from a lane, mark them in flight, and return their sequence numbers."""
     seqs = []
     while (record := lane.pop()) is not None:
         record.state = State.IN_FLIGHT
@@ -30,7 +30,7 @@ def taken(lane: Lane[Any]) -> list[int]:
 
 
 def test_an_agenda_is_cleared_when_it_is_full() -> None:
-    """So many dates may be out of date, then they go; what matters has twice its own room (fault M5)."""
+    """When a heap is full, its stale entries are removed; the bound grows with the current entries (fault M5)."""
     matter: set[int] = set()
     agenda = DueHeap[int](lambda record, _mark: record in matter)
     for n in range(ROOM):
@@ -41,7 +41,7 @@ def test_an_agenda_is_cleared_when_it_is_full() -> None:
     matter.update(range(ROOM, 2 * ROOM))
     for n in range(ROOM + 1, 2 * ROOM):
         agenda.add(n, n, n)
-    for n in range(2 * ROOM, 4 * ROOM):  # cleared at the first of these, which loses nothing
+    for n in range(2 * ROOM, 4 * ROOM):  # the first of these clears the heap, which removes nothing
         agenda.add(n, n, n)
     assert len(agenda) == 3 * ROOM
     agenda.add(0, 0, 0)
@@ -50,7 +50,7 @@ def test_an_agenda_is_cleared_when_it_is_full() -> None:
 
 
 def test_an_agenda_keeps_its_order_when_cleared() -> None:
-    """Whatever goes, the others come by their dates (fault M5)."""
+    """Clearing stale entries from a heap keeps the others in the order of their times (fault M5)."""
     for seed in range(20):
         source = random.Random(seed)
         dates = source.sample(range(1000), ROOM)
@@ -63,7 +63,7 @@ def test_an_agenda_keeps_its_order_when_cleared() -> None:
 
 
 def test_a_lane_is_cleared_when_it_is_full() -> None:
-    """Entries out of date are kept up to a bound: those that arrive, were let in, or were handed back (fault M5)."""
+    """Each part of a lane keeps a bounded number of stale entries: fresh, late and returned ones (fault M5)."""
     for add in (Lane.append, Lane.let_in, Lane.put_back):
         lane: Lane[Any] = Lane()
         for seq in range(ROOM):
@@ -80,7 +80,7 @@ def test_a_lane_is_cleared_when_it_is_full() -> None:
 
 
 def test_a_lane_has_twice_the_room_of_what_waits() -> None:
-    """Where much waits, clearing comes later: it costs no more than what has arrived since (fault M5)."""
+    """A lane with many waiting tasks is cleared less often, so that clearing stays cheap per added task (fault M5)."""
     lane: Lane[Any] = Lane()
     for seq in range(ROOM):
         lane.append(entry(seq, State.WAITING if seq < 10 else State.DONE))
@@ -101,7 +101,7 @@ def test_a_lane_has_twice_the_room_of_what_waits() -> None:
 
 
 def test_a_lane_keeps_its_order_when_cleared() -> None:
-    """Whatever goes, the others come by their places, those that were handed back first (fault M5)."""
+    """Clearing keeps the remaining tasks of a lane in order, returned tasks first (fault M5)."""
     for seed in range(20):
         source = random.Random(seed)
         for add in (Lane.let_in, Lane.put_back):
@@ -114,7 +114,7 @@ def test_a_lane_keeps_its_order_when_cleared() -> None:
 
 
 def test_a_lane_merges_its_parts() -> None:
-    """Handed back first, then by place, whether an entry waited here from the start or was let in (fault M5)."""
+    """A lane gives returned tasks first and then all others by sequence number, however they were added (fault M5)."""
     lane: Lane[Any] = Lane()
     for seq in (2, 4, 7):
         lane.append(entry(seq))
@@ -130,7 +130,7 @@ def test_a_lane_merges_its_parts() -> None:
 
 
 def test_the_oldest_may_be_in_any_part() -> None:
-    """Since when the longest has waited is seen in all three (fault M5)."""
+    """The oldest waiting task of a lane is found in each of its three parts (fault M5)."""
     for oldest in (Lane.append, Lane.let_in, Lane.put_back):
         lane: Lane[Any] = Lane()
         for seq, add in enumerate((Lane.append, Lane.let_in, Lane.put_back), start=10):

@@ -1,6 +1,6 @@
-"""The memory backend against the kit, as a third party would run it.
+"""The memory backend against the conformance kit, used as the author of any other backend would use it.
 
-``TASKQUEUE_KIT_EXAMPLES`` sets how many random histories it plays; `dev.py soak` sets it high.
+``TASKQUEUE_KIT_EXAMPLES`` sets the number of random histories; `dev.py soak` sets it high.
 """
 
 import os
@@ -12,11 +12,11 @@ from taskqueue_memory import MemoryBackend
 
 
 class TestMemoryBackend(BackendSuite):
-    """Every promise of the contract (G4, G6, E5)."""
+    """The memory backend keeps every promise of the contract (G4, G6, E5)."""
 
     capabilities = Capabilities(names=frozenset(Capability))
     max_examples = int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", "40"))
 
     async def open_backend(self, clock: ManualClock) -> MemoryBackend:
-        """Open an empty one."""
+        """Return an empty backend."""
         return MemoryBackend(clock=clock)

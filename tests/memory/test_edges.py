@@ -1,4 +1,4 @@
-"""Edges: the very moment, the exact number, nobody woken for nothing, and nothing left behind."""
+"""Edge cases of the memory backend: exact times, exact counts, no needless wake-ups and no leftovers."""
 
 from __future__ import annotations
 
@@ -17,23 +17,20 @@ from tests.memory.test_wakeups import counted_looks, hop, ids, stop, waiting
 
 
 async def one(subscription: MemorySubscription) -> Delivery:
-    """Take one task, which must be there."""
+    """Receive exactly one delivery, which must be available."""
     (delivery,) = (await subscription.receive(1, 0)).deliveries
     return delivery
 
 
 def timers(clock: ManualClock) -> int:
-    """Count the calls that are still to be made."""
+    """Return the number of timers that are set and not cancelled."""
     return len([timer for _, _, timer in clock._calls if timer._callback is not None])
-
-
-# bells
 
 
 async def test_a_closed_room_signal_leaves_nothing(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """Fault G10: nothing is kept of closed room signals and of queues that were bound (fault M5)."""
+    """Fault G10: no state remains of closed room signals and removed bindings (fault M5)."""
     signals = backend._store.signals
     first, second = backend.publisher.room_signal("k", "j"), backend.publisher.room_signal("k")
     async with first:
@@ -50,7 +47,7 @@ async def test_a_closed_room_signal_leaves_nothing(
 
 
 async def test_an_unbound_queue_sends_no_room_signal(backend: MemoryBackend) -> None:
-    """Publishers of a queue hear of room in those that it is bound to now, and of no others (fault M5)."""
+    """A room signal for a queue with bindings reports room in its current bound queues only (fault M5)."""
     for version, bound_to in enumerate((("a", "b"), ("b",))):
         await backend.control.configure("all", QueueSettings(version=version, bound_to=bound_to))
     async with backend.publisher.room_signal("all") as signal:
@@ -63,7 +60,7 @@ async def test_an_unbound_queue_sends_no_room_signal(backend: MemoryBackend) -> 
 async def test_a_room_signal_waits_as_long_as_asked(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """Not at all for 0 seconds, and no shorter and no longer than half a second for that (fault M5)."""
+    """A room signal waits exactly as long as requested: not at all for 0, half a second for 0.5 (fault M5)."""
     async with backend.publisher.room_signal("k") as signal:
         await asyncio.wait_for(signal.wait(0), 30)
         assert timers(clock) == 0
@@ -76,7 +73,10 @@ async def test_a_room_signal_waits_as_long_as_asked(
 
 
 async def test_a_room_signal_is_sent_for_room_alone(backend: MemoryBackend) -> None:
-    """A task that is published, released, acked or retried makes no room; one that is delivered does (fault M5)."""
+    """A room signal is sent if a task is delivered for the first time or cancelled.
+
+    A publish, a release and an ack send none (fault M5).
+    """
     await configure(backend, capacity=2)
     subscription = backend.subscribe(["k"], "w")
     async with backend.publisher.room_signal("k") as signal:
@@ -92,13 +92,13 @@ async def test_a_room_signal_is_sent_for_room_alone(backend: MemoryBackend) -> N
         assert signal._notified.is_set()
 
 
-# wake-ups
-
-
 async def test_no_consumer_is_woken_without_a_task(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law 5: one task, returned, published or free of its key, is looked for by one of many that wait (fault M5)."""
+    """Law 5: a task that becomes available wakes only one of several waiting receives.
+
+    It may be released, published, or next for its ordering key (fault M5).
+    """
     owner = backend.subscribe(["k"], "owner")
     await backend.publisher.publish(
         Task(key="k", id="a"),
@@ -119,7 +119,7 @@ async def test_no_consumer_is_woken_without_a_task(
 
 
 async def test_as_many_are_woken_as_there_is_work_for(backend: MemoryBackend) -> None:
-    """Fault E4: a queue that goes on wakes at once as many of those who wait as it has tasks (fault M5)."""
+    """Fault E4: when a queue is resumed, as many waiting receives are woken as it has tasks (fault M5)."""
     await configure(backend, paused=True)
     await backend.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(3)))
     receives = await waiting(*(backend.subscribe(["k"], f"w{n}") for n in range(4)))
@@ -133,7 +133,10 @@ async def test_as_many_are_woken_as_there_is_work_for(backend: MemoryBackend) ->
 async def test_a_purge_wakes_no_consumer(
     backend: MemoryBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R8: those who wait for an entity go before who has it, lest each gets it in turn (fault M5)."""
+    """R8: a purge wakes no consumer, because it cancels tasks that wait for an ordering key before its holder.
+
+    Otherwise each of them would get the key in turn (fault M5).
+    """
     await backend.publisher.publish(
         *(Task(key="k", id=f"t{n}", ordering_key="e") for n in range(20))
     )
@@ -149,7 +152,7 @@ async def test_a_purge_wakes_no_consumer(
 
 
 async def test_dates_share_one_timer(backend: MemoryBackend, clock: ManualClock) -> None:
-    """Many tasks of one date, and receives that wait for them, set one timer, once (fault M5)."""
+    """Several tasks with the same due time, and receives that wait for them, need just one timer (fault M5)."""
     at = clock.now() + 60
     await backend.publisher.publish(*(Task(key="k", not_before=at) for _ in range(10)))
     receives = await waiting(*(backend.subscribe(["k"], f"w{n}") for n in range(3)))
@@ -157,11 +160,8 @@ async def test_dates_share_one_timer(backend: MemoryBackend, clock: ManualClock)
     await stop(*receives)
 
 
-# time
-
-
 async def test_no_watch_without_a_limit(backend: MemoryBackend, clock: ManualClock) -> None:
-    """C18: progress of a task that may take any time sets no date, at its first delivery or later (fault M5)."""
+    """C18: without a limit on the processing time, a progress report sets no time limit (fault M5)."""
     await backend.publisher.publish(Task(key="k"))
     subscription = backend.subscribe(["k"], "w")
     for _ in range(2):
@@ -176,7 +176,7 @@ async def test_no_watch_without_a_limit(backend: MemoryBackend, clock: ManualClo
 async def test_recovered_deliveries_are_counted_once(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """C18: each maintenance pass counts what was recovered since the last one (fault M5)."""
+    """C18: each maintenance pass counts the stalled deliveries recovered since the last pass, once each (fault M5)."""
     await configure(backend, max_processing_time=5)
     await backend.publisher.publish(Task(key="k"), Task(key="k"))
     assert len((await backend.subscribe(["k"], "w").receive(9, 0)).deliveries) == 2
@@ -187,7 +187,7 @@ async def test_recovered_deliveries_are_counted_once(
 async def test_a_deadline_that_came_at_this_moment(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """Fault F19: who rises at the very time of its deadline ends, though that was passed over before (fault M5)."""
+    """Fault F19: a dead task redriven exactly at its deadline expires, although a pass skipped it before (fault M5)."""
     await backend.publisher.publish(Task(key="k", id="t", deadline=clock.now() + 5))
     subscription = backend.subscribe(["k"], "w")
     await subscription.dead_letter(await one(subscription), "r")
@@ -198,7 +198,7 @@ async def test_a_deadline_that_came_at_this_moment(
 
 
 async def test_at_once_means_now(backend: MemoryBackend, clock: ManualClock) -> None:
-    """Law 8: a task that may start at this very moment waits; one of a moment later is scheduled (fault M5)."""
+    """Law 8: a task whose start time is now is waiting; with any later start time, it is scheduled (fault M5)."""
     now = clock.now()
     await backend.publisher.publish(Task(key="k", not_before=now))
     assert (await backend.control.ledger("k")).waiting == 1
@@ -207,7 +207,7 @@ async def test_at_once_means_now(backend: MemoryBackend, clock: ManualClock) -> 
 
 
 async def test_a_result_ends_at_its_time(backend: MemoryBackend, clock: ManualClock) -> None:
-    """A result is there until its time is over, and the id of its task is free at the end of it (fault M5)."""
+    """A result is kept until its time to live is over; then the id of its task is free again (fault M5)."""
     await configure(backend, dedupe_window=5, result_ttl=9)
     await backend.publisher.publish(Task(key="k", id="t"))
     subscription = backend.subscribe(["k"], "w")
@@ -220,11 +220,8 @@ async def test_a_result_ends_at_its_time(backend: MemoryBackend, clock: ManualCl
     assert (await backend.control.maintain()).forgotten == 1
 
 
-# what is left, and how much
-
-
 async def test_copies_forget_along_the_way(backend: MemoryBackend, clock: ManualClock) -> None:
-    """Law 7: each copy of a task forgets two that have ended, as a publish does (fault M5)."""
+    """Law 7: publishing to a bound queue removes expired records, two per copy, as any publish does (fault M5)."""
     await backend.control.configure("all", QueueSettings(bound_to=("a", "b", "c")))
     subscription = backend.subscribe(["a"], "w")
     for _ in range(20):
@@ -238,7 +235,7 @@ async def test_copies_forget_along_the_way(backend: MemoryBackend, clock: Manual
 
 
 async def test_a_refused_copy_leaves_no_queue(backend: MemoryBackend) -> None:
-    """Fault G10: where one of several is full, those that nobody has used are not made (fault M5)."""
+    """Fault G10: if one of several bound queues refuses a task, no unused bound queue is created (fault M5)."""
     await backend.control.configure("full", QueueSettings(intake_paused=True))
     await backend.control.configure("all", QueueSettings(bound_to=("full", "new")))
     (answer,) = await backend.publisher.publish(Task(key="all"))
@@ -247,14 +244,14 @@ async def test_a_refused_copy_leaves_no_queue(backend: MemoryBackend) -> None:
 
 
 async def test_the_last_place_of_a_bound_queue(backend: MemoryBackend) -> None:
-    """A queue whose tasks go to others is never full itself (fault M5)."""
+    """A queue with bindings is never full itself: its own capacity refuses no task (fault M5)."""
     await backend.control.configure("all", QueueSettings(bound_to=("a",), capacity=1))
     answers = await backend.publisher.publish(Task(key="all"), Task(key="all"))
     assert [answer.status for answer in answers] == [Published.ACCEPTED] * 2
 
 
 async def test_a_page_of_dead_letters_has_a_hundred(backend: MemoryBackend) -> None:
-    """Unless another number is asked for (fault M5)."""
+    """A page of dead letters has 100 entries by default (fault M5)."""
     await backend.publisher.publish(*(Task(key="k", id=f"t{n:03}") for n in range(101)))
     subscription = backend.subscribe(["k"], "w")
     for delivery in (await subscription.receive(101, 0)).deliveries:
@@ -264,7 +261,7 @@ async def test_a_page_of_dead_letters_has_a_hundred(backend: MemoryBackend) -> N
 
 
 async def test_small_payloads_stay(backend: MemoryBackend) -> None:
-    """What is no longer than its digest is worth stays with an ended task (fault M5)."""
+    """A small payload is kept when its task ends; a larger one is replaced by its digest (fault M5)."""
     subscription = backend.subscribe(["k"], "w")
     for size, kept in ((_SMALL, True), (_SMALL + 1, False)):
         payload = b'"' + b"x" * (size - 2) + b'"'
@@ -275,6 +272,6 @@ async def test_small_payloads_stay(backend: MemoryBackend) -> None:
 
 
 def test_records_of_one_task_are_distinguished() -> None:
-    """Two records of one task are two: an old one, of which something is still noted, is not the new one (fault M5)."""
+    """Two records of one task are distinct, so that an old record is not mistaken for the current one (fault M5)."""
     queue, task = QueueState("k"), Task(key="k")
     assert len({TaskRecord(queue=queue, task=task), TaskRecord(queue=queue, task=task)}) == 2

@@ -1,4 +1,4 @@
-"""The journal: every transition, one line each, enough to tell the books again."""
+"""The journal of the memory backend: one line per state change, from which the ledgers can be recomputed."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ KEYS = ("a", "b")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the journal is written."""
+    """The path of the journal file."""
     return tmp_path / "journal.jsonl"
 
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """The backend's time."""
+    """A manual clock that gives the backend its time."""
     return ManualClock()
 
 
 def journaled(path: Path, clock: ManualClock) -> MemoryBackend:
-    """A backend that keeps a journal."""
+    """Return a backend that writes a journal to this path."""
     return MemoryBackend(clock=clock, settings=MemorySettings(journal=path))
 
 
 def written(path: Path) -> bytes:
-    """What stands in a file."""
+    """Return the content of a file."""
     return path.read_bytes()
 
 
 def read(path: Path) -> list[JournalLine]:
-    """The lines of a journal, each checked against the declared form."""
+    """Return the lines of a journal, each validated against `JournalLine`."""
     return [msgspec.json.decode(line, type=JournalLine) for line in written(path).splitlines()]
 
 
 def whole(path: Path) -> list[JournalLine]:
-    """The lines of a journal that are whole."""
+    """Return the complete lines of a journal, without those that were cut off."""
     lines = []
     for text in written(path).splitlines():
         with suppress(msgspec.DecodeError):
@@ -64,7 +64,7 @@ def whole(path: Path) -> list[JournalLine]:
 
 
 def replay(lines: list[JournalLine]) -> dict[str, Ledger]:
-    """The ledger of each queue, told by the journal alone."""
+    """Compute the ledger of each queue from the journal alone."""
     states: dict[tuple[str, str], State] = {}
     counts: dict[str, Counter[str]] = {}
     for line in lines:
@@ -86,7 +86,7 @@ def replay(lines: list[JournalLine]) -> dict[str, Ledger]:
 
 
 async def test_one_life(path: Path, clock: ManualClock) -> None:
-    """G9: each transition of a task is one line, with its time, its state after it, its worker and its error."""
+    """G9: each state change of a task is one line with its time, the new state, the worker and the error."""
     backend = journaled(path, clock)
     start = clock.now()
     await backend.publisher.publish(Task(key="k", id="t", tenant="acme", priority=7))
@@ -123,7 +123,7 @@ async def test_one_life(path: Path, clock: ManualClock) -> None:
 
 
 async def test_the_form_of_a_line(path: Path, clock: ManualClock) -> None:
-    """A line is one JSON object with the fields of its version, in their order."""
+    """A line is a JSON object with the fields of journal version 2, in this order."""
     backend = journaled(path, clock)
     await backend.publisher.publish(Task(key="k"))
     await backend.aclose()
@@ -140,7 +140,10 @@ async def test_the_form_of_a_line(path: Path, clock: ManualClock) -> None:
 async def test_the_journal_agrees_with_the_ledgers(
     seed: int, path: Path, clock: ManualClock
 ) -> None:
-    """Law 1, G9: replaying the lines gives the very ledgers of the queues, and no line is missing."""
+    """Law 1, G9: after a random history, the ledgers computed from the journal equal the real ones.
+
+    No line is missing.
+    """
     backend = journaled(path, clock)
     history = History(backend, clock)
     for move, values in some_moves(random.Random(seed), 1500):
@@ -156,7 +159,7 @@ async def test_the_journal_agrees_with_the_ledgers(
     assert closing
     told = replay(lines)
     for key, ledger in ledgers.items():
-        moved = told[key].waiting - ledger.waiting  # closing handed back what was held
+        moved = told[key].waiting - ledger.waiting  # closing released the deliveries in flight
         assert told[key] == msgspec.structs.replace(
             ledger, waiting=ledger.waiting + moved, in_flight=ledger.in_flight - moved
         )
@@ -166,7 +169,7 @@ async def test_the_journal_agrees_with_the_ledgers(
 
 
 async def test_what_later_rules_ask_for(path: Path, clock: ManualClock) -> None:
-    """G9: the journal tells when a task is due, what it is serial with, and the settings that hold from then on."""
+    """G9: the journal records the due time and ordering key of a task, and each change of the settings."""
     backend = journaled(path, clock)
     due = clock.now() + 9
     await backend.control.configure("k", QueueSettings(max_inflight=3))
@@ -179,7 +182,7 @@ async def test_what_later_rules_ask_for(path: Path, clock: ManualClock) -> None:
 
 
 async def test_runs_are_distinguished(path: Path, clock: ManualClock) -> None:
-    """A second start appends under another name and counts from one again."""
+    """After a restart, lines are appended with another run id, and their numbers start at 1 again."""
     for _ in range(2):
         backend = journaled(path, clock)
         await backend.publisher.publish(Task(key="k"), Task(key="k"))
@@ -190,13 +193,13 @@ async def test_runs_are_distinguished(path: Path, clock: ManualClock) -> None:
 
 
 async def test_only_the_owner_can_read_it(path: Path, clock: ManualClock) -> None:
-    """Task ids and errors are nobody else's business."""
+    """Only the owner can read the journal file, because task ids and errors may be confidential."""
     await journaled(path, clock).aclose()
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600  # noqa: PTH116 - in a coroutine
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600  # noqa: PTH116 - a blocking call is fine in this test
 
 
 async def test_payloads_are_not_in_it(path: Path, clock: ManualClock) -> None:
-    """A journal may be kept longer than its tasks: what they carry stays out of it."""
+    """Payloads and headers are not in the journal, because it may be kept longer than the tasks."""
     backend = journaled(path, clock)
     await backend.publisher.publish(Task.of("k", "hunter2", headers={"h": "hunter2"}))
     await backend.aclose()
@@ -204,7 +207,7 @@ async def test_payloads_are_not_in_it(path: Path, clock: ManualClock) -> None:
 
 
 async def test_long_errors_are_cut(path: Path, clock: ManualClock) -> None:
-    """A traceback of a megabyte makes no line of a megabyte."""
+    """A long error text is cut to the limit for texts."""
     backend = journaled(path, clock)
     task = Task(key="k")
     await backend.publisher.publish(task)
@@ -214,15 +217,14 @@ async def test_long_errors_are_cut(path: Path, clock: ManualClock) -> None:
 
 
 class Disk:
-    """A disk that takes a number of bytes and is full then."""
+    """A disk that accepts a number of bytes and then raises an error for a full disk."""
 
     def __init__(self, room: int) -> None:
-        """Take ``room`` bytes."""
         self.room = room
         self._write = os.write
 
     def write(self, file: int, data: bytes) -> int:
-        """Write what fits."""
+        """Write as much of ``data`` as there is space for, and return the number of bytes."""
         if self.room <= 0:
             raise OSError(errno.ENOSPC, "No space left on device")
         written = self._write(file, data[: self.room])
@@ -238,7 +240,10 @@ async def test_a_full_disk_does_not_stop_the_queue(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The queue works on, says so once, and whole lines follow as soon as there is room again."""
+    """If the disk is full, the queue continues, and one warning is logged.
+
+    Complete lines follow as soon as there is space.
+    """
     backend = journaled(path, clock)
     disk = Disk(room)
     monkeypatch.setattr(os, "write", disk.write)
@@ -260,7 +265,7 @@ async def test_a_full_disk_does_not_stop_the_queue(
 async def test_a_torn_line_is_a_gap(
     path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line that went to the disk in part is a gap, also where there was room again for the next one (fault M5)."""
+    """A line that was written in part counts as missing, even if the next line was written completely (fault M5)."""
     backend = journaled(path, clock)
     disk = Disk(100)
     monkeypatch.setattr(os, "write", disk.write)
@@ -275,7 +280,7 @@ async def test_a_torn_line_is_a_gap(
 async def test_only_where_there_is_a_journal_it_may_be_asked_for(
     path: Path, clock: ManualClock
 ) -> None:
-    """A queue that asks for a journal is refused by a backend without one, and by no other (fault M5)."""
+    """The ``journal`` setting of a queue is accepted if the backend has a journal, and refused otherwise (fault M5)."""
     asked = QueueSettings(journal=True)
     backend = journaled(path, clock)
     assert (await backend.control.configure("k", asked)).journal
@@ -285,11 +290,11 @@ async def test_only_where_there_is_a_journal_it_may_be_asked_for(
 
 
 async def test_a_closed_journal_touches_no_other_file(path: Path, clock: ManualClock) -> None:
-    """A late settlement does not write into a file that has got the journal's number since."""
+    """A change after closing is not written to another file that has got the journal's file descriptor."""
     backend = journaled(path, clock)
     await backend.aclose()
     other = path.with_name("other")
-    file = os.open(other, os.O_WRONLY | os.O_CREAT)  # gets the number that the journal had
+    file = os.open(other, os.O_WRONLY | os.O_CREAT)  # gets the file descriptor that the journal had
     try:
         await backend.publisher.publish(Task(key="k"))
     finally:
@@ -301,14 +306,14 @@ async def test_a_closed_journal_touches_no_other_file(path: Path, clock: ManualC
 def test_a_path_that_cannot_be_written(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A journal that was asked for and cannot be had is a configuration error that names the setting."""
+    """A journal path that cannot be opened raises a configuration error that names the setting."""
     monkeypatch.setenv("TASKQUEUE_MEMORY_JOURNAL", str(tmp_path / where))
     with pytest.raises(ConfigurationError, match="TASKQUEUE_MEMORY_JOURNAL: cannot open the file"):
         create_backend()
 
 
 async def test_health_knows_the_journal(path: Path, clock: ManualClock) -> None:
-    """Health says whether there is a journal and whether it is whole."""
+    """The health status reports whether there is a journal and whether it is complete."""
     backend = journaled(path, clock)
     assert (await backend.health()).details["journal"] is True
     await backend.aclose()

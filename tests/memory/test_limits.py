@@ -1,4 +1,4 @@
-"""Limits of the flow: who waits for a place or a token costs nothing, and gets it."""
+"""Queue limits in the memory backend: waiting for a limit is cheap, and no wake-up is missed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.memory.test_wakeups import counted_looks, hop, stop, waiting
 async def looks_during(
     monkeypatch: pytest.MonkeyPatch, steps: Callable[[], Awaitable[None]]
 ) -> int:
-    """How often receives looked for work while ``steps`` were done."""
+    """Return how often receives looked for work while ``steps`` ran."""
     looks = counted_looks(monkeypatch)
     await steps()
     await hop()
@@ -28,7 +28,10 @@ async def looks_during(
 async def test_a_token_wakes_few_of_many(
     backend: MemoryBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law 5: of a hundred that wait for a token two look when one comes: who takes it, and who waits for the next."""
+    """Law 5: of 100 receives waiting for a token, two wake when one is available.
+
+    One takes the task, and the other waits for the next token.
+    """
     limits = QueueSettings(rate_limit=RateLimit(max_tokens=1))
     await backend.control.configure("k", limits)
     receives = await waiting(*(backend.subscribe(["k"], f"w{n}") for n in range(100)))
@@ -48,7 +51,10 @@ async def test_a_token_wakes_few_of_many(
 async def test_a_place_wakes_one_of_many(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B1, law 5: of a hundred that wait for a place one looks when one comes free, and none when a task comes."""
+    """B1, law 5: when a delivery in flight ends, one of 100 waiting receives wakes.
+
+    A publish to the full queue wakes none.
+    """
     await backend.control.configure("k", QueueSettings(max_inflight=1))
     await backend.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(50)))
     first = backend.subscribe(["k"], "first")
@@ -68,19 +74,19 @@ async def test_a_place_wakes_one_of_many(
 
 
 class PassingClock(ManualClock):
-    """Time passes between any two looks at the clock."""
+    """A clock that advances by ``step`` each time it is read."""
 
     step = 0.0
 
     def now(self) -> float:
-        """Return Unix seconds, and let some pass."""
+        """Advance the clock and return its time."""
         self._now += self.step
         return self._now
 
 
 @pytest.mark.parametrize("step", [0.05 * n for n in range(1, 20)])
 async def test_a_limit_that_opens_between_the_look_and_the_wait_wakes(step: float) -> None:
-    """F7, law 5: the look finds no room and the wait begins after there is: it must not go on for ever."""
+    """F7, law 5: a token that becomes available between a receive's look for work and its wait wakes the receive."""
     clock = PassingClock()
     backend = MemoryBackend(clock=clock)
     await backend.control.configure("k", QueueSettings(rate_limit=RateLimit(max_tokens=1)))

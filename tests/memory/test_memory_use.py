@@ -1,4 +1,4 @@
-"""What the backend keeps: all of what lives, a little of what ended, and nothing of what was forgotten."""
+"""Memory use: live tasks are kept completely, ended tasks only in short form, and forgotten tasks not at all."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ LARGE = b'"' + b"x" * 50_000 + b'"'
 
 @pytest.fixture
 def records() -> Iterator[Callable[[], int]]:
-    """Tell how many records there are that were not there before the test, reachable or not yet collected."""
+    """Return a function that counts the task records created since the test began and still in memory."""
 
     def count() -> int:
         gc.collect()
         return sum(isinstance(thing, TaskRecord) for thing in gc.get_objects())
 
-    gc.freeze()  # to look at all that was there takes long
+    gc.freeze()  # so that the garbage collector skips older objects, which would take long
     yield count
     gc.unfreeze()
 
 
 async def work(backend: MemoryBackend, count: int, **fields: Any) -> None:
-    """Publish and ack tasks, one by one."""
+    """Publish, receive and ack ``count`` tasks, one by one."""
     subscription = backend.subscribe(["k"], "w")
     for _ in range(count):
         await backend.publisher.publish(Task(key="k", **fields))
@@ -45,7 +45,7 @@ async def work(backend: MemoryBackend, count: int, **fields: Any) -> None:
 async def test_ended_tasks_are_forgotten(
     far: dict[str, Any], backend: MemoryBackend, clock: ManualClock, records: Callable[[], int]
 ) -> None:
-    """Law 7: the window over, nothing is left of a task but its count; nor does a deadline of next year keep it."""
+    """Law 7: after the deduplication window, an ended task leaves only its count, even if its deadline is far away."""
     await work(backend, 500, **far)
     assert records() >= 500
     await clock.advance(300)
@@ -55,7 +55,7 @@ async def test_ended_tasks_are_forgotten(
 
 
 async def test_publishing_forgets_along_the_way(backend: MemoryBackend, clock: ManualClock) -> None:
-    """Where nobody does housekeeping, each publish forgets more than it adds, and never a lot at once."""
+    """Without maintenance, each publish removes slightly more old records than it adds, so memory use is bounded."""
     await work(backend, 300)
     await clock.advance(300)
     known = backend._store.queues["k"].records
@@ -68,7 +68,7 @@ async def test_publishing_forgets_along_the_way(backend: MemoryBackend, clock: M
 
 
 async def test_forgetting_is_bounded(backend: MemoryBackend, clock: ManualClock) -> None:
-    """Law 10: one pass of housekeeping forgets a thousand at the most, the next one goes on."""
+    """Law 10: one maintenance pass removes at most 1,000 old records, and the next pass continues."""
     await work(backend, 2500)
     await clock.advance(300)
     passes = [(await backend.control.maintain()).forgotten for _ in range(4)]
@@ -79,7 +79,10 @@ async def test_forgetting_is_bounded(backend: MemoryBackend, clock: ManualClock)
 async def test_large_payloads_go_with_the_end(
     state: str, backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """Law 7: what ended keeps a digest of a large payload, and is told from another payload by it."""
+    """Law 7: an ended task keeps a digest of its large payload.
+
+    With it, another payload for its id is still detected.
+    """
     task = Task(key="k", id="t", payload=LARGE, deadline=clock.now() + 10)
     await backend.publisher.publish(task)
     subscription = backend.subscribe(["k"], "w")
@@ -108,7 +111,7 @@ async def test_large_payloads_go_with_the_end(
 async def test_a_retry_after_the_end_has_the_payload(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """Fault F11: a task that was acked and is retried comes back with all that it carried."""
+    """Fault F11: a task that is retried after its ack is delivered with its complete payload."""
     task = Task(key="k", id="t", payload=LARGE)
     await backend.publisher.publish(task)
     subscription = backend.subscribe(["k"], "w")
@@ -121,7 +124,7 @@ async def test_a_retry_after_the_end_has_the_payload(
 
 
 async def test_memory_does_not_grow_with_what_ended(backend: MemoryBackend) -> None:
-    """Of tasks of 50 kB that went through the queue no more than a few kB each are left."""
+    """Ended tasks with payloads of 50 kB each use less than 2.5 kB of memory per task."""
     count = 500
     tracemalloc.start()
     try:
@@ -139,7 +142,7 @@ async def test_memory_does_not_grow_with_what_ended(backend: MemoryBackend) -> N
 async def test_what_was_cancelled_does_not_pile_up(
     kind: str, backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """Publishing and cancelling for ever, with nobody who receives, keeps a bounded number of entries."""
+    """Publishing and cancelling again and again, without any receive, keeps a bounded number of entries."""
     not_before = clock.now() + 1e6 if kind == "scheduled" else None
     await backend.publisher.publish(Task(key="k", id="stays", not_before=not_before))
     for n in range(2000):
@@ -157,7 +160,7 @@ async def test_what_was_cancelled_does_not_pile_up(
 
 
 async def test_clearing_loses_nothing(backend: MemoryBackend, clock: ManualClock) -> None:
-    """Law 1: thousands of entries, half of them cancelled while more arrive: the others all come, in order."""
+    """Law 1: of thousands of tasks, half of them cancelled, all others are delivered in order."""
     soon = clock.now() + 5
     for n in range(3000):
         await backend.publisher.publish(
@@ -174,7 +177,7 @@ async def test_clearing_loses_nothing(backend: MemoryBackend, clock: ManualClock
 
 
 def test_an_agenda_in_order() -> None:
-    """Dates come in order, equal ones in the order of being noted, and only those that matter."""
+    """A heap gives entries by time, equal times in order of insertion, and skips stale entries."""
     agenda: DueHeap[TaskRecord] = DueHeap(lambda record, _seq: record.state is State.WAITING)
     queue = QueueState("k")
     made = [TaskRecord(queue=queue, task=Task(key="k"), state=State.WAITING) for _ in range(6)]
@@ -188,7 +191,7 @@ def test_an_agenda_in_order() -> None:
 
 
 async def test_expiry_is_bounded(backend: MemoryBackend, clock: ManualClock) -> None:
-    """Law 8: ten thousand dead tasks at the head do not stop the loop; each receive ends a part of them."""
+    """Law 8: one receive expires at most 1,000 overdue tasks, so that thousands of them do not block the event loop."""
     deadline = clock.now() + 1
     for start in range(0, 2500, 500):
         await backend.publisher.publish(
@@ -204,7 +207,10 @@ async def test_expiry_is_bounded(backend: MemoryBackend, clock: ManualClock) -> 
 
 
 async def test_keys_of_gone_workers_leave_nothing(backend: MemoryBackend) -> None:
-    """Fault G10: a queue that only a subscription named goes with the last one; a used or configured one stays."""
+    """Fault G10: a queue that exists only because of a subscription is removed with the last one.
+
+    A used or configured queue stays.
+    """
     await backend.control.configure("configured", QueueSettings(max_losses=1))
     await backend.publisher.publish(Task(key="used"))
     await work(backend, 1)
@@ -222,7 +228,10 @@ async def test_keys_of_gone_workers_leave_nothing(backend: MemoryBackend) -> Non
 async def test_rising_again_and_again_takes_no_room(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """Fault F19: a deadline is noted once, however often its task dies and is redriven; and it still ends the task."""
+    """Fault F19: a task that dies and is redriven 1,000 times has one deadline entry.
+
+    It still expires at its deadline.
+    """
     await backend.publisher.publish(Task(key="k", id="t", deadline=clock.now() + 100))
     subscription = backend.subscribe(["k"], "w")
     for _ in range(1000):
@@ -238,7 +247,10 @@ async def test_rising_again_and_again_takes_no_room(
 async def test_a_wider_window_acts_on_what_has_ended(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """Laws 7 and 9, fault F18: the window in force decides when an id is forgotten, not the one of back then."""
+    """Laws 7 and 9, fault F18: the current deduplication window decides when an id is forgotten.
+
+    This holds for tasks that ended earlier too.
+    """
     await backend.control.configure("k", QueueSettings(dedupe_window=10))
     await work(backend, 1, id="t")
     await backend.control.configure("k", QueueSettings(version=1, dedupe_window=100))

@@ -1,4 +1,4 @@
-"""Order: what nobody sees from outside, which is what it costs and what is left of it."""
+"""Fair order and ordering keys in the memory backend: memory use, speed and wake-ups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.memory.test_wakeups import hop, ids, waiting
 
 
 async def configure(backend: MemoryBackend, **fields: Any) -> QueueState:
-    """Put settings in force; return the queue."""
+    """Configure the queue ``k`` with these settings, and return its internal state."""
     present = await backend.control.settings("k")
     await backend.control.configure("k", QueueSettings(version=present.version, **fields))
     return backend._store.queue("k")
@@ -32,7 +32,7 @@ async def configure(backend: MemoryBackend, **fields: Any) -> QueueState:
 async def test_tenants_leave_nothing(
     rate: RateLimit | None, backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """OPEN-B2: of thousands of tenants nothing is kept once they have nothing left, and their tokens again."""
+    """OPEN-B2: no state of a tenant remains once it has no tasks and its rate limit has refilled."""
     queue = await configure(backend, **FAIR, tenant_rate_limit=rate, tenant_max_inflight=1)
     subscription = backend.subscribe(["k"], "w")
     for n in range(3000):
@@ -51,7 +51,7 @@ async def test_tenants_leave_nothing(
 async def test_tenants_that_give_up_leave_nothing(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """B2, OPEN-B2: cancelled, expired, scheduled and dead tasks keep no tenant in the walk, nor anywhere."""
+    """B2, OPEN-B2: cancelling all tasks, waiting and scheduled ones, removes all state of their tenants and keys."""
     queue = await configure(backend, **FAIR, tenant_capacity=2)
     for n in range(200):
         fields: dict[str, Any] = {"tenant": f"t{n}", "ordering_key": f"e{n % 50}"}
@@ -70,7 +70,7 @@ async def test_tenants_that_give_up_leave_nothing(
 async def test_tokens_bring_tenants_along_the_way(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """OPEN-B2: where nobody does housekeeping, going on forgets more tenants than it adds."""
+    """OPEN-B2: without maintenance, normal use removes more idle tenants than it adds."""
     limit = RateLimit(max_tokens=1)
     queue = await configure(backend, **FAIR, tenant_rate_limit=limit)
     subscription = backend.subscribe(["k"], "w")
@@ -85,7 +85,7 @@ async def test_tokens_bring_tenants_along_the_way(
 async def test_resting_costs_nothing(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPEN-F1: two thousand tenants at their limits are not looked at by those who take what others have."""
+    """OPEN-F1: receives do not check 2,000 tenants at their limits in order to find tasks of other tenants."""
     await configure(backend, **FAIR, tenant_max_inflight=1)
     holder, subscription = backend.subscribe(["k"], "h"), backend.subscribe(["k"], "w")
     for _ in range(2):
@@ -110,7 +110,7 @@ async def test_resting_costs_nothing(
 
 
 async def test_a_swap_of_many(backend: MemoryBackend) -> None:
-    """B12: with ten thousand waiting and more the order changes at once, there and back, and none is lost."""
+    """B12: with 10,000 tasks waiting, switching to fair order and back is fast and loses no task."""
     count = int(os.environ.get("TASKQUEUE_SWAP_TASKS", "10000"))
     for start in range(0, count, 1000):
         await backend.publisher.publish(
@@ -130,7 +130,7 @@ async def test_a_swap_of_many(backend: MemoryBackend) -> None:
 
 
 async def test_who_waits_for_an_entity_does_not_pile_up(backend: MemoryBackend) -> None:
-    """R8: publishing to a busy entity and cancelling for ever keeps a bounded number of entries."""
+    """R8: publishing with a busy ordering key and cancelling, again and again, keeps a bounded number of entries."""
     await backend.publisher.publish(Task(key="k", id="holder", ordering_key="e"))
     for n in range(2000):
         await backend.publisher.publish(Task(key="k", id=f"t{n}", ordering_key="e"))
@@ -138,7 +138,8 @@ async def test_who_waits_for_an_entity_does_not_pile_up(backend: MemoryBackend) 
     queue = backend._store.queue("k")
     (lane,) = queue.turns
     assert len(lane._fresh) <= 2 * ROOM
-    for n in range(2000):  # who gets the key is put into a lane that nobody takes from
+    # Each task that gets the ordering key enters a lane from which no consumer takes.
+    for n in range(2000):
         await backend.publisher.publish(Task(key="k", id=f"u{n}", ordering_key="e"))
         await backend.control.cancel("k", "holder" if not n else f"u{n - 1}")
     lane = queue._lines.lane(queue.records["u1999"])
@@ -146,7 +147,7 @@ async def test_who_waits_for_an_entity_does_not_pile_up(backend: MemoryBackend) 
 
 
 async def test_progress_keeps_one_date(backend: MemoryBackend, clock: ManualClock) -> None:
-    """C18: however often a long task reports, one date is kept of it; and none when it has ended."""
+    """C18: repeated progress reports of a task keep a bounded number of time limits, and none after its end."""
     await configure(backend, max_processing_time=60)
     await backend.publisher.publish(Task(key="k"))
     subscription = backend.subscribe(["k"], "w")
@@ -160,7 +161,7 @@ async def test_progress_keeps_one_date(backend: MemoryBackend, clock: ManualCloc
 
 
 async def test_a_key_comes_to_a_tenant_at_rest(backend: MemoryBackend, clock: ManualClock) -> None:
-    """OPEN-F1, R8: who gets its entity while its tenant has no token is handed out at the token's time."""
+    """OPEN-F1, R8: a task that gets its ordering key while its tenant has no token is delivered with the next token."""
     await configure(backend, **FAIR, tenant_rate_limit=RateLimit(max_tokens=1, interval=4))
     await backend.publisher.publish(
         Task(key="k", id="holder", tenant="t1", ordering_key="e"),
@@ -181,7 +182,7 @@ async def test_a_key_comes_to_a_tenant_at_rest(backend: MemoryBackend, clock: Ma
 
 
 HISTORIES = int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", "120"))
-"""random ones; `dev.py soak` sets many"""
+"""number of random histories; `dev.py soak` sets it high"""
 
 
 @settings(max_examples=HISTORIES, deadline=None)
@@ -189,7 +190,10 @@ HISTORIES = int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", "120"))
 async def test_no_consumer_waits_while_a_task_is_available(
     steps: list[tuple[str, tuple[Any, ...]]],
 ) -> None:
-    """Fault E4, laws 4, 5, 9, OPEN-F1, R8: after any history the books agree, and who waits has nothing to take."""
+    """Fault E4, laws 4, 5, 9, OPEN-F1, R8: after any history, all counters are right.
+
+    No receive waits while a task is available.
+    """
     history = History()
     for move, values in steps:
         await history.move(move, values)

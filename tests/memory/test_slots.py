@@ -1,4 +1,4 @@
-"""What the slot pool in memory costs: bounded steps, and nothing kept of what is over."""
+"""The slot pool of the memory backend: bounded steps, and no state left of ended leases."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MODEL = "model-1"
 
 
 async def served(slots: MemorySlots, count: int, server: str = "s1") -> None:
-    """Register an endpoint that has nothing to do."""
+    """Register an idle endpoint with this number of slots."""
     await slots.register(Endpoint(model=MODEL, server=server, url="http://x", slots=count))
     await slots.reconcile(MODEL, server, Seen(active=0), settled=1)
 
 
 async def test_a_sweep_is_bounded(backend: MemoryBackend, clock: ManualClock) -> None:
-    """One step clears away 1,000 leases that ran out; those it has not come to are stale all the same (C20)."""
+    """One call removes at most 1,000 expired leases; an expired lease is refused even before its removal (C20)."""
     await served(backend.slots, 2500)
     leases: list[SlotLease] = []
     for _ in range(5):
@@ -38,7 +38,7 @@ async def test_a_sweep_is_bounded(backend: MemoryBackend, clock: ManualClock) ->
 
 
 async def test_nothing_is_kept_of_what_is_over(backend: MemoryBackend, clock: ManualClock) -> None:
-    """After a thousand rounds of leases, notes and endpoints the pool is as small as it was (OPEN-B2)."""
+    """After 1,000 rounds of leases, notes and endpoints, no state of them remains in the pool (OPEN-B2)."""
     slots, pool = backend.slots, backend.slots._pool
     for number in range(1000):
         server = f"s{number}"
@@ -59,7 +59,7 @@ async def test_nothing_is_kept_of_what_is_over(backend: MemoryBackend, clock: Ma
 
 
 async def test_renewals_leave_nothing_behind(backend: MemoryBackend, clock: ManualClock) -> None:
-    """A lease that is renewed for days is one lease, and one date (C21)."""
+    """A lease that is renewed many times keeps a bounded number of expiry entries (C21)."""
     await served(backend.slots, 1)
     (lease,) = await backend.slots.acquire(MODEL, "h1", ttl=86_400)
     for _ in range(2000):
@@ -70,7 +70,10 @@ async def test_renewals_leave_nothing_behind(backend: MemoryBackend, clock: Manu
 
 
 async def test_where_reports_come_and_go(backend: MemoryBackend, clock: ManualClock) -> None:
-    """An endpoint that is registered without reports frees what is overdue there: the operator's way out (C12, C18)."""
+    """Registering an endpoint again with ``reports=False`` frees its overdue slots.
+
+    An operator can use this (C12, C18).
+    """
     await served(backend.slots, 2)
     leases = await backend.slots.acquire(MODEL, "h1", ttl=10, limit=2)
     await backend.slots.assign((leases[0], "job-1"), (leases[1], "job-2"), ttl=10)
@@ -94,7 +97,10 @@ async def test_a_closed_slot_signal_is_forgotten(backend: MemoryBackend) -> None
 
 
 async def test_two_backends_are_two_pools() -> None:
-    """Pools have an epoch each, and know each other's tokens for a stranger's (C23)."""
+    """Two backends have pools with different epochs.
+
+    A lease token of one pool cannot release a slot of the other (C23).
+    """
     one, two = MemoryBackend(), MemoryBackend()
     for backend in (one, two):
         await served(backend.slots, 1)

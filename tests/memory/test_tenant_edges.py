@@ -1,4 +1,4 @@
-"""Tenants at the edges: at rest, at several limits at once, and about to be forgotten."""
+"""Edge cases of tenants: at their limits, at several limits at once, and about to be forgotten."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from tests.memory.test_wakeups import counted_looks, hop, ids, stop, waiting
 async def test_tenants_at_rest_are_not_asked_again(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """OPEN-F1: where all rest a receive neither says that there is more, nor passes others over (fault M5)."""
+    """OPEN-F1: if all tenants of a queue are at their limit, a receive reports no more work.
+
+    It still takes tasks from its other queues (fault M5).
+    """
     await configure(backend, **FAIR, tenant_rate_limit=RateLimit(max_tokens=1, interval=4))
     await backend.publisher.publish(*(Task(key="k", id=f"t{n}", tenant="a") for n in range(2)))
     subscription = backend.subscribe(["k", "other"], "w")
@@ -40,7 +43,7 @@ async def test_tenants_at_rest_are_not_asked_again(
 
 
 async def test_tenants_at_rest_and_a_full_queue(backend: MemoryBackend, clock: ManualClock) -> None:
-    """Whoever has a place left when the queue has none, or a token when it has none, gets nothing (fault M5)."""
+    """A task is delivered only if both its tenant and its queue are below their limits (fault M5)."""
     limit = RateLimit(max_tokens=1, interval=4)
     await configure(backend, **FAIR, tenant_max_inflight=1, rate_limit=limit)
     await backend.publisher.publish(*(Task(key="k", tenant="a") for _ in range(2)))
@@ -66,7 +69,7 @@ async def test_neither_the_queue_nor_its_tenant(
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """OPEN-F1: where both are at their limits the one that opens last says when there may be more (fault M5)."""
+    """OPEN-F1: if both queue and tenant are at a limit, the later one sets the time of the next look (fault M5)."""
     tokens = RateLimit(max_tokens=1, interval=4)
     await configure(backend, **FAIR, **limits, tenant_rate_limit=tokens)
     await backend.publisher.publish(*(Task(key="k", tenant="a") for _ in range(2)))
@@ -79,14 +82,14 @@ async def test_neither_the_queue_nor_its_tenant(
     looks = counted_looks(monkeypatch)
     await backend.publisher.publish(Task(key="k", tenant="a"))
     await hop()
-    assert len(looks) == (0 if opens is None else 1)  # one looks, to set itself an alarm
+    assert len(looks) == (0 if opens is None else 1)  # one receive looks, to set its timer
     await stop(receive)
 
 
 async def test_a_tenant_is_forgotten_when_its_tokens_are_back(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """OPEN-B2: not before, also after the limits have changed; and nobody looks at it before (fault M5)."""
+    """OPEN-B2: an idle tenant is forgotten when its rate limit has refilled, also if settings changed (fault M5)."""
     limits: dict[str, Any] = {**FAIR, "tenant_rate_limit": RateLimit(max_tokens=2, interval=8)}
     queue = await configure(backend, **limits)
     subscription = backend.subscribe(["k"], "w")
@@ -106,7 +109,7 @@ async def test_a_tenant_is_forgotten_when_its_tokens_are_back(
 async def test_a_tenant_that_came_back_is_forgotten_later(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """OPEN-B2: who has something in flight when its tokens would be back is forgotten in its time (fault M5)."""
+    """OPEN-B2: a tenant with a delivery in flight is forgotten only after that delivery has ended (fault M5)."""
     limit = RateLimit(max_tokens=2, interval=8)
     queue = await configure(backend, **FAIR, tenant_rate_limit=limit)
     subscription = backend.subscribe(["k"], "w")
@@ -126,7 +129,7 @@ async def test_a_tenant_that_came_back_is_forgotten_later(
 
 
 async def test_who_has_no_tenant_weighs_one(backend: MemoryBackend) -> None:
-    """B12: a tenant that is not named among the weights, or a task without one, has one turn (fault M5)."""
+    """B12: a tenant without a configured weight, and tasks without a tenant, have weight 1 (fault M5)."""
     await configure(backend, **FAIR, weights={"heavy": 2})
     for tenant in ("heavy", "light", None):
         await backend.publisher.publish(*(Task(key="k", tenant=tenant) for _ in range(20)))

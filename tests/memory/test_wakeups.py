@@ -1,4 +1,4 @@
-"""Waiting costs nothing, and every task wakes somebody who takes it."""
+"""Waiting receives use no processor time, and each available task wakes exactly one of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taskqueue_memory.subscription import MemorySubscription
 
 
 async def hop() -> None:
-    """Let everything run that can run now."""
+    """Let all coroutines that are ready run."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -23,26 +23,26 @@ async def hop() -> None:
 async def waiting(
     *subscriptions: MemorySubscription, limit: int = 1
 ) -> list[asyncio.Task[Received]]:
-    """A receive on each subscription, all of them waiting."""
+    """Start a receive on each subscription and return the tasks once all of them wait."""
     receives = [asyncio.ensure_future(s.receive(limit, None)) for s in subscriptions]
     await hop()
     return receives
 
 
 def ids(receives: list[asyncio.Task[Received]]) -> list[list[str]]:
-    """The task ids that ended receives brought; None of them may be waiting still."""
+    """Return the task ids that each finished receive delivered."""
     return [[delivery.task.id for delivery in receive.result().deliveries] for receive in receives]
 
 
 async def stop(*receives: asyncio.Task[Received]) -> None:
-    """Cancel receives that wait still."""
+    """Cancel the receives that are still waiting."""
     for receive in receives:
         receive.cancel()
     await asyncio.gather(*receives, return_exceptions=True)
 
 
 def counted_looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows by one whenever a receive looks for work, from now on."""
+    """Return a list that grows by one entry each time a receive looks for work."""
     looks: list[int] = []
     look = MemorySubscription._take
 
@@ -57,7 +57,7 @@ def counted_looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 async def test_an_idle_receive_schedules_nothing(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E5: a thousand waiting subscriptions set no timer, queue no callback and look at nothing."""
+    """E5: 1,000 waiting subscriptions set no timer, schedule no callback and do not look for work."""
     looks = counted_looks(monkeypatch)
     subscriptions = [backend.subscribe(["k"], f"w{n}") for n in range(1000)]
     receives = await waiting(*subscriptions)
@@ -71,7 +71,7 @@ async def test_an_idle_receive_schedules_nothing(
 
 
 async def test_each_task_wakes_one_of_many(backend: MemoryBackend) -> None:
-    """Of a thousand that wait, as many wake as there are tasks, each with one."""
+    """Three published tasks wake three of 1,000 waiting receives, and each gets one task."""
     receives = await waiting(*(backend.subscribe(["k"], f"w{n}") for n in range(1000)))
     await backend.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(3)))
     await hop()
@@ -81,7 +81,7 @@ async def test_each_task_wakes_one_of_many(backend: MemoryBackend) -> None:
 
 
 async def test_those_who_wait_take_turns(backend: MemoryBackend) -> None:
-    """Subscriptions that all wait get the same number of tasks, one after the other."""
+    """Waiting subscriptions take turns, so that all of them get the same number of tasks."""
     subscriptions = [backend.subscribe(["k"], f"w{n}") for n in range(5)]
     taken: Counter[str] = Counter()
 
@@ -102,7 +102,7 @@ async def test_those_who_wait_take_turns(backend: MemoryBackend) -> None:
 
 
 async def test_a_cancelled_receive_passes_its_wake_up_on(backend: MemoryBackend) -> None:
-    """Fault E4: woken, then cancelled before it could take the task: the next one gets it."""
+    """Fault E4: if a receive is cancelled after its wake-up, the task goes to the next waiting receive."""
     one, other = backend.subscribe(["k"], "w1"), backend.subscribe(["k"], "w2")
     first, second = await waiting(one, other)
     await backend.publisher.publish(Task(key="k", id="t"))
@@ -113,7 +113,10 @@ async def test_a_cancelled_receive_passes_its_wake_up_on(backend: MemoryBackend)
 
 
 async def test_a_closed_subscription_is_not_woken_for_its_own(backend: MemoryBackend) -> None:
-    """Fault E4: what one hands back while it closes, itself waiting for more, goes to the next one."""
+    """Fault E4: a delivery released by closing a subscription goes to another subscription.
+
+    It does not go to the closed subscription's own waiting receive.
+    """
     one, other = backend.subscribe(["k"], "w1"), backend.subscribe(["k"], "w2")
     await backend.publisher.publish(Task(key="k", id="t"))
     assert (await one.receive(1, 0)).deliveries
@@ -124,7 +127,7 @@ async def test_a_closed_subscription_is_not_woken_for_its_own(backend: MemoryBac
 
 
 async def test_a_wake_up_is_for_one_task(backend: MemoryBackend) -> None:
-    """One that is woken already is not counted on for a second task while another waits for it."""
+    """Two tasks wake two receives: one that was already woken for the first task is not woken for the second."""
     both, one = backend.subscribe(["a", "b"], "both"), backend.subscribe(["b"], "one")
     receives = await waiting(both, one)
     await backend.publisher.publish(Task(key="a", id="a1"), Task(key="b", id="b1"))
@@ -133,7 +136,7 @@ async def test_a_wake_up_is_for_one_task(backend: MemoryBackend) -> None:
 
 
 async def test_a_new_receive_after_a_cancelled_one(backend: MemoryBackend) -> None:
-    """The end of a cancelled receive does not make the next one deaf."""
+    """A cancelled receive does not prevent the next receive on the same subscription from being woken."""
     subscription = backend.subscribe(["k"], "w")
     (first,) = await waiting(subscription)
 
@@ -144,13 +147,14 @@ async def test_a_new_receive_after_a_cancelled_one(backend: MemoryBackend) -> No
     later = asyncio.ensure_future(publish_later())
     first.cancel()
     async with asyncio.timeout(30):
-        received = await subscription.receive(1, None)  # starts before the first has noticed
+        # This receive starts before the cancelled one has ended.
+        received = await subscription.receive(1, None)
     assert [delivery.task.id for delivery in received.deliveries] == ["t"]
     await later
 
 
 async def test_falling_due_wakes(backend: MemoryBackend, clock: ManualClock) -> None:
-    """Law 8: a scheduled task wakes at its time, not before, without anybody asking."""
+    """Law 8: a scheduled task wakes a waiting receive exactly at its time, without a maintenance pass."""
     receives = await waiting(backend.subscribe(["k"], "w1"), backend.subscribe(["k"], "w2"))
     for task_id, wait in (("b", 2.0), ("a", 1.0)):
         await backend.publisher.publish(Task(key="k", id=task_id, not_before=clock.now() + wait))
@@ -163,7 +167,7 @@ async def test_falling_due_wakes(backend: MemoryBackend, clock: ManualClock) -> 
 
 
 async def test_timing_out_keeps_nothing(backend: MemoryBackend, clock: ManualClock) -> None:
-    """A receive that timed out is not woken for, and leaves no timer behind."""
+    """A receive that timed out is no longer woken, and leaves no timer behind."""
     subscription = backend.subscribe(["k"], "w")
     receive = asyncio.ensure_future(subscription.receive(1, 5))
     await hop()
@@ -176,7 +180,7 @@ async def test_timing_out_keeps_nothing(backend: MemoryBackend, clock: ManualClo
 
 
 async def test_timers_of_woken_receives_are_cancelled(backend: MemoryBackend) -> None:
-    """Ten thousand receives with a timeout leave no ten thousand timers."""
+    """A receive that is woken before its timeout cancels its timer."""
     subscription = backend.subscribe(["k"], "w")
     for n in range(100):
         receive = asyncio.ensure_future(subscription.receive(1, 3600))

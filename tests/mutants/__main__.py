@@ -1,4 +1,4 @@
-"""Puts small mistakes into the product, one at a time, and counts how many of them the tests notice.
+"""Mutation testing: make small mistakes in the product, one at a time, and count how many the tests notice.
 
 python3 dev.py mutants [SUITE ...] [--sample N] [--seed S] [--all] [--name TEXT] [--json FILE]
                               [--before FILE] [--processes N]
@@ -6,22 +6,23 @@ python3 dev.py mutants --compare BEFORE AFTER
 python3 dev.py mutants --coverage [SUITE ...] [--json FILE] [--processes N]
 python3 dev.py mutants --quick
 
-Suites are protocol, memory, redis, lua, slots, server, worker, dispatcher, prefect and pipeline; without any, all of
-them. Of each, a sample of 200 mutants is tried, chosen by the sources and the seed alone: while the sources stay, a run
-before and one after a change of the tests try the same mutants. --json writes the verdicts; a run that finds verdicts
-of the same sources and tests in its file continues from there. With --before, what that earlier run caught is tried
-with the test that failed there, and where that passes now, with every test of its line: so what is lost is lost because
-of the tests, not because of their order or of the time that they took. --compare prints what was caught before and
-after, and what no longer is; it ends with 1 if an area catches fewer, or covers fewer branches (--coverage).
+The suites are protocol, memory, redis, lua, slots, server, worker, dispatcher, prefect and pipeline; by default all of
+them are tried. Of each suite, a sample of 200 mutants is tried. It depends only on the sources and the seed, so that
+runs before and after a change of the tests try the same mutants. --json writes the verdicts to a file; if the file has
+verdicts for the same sources and tests already, the run continues from there. With --before, a mutant caught by that
+earlier run is tried first with the test that failed then. If this test passes now, all tests of the changed line run,
+so that a mutant counts as lost only because of the tests, not because of their order or duration. --compare prints
+which mutants were caught before and after, and which are no longer caught. Its exit code is 1 if an area catches fewer
+mutants or covers fewer branches (see --coverage).
 
-The tests of an area (also those marked long) run once, one by one; those that pass within 4 seconds are used.
-Each mutant then has a forked process, in which its function gets the changed code, and the tests that run its line
-are run, the quickest first: at most 40 tests, of 6 seconds together. A mistake that takes effect at import has its
-modules imported again. A test has noticed a mistake if it fails with it, or takes five times as long, and passes right
-afterwards without it. What runs in another process (a server of several processes, the Python workers of Spark, a real
-Prefect with its plugin) does not notice here: its lines count as uncovered unless a test runs them in this process as
-well. So not mutated are the demos, the program of the GPU component, and in server/running the parent of several
-processes. Of taskqueue_prefect that is most of what needs Prefect: runs, workers, scheduling, the collection.
+Each test of an area, also one marked long, first runs once without a mutant; a test slower than 4 seconds is not used.
+For each mutant, a forked process replaces the code of the changed function and runs the tests that execute the changed
+line, fastest first: at most 40 tests and 6 seconds in total. If the code runs at import, its modules are imported
+again. A mutant is caught if a test fails, or takes five times as long, and passes again without the mutant.
+Mutants take effect only in this process, not in other processes that tests start: server processes, Python workers of
+Spark, a real Prefect. Their lines count as uncovered unless a test also runs them in this process. Not mutated for
+this reason are the demos, the program of the GPU component, and the main process of a server with several processes.
+In taskqueue_prefect this applies to most code that needs Prefect: runs, workers, scheduling, the collection.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ _ACCEPTED = Path(__file__).with_name("accepted.toml")
 
 
 def accepted() -> dict[str, str]:
-    """Return the mutants that make no difference, by name, and why that is so."""
+    """Return the names of the mutants that behave like the original, with the reason."""
     return {one["name"]: one["why"] for one in tomllib.loads(_ACCEPTED.read_text())["mutant"]}
 
 
 def main(arguments: list[str]) -> int:
-    """Do what was asked for; the exit code."""
+    """Run the command with these arguments, and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="dev.py mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -115,7 +116,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _quick(run: Run) -> int:
-    """Try the few that are named; 1 unless the tests notice every one. Raises `KeyError` for one that is no more."""
+    """Try the mutants of `QUICK`; return 1 unless tests notice all of them.
+
+    Raises `KeyError` if one no longer exists.
+    """
     mutants = []
     for path, names in QUICK.items():
         known = {one.name: one for one in mutants_of(ROOT, path)}
@@ -132,7 +136,7 @@ def _try(
     processes: int,
     caught: Mapping[str, str],
 ) -> int:
-    """Try the mutants of every area, several areas at the same time; 1 if not all could be tried."""
+    """Try the mutants of every area, several areas at the same time; return 1 if some could not be tried."""
     left = list(areas.items())
     missing = sum(len(mutants) for suites in areas.values() for mutants in suites.values())
     active: list[Fork] = []
@@ -169,7 +173,7 @@ def _place(verdict: Verdict) -> str:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - a command
+    print(line, flush=True)  # noqa: T201 - the output of a command
 
 
 if __name__ == "__main__":

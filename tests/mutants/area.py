@@ -1,4 +1,4 @@
-"""Loads the tests of some folders, finds out what each of them runs, and tries mutants with them."""
+"""Load the tests of some folders, measure which lines each test runs, and try mutants with them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tests.mutants.verdicts import caught_by
 
 _SHARED = ("module", "class", "package")
 _SLOW = 4.0
-"""seconds of a test that is too slow to be of use"""
+"""seconds after which a test is too slow to be used"""
 _SLOW_FIXTURE = 25.0
-"""of a set-up that all tests share, such as a session of Spark"""
+"""seconds for setting up fixtures shared by several tests, such as a Spark session"""
 
 
 def try_mutants(
@@ -40,12 +40,12 @@ def try_mutants(
     caught: Mapping[str, str],
     report: Report,
 ) -> None:
-    """Try the mutants of some suites in a new folder; each verdict is reported.
+    """Try the mutants of some suites in a new folder, and report a verdict for each.
 
-    ``caught``: what an earlier run caught, and with which test; see `Trials.attempt`.
+    ``caught`` has the mutants that an earlier run caught, each with its test; see `Trials.attempt`.
     """
     copy = Copy(folder / "copy")
-    # What a killed process leaves is removed with the folder.
+    # Temporary files of killed processes are removed together with the folder.
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "t")
     Path(tempfile.tempdir).mkdir()
     folder = copy.folder
@@ -60,7 +60,7 @@ def try_mutants(
     for stream in (1, 2):
         os.dup2(written, stream)
     forget_modules()
-    # Every run takes the same examples, and the smallest one is not looked for.
+    # Every run uses the same examples, and Hypothesis does not search for the smallest failing one.
     settings.register_profile(
         "mutants", phases=(Phase.explicit, Phase.generate), derandomize=True, database=None, deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -74,7 +74,7 @@ def try_mutants(
 
 
 class _Area:
-    """The plugin that runs in place of the usual loop."""
+    """A pytest plugin that tries mutants in place of the usual run of all tests."""
 
     def __init__(
         self,
@@ -94,28 +94,29 @@ class _Area:
         self._progress: Report = lambda *_: None
 
     def pytest_collection_finish(self) -> None:
-        """Note what ran at import."""
+        """Remember the lines that ran during the imports."""
         self._imported = _lines_of(self._coverage, self._copy.folder)
 
     def pytest_runtest_call(self) -> None:
-        """Note that the set-up is done."""
+        """Report that the setup of a test is complete."""
         self._progress("calls")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """Find out what each test runs, then try each mutant."""
+        """Measure what each test runs, then try each mutant."""
         if session.testsfailed:
             return None
         loaded = Loaded(self._copy.folder / "src")
         items = self._with_shared(session.items)
         gc.collect()
-        gc.freeze()  # so that no process that is forked copies all of it, to look at it
+        # Without this, a garbage collection in a forked process would copy the memory of all these objects.
+        gc.freeze()
         measured = list(self._measured(items, loaded))
         self._report("note", f"{len(measured)} of {len(session.items)} tests are used")
         known = TestMap(self._copy.folder, measured, self._imported)
 
         def renew() -> None:
-            # What a mistake made hang may not end properly.
+            # Tearing down may fail after a mutant has hung.
             with contextlib.suppress(Exception):
                 session._setupstate.teardown_exact(None)
             self._with_shared(items)
@@ -129,7 +130,7 @@ class _Area:
         return True
 
     def _with_shared(self, items: Sequence[pytest.Item]) -> list[pytest.Item]:
-        """Set up what all tests share; return the tests that need nothing which could not be set up."""
+        """Set up the shared fixtures, and return the tests whose fixtures could all be set up."""
 
         def effort(item: pytest.Item) -> tuple[int, int]:
             return len(_fixtures(item, "session")), len(_fixtures(item, *_SHARED))
@@ -156,7 +157,10 @@ class _Area:
         return [item for item in items if not lacking & _fixtures(item, "session")]
 
     def _measured(self, items: Sequence[pytest.Item], loaded: Loaded) -> Iterator[Measured]:
-        """Run every test in forked processes, and once more if it fails: it may depend on the clock."""
+        """Run every test in forked processes and yield its measurement.
+
+        A test that fails is run once more, because it may depend on the clock.
+        """
         failed: list[pytest.Item] = []
         yield from self._measured_once(items, loaded, failed)
         twice: list[pytest.Item] = []
@@ -167,7 +171,10 @@ class _Area:
     def _measured_once(
         self, items: Sequence[pytest.Item], loaded: Loaded, failed: list[pytest.Item]
     ) -> Iterator[Measured]:
-        """Run tests; one that is too slow is ended with its process, and the next one has another."""
+        """Run tests and yield their measurements.
+
+        A test that is too slow is ended, and the next test runs in a new process.
+        """
         left = list(items)
         while left:
             for outcome, measured in self._outcomes(left, loaded):
@@ -176,7 +183,7 @@ class _Area:
                     yield measured
                 elif outcome == "failed":
                     failed.append(item)
-                elif outcome == "slow set-up":  # others need it as well
+                elif outcome == "slow set-up":  # other tests would need the same slow fixtures
                     shared = _fixtures(item, *_SHARED)
                     left[:] = [
                         other
@@ -187,7 +194,7 @@ class _Area:
     def _outcomes(
         self, items: Sequence[pytest.Item], loaded: Loaded
     ) -> Iterator[tuple[str, Measured | None]]:
-        """Run tests in one process, as far as it gets; give what came of each."""
+        """Run tests in one process until one is too slow; yield the outcome of each."""
         phase, end, number, count = "", time.monotonic() + _SLOW, 0, len(items)
         with Fork(partial(self._measure, list(items), loaded)) as child:
             while True:
@@ -240,7 +247,7 @@ def _coverage(folder: Path) -> Coverage:
 
 
 def _lines_of(coverage: Coverage, folder: Path) -> dict[str, frozenset[int]]:
-    """Stop counting, return the lines that ran by file, and forget them."""
+    """Stop measuring, return the lines that ran in each file, and discard the data."""
     coverage.stop()
     data = coverage.get_data()
     found = {
@@ -252,7 +259,7 @@ def _lines_of(coverage: Coverage, folder: Path) -> dict[str, frozenset[int]]:
 
 
 def _fixtures(item: pytest.Item, *scopes: str) -> set[str]:
-    """Return the fixtures of these scopes that a test needs."""
+    """Return the names of the fixtures with these scopes that a test needs."""
     info = getattr(item, "_fixtureinfo", None)
     if info is None:
         return set()
@@ -262,7 +269,7 @@ def _fixtures(item: pytest.Item, *scopes: str) -> set[str]:
 
 
 def _set_up(item: pytest.Item, report: Report = lambda *_: None) -> None:
-    """Set a test up and tear it down, which leaves what all tests share. Reports whether it could be set up."""
+    """Set up a test and tear it down, which keeps the shared fixtures; report whether the setup passed."""
     item._initrequest()  # type: ignore[attr-defined] # as pytest does before it runs a test
     ready = call_and_report(item, "setup", log=False).passed
     report(ready)
@@ -272,7 +279,7 @@ def _set_up(item: pytest.Item, report: Report = lambda *_: None) -> None:
 
 
 def _in_time(function: Callable[[Report], None], seconds: float) -> bool:
-    """Try a function in a process of its own; whether it reports that all is well."""
+    """Run a function in a forked process; return whether it reports success within a time limit."""
     with Fork(function) as child:
         try:
             return child.next(seconds) == (True,)

@@ -1,4 +1,4 @@
-"""How many branches of each area its tests take, also in the processes that they start."""
+"""Branch coverage of each area by its tests, including the processes that they start."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class _Report(msgspec.Struct):
 
 
 class Branches(msgspec.Struct):
-    """The branches of a file."""
+    """Branch coverage of a file."""
 
     all: int
     missing: list[tuple[int, int]]
-    """those that were not taken, each from a line to a line"""
+    """branches never taken, each as a pair of line numbers: from and to"""
 
 
 def measure(
     suites: Mapping[str, Suite], processes: int, say: Callable[[str], None], *, everything: bool
 ) -> dict[str, dict[str, Branches]]:
-    """Run the tests of some suites, or every test; return the branches by suite and file.
+    """Run the tests of some suites, or all tests; return the branch coverage by suite and file.
 
-    A test that fails is printed, and what it took counts. A process that is killed takes its counts with it.
+    A failed test is printed, and its coverage counts. The coverage of a process that is killed is lost.
     """
     folders = dict.fromkeys(folder for suite in suites.values() for folder in suite.tests)
     tests = ["tests"] if everything else list(folders)

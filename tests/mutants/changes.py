@@ -1,4 +1,4 @@
-"""Small mistakes in a source: every place where one can be made, and the source with it."""
+"""Generating mutants: all single small changes of a source file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 _DECLARED = frozenset({"frozen", "kw_only"})
-"""what a class declares for the type checker, which is who would notice"""
+"""class keywords that only the type checker notices"""
 _LUA = (
     ("comparison", re.compile(r"(?<=\s)(==|~=|<=|>=|<|>)(?=\s)"), {
         "==": "~=", "~=": "==", "<": "<=", "<=": "<", ">": ">=", ">=": ">",
@@ -30,23 +30,23 @@ _CALL = re.compile(r"^(?!local|return|function|end|if|for|while)\w+\(.*\)$")
 
 
 class Where(NamedTuple):
-    """Where a mistake is made."""
+    """The position of a change in a source file."""
 
     line: int
     span: tuple[int, int] = (0, 0)
-    """first and last line of what is changed; of a compound statement, of its condition alone"""
+    """first and last line of the changed code; for a compound statement, of its condition only"""
     statement: tuple[int, int] = (0, 0)
-    """first and last line of the statement around it, without the statements inside"""
+    """first and last line of the enclosing statement, without the statements in its body"""
     scope: str = ""
-    """the function or class around it, as its ``__qualname__`` has it"""
+    """``__qualname__`` of the enclosing function or class"""
     in_function: bool = False
-    """whether it takes effect when a function runs; otherwise, when the module is imported"""
+    """whether the code runs when a function is called; otherwise it runs at import"""
     names: frozenset[str] = frozenset()
-    """what the module or the class is given by the statement around it"""
+    """names in the module or class that the enclosing statement defines"""
 
 
 class Mutant(NamedTuple):
-    """A source with one mistake."""
+    """A source file with one small change."""
 
     path: str
     where: Where
@@ -54,28 +54,28 @@ class Mutant(NamedTuple):
     before: str
     after: str
     change: Callable[[], str | ast.Module]
-    """gives the source with the mistake; for Python, as a syntax tree with the lines of the original"""
+    """returns the changed source; for Python, as a syntax tree with the original line numbers"""
     number: int = 0
-    """which of the same changes in its file it is"""
+    """index among identical changes in the same file"""
 
     @property
     def name(self) -> str:
-        """How verdicts and `accepted.toml` name it: line numbers are not part of it."""
+        """The name in verdicts and in `accepted.toml`, which has no line number, so that it stays valid."""
         return f"{self.path}: {self.kind}: {self.before} -> {self.after}{' #' * bool(self.number)}{self.number or ''}"
 
     @property
     def identity(self) -> str:
-        """What stays the same when its file gets another name."""
+        """A name without the path of the file, so that it stays the same when the file is renamed."""
         return f"{self.where.scope}: {self.name.partition(': ')[2]}"
 
     def source(self) -> str:
-        """Return the source with the mistake."""
+        """Return the changed source as text."""
         made = self.change()
         return made if isinstance(made, str) else ast.unparse(made)
 
 
 def mutants_of(root: Path, path: str) -> list[Mutant]:
-    """Return every mutant of a file."""
+    """Return all mutants of a file."""
     source = (root / path).read_text()
     found = _of_lua(path, source) if path.endswith(".lua") else _of_python(path, source)
     seen: dict[str, int] = {}
@@ -86,7 +86,7 @@ def mutants_of(root: Path, path: str) -> list[Mutant]:
     return numbered
 
 
-# Python, by its syntax tree
+# Python files are changed in their syntax tree.
 
 
 def _of_python(path: str, source: str) -> Iterator[Mutant]:
@@ -113,7 +113,7 @@ def _with_change(tree: ast.Module, index: int, after: ast.AST) -> ast.Module:
 
 
 def _locate(node: ast.AST, around: Where, found: dict[int, Where]) -> None:
-    """Note where each part of a tree is."""
+    """Record the position of each node of a tree."""
     for field, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
@@ -123,7 +123,7 @@ def _locate(node: ast.AST, around: Where, found: dict[int, Where]) -> None:
 
 
 def _inside(node: ast.AST, field: str, around: Where) -> Where:
-    """Return where the parts in a field of a node are, as far as the node decides."""
+    """Return the position of the children in a field of a node, as far as the node determines it."""
     if isinstance(node, ast.Lambda) and field == "body":
         return around._replace(in_function=True)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -152,7 +152,7 @@ def _where(node: ast.AST, around: Where) -> Where:
 
 
 def _skipped(nodes: list[ast.AST]) -> set[int]:
-    """Return what no test has to notice: annotations, names that are offered, and the words of errors."""
+    """Return the ids of nodes that tests need not notice: annotations, ``__all__`` and the text of errors."""
     skipped: set[int] = set()
     for node in nodes:
         parts: list[ast.AST | None] = []
@@ -174,7 +174,7 @@ def _skipped(nodes: list[ast.AST]) -> set[int]:
 
 
 def _changed(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Give what may stand in the place of a node."""
+    """Yield the possible replacements of a node, each with its kind."""
     yield from _decided(node)
     yield from _computed(node)
     match node:
@@ -233,7 +233,7 @@ def _short(node: ast.AST) -> str:
     return ast.unparse(ast.fix_missing_locations(copy.deepcopy(node))).split("\n")[0][:80]
 
 
-# Lua, by its lines
+# Lua files are changed line by line.
 
 
 def _of_lua(path: str, source: str) -> Iterator[Mutant]:

@@ -1,4 +1,4 @@
-"""A copy of the project in which files are changed."""
+"""A copy of the project in which mutants are written to files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COPIED = (
 
 
 class Copy:
-    """A copy of the project's files in a folder; the files themselves are never touched."""
+    """A copy of the project in a folder, so that the original files are never changed."""
 
     def __init__(self, folder: Path, root: Path = ROOT) -> None:
         self.folder = folder
@@ -29,15 +29,16 @@ class Copy:
                 shutil.copy(root / name, folder / name)
         (folder / ".venv").symlink_to(
             root / ".venv"
-        )  # programs that tests run were fetched into it
+        )  # because it has server programs that tests have downloaded
 
     @contextlib.contextmanager
     def changed(self, name: str, source: str) -> Iterator[None]:
-        """Have another source in a file for a while."""
+        """Replace the content of a file until the block ends."""
         path = self.folder / name
         before, since = path.read_text(), path.stat()
         path.write_text(source)
-        # Bytecode is known by the size and the full second of its source: each change has a second of its own.
+        # Python recognises outdated bytecode by the size and the full second of its source, so each change gets another
+        # second.
         self._second += 1
         os.utime(path, (self._second, self._second))
         try:

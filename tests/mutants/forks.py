@@ -1,4 +1,4 @@
-"""Forked processes that report to the one that forked them."""
+"""Forked child processes that send reports to their parent."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any, Self
 
 Report = Callable[..., None]
-"""sends what it is called with"""
+"""function that sends its arguments to the parent process"""
 
 
 class Fork:
-    """A copy of this process that runs a function, which gets a `Report`. Leaving the context kills what still runs."""
+    """A forked child process that runs a function with a `Report`. Leaving the context kills the process."""
 
     def __init__(self, function: Callable[[Report], None]) -> None:
         self.pipe, end = Pipe(duplex=False)
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore"
-            )  # of threads: those of a fixture, which the copy does not need
+            )  # the child does not need the threads of fixtures, about which Python warns
             self._pid = os.fork()
         if not self._pid:
             _carry_out(function, end)
@@ -34,16 +34,17 @@ class Fork:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A process that its copy started may still be there: they are one group.
+        # Kill the process group, because the child may have started other processes.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)  # it may not have made its group yet
+            # The child may not have created its process group yet.
+            os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         self.pipe.close()
 
     def next(self, seconds: float | None) -> tuple[Any, ...] | None:
-        """Return what comes next, or nothing if the process has ended. Raises `TimeoutError`."""
+        """Return the next report, or None if the process has ended. Raises `TimeoutError`."""
         if not self.pipe.poll(seconds):
             raise TimeoutError
         try:
@@ -59,7 +60,7 @@ def _carry_out(function: Callable[[Report], None], end: Connection) -> None:
     try:
         function(lambda *what: end.send(what))
         code = 0
-    except BaseException:  # noqa: BLE001 - the traceback is in the output, and the process ends here
+    except BaseException:  # noqa: BLE001 - the traceback goes to the output, and then the process ends
         traceback.print_exc(file=sys.stdout)
     finally:
         with contextlib.suppress(Exception):

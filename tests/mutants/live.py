@@ -1,4 +1,4 @@
-"""Puts changed code into functions that are already loaded: far quicker than a new import."""
+"""Replacing the code of functions in memory, which is much faster than importing the modules again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from types import CodeType, FunctionType
 from typing import Any
 
 _Key = tuple[str, str, int]
-"""a file, a qualified name, and a first line"""
+"""file name, qualified name and first line of a function"""
 
 
 class Loaded:
-    """The functions and caches of the sources in a folder, as they are in memory when this is made."""
+    """All functions and caches, loaded from the sources in a folder, that exist when this object is created."""
 
     def __init__(self, folder: Path) -> None:
         inside = f"{folder}/"
@@ -25,7 +25,7 @@ class Loaded:
         for found in gc.get_objects():
             if (
                 type(found) is FunctionType
-            ):  # isinstance fails on a weak proxy whose object has gone
+            ):  # isinstance would raise for a weak proxy whose object no longer exists
                 if found.__code__.co_filename.startswith(inside):
                     self._functions[_key(found.__code__)].append(found)
             elif type(found) is _lru_cache_wrapper:
@@ -34,12 +34,12 @@ class Loaded:
                     self._caches.append(found)
 
     def forget(self) -> None:
-        """Empty every ``functools.cache``."""
+        """Clear every ``functools.cache``."""
         for cache in self._caches:
             cache.cache_clear()
 
     def replace(self, path: Path, tree: ast.Module) -> bool:
-        """Give the functions of a file the code of a changed source. False if that cannot be done in memory."""
+        """Give the functions of a file the code of a changed source. Return False if that cannot be done in memory."""
         codes = list(_inner(compile(tree, str(path), "exec", dont_inherit=True)))
         often = Counter(_key(code) for code in codes)
         changed = [

@@ -1,4 +1,4 @@
-"""Which tests run a line, and which of them a mutant is tried with."""
+"""Selecting the tests for a mutant by the lines that each test runs."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tests.mutants.changes import Mutant, Where
 
 _MOST_TESTS = 40
 _MOST_OF_SCRIPT = 200
-"""as many of a script, of which is not known which of its lines a test runs"""
+"""maximum for a Lua script; there are more because it is unknown which of its lines a test runs"""
 _MOST_SECONDS = 6.0
-"""what the tests of one mutant take together, when nothing fails"""
+"""maximum total seconds of the tests for one mutant, if none fails"""
 
 
 class Measured(NamedTuple):
-    """A test that passes, and what it did."""
+    """A test that passes, with its duration and the source lines that it runs."""
 
     name: str
     seconds: float
     lines: Mapping[str, frozenset[int]]
-    """by file, as the project names it"""
+    """line numbers by file path, relative to the project"""
     files: frozenset[str]
-    """what else it read of the sources, as scripts"""
+    """other source files that the test read, such as scripts"""
 
 
 class TestMap:
-    """What each test runs, and what runs at import."""
+    """The lines that each test runs, and the lines that run at import."""
 
     __test__ = False
 
@@ -48,7 +48,7 @@ class TestMap:
                     self._by_line[path][line].add(test.name)
 
     def at_import(self, mutant: Mutant) -> bool:
-        """Return whether a mutant takes effect when its module is imported, and so needs a new import."""
+        """Return whether a mutant takes effect at import, so that its module must be imported again."""
         if mutant.path.endswith(".lua"):
             return False
         imported = self._imported.get(mutant.path, frozenset())
@@ -57,9 +57,10 @@ class TestMap:
         )
 
     def chosen(self, mutant: Mutant, *, first: str | None = None, every: bool = False) -> list[str]:
-        """Return the tests that may notice a mutant, the quickest first; none if no test runs its line.
+        """Return the tests that may notice a mutant, fastest first; an empty list if no test runs its line.
 
-        ``first``: a test that comes before the others, if it is one of them. ``every``: all, whatever they cost.
+        ``first`` is a test to run before the others, if it is among them. With ``every``, no test is left out
+        to save time.
         """
         groups = self._groups(mutant)
         most = _MOST_OF_SCRIPT if mutant.path.endswith(".lua") else _MOST_TESTS
@@ -69,7 +70,7 @@ class TestMap:
         return list(dict.fromkeys(chosen))
 
     def _groups(self, mutant: Mutant) -> list[set[str]]:
-        """Return the tests that may notice a mutant: those of each group before those of the next."""
+        """Return groups of tests that may notice a mutant, most likely group first."""
         if mutant.path.endswith(".lua"):
             return [{name for name, test in self.tests.items() if mutant.path in test.files}]
         direct = self._running(mutant.path, _lines(mutant.where))
@@ -86,7 +87,7 @@ class TestMap:
         return {name for line in lines for name in by_line.get(line, ())}
 
     def _lines_with(self, path: str, names: Iterable[str]) -> list[int]:
-        """Return the lines of a file that have one of these names."""
+        """Return the numbers of the lines of a file that contain one of these names."""
         words = "|".join(map(re.escape, names))
         if not words:
             return []
@@ -95,9 +96,10 @@ class TestMap:
         return [n for n, line in enumerate(text, 1) if pattern.search(line)]
 
     def _ordered(self, groups: list[set[str]], most: int, most_seconds: float) -> list[str]:
-        """Return the tests of each group in turn, as many as are allowed.
+        """Return tests from the groups in turn, up to the maximum number and total duration.
 
-        Of a test that there is with many parameters, the quickest comes first, the second after those of all others.
+        Of a parametrized test, the second case comes only after the first cases of all other tests in its
+        group.
         """
         found: dict[str, float] = {}
         for group in groups:
@@ -120,7 +122,7 @@ class TestMap:
 
 
 def _lines(where: Where) -> set[int]:
-    """Return the lines of a change, and those of the statement that it is in: Python counts some of them alone."""
+    """Return the changed lines and those of the enclosing statement, because Python traces only some of them."""
     first, last = where.span
     start, end = where.statement
     return {*range(first, last + 1), *range(start, end + 1)}

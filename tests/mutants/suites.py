@@ -1,4 +1,4 @@
-"""Which files are mutated, and where the tests are that may notice."""
+"""The suites: which source files are mutated, and the folders of the tests that may notice."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from typing import NamedTuple
 from tests.mutants.changes import Mutant
 
 EVERY_TEST = ("-m", "not chaos and not soak")
-"""arguments of pytest: also the long tests, as a test that is marked as one still counts"""
+"""pytest arguments that include tests marked long, because such a test also counts"""
 
 
 class Suite(NamedTuple):
-    """An area: patterns of the files that are mutated, and folders of tests."""
+    """An area: patterns of the source files to mutate, and folders of tests."""
 
     files: tuple[str, ...]
     tests: tuple[str, ...]
 
     def paths(self, root: Path) -> list[str]:
-        """Return the files; a pattern with ``!`` leaves files out. Raise `LookupError` if one has no match."""
+        """Return the files that match; a pattern with ``!`` excludes files.
+
+        Raises `LookupError` if a pattern has no match.
+        """
         found: set[Path] = set()
         for pattern in self.files:
             matches = set(root.glob(pattern.removeprefix("!")))
@@ -81,9 +84,9 @@ SUITES = {
 
 
 def sample_of(mutants: Iterable[Mutant], size: int, seed: int) -> list[Mutant]:
-    """Return so many of the mutants, each by a number that its own text and the seed give.
+    """Return ``size`` mutants, ranked by a random number derived from the seed and the mutant's own text.
 
-    So a change of one file leaves the choice in all others as it was, but for as many as that file has more or less.
+    A change of one file therefore changes the choice in other files only by the number of mutants added or removed.
     """
 
     def rank(mutant: Mutant) -> float:
@@ -114,12 +117,9 @@ QUICK = {
         "boolean: if self._leaving: -> if not self._leaving:",
         "boolean: not 0 < frame.lease < float('inf') -> 0 < frame.lease < float('inf')",
         "comparison: receipt in self._held -> receipt not in self._held #1",
-        (
-            "comparison: self._state in (ClientSessionState.READY, ClientSessionState.DRAINING) -> "
-            "self._state not in (ClientSessionState.READY, ClientSessionState.DRAINING)"
-        ),
+        "comparison: self._state in _OPEN -> self._state not in _OPEN",
         "return: return self._granted -> return None",
-        "statement: self._require(ClientSessionState.READY, ClientSessionState.DRAINING) -> pass #1",
+        "statement: self._require(*_OPEN) -> pass #1",
     ),
 }
-"""a few by file, which every test run tries with `QUICK_TESTS`"""
+"""mutants by file that every test run tries with `QUICK_TESTS`"""

@@ -1,4 +1,4 @@
-"""The mutator, and a dozen mutants of different kinds that quick tests must kill."""
+"""Generating mutants, and twelve mutants of different kinds that fast tests must notice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.mutants.suites import SUITES
 
 
 def test_a_dozen_mutants_are_killed() -> None:
-    """Fault M5: mutants of every kind, in two files, are all noticed by quick tests."""
+    """Fault M5: fast tests notice all twelve quick mutants, which are of different kinds and in two files."""
     command = [sys.executable, "-m", "tests.mutants", "--quick"]
     ended = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240
@@ -23,7 +23,7 @@ def test_a_dozen_mutants_are_killed() -> None:
 
 
 def test_what_is_accepted_exists_and_is_explained() -> None:
-    """Each mutant that is accepted as harmless can still be made, and says why."""
+    """Each mutant accepted as harmless still exists and has a reason."""
     paths = {path for suite in SUITES.values() for path in suite.paths(ROOT)}
     known = {name.partition(": ")[0] for name in accepted()} & paths
     every = {one.name for path in known for one in mutants_of(ROOT, path)}
@@ -44,7 +44,7 @@ def grow(limit: int = 1) -> int:
 
 
 def test_every_kind_of_change_is_made(tmp_path: Path) -> None:
-    """Comparisons, booleans, constants, arithmetic, returns and statements are changed; docstrings are not."""
+    """Comparisons, booleans, constants, arithmetic, returns and statements are mutated; docstrings are not."""
     (tmp_path / "grown.py").write_text(_SOURCE)
     found = mutants_of(tmp_path, "grown.py")
     changes = {(one.kind, one.before, one.after) for one in found}
@@ -66,7 +66,7 @@ def test_every_kind_of_change_is_made(tmp_path: Path) -> None:
 
 
 def test_scripts_are_changed_line_by_line(tmp_path: Path) -> None:
-    """Lua is changed in its code, not in its comments."""
+    """Lua code is mutated, Lua comments are not."""
     (tmp_path / "one.lua").write_text(
         "-- a == b\nlocal a = b == c and not d -- x < y\nadd(q, 'n', a + 1)\n"
     )

@@ -1,4 +1,4 @@
-"""The sample of a run, the tests of a mutant, and two runs side by side."""
+"""Mutation runs: sampling mutants, selecting tests, comparing two runs, and continuing a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _named(mutants: list[Mutant], text: str) -> Mutant:
 
 
 def test_a_sample_depends_on_its_sources_alone(tmp_path: Path) -> None:
-    """Fault M5: the same mutants before and after, also where another file grew, or this one has another name."""
+    """Fault M5: the sample stays the same if another file grows or if the mutated file is renamed."""
     lines = "\n".join(f"def f{n}(): return {n} + f" for n in range(60))
     mutants = _mutants(tmp_path, source=lines)
     others = _mutants(tmp_path, "two.py", lines.replace("def f", "def other"))
@@ -56,7 +56,7 @@ def test_a_sample_depends_on_its_sources_alone(tmp_path: Path) -> None:
 
 
 def test_code_is_replaced_in_memory(tmp_path: Path) -> None:
-    """Functions, methods and what is made in them get the changed code; what ran at import does not."""
+    """Replacing code in memory affects functions, methods and lambdas, but not what ran at import."""
     mutants = _mutants(tmp_path)
     path = tmp_path / "one.py"
     spec = importlib.util.spec_from_file_location("one", path)
@@ -81,7 +81,10 @@ def test_code_is_replaced_in_memory(tmp_path: Path) -> None:
 
 
 def test_tests_are_chosen_by_what_they_run(tmp_path: Path) -> None:
-    """The tests of a line come quickest first, of many parameters one; what takes effect at import has others."""
+    """The tests that run the changed line are chosen, fastest first, each parametrized test with one case first.
+
+    For code that runs at import, tests that use the defined names are chosen.
+    """
     mutants = _mutants(tmp_path)
 
     def measured(name: str, seconds: float, *lines: int) -> Measured:
@@ -117,7 +120,7 @@ def _verdict(path: str, text: str, outcome: str) -> Verdict:
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:
-    """Fault M5: an area that catches fewer is a failure, and each mutant that got away is named."""
+    """Fault M5: a comparison fails if an area catches fewer mutants or branches, and names each one lost."""
     paths = before, after = tmp_path / "before.json", tmp_path / "after.json"
     outcomes = [("killed", "hung", "survived"), ("killed", "survived", "killed")]
     for path, (first, second, third) in zip(paths, outcomes, strict=True):
@@ -141,7 +144,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_from_its_file(tmp_path: Path) -> None:
-    """What was tried with these sources and tests is not tried again; of other ones it counts for nothing."""
+    """A mutant with a verdict is not tried again, unless the sources or tests have changed."""
     path = tmp_path / "run.json"
     mutants = _mutants(tmp_path)
     first = Run(path, 3, 1)

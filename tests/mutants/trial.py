@@ -1,4 +1,4 @@
-"""Tries mutants: the tests are loaded once, and each mutant has a forked process that runs the tests of its line."""
+"""Trying mutants: tests are loaded once, and a forked process for each mutant runs the tests of its line."""
 
 from __future__ import annotations
 
@@ -26,47 +26,47 @@ ARGUMENTS = ("-q", "-s", "-p", "no:cacheprovider", "--no-header", "--tb=short", 
              "-W", "ignore::pytest.PytestAssertRewriteWarning")  # fmt: skip
 _IMPORT_SECONDS = 60.0
 _MOST_DOUBTFUL = 3
-"""tests that fail with a mistake and without it, after which it counts as survived"""
+"""tests that fail both with and without a mutation, after which the mutant counts as survived"""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What came of a mutant."""
+    """The result of trying a mutant."""
 
     name: str
     identity: str
-    """its name without its file, which may get another one"""
+    """name without the path of the file, in case the file is renamed"""
     line: int
     outcome: str
-    """``killed``, ``hung`` (which is as good), ``survived``, or ``uncovered``: no test runs its line"""
+    """``killed``, ``hung`` (also caught), ``survived``, or ``uncovered`` if no test runs the line"""
     test: str
-    """the first that failed"""
+    """the first test that failed"""
     tests: int
-    """how many could have failed"""
+    """number of tests selected for the mutant"""
     seconds: float
 
     @property
     def caught(self) -> bool:
-        """Whether a test noticed."""
+        """Whether a test noticed the mutant."""
         return self.outcome in {"killed", "hung"}
 
 
 class End:
-    """Takes the place of a test after the last one, so that what all tests share is kept for the next process."""
+    """A stand-in for the test after the last one, so that pytest keeps the shared fixtures set up."""
 
     def __init__(self, session: pytest.Session) -> None:
         self._session = session
 
     def listchain(self) -> list[Any]:
-        """Return what the next test needs."""
+        """Return the nodes that pytest must keep set up."""
         return [self._session]
 
 
 def run_tests(
     items: Sequence[pytest.Item], report: Report, *, last: bool = False
 ) -> Iterator[tuple[pytest.Item, str, float]]:
-    """Run tests one after the other; give ``passed``, ``skipped`` or ``failed`` for each, and its seconds.
+    """Run tests in order; yield each with ``passed``, ``skipped`` or ``failed`` and its duration in seconds.
 
-    ``last``: nothing runs after them.
+    With ``last``, the shared fixtures are torn down after the last test.
     """
     for n, item in enumerate(items):
         following: Any = items[n + 1] if n + 1 < len(items) else None if last else End(item.session)
@@ -79,7 +79,7 @@ def run_tests(
 
 
 class Trials:
-    """Mutants against the tests of one session, in a copy of the project."""
+    """Tries mutants with the tests of one pytest session, in a copy of the project."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Trials:
         loaded: Loaded,
         renew: Callable[[], None],
     ) -> None:
-        """``renew`` sets up again what all tests share, such as servers."""
+        """Store the arguments; ``renew`` sets up the shared fixtures, such as servers, again."""
         self._copy = copy
         self._items = {item.nodeid: item for item in items}
         self._known = known
@@ -97,10 +97,10 @@ class Trials:
         self._renew = renew
 
     def attempt(self, mutant: Mutant, earlier: str | None) -> Verdict:
-        """Run the tests of a mutant until one fails that passes without it.
+        """Run the tests of a mutant until one fails that passes without the mutation.
 
-        ``earlier``: the test that failed in an earlier run. It comes first, and where it passes now, every other test
-        has its turn, however long that takes.
+        ``earlier`` is the test that failed in an earlier run. It runs first; if no test fails, all others run
+        too, however long that takes.
         """
         verdict = self._attempt(mutant, self._known.chosen(mutant, first=earlier))
         if verdict.caught or earlier is None:
@@ -141,7 +141,7 @@ class Trials:
             )
 
     def _passes(self, test: str, *, reimport: bool) -> bool:
-        """Return whether a test passes without any mistake, if need be with servers that no mistake has touched."""
+        """Return whether a test passes without a mutation, if necessary after setting up the shared fixtures again."""
         run = (
             partial(_imported_again, [test]) if reimport else partial(self._in_memory, None, [test])
         )
@@ -151,7 +151,7 @@ class Trials:
         return self._outcome(run, [test])[0] == "survived"
 
     def _outcome(self, run: Callable[[Report], None], tests: Sequence[str]) -> tuple[str, str]:
-        """Watch a process that runs tests; what came of it, and with which test."""
+        """Run tests in a forked process; return the outcome and the test that was running."""
         current, seconds = tests[0], _IMPORT_SECONDS
         with Fork(run) as child:
             while True:
@@ -164,7 +164,7 @@ class Trials:
                         seconds = 3 + 5 * self._known.tests[current].seconds
                     case ("ended", outcome):
                         return outcome, current
-                    case None:  # it died
+                    case None:  # the process died
                         return "killed", current
 
     def _in_memory(self, mutant: Mutant | None, tests: Sequence[str], report: Report) -> None:
@@ -186,14 +186,14 @@ def _first_outcome(items: Sequence[pytest.Item], report: Report, *, last: bool) 
 
 
 def forget_modules() -> None:
-    """Forget every module of the project but these, so that it is imported again."""
+    """Remove all modules of the project from ``sys.modules`` except those of the mutation tool."""
     for name in [one for one in sys.modules if one.split(".")[0] in _OURS]:
         if not name.startswith("tests.mutants"):
             del sys.modules[name]
 
 
 class _Chosen:
-    """Runs some of the tests that were collected, in an order of its own."""
+    """A pytest plugin that runs some of the collected tests in a given order."""
 
     def __init__(self, tests: Sequence[str], report: Report) -> None:
         self._tests = tests
@@ -201,10 +201,10 @@ class _Chosen:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run them, until one fails."""
+        """Run the chosen tests until one fails, and report the outcome."""
         items = {item.nodeid: item for item in session.items}
         complete = not session.testsfailed and set(self._tests) <= items.keys()
-        outcome = "killed"  # by what could not be imported
+        outcome = "killed"  # applies if a module could not be imported
         if complete:
             outcome = _first_outcome([items[name] for name in self._tests], self._report, last=True)
         self._report("ended", outcome)
@@ -212,9 +212,10 @@ class _Chosen:
 
 
 def _imported_again(tests: Sequence[str], report: Report) -> None:
-    """Import everything again, and run tests."""
+    """Import all modules again, run the tests, and report the outcome."""
     forget_modules()
     if spark := sys.modules.get("pyspark.sql"):
-        spark.SparkSession.stop = lambda _: None  # it is the parent's
+        # The Spark session belongs to the parent process, so this process must not stop it.
+        spark.SparkSession.stop = lambda _: None
     files = dict.fromkeys(name.partition("::")[0] for name in tests)
     pytest.main([*ARGUMENTS, *files], plugins=[_Chosen(tests, report)])

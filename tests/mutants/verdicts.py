@@ -1,4 +1,4 @@
-"""The verdicts of a run in a file, and those of two runs side by side."""
+"""Storing the verdicts of a run in a file, and comparing two runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.mutants.trial import Verdict
 
 class _Area(msgspec.Struct):
     digest: str
-    """of the sources and the tests that the verdicts are of"""
+    """digest of the sources and tests to which the verdicts apply"""
     verdicts: list[Verdict]
 
 
@@ -28,7 +28,7 @@ class _Kept(msgspec.Struct):
 
 
 class Run:
-    """The verdicts of one run, kept in a file as they come."""
+    """The verdicts of one run, which are written to a file one by one."""
 
     def __init__(self, path: Path | None, sample: int, seed: int) -> None:
         self._path = path
@@ -41,15 +41,15 @@ class Run:
 
     @property
     def verdicts(self) -> dict[str, list[Verdict]]:
-        """All by suite, also what an earlier run left."""
+        """The verdicts by suite, including those of an earlier run in the same file."""
         return {name: area.verdicts for name, area in self._kept.areas.items()}
 
     def left(
         self, suite: str, digest: str, mutants: Sequence[Mutant], caught: Mapping[str, str]
     ) -> list[Mutant]:
-        """Return the mutants that have no verdict yet, or that this run missed and an earlier one caught.
+        """Return the mutants still to be tried: those without a verdict, and those missed now but caught earlier.
 
-        A verdict of other sources or tests does not count.
+        Verdicts for other sources or tests do not count.
         """
         area = self._kept.areas.setdefault(suite, _Area(digest, []))
         if area.digest != digest:
@@ -61,12 +61,12 @@ class Run:
         return [mutant for mutant in mutants if mutant.name not in known]
 
     def add(self, suite: str, verdict: Verdict) -> None:
-        """Keep a verdict."""
+        """Add a verdict and write the file."""
         self._kept.areas.setdefault(suite, _Area("", [])).verdicts.append(verdict)
         self._write()
 
     def cover(self, branches: dict[str, dict[str, Branches]]) -> list[str]:
-        """Keep the branches of some areas; return a line for each."""
+        """Store the branch coverage of some areas; return a line of text for each."""
         self._kept.branches |= branches
         self._write()
         return [f"{name}: {_taken(files)} branches are taken" for name, files in branches.items()]
@@ -80,9 +80,9 @@ class Run:
 
 
 def caught_in(path: Path | None) -> dict[str, str]:
-    """Return the mutants that the run of a file caught, and the test of each.
+    """Return the mutants that an earlier run caught, each with the test that caught it.
 
-    They go by their names, or by their identity where the file of a mutant is no longer there.
+    The keys are names, or identities if the file of a mutant no longer exists.
     """
     areas = _read(path).areas.values() if path is not None else ()
     return {
@@ -94,7 +94,7 @@ def caught_in(path: Path | None) -> dict[str, str]:
 
 
 def caught_by(known: Mapping[str, str], mutant: Mutant | Verdict) -> str | None:
-    """Return the test that caught a mutant in an earlier run, if one did."""
+    """Return the test that caught a mutant in an earlier run, or None."""
     return known.get(mutant.name, known.get(mutant.identity))
 
 
@@ -103,7 +103,7 @@ def _read(path: Path) -> _Kept:
 
 
 def table(verdicts: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
-    """Give the lines of a table, an area in each."""
+    """Yield the lines of a Markdown table with one row per suite."""
     yield "| suite | mutants | caught | survived | uncovered | share | seconds |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for name, found in verdicts.items():
@@ -117,7 +117,7 @@ def table(verdicts: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
 
 
 def compare(before: Path, after: Path, say: Callable[[str], None]) -> int:
-    """Print two runs side by side, and each mutant that was caught and is no longer; 1 if an area became worse."""
+    """Print a comparison of two runs and each mutant no longer caught; return 1 if an area got worse."""
     old, new = _read(before), _read(after)
     if (old.sample, old.seed) != (new.sample, new.seed):
         say(
@@ -174,7 +174,7 @@ def _share(verdicts: Sequence[Verdict]) -> str:
 def _pairs(
     before: Sequence[Verdict], after: Sequence[Verdict]
 ) -> Iterator[tuple[Verdict, Verdict]]:
-    """Give both verdicts of each mutant that both runs tried, also if its file was renamed in between."""
+    """Yield the two verdicts of each mutant tried in both runs, also if its file was renamed in between."""
     names = {one.name: one for one in after}
     others: dict[str, list[Verdict]] = defaultdict(list)
     known = {one.name for one in before}

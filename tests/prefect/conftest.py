@@ -1,4 +1,4 @@
-"""Prefect in an environment of its own, and a real Redis."""
+"""Fixtures with Prefect in a Python environment of its own, and a real Redis."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["redis_prefix", "redis_server", "redis_url", "shared_servers"]
 
 @pytest.fixture(scope="session")
 def prefect_python() -> str:
-    """An interpreter that has Prefect."""
+    """Return the path of a Python interpreter that has Prefect installed."""
     return python_with_prefect()
 
 
 @pytest.fixture(scope="session")
 def site(prefect_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A database and a store for all replicas of this process."""
+    """Yield the database, the store and the folder that all replicas of this test process share."""
     folder = tmp_path_factory.mktemp("site")
     redis = RedisServer(find_engine(), tmp_path_factory.mktemp("redis-site"), aof=True)
     redis.login = "default", SECRET
@@ -43,7 +43,10 @@ def site(prefect_python: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="session")
 def replicas(site: Site) -> Iterator[Pair]:
-    """Two replicas for all tests of this process: by Prefect's command, and in a plain uvicorn, as in containers."""
+    """Yield two Prefect servers for all tests.
+
+    Prefect's command starts one, and uvicorn the other, as in containers.
+    """
     one, other = Replica(site, "a", **STRICT), Application(site, "b", **STRICT)
     with started(one, other):
         yield one, other
@@ -51,7 +54,10 @@ def replicas(site: Site) -> Iterator[Pair]:
 
 @pytest.fixture
 def pair(replicas: Pair) -> Pair:
-    """The two replicas. They run when the test begins, and a test may kill or freeze them."""
+    """Return the two replicas, both running.
+
+    A test may kill or freeze them, because they are restarted for the next one.
+    """
     for replica in replicas:
         replica.start()
     for replica in replicas:
@@ -61,6 +67,6 @@ def pair(replicas: Pair) -> Pair:
 
 @pytest.fixture
 async def backend(site: Site) -> AsyncIterator[RedisBackend]:
-    """The replicas' backend, as an operator has it."""
+    """Yield a backend for the replicas' store, as an operator would open it."""
     async with opened(site.redis.url, site.prefix) as found:
         yield found

@@ -1,7 +1,4 @@
-"""A PostgreSQL for servers of Prefect.
-
-Prefect's tables are made once, and copied for each run of the tests.
-"""
+"""A PostgreSQL server for Prefect. Prefect's tables are created once, and copied for each test run."""
 
 from __future__ import annotations
 
@@ -22,42 +19,43 @@ from tests.redis.reserved import reserve
 from tests.redis.servers import Startable, wait_until
 
 _SPEED = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
-"""it need not outlive the machine"""
+"""the data need not survive a crash of the machine"""
 
 
 def tables(python: str) -> Path:
-    """Return the data of a PostgreSQL with Prefect's tables and nothing in them. They are made at the first call."""
+    """Return the data folder of a PostgreSQL with Prefect's tables, all empty. It is created at the first call."""
     made_of = f"cluster {python} {postgres()}".encode()
     return made("prefect", made_of, partial(_make_tables, python)) / "cluster"
 
 
 class Database(Startable):
-    """Starts with Prefect's tables and nothing in them. Its server ends with the test process. Use it as a context."""
+    """A PostgreSQL with Prefect's empty tables, used as a context manager. It ends with the test process."""
 
     def __init__(self, python: str, *, empty: bool = False) -> None:
-        """Start nothing yet. ``empty``: without the tables."""
+        """Create the database without starting it; with ``empty`` it will have no tables."""
         self._python = python
         self._empty = empty
         self._programs = Path()
         self._folder = Path(tempfile.mkdtemp(prefix="prefect-db-"))
-        self._folder.chmod(0o755)  # another user's server has its data below
+        # the server runs as another user, whose data is below this folder
+        self._folder.chmod(0o755)
         self._hold = reserve()
         self._server: subprocess.Popen[bytes] | None = None
         self._watchdog: Watchdog | None = None
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port at which PostgreSQL listens."""
         return self._hold.port
 
     @property
     def url(self) -> str:
-        """For ``PREFECT_API_DATABASE_CONNECTION_URL``."""
+        """The value for ``PREFECT_API_DATABASE_CONNECTION_URL``."""
         return f"postgresql+asyncpg://postgres@127.0.0.1:{self.port}/postgres"
 
     @property
     def data(self) -> Path:
-        """What it keeps."""
+        """The data folder."""
         return self._folder / "cluster"
 
     def _start(self) -> None:
@@ -85,7 +83,7 @@ class Database(Startable):
         wait_until(self._answers, "PostgreSQL is ready", seconds=60)
 
     def stop(self) -> None:
-        """End it, without waiting for who is connected."""
+        """Stop the server, without waiting for clients to disconnect."""
         if self._server is not None:
             self._server.send_signal(signal.SIGINT)
             try:
@@ -99,13 +97,13 @@ class Database(Startable):
             self._watchdog = None
 
     def close(self) -> None:
-        """End it, and remove all that it has written."""
+        """Stop the server, and delete its files."""
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._hold.release()
 
     def _reachable(self, programs: Path) -> Path:
-        """Copy programs below the checkout, which another user may have no way into."""
+        """Copy programs from below the checkout to a folder that the server's user can access."""
         if _other_user() is None or ROOT not in programs.parents:
             return programs
         wheel = programs.parents[2]
@@ -133,7 +131,7 @@ class Database(Startable):
 
 
 def _make_tables(python: str, kept: Path) -> None:
-    """Have Prefect make its tables in an empty database, and keep that."""
+    """Let Prefect create its tables in an empty database, and keep the data folder."""
     with Database(python, empty=True) as fresh, tempfile.TemporaryDirectory() as home:
         subprocess.run(
             [python, "-m", "prefect", "server", "database", "upgrade", "--yes"],
@@ -153,7 +151,7 @@ def _make_tables(python: str, kept: Path) -> None:
 
 
 def _other_user() -> int | None:
-    """Whom PostgreSQL is run by where it refuses to be run by who runs the tests."""
+    """Return the user that runs PostgreSQL if the tests run as root, which PostgreSQL refuses."""
     if os.geteuid() != 0:
         return None
     names = {one.pw_name: one.pw_uid for one in pwd.getpwall()}

@@ -1,9 +1,9 @@
-"""Prefect, in an environment of its own: what it needs and what the project needs do not always go together.
+"""Prefect in a Python environment of its own, because its requirements may conflict with this project's.
 
-It is made on demand, in ``.venv/prefect`` beside the project's own, of the versions in ``requirements.txt``, with this
-package as it is installed by its users. Its name stands for all that and for the Python, so a changed pin makes a new
-one; the package's code comes from the source tree, by ``PYTHONPATH``. A second Prefect lies beside it, without the
-rest: what is first on the path counts.
+The environment is created on demand below ``.venv/prefect``, with the versions in ``requirements.txt`` and this package
+installed as users do. Its name depends on the pins and the Python, so a changed pin creates a new one. The package's
+code comes from the source tree, through ``PYTHONPATH``. A second version of Prefect is in another folder, without its
+requirements, and is used if its folder comes first on the path.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 EXAMPLES = ROOT / "examples" / "prefect_socket"
 OTHER = "3.9.1"
-"""the second one, which wants certificates that are not to be had everywhere"""
+"""the second version of Prefect"""
 _PINS = HERE / "requirements.txt"
 _PROJECT = ROOT / "pyproject.toml"
 
 
 def python_with_prefect() -> str:
-    """Return the interpreter, with its environment made at the first call. Raises `Unavailable`."""
+    """Return the interpreter with Prefect. Its environment is created at the first call. Raises `Unavailable`."""
     folder = made("prefect", _PINS.read_bytes() + _PROJECT.read_bytes(), _make)
     return str(folder / "bin" / "python")
 
 
 def other_prefect() -> Path:
-    """Return a folder to be put before that environment's own, with another Prefect. As `python_with_prefect`."""
+    """Return a folder with another version of Prefect, to be put first on the path. Raises `Unavailable`."""
     return made("prefect", OTHER.encode(), _make_other)
 
 
 def _make(folder: Path) -> None:
     announce("Prefect", "prefect and what it needs", 90)
     python = str(folder / "bin" / "python")
-    # Built by what this environment has: no other one has to be made for that.
+    # This environment already has the build backend, so no isolated build environment is needed.
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     try:
         run(sys.executable, "-m", "venv", "--clear", str(folder))

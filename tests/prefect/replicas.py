@@ -1,4 +1,4 @@
-"""Servers of Prefect with the plugin, as replicas of one database and one Redis, and their workers and clients."""
+"""Prefect servers with the plugin, as replicas that share a database and a Redis, and their workers and clients."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.redis.servers import RedisServer, Startable, wait_until
 SECONDS = 60.0
 LEASE = 2.0
 GRACE = 0.5
-"""so soon a run is put in again that a worker has accepted who has gone: one that a test accepts it has to complete"""
+"""seconds after which a run accepted by a vanished worker is scheduled again; tests must complete accepted runs"""
 SAID = "background tasks use the backend 'redis' for all replicas"
 SECRET = "hush-hush"
-"""the password of the store: no log may have it"""
+"""the password of the store, which must not appear in a log"""
 _OFF = (
     "SCHEDULER",
     "LATE_RUNS",
@@ -47,7 +47,7 @@ _QUIET = {
     "PREFECT_API_DATABASE_MIGRATE_ON_START": "false",
     **{f"PREFECT_API_SERVICES_{name}_ENABLED": "false" for name in _OFF},
 }
-"""what has nothing to do with background tasks is off: each server has two cores at most"""
+"""switches off what background tasks do not need, because each server has at most two cores"""
 _FAST = {
     "TASKQUEUE_REDIS_LEASE": str(LEASE),
     "TASKQUEUE_PREFECT_RECONCILE": "0.25",
@@ -56,21 +56,21 @@ _FAST = {
 
 
 def key() -> str:
-    """Return a task's key that no other test has."""
+    """Return a task key that no other test uses."""
     return f"add-{uuid4().hex[:8]}"
 
 
 class Site:
-    """What replicas have in common."""
+    """The database, store, folder and settings that replicas share."""
 
     def __init__(self, python: str, folder: Path, database: str, redis: RedisServer) -> None:
-        """Keep it. ``folder`` is for all that they write."""
+        """Store the shared resources; ``folder`` is for all files of the replicas."""
         self.python = python
         self.folder = folder
         self.redis = redis
         self.prefix = "site"
         self.more: dict[str, str] = {}
-        """for every program that uses Prefect"""
+        """additional environment variables of every program that uses Prefect"""
         self.settings = {
             "PREFECT_API_DATABASE_CONNECTION_URL": database,
             "PREFECT_PLUGINS_ENABLED": "true",
@@ -82,7 +82,7 @@ class Site:
 
     @property
     def messages(self) -> dict[str, str]:
-        """Settings for servers whose events go through Redis, so that the services may be in another process."""
+        """Settings for sending events through Redis, so that Prefect's services may run in another process."""
         return {
             "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
             "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",
@@ -96,7 +96,7 @@ class Site:
         }
 
     def environment(self, name: str, **more: str) -> dict[str, str]:
-        """For a program that uses Prefect; nothing of this process's own is in it."""
+        """Return the environment for a program that uses Prefect, without variables of this process except PATH."""
         return {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(PROGRAMS)]),
@@ -111,7 +111,7 @@ class Site:
         }
 
     def run(self, program: str, *words: str, api: str) -> Any:
-        """Run a program of this folder to its end; return what it says, as JSON."""
+        """Run a program of the folder ``programs`` to its end, and return its output as parsed JSON."""
         done = subprocess.run(
             [self.python, str(PROGRAMS / program), *words],
             env=self.environment("client", PREFECT_API_URL=api),
@@ -125,39 +125,39 @@ class Site:
 
 
 class Place(Protocol):
-    """Where a process runs, and by which Python."""
+    """The folder and the Python interpreter of a process."""
 
     @property
     def python(self) -> str:
-        """The interpreter."""
+        """The path of the Python interpreter."""
 
     @property
     def folder(self) -> Path:
-        """Its working directory, and where its log is."""
+        """The process's working directory, which also contains its log."""
 
 
 class Process(Startable):
-    """A program that goes on until it is ended, at the latest with the test process. Use it as a context."""
+    """A program that runs until it is stopped, or until the test process ends. Used as a context manager."""
 
     def __init__(
         self, place: Place, name: str, words: list[str], environment: Mapping[str, str]
     ) -> None:
-        """Start nothing yet."""
+        """Create the process without starting it."""
         self.name = name
         self._place = place
         self._words = words
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: Watchdog | None = None
-        """there is one as long as something of it may run"""
+        """set while the process or one of its children may be running"""
 
     @property
     def log(self) -> str:
-        """What it has said."""
+        """The complete log of the process."""
         return (self._place.folder / f"{self.name}.log").read_text(errors="replace")
 
     def _start(self) -> None:
-        """Start it, if it is not running; not wait for anything."""
+        """Start the process unless it is running, without waiting for it."""
         if self._process is not None and self._process.poll() is None:
             return
         self.kill()
@@ -175,11 +175,11 @@ class Process(Startable):
         self._watchdog.watch(self.pid)
 
     def ready(self) -> Self:
-        """Wait until it is of use: at once, here."""
+        """Wait until the process is ready, which this class does not check."""
         return self
 
     def kill(self) -> None:
-        """End it and its children, by SIGKILL."""
+        """Kill the process and its children with SIGKILL."""
         if self._watchdog is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -197,46 +197,46 @@ class Process(Startable):
             raise
 
     def close(self) -> None:
-        """End it for good."""
+        """Kill the process and release what it used."""
         self.kill()
 
     def freeze(self) -> None:
-        """Have it and its children stand still, until `thaw`."""
+        """Suspend the process and its children until `thaw`."""
         os.killpg(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Have it go on."""
+        """Resume the process and its children."""
         os.killpg(self.pid, signal.SIGCONT)
 
     def stop(self, seconds: float = 20) -> int:
-        """End it in order; return its exit code."""
+        """Stop the process with SIGTERM, and return its exit code."""
         assert self._process is not None
         self._process.terminate()
         try:
             return self._process.wait(seconds)
         finally:
-            self.kill()  # and what it has left
+            self.kill()  # kills children that are still running
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process id."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def code(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """The exit code, or ``None`` while the process is running."""
         assert self._process is not None
         return self._process.poll()
 
 
 class Replica(Process):
-    """A server of Prefect. Entered, it is ready."""
+    """A Prefect server. As a context manager it waits until the server is ready."""
 
     command: tuple[str, ...] = ("-m", "prefect", "server", "start")
 
     def __init__(self, site: Site, name: str, *words: str, **settings: str) -> None:
-        """``words`` go to the command."""
+        """Create the server; ``words`` are additional arguments of the command."""
         self._hold = reserve()
         self.port = self._hold.port
         self.api = f"http://127.0.0.1:{self.port}/api"
@@ -248,13 +248,13 @@ class Replica(Process):
         self.client = httpx2.Client(base_url=self.api, trust_env=False, timeout=15)
 
     def close(self) -> None:
-        """End it for good, and give its port back."""
+        """Kill the server, and release its port."""
         super().close()
         self.client.close()
         self._hold.release()
 
     def ready(self) -> Self:
-        """Wait until it answers."""
+        """Wait until the server responds."""
 
         def answers() -> bool:
             assert self.code is None, self.log[-3000:]
@@ -267,7 +267,7 @@ class Replica(Process):
         return self
 
     def create(self, key: str, **details: Any) -> httpx2.Response:
-        """Ask it to create a scheduled run, named like its key, as ``.delay()`` does."""
+        """Request a scheduled run with the key as its name, as ``.delay()`` does, and return the response."""
         told = {"deferred": True, "task_parameters_id": str(uuid4()), **details}
         return self.client.post(
             "/task_runs/",
@@ -280,13 +280,13 @@ class Replica(Process):
         )
 
     def created(self, key: str, **details: Any) -> str:
-        """Create a run; return its id."""
+        """Create a scheduled run, and return its id."""
         answer = self.create(key, **details)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
 
     def complete(self, *runs: str) -> None:
-        """Say that runs were executed: what a worker does that has accepted them."""
+        """Set runs to completed, as a worker does that has executed them."""
         told = {"state": {"type": "COMPLETED"}, "force": True}
         for run in runs:
             answer = self.client.post(f"/task_runs/{run}/set_state", json=told)
@@ -297,7 +297,7 @@ class Replica(Process):
         return str(self.client.get(f"/task_runs/{run}").json()["state_name"])
 
     def all_reach(self, state: str, runs: list[str], seconds: float = SECONDS) -> None:
-        """Wait until runs are in a state."""
+        """Wait until all runs are in the given state."""
         left = set(runs)
 
         def there() -> bool:
@@ -316,14 +316,14 @@ class Replica(Process):
 
 
 class Application(Replica):
-    """A server's application in an ASGI server that is not Prefect's."""
+    """Prefect's server application, run by uvicorn instead of Prefect's command."""
 
     command = ("-m", "uvicorn", "--factory", "prefect.server.api.server:create_app")
 
 
 @contextlib.contextmanager
 def started(*servers: Process) -> Iterator[tuple[Process, ...]]:
-    """Start some at once, and wait for all of them. However that ends, they are ended."""
+    """Start several processes at once and wait until all are ready; stop them at the end in any case."""
     with ExitStack() as ending:
         for server in servers:
             ending.callback(server.close)
@@ -334,12 +334,12 @@ def started(*servers: Process) -> Iterator[tuple[Process, ...]]:
 
 
 def worker(site: Site, name: str, api: str, limit: int = 10) -> Process:
-    """A worker of `background`, which takes so many runs at once."""
+    """Return a worker of `background` that executes up to ``limit`` runs at once."""
     words = [str(PROGRAMS / "background.py"), str(limit)]
     return Process(site, name, words, site.environment(name, PREFECT_API_URL=api))
 
 
 def executed(site: Site) -> list[str]:
-    """Return the names of the runs that were executed, one for each time."""
+    """Return the names of the executed runs, once per execution."""
     path = site.folder / "executed"
     return path.read_text().split() if path.exists() else []

@@ -1,4 +1,4 @@
-"""A place for the handler of one worker's socket, without Prefect."""
+"""Support for tests of the plugin's socket handler, without Prefect and without a network."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.prefect.support import KEY, task_run
 A, B = "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f7a55", "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f7a56"
 STATE = "a2b7b1f0-55f4-4b1c-8f55-3f2c9a0d7c11"
 SAID: dict[str, str] = {}
-"""what a run is to a worker"""
+"""the JSON content of a run as sent to a worker"""
 Handler = Callable[[SharedQueueDelivery], Awaitable[None]]
 
 
 class Odd(Exception):
-    """How a handler may end that is cut short."""
+    """The exception that ends a handler in a test."""
 
 
 class Place:
-    """A backend, and what Prefect would say of each run: that it is scheduled."""
+    """A backend that acts as the plugin's host; in its imitated database every run is scheduled."""
 
     def __init__(self) -> None:
         self.backend = MemoryBackend()
@@ -37,15 +37,15 @@ class Place:
         self.begun: list[asyncio.Task[Any]] = []
 
     def forget(self) -> None:
-        """As a host does."""
+        """Do nothing, because this host caches nothing."""
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """As a host does."""
+        """Start background work, and remember it."""
         self.begun.append(asyncio.create_task(work))
         return self.begun[-1]
 
     async def handle(self, handler: Handler) -> None:
-        """Have a handler of a socket run to its end, and what follows from that."""
+        """Run a socket's handler to its end, and wait for the work that it has started."""
 
         async def handled() -> None:
             await handler(SharedQueueDelivery(self, [KEY]))  # type: ignore[arg-type] # as much of a host as it takes
@@ -66,7 +66,7 @@ class Place:
         )
 
     async def state(self, name: str) -> State:
-        """Say where a run is."""
+        """Return the state of a run in the queue."""
         (status,) = await self.control.statuses(KEY, name)
         assert status is not None
         return status.state
@@ -74,7 +74,7 @@ class Place:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Where every run is scheduled."""
+    """Return a place in which Prefect's database reports every run as scheduled."""
 
     async def read(name: str) -> object:
         state = SimpleNamespace(

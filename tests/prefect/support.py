@@ -1,4 +1,4 @@
-"""Workers of Prefect by hand: their frames, and task runs as they come from Prefect."""
+"""Simulated Prefect workers that send and receive frames, and task runs in Prefect's format."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.server.support import SECONDS, Running, eventually
 KEY = "add-1a2b3c4d"
 PATH = "/api/task_runs/subscriptions/scheduled"
 DEADLY = {1000, 1001}
-"""after these close codes a worker's process ends"""
+"""close codes after which a Prefect worker's process ends"""
 
 
 def task_run(key: str = KEY, **changes: Any) -> dict[str, Any]:
-    """The least that a worker takes, with changes; ``...`` as a value takes a field away."""
+    """Return a minimal task run that a worker accepts, with changes; the value ``...`` removes a field."""
     run: dict[str, Any] = {
         "id": str(uuid4()),
         "task_key": key,
@@ -38,33 +38,33 @@ def task_run(key: str = KEY, **changes: Any) -> dict[str, Any]:
 
 
 async def publish_runs(it: Running, *ids: str, key: str = KEY, **fields: Any) -> None:
-    """Publish task runs with these ids, to the queue and in the run."""
+    """Publish task runs with these names, which are also the ids of their tasks."""
     for name in ids:
         payload = json.dumps(task_run(key, name=name)).encode()
         await it.publish(name, key=key, payload=payload, **fields)
 
 
 def url_of(it: Running, path: str = PATH) -> str:
-    """Return the address of a socket."""
+    """Return the URL of a WebSocket path."""
     return it.server.url.replace("http", "ws") + path
 
 
 async def status(it: Running, name: str = "a") -> TaskStatus:
-    """What the store knows of a task."""
+    """Return the status of a task in the store."""
     (found,) = await it.backend.control.statuses(KEY, name)  # type: ignore[attr-defined]
     assert found is not None
     return found  # type: ignore[no-any-return]
 
 
 async def untouched(it: Running, name: str = "a") -> None:
-    """Check that a task went back as if nothing had been: no attempt and no loss is counted (law 3)."""
+    """Check that a task was returned without counting an attempt or a loss (law 3)."""
     await it.reaches(KEY, in_flight=0)
     found = await status(it, name)
     assert (found.state, found.attempt, found.losses) == (State.WAITING, 1, 0)
 
 
 async def done(backend: RedisBackend, name: str, count: int) -> None:
-    """Wait until so many runs of a task are done: an ack is not known to be settled when it is sent."""
+    """Wait until ``count`` runs of a task are done, because an ack is settled only some time after it was sent."""
 
     async def there() -> bool:
         return (await backend.control.ledger(name)).done == count
@@ -73,7 +73,7 @@ async def done(backend: RedisBackend, name: str, count: int) -> None:
 
 
 class Taker:
-    """A worker that subscribes when it is entered, and acks when it is told to."""
+    """A simulated worker that subscribes when entered, and acks when the test says so."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Taker:
         headers: dict[str, str] | None = None,
         quiet: bool = False,
     ) -> None:
-        """``quiet``: it connects, and says nothing of itself."""
+        """Create the worker; with ``quiet`` it connects without sending anything."""
         self._url = url
         self._keys = keys or (KEY,)
         self._client_id = client_id
@@ -107,7 +107,7 @@ class Taker:
             if not self._quiet:
                 await self.authenticate()
                 await self.send("subscribe", keys=self._keys, client_id=self._client_id)
-        except BaseException:  # it is never entered: nobody else closes it
+        except BaseException:  # close the socket here, because ``__aexit__`` is not called
             self.socket.transport.abort()
             raise
         return self
@@ -116,7 +116,7 @@ class Taker:
         self.socket.transport.abort()
 
     async def authenticate(self) -> None:
-        """Show the token, and be let in."""
+        """Send the token, and expect to be accepted."""
         await self.send("auth", token=self._token)
         assert json.loads(await self.socket.recv()) == {"type": "auth_success"}
 
@@ -125,17 +125,17 @@ class Taker:
         await self.socket.send(json.dumps({"type": kind, **fields}))
 
     async def receive(self, seconds: float = SECONDS) -> dict[str, Any]:
-        """The next task run."""
+        """Return the next task run."""
         async with asyncio.timeout(seconds):
             found: dict[str, Any] = json.loads(await self.socket.recv())
             return found
 
     async def ack(self) -> None:
-        """Acknowledge what came last."""
+        """Acknowledge the last task run."""
         await self.send("ack")
 
     async def take(self, count: int) -> list[str]:
-        """Receive and acknowledge so many; return their names."""
+        """Receive and acknowledge ``count`` task runs, and return their names."""
         names = []
         for _ in range(count):
             names.append((await self.receive())["name"])
@@ -143,16 +143,16 @@ class Taker:
         return names
 
     async def nothing_comes(self, seconds: float = 0.1) -> None:
-        """Check that nothing comes for a while, and that the connection stands."""
+        """Check that no frame arrives for a while, and that the connection stays open."""
         try:
             async with asyncio.timeout(seconds):
                 text = await self.socket.recv()
         except TimeoutError:
             return
-        raise AssertionError(f"this came: {text!r:.200}")
+        raise AssertionError(f"unexpected frame: {text!r:.200}")
 
     async def closed(self, seconds: float = SECONDS) -> tuple[int, str]:
-        """The close code and its reason, once the server has closed. It must not be one that ends a worker."""
+        """Return the close code and reason once the server has closed; the code must not be one that ends a worker."""
         async with asyncio.timeout(seconds):
             with contextlib.suppress(ConnectionClosed):
                 while True:

@@ -1,4 +1,4 @@
-"""Workers of Prefect's own at one replica, and clients of the other: ``.delay()`` and what becomes of it."""
+"""Test with real Prefect workers at one replica and a client at the other."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DELAY = 1.0
 async def test_what_is_delayed_is_executed(
     pair: tuple[Replica, Replica], site: Site, backend: RedisBackend
 ) -> None:
-    """Rows E1, E6, E8, REV-E2: what one replica takes in, workers of the other execute, once each; retries in time.
+    """Rows E1, E6, E8, REV-E2: runs created at one replica are executed by workers of the other, and retried in time.
 
-    The workers take one run at a time. Each is busy for longer than a lease, with a run in hand that it has not acked:
-    it stays the worker's.
+    Each worker executes one run at a time. While it is busy for longer than a lease, the run that it has received but
+    not acked stays with it.
     """
     a, b = pair
     words = ("2", "short-", "0", "wait", "6", "long-", "fail_once", "2", "again-")

@@ -1,4 +1,4 @@
-"""How the server takes its leave of workers, and what they see of a store that is away."""
+"""Tests of how the server closes connections to Prefect workers, and of outages of the store."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.server.flaky import Flaky, Plain
 from tests.server.support import SECONDS, eventually, running
 
 NEVER = 60.0
-"""seconds that nothing is to wait for"""
+"""a timeout in seconds that no test must reach"""
 
 
 class Slow(MemoryBackend):
-    """A store whose answers wait for a word."""
+    """A memory backend whose deliveries are held back until the event ``go_on`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
         self.given, self.go_on = asyncio.Event(), asyncio.Event()
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> Any:
-        """Return a subscription that waits when it has a delivery."""
+        """Return a subscription that holds back its deliveries."""
         subscription = super().subscribe(keys, consumer)
         ask = subscription.receive
 
@@ -46,17 +46,17 @@ class Slow(MemoryBackend):
 
 
 class TestEnds:
-    """How the server takes its leave. Never by 1000 or 1001: workers would end."""
+    """How the server closes connections: never with 1000 or 1001, because Prefect workers would end."""
 
     async def test_idle_workers_are_sent_to_another_server(self) -> None:
-        """Fault A7: 1012, at once."""
+        """Fault A7: when the server stops, an idle worker's connection is closed at once with code 1012."""
         async with running(drain=NEVER) as it, Taker(url_of(it)) as worker:
             await eventually(lambda: it.context.registry.connections("host-1"))
             it.server.stop()
             assert (await worker.closed())[0] == 1012
 
     async def test_what_has_no_ack_goes_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Fault A7, law 3: a worker without room does not hold up the end for long."""
+        """Fault A7, law 3: a run without an ack is returned to the queue, and delays the server's end only briefly."""
         monkeypatch.setattr(delivery, "_ACK_SECONDS", 0.1)
         async with running(drain=NEVER) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
@@ -69,7 +69,7 @@ class TestEnds:
             assert (await it.ledger(KEY)).waiting == 2
 
     async def test_an_ack_in_time_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Fault A7: a worker that was about to ack is not made to run it twice; nothing new is sent to it."""
+        """Fault A7: an ack that arrives while the server is stopping counts, and no further run is sent."""
         monkeypatch.setattr(delivery, "_ACK_SECONDS", NEVER)
         async with running(drain=NEVER) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
@@ -84,7 +84,7 @@ class TestEnds:
             assert (ledger.done, ledger.waiting) == (1, 1)
 
     async def test_nothing_is_sent_to_who_is_about_to_be_sent_away(self) -> None:
-        """Fault A7, law 3: a delivery that the store gives when the server has begun to leave goes back unseen."""
+        """Fault A7, law 3: a run that is received after the server has begun to stop is returned without being sent."""
         backend = Slow()
         async with running(backend, drain=NEVER) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a")
@@ -99,7 +99,7 @@ class TestEnds:
     async def test_an_ack_in_time_counts_for_who_is_dismissed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Security 6, fault A7: whose token is taken back is sent nothing more, and what it then acks is its own."""
+        """Security 6, fault A7: a worker whose token is revoked is sent nothing more, but its last ack counts."""
         monkeypatch.setattr(delivery, "_ACK_SECONDS", NEVER)
         token = "tq_soon-taken-back"
         path = write(tmp_path / "tokens.toml", entry(token))
@@ -116,7 +116,7 @@ class TestEnds:
             await it.reaches(KEY, done=1, waiting=1, in_flight=0)
 
     async def test_the_farewell_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Fault A7: a connection ends by a close frame and its answer; it is not broken, by which that may be lost."""
+        """Fault A7: a connection ends with a complete closing handshake, so that the close code is not lost."""
         broken: list[WebSocketChannel] = []
 
         def abort(channel: WebSocketChannel) -> None:
@@ -132,7 +132,7 @@ class TestEnds:
         assert not broken
 
     async def test_a_cancelled_task_is_taken_away(self) -> None:
-        """A worker drops what it has not acked when it is sent away; then it comes again."""
+        """If a run is cancelled before its ack, the worker is disconnected with code 1012 so that it drops the run."""
         async with running() as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a")
             await worker.receive()
@@ -141,7 +141,7 @@ class TestEnds:
             assert (await status(it)).state is State.CANCELLED
 
     async def test_an_ack_that_comes_too_late(self, caplog: pytest.LogCaptureFixture) -> None:
-        """Law 2: it changes nothing, and the log tells; the worker gets the next."""
+        """Law 2: a late ack changes nothing and is logged, and the worker gets the next run."""
         async with running(Plain()) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
             await worker.receive()
@@ -154,7 +154,7 @@ class TestEnds:
     async def test_a_fault_of_ours(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It costs the worker its connection, and no other one."""
+        """An unexpected error closes the connection of one worker, and of no other."""
         async with running() as it, Taker(url_of(it), "other-1") as other:
             async with Taker(url_of(it)) as worker:
                 with monkeypatch.context() as patch:
@@ -168,10 +168,10 @@ class TestEnds:
 
 
 class TestOutages:
-    """Fault G14: the store is away for a while."""
+    """Fault G14: the store is unavailable for a while."""
 
     async def test_workers_wait(self) -> None:
-        """Fault G14: they keep their connection, and go on when it is back."""
+        """Fault G14: workers stay connected during an outage, and get runs afterwards."""
         backend = Flaky()
         async with running(backend) as it, Taker(url_of(it)) as worker:
             await eventually(lambda: "receive" in backend.calls)
@@ -184,7 +184,7 @@ class TestOutages:
 
     @pytest.mark.parametrize("then", ["stays", "leaves"])
     async def test_an_ack_is_settled_when_it_is_back(self, then: str) -> None:
-        """D1: the worker runs what it has acked, so nobody else gets it, also if its connection ends meanwhile."""
+        """D1: an ack that arrives during an outage is settled afterwards, even if the worker has disconnected."""
         backend = Flaky()
         async with running(backend) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a")
@@ -201,7 +201,7 @@ class TestOutages:
     async def test_a_store_that_stays_away_holds_nothing_up(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Fault A7: a server that leaves does not wait for it."""
+        """Fault A7: a server that stops does not wait for an unavailable store."""
         backend = Flaky()
         monkeypatch.setattr(delivery, "_SETTLE_SECONDS", 0.1)
         async with running(backend, drain=0.3) as it, Taker(url_of(it)) as worker:

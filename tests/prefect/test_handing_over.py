@@ -1,4 +1,4 @@
-"""One task run after the other, and what becomes of it whatever the worker answers."""
+"""Tests of sending task runs to Prefect workers one after the other, and of unexpected answers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Odd = Callable[[Taker], Awaitable[Any]]
 
 
 class TestSerial:
-    """E7: the protocol of workers is unchanged."""
+    """E7: the protocol of Prefect workers is unchanged."""
 
     async def test_one_at_a_time(self) -> None:
-        """E7: send, ack, send; what is acked is done, and nothing is sent before."""
+        """E7: a run is sent only after the previous one was acked, and an acked run is done."""
         async with running(lease=60.0) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b", "c")
             for done, name in enumerate("abc"):
@@ -38,7 +38,7 @@ class TestSerial:
             await worker.nothing_comes(0.05)
 
     async def test_a_worker_without_room_holds_one_as_long_as_it_likes(self) -> None:
-        """E7: no time limit for an ack; pings, which its library answers, are all that is asked for."""
+        """E7: a worker may delay its ack without limit, as long as it answers pings."""
         async with running(lease=0.6) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
             await worker.receive()
@@ -50,7 +50,7 @@ class TestSerial:
             assert (await status(it)).losses == 0
 
     async def test_a_dead_peer_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Fault G3: who answers no ping within the lease is gone, with a delivery and without."""
+        """Fault G3: a worker that answers no ping within the lease is disconnected, with or without a delivery."""
         waits: list[float] = []
         start = FairProtocol.start_keepalive
 
@@ -77,7 +77,7 @@ class TestSerial:
         assert max(waits) <= 0.9
 
     async def test_every_key_has_its_turn(self) -> None:
-        """E5: no key of a worker starves behind another that is always full."""
+        """E5: a worker with several keys gets runs of each key in turn."""
         async with running() as it:
             await publish_runs(it, *(f"a{n}" for n in range(6)), key="add-1")
             await publish_runs(it, *(f"b{n}" for n in range(6)), key="sub-1")
@@ -89,7 +89,7 @@ class TestSerial:
             assert turns >= 8
 
     async def test_workers_share(self) -> None:
-        """REV-E5, REV-E6, fault G6: each holds one at the most, so there is one for the next; two may have one id."""
+        """REV-E5, REV-E6, fault G6: each worker holds at most one run, and two workers may have the same id."""
         async with (
             running() as it,
             Taker(url_of(it), client_id="same") as one,
@@ -106,7 +106,7 @@ class TestSerial:
             await it.reaches(KEY, done=3)
 
     async def test_not_before_its_time(self) -> None:
-        """Law 8: a worker that waits gets a scheduled task when it is due."""
+        """Law 8: a scheduled run is sent to a waiting worker when it is due."""
         async with running() as it, Taker(url_of(it)) as worker:
             at = it.backend.now() + 0.2
             await publish_runs(it, "a", not_before=at)
@@ -114,7 +114,7 @@ class TestSerial:
             assert it.backend.now() >= at
 
     async def test_a_retry_after_the_ack(self) -> None:
-        """REV-E1, REV-E2, fault F11: whoever orchestrates asks for another attempt: it comes, at its time."""
+        """REV-E1, REV-E2, fault F11: a retry that is requested after the ack is sent at its scheduled time."""
         async with running() as it, Taker(url_of(it)) as worker, http(it) as client:
             await publish_runs(it, "a")
             run = await worker.receive()
@@ -132,7 +132,7 @@ class TestSerial:
             await it.reaches(KEY, done=2, scheduled=0, waiting=0)
 
     async def test_metrics_tell_of_it(self) -> None:
-        """E7, fault K1: what a worker of Prefect may be sent, and has, counts as another worker's does."""
+        """E7, fault K1: the metrics for credit and held tasks include Prefect workers."""
         async with running() as it, Taker(url_of(it)) as worker, http(it) as client:
 
             async def told() -> tuple[float, float]:
@@ -150,7 +150,7 @@ class TestSerial:
             await eventually(lambda: tells(1, 0))
 
     async def test_plugins_hear_of_it(self) -> None:
-        """A worker of Prefect is a worker: the same hooks tell of it, and the same count of connections."""
+        """Plugins are notified of Prefect workers, and connections are counted, as for other workers."""
         heard = []
 
         class Plugin:
@@ -174,17 +174,17 @@ class TestSerial:
 
 
 async def goes(worker: Taker) -> None:
-    """End as a process does that is done."""
+    """Close the connection as a worker does that ends normally."""
     await worker.socket.close(1000)
 
 
 async def breaks(worker: Taker) -> None:
-    """End as a killed process does."""
+    """Abort the connection, as if the worker was killed."""
     worker.socket.transport.abort()
 
 
 def says(data: str | bytes) -> Odd:
-    """Answer with this."""
+    """Return a function that sends this text or these bytes instead of an ack."""
 
     async def say(worker: Taker) -> None:
         await worker.socket.send(data)
@@ -193,7 +193,7 @@ def says(data: str | bytes) -> Odd:
 
 
 class TestOddAnswers:
-    """REV-E3: whatever comes instead of an ack, the task is another worker's at once."""
+    """REV-E3: after any answer other than an ack, the run goes to another worker at once."""
 
     @pytest.mark.parametrize(
         ("odd", "code"),
@@ -213,11 +213,14 @@ class TestOddAnswers:
             (breaks, None),
         ],
         ids=(
-            "quit nack null kind text word nothing half bytes deep large goes breaks".split()  # noqa: SIM905 - names
+            "quit nack null kind text word nothing half bytes deep large goes breaks".split()  # noqa: SIM905 - a string is easier to read than a list of quoted words
         ),
     )
     async def test_nothing_is_lost(self, odd: Odd, code: int | None) -> None:
-        """E7, REV-E3, law 3, fault G9: quit and garbage too, which lose the task elsewhere."""
+        """E7, REV-E3, law 3, fault G9: an answer other than an ack loses no run.
+
+        With Prefect's own server, "quit" and invalid data would.
+        """
         async with running(grace=30) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
             await worker.receive()
@@ -234,7 +237,7 @@ class TestOddAnswers:
                 await it.reaches(KEY, done=2)
 
     async def test_many_that_misbehave(self) -> None:
-        """E7, law 2: whoever answers what, and leaves how: each task is acked once, by somebody who has it."""
+        """E7, law 2: with many misbehaving workers, each run is acked exactly once."""
         names = [f"t{n}" for n in range(300)]
         choose = random.Random(7)
         acked: list[str] = []
@@ -251,7 +254,7 @@ class TestOddAnswers:
                         await worker.receive(0.2)
                         await choose.choice(odd)(worker)
                     except TimeoutError:
-                        await (await worker.socket.ping())  # the last ack has arrived
+                        await (await worker.socket.ping())  # the server has processed the last ack
 
         async with running(grace=30) as it:
             await publish_runs(it, *names)
@@ -261,7 +264,7 @@ class TestOddAnswers:
         assert sorted(acked) == sorted(names)
 
     async def test_what_goes_back_comes_first(self) -> None:
-        """E5, law 4: a task that was handed back is ahead of new ones of its key."""
+        """E5, law 4: a returned run is sent before newer ones of its key."""
         async with running() as it:
             await publish_runs(it, "a", "b", "c")
             async with Taker(url_of(it)) as worker:
@@ -271,7 +274,7 @@ class TestOddAnswers:
                 assert await worker.take(3) == ["a", "b", "c"]
 
     async def test_a_full_queue_takes_it_back(self) -> None:
-        """REV-E4, law 6: what goes back is not refused and not dropped, however full the queue is meanwhile."""
+        """REV-E4, law 6: a returned run is neither refused nor dropped, even if the queue is full."""
         async with running() as it:
             await it.context.control.configure(KEY, QueueSettings(capacity=1))
             async with Taker(url_of(it)) as worker:
@@ -287,16 +290,16 @@ class TestOddAnswers:
 
 
 class TestStrayAcks:
-    """Law 2: an ack is for what had been sent when it was sent, and for nothing else."""
+    """Law 2: an ack counts only for a run that had been sent before the ack was."""
 
     async def test_before_anything(self) -> None:
-        """Elsewhere it would be counted for a later delivery, and lose that."""
+        """An ack before any run closes the connection, and does not count for a later run."""
         async with running() as it, Taker(url_of(it)) as worker:
             await worker.ack()
             assert await worker.closed() == (4001, "ack: no run was sent")
 
     async def test_twice(self) -> None:
-        """The second one settles nothing."""
+        """A second ack for the same run settles nothing, and closes the connection."""
         async with running() as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a")
             await worker.receive()
@@ -306,7 +309,7 @@ class TestStrayAcks:
             await it.reaches(KEY, done=1)
 
     async def test_twice_with_more_to_come(self) -> None:
-        """The second one comes when the next delivery may be under way: it is not for that."""
+        """A second ack does not count for the next run, which may already be on its way."""
         async with running() as it, Taker(url_of(it)) as worker:
             await publish_runs(it, *(f"t{n}" for n in range(9)))
             await worker.receive()
@@ -316,20 +319,23 @@ class TestStrayAcks:
             await it.reaches(KEY, done=1, in_flight=0, waiting=8)
 
     async def test_on_its_way(self) -> None:
-        """An ack that crosses a delivery is told from one for it: its sender had not answered the ping before that."""
+        """An ack that crosses a run on the wire does not count for that run.
+
+        The server knows this from the unanswered ping that it has sent before the run.
+        """
         async with running() as it, Taker(url_of(it)) as worker:
             await eventually(lambda: it.context.registry.connections("host-1"))
             worker.socket.transport.pause_reading()
             await publish_runs(it, "a")
             await it.reaches(KEY, in_flight=1)
-            await asyncio.sleep(0.05)  # it has been sent by now, and is read later
+            await asyncio.sleep(0.05)  # the run has been sent, and the worker reads it later
             await worker.ack()
             await untouched(it)
             worker.socket.transport.resume_reading()
             assert (await worker.closed())[0] == 4001
 
     async def test_other_servers_have_no_pings(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Under another server program acks count all the same; only the one on its way is not told."""
+        """With another ASGI server, which gives no access to pings, acks count; only a crossing ack is not detected."""
         monkeypatch.setattr("taskqueue_server.process.uvicorn_protocols.SocketProtocol.pings", dict)
         async with running() as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
@@ -355,10 +361,10 @@ POISON: dict[str, Any] = {
 
 
 class TestPoison:
-    """A worker acks what it cannot read, and then its process ends: it must not get that."""
+    """A run that Prefect workers cannot read, after which their process would end, must not be sent."""
 
     async def test_it_goes_to_the_dead_letters(self) -> None:
-        """Fault F20: with a reason that says what is wrong; the worker waits, and gets the next."""
+        """Fault F20: an unreadable run becomes a dead letter with a reason, and the worker gets the next run."""
         async with running() as it, Taker(url_of(it)) as worker:
             bad = [Task.of(KEY, value) for value in POISON.values()]
             await it.backend.publisher.publish(*bad)

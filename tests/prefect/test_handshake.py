@@ -1,4 +1,4 @@
-"""Who comes in, and what a worker says first."""
+"""Tests of the handshake with Prefect workers: tokens, subscriptions and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PUBLISHER = "tq_of-one-who-only-publishes"
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> Path:
-    """Tokens: one for the key, one for others, one that may not consume."""
+    """Write a tokens file with a token for the key, one for other keys, and one that may only publish."""
     return write(
         tmp_path / "tokens.toml",
         entry(TOKEN, "worker", ["consume"], ["add-*"]),
@@ -36,15 +36,15 @@ def tokens(tmp_path: Path) -> Path:
 
 
 def quiet(it: Running, path: str | None = None, **more: Any) -> Taker:
-    """A worker that has said nothing yet."""
+    """Return a worker that connects without sending anything."""
     return Taker(url_of(it, path) if path else url_of(it), quiet=True, **more)
 
 
 class TestWithoutTokens:
-    """A server that lets every user of this machine in."""
+    """A server that accepts every user of this machine."""
 
     async def test_a_worker_is_let_in_and_served(self) -> None:
-        """E7: the handshake as a worker of Prefect expects it, then the bare task run."""
+        """E7: the handshake is the one that Prefect workers expect, and then the bare task run is sent."""
         async with running() as it, quiet(it) as worker:
             await worker.send("auth", token=None)
             assert json.loads(await worker.socket.recv()) == {"type": "auth_success"}
@@ -57,7 +57,7 @@ class TestWithoutTokens:
             await it.reaches(KEY, done=1)
 
     async def test_a_token_comes_first(self) -> None:
-        """E7: what is no auth frame is a violation; it must not be 1008, which ends a worker."""
+        """E7: a first frame other than auth closes the connection with 4001, not 1008, which would end the worker."""
         subscribe = '{"type":"subscribe","keys":["k"],"client_id":"c"}'
         async with running() as it:
             for said in (subscribe, "{}", '{"token":null}', "[]", "x", "", b'{"type":"auth"}'):
@@ -68,7 +68,7 @@ class TestWithoutTokens:
                     assert reason.startswith("auth: ")
 
     async def test_a_subscription_is_whole(self) -> None:
-        """E7: type, keys and client_id, or the code that Prefect's own server closes with."""
+        """E7: a subscription without a valid type, keys or client_id closes the connection with the code 4001."""
         whole: dict[str, Any] = {"type": "subscribe", "keys": [KEY], "client_id": "c"}
         frames = [{n: v for n, v in whole.items() if n != name} for name in whole]
         bad: tuple[dict[str, Any], ...]
@@ -88,7 +88,7 @@ class TestWithoutTokens:
     async def test_who_says_nothing_is_sent_away(
         self, said: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Fault G11: a socket without a handshake does not stay; a slow worker comes again."""
+        """Fault G11: a connection that does not complete the handshake in time is closed."""
         monkeypatch.setattr(handshake, "HELLO_SECONDS", 0.1)
         async with running() as it, quiet(it) as worker:
             if said:
@@ -96,7 +96,7 @@ class TestWithoutTokens:
             assert (await worker.closed())[0] == 4408
 
     async def test_pages_and_other_names_are_refused(self) -> None:
-        """Security 4: the rules of the server's own socket for names, origins and subprotocols."""
+        """Security 4: host names, origins and subprotocols are checked as for the server's own WebSocket."""
         async with running() as it:
             for path in (None, EVENTS):
                 url = url_of(it, path) if path else url_of(it)
@@ -120,7 +120,10 @@ class TestWithoutTokens:
                     assert refused.value.response.status_code == status
 
     async def test_a_worker_is_never_refused_by_a_status(self) -> None:
-        """Fault A7: 503 would end it; so it is accepted, and told to come again."""
+        """Fault A7: a server that cannot serve a worker accepts the connection and then closes it.
+
+        A response 503 would end the worker.
+        """
         async with running() as it:
             it.context.draining.set()
             async with quiet(it) as worker:
@@ -141,15 +144,15 @@ class TestWithoutTokens:
         ],
     )
     def test_any_host_may_have_workers(self, client_id: str, worker_id: str) -> None:
-        """A client's id is its host's name and a number: what a worker id may not hold is replaced."""
+        """Characters of a client id that a worker id may not contain are replaced."""
         assert Subscribe("subscribe", keys=[], client_id=client_id).worker_id == worker_id
 
 
 class TestTokens:
-    """Security 1, 2 and 6: what tokens allow, on this socket too."""
+    """Security 1, 2 and 6: access is restricted by tokens on this WebSocket too."""
 
     async def test_a_good_token(self, tokens: Path) -> None:
-        """Security 1: a worker shows its token in its first frame, or somebody before it by header."""
+        """Security 1: a worker sends its token in its first frame, or a proxy sends it in a header."""
         async with running(tokens_file=tokens) as it:
             for shown in (
                 {"token": TOKEN},
@@ -162,7 +165,7 @@ class TestTokens:
 
     @pytest.mark.parametrize("token", [None, "", "wrong", PUBLISHER, "x" * 5000])
     async def test_a_bad_token(self, token: str | None, tokens: Path) -> None:
-        """Fault K1: a worker ends, with a message, where its token is no good: 1008 before any success."""
+        """Fault K1: an invalid token closes the connection with 1008 and a message, so that the worker ends."""
         async with running(tokens_file=tokens) as it:
             for path in (None, EVENTS):
                 async with quiet(it, path) as worker:
@@ -174,7 +177,10 @@ class TestTokens:
                 assert (await worker.closed())[0] == 1008
 
     async def test_other_keys(self, tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Security 2: a token gets none of another's tasks, nor some beside its own; nor do reconnects storm."""
+        """Security 2: a token gives access to its own keys only.
+
+        A refusal is delayed, so that reconnects do not flood the server.
+        """
         monkeypatch.setattr(socket, "FORBIDDEN_SECONDS", 0.2)
         loop = asyncio.get_running_loop()
         async with running(tokens_file=tokens) as it:
@@ -196,7 +202,7 @@ class TestTokens:
             assert (await it.ledger(KEY)).waiting == 1
 
     async def test_a_token_that_is_taken_back(self, tokens: Path) -> None:
-        """Security 6: live sockets end with their token, and what they had not acked goes back."""
+        """Security 6: connections are closed when their token is revoked, and an unacked run is returned."""
         async with running(tokens_file=tokens) as it:
             await publish_runs(it, "a")
             async with (
@@ -213,10 +219,10 @@ class TestTokens:
 
 
 class TestOtherRequests:
-    """What a worker requests over HTTP, next to its socket."""
+    """HTTP requests of workers, in addition to the WebSocket."""
 
     async def test_requests(self, tokens: Path) -> None:
-        """The version that workers compare theirs with, as JSON text; none of it is in the description of the API."""
+        """Workers can read the server's version and health, and these paths are not part of the API description."""
         async with running(tokens_file=tokens, prefect_version="3.8.8") as it, http(it) as client:
             version = await client.get("/api/admin/version")
             assert (version.status_code, version.json()) == (200, "3.8.8")
@@ -231,7 +237,7 @@ class TestOtherRequests:
             assert not [path for path in described["paths"] if path.startswith("/api/")]
 
     async def test_states_are_read_and_dropped(self) -> None:
-        """Workers tell of states; without this their logs fill with errors. It ends with the server."""
+        """Workers can send state events, which are ignored; without this path their logs would fill with errors."""
         async with running() as it, quiet(it, EVENTS) as worker:
             await worker.authenticate()
             for _ in range(100):

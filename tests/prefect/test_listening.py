@@ -1,4 +1,4 @@
-"""A worker that has nothing to do is listened to, without Prefect: when it goes, and when it speaks out of turn."""
+"""Tests of reading from an idle worker's socket, without Prefect: a disconnect, and messages at the wrong time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ACK = {"type": "websocket.receive", "text": '{"type": "ack"}'}
 
 
 class Wire:
-    """What a worker says, as the handler's websocket has it."""
+    """Imitates the handler's WebSocket, with a queue of the worker's messages."""
 
     def __init__(self) -> None:
         self.said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.listeners = 0
 
     async def receive(self) -> dict[str, Any]:
-        """Return the next message; only one at a time may wait for it."""
+        """Return the next message; only one reader at a time is allowed."""
         self.listeners += 1
         assert self.listeners == 1
         try:
@@ -36,7 +36,10 @@ class Wire:
 
 
 async def idle(socket: SharedQueueDelivery, wire: Wire) -> bool:
-    """Have nothing for a moment, as the handler does each second; return whether the worker is there."""
+    """Let a wait for a run time out, as Prefect's handler does each second.
+
+    Return whether the worker is still connected.
+    """
     socket.observed("w")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(socket.next(), 0.01)
@@ -44,7 +47,7 @@ async def idle(socket: SharedQueueDelivery, wire: Wire) -> bool:
 
 
 async def test_an_idle_worker_goes(place: Place) -> None:
-    """Row REV-E3, E7: the end of an idle worker's socket is known at once, and no run is handed over to it."""
+    """Row REV-E3, E7: the disconnect of an idle worker is noticed at once, and no run is delivered to it."""
 
     async def handler(socket: SharedQueueDelivery) -> None:
         wire = Wire()
@@ -64,7 +67,7 @@ async def test_an_idle_worker_goes(place: Place) -> None:
 
 
 async def test_a_run_and_the_end_at_once(place: Place) -> None:
-    """Law 2, row E7: a run that was taken as the worker went is not handed over, and goes back."""
+    """Law 2, row E7: a run that was received while the worker disconnected is returned, not delivered."""
 
     async def handler(socket: SharedQueueDelivery) -> None:
         wire = Wire()
@@ -82,7 +85,10 @@ async def test_a_run_and_the_end_at_once(place: Place) -> None:
 
 
 async def test_only_the_handler_receives_answers(place: Place) -> None:
-    """Row E7: once a run is out, what the worker answers is the handler's, and nothing that it has said before."""
+    """Row E7: once a run is delivered, only Prefect's handler reads the worker's answers.
+
+    Earlier messages are dropped.
+    """
 
     async def handler(socket: SharedQueueDelivery) -> None:
         wire = Wire()
@@ -90,7 +96,7 @@ async def test_only_the_handler_receives_answers(place: Place) -> None:
             assert await idle(socket, wire)
             await asyncio.sleep(0)
             assert wire.listeners == 1
-        wire.said.put_nowait(ACK)  # out of turn
+        wire.said.put_nowait(ACK)  # sent at the wrong time
         assert await idle(socket, wire)
         assert await idle(socket, wire)
         await place.publish(A)
@@ -106,7 +112,7 @@ async def test_only_the_handler_receives_answers(place: Place) -> None:
 
 
 async def test_the_handler_ends_while_it_is_listened(place: Place) -> None:
-    """Row E7: however the handler of an idle worker ends, nothing of it goes on."""
+    """Row E7: when the handler of an idle worker ends, the reading of its socket ends too."""
     wire = Wire()
 
     async def handler(socket: SharedQueueDelivery) -> None:
@@ -119,7 +125,7 @@ async def test_the_handler_ends_while_it_is_listened(place: Place) -> None:
 
 
 async def test_a_socket_that_cannot_be_read(place: Place) -> None:
-    """Row E7: a socket that fails as it is read is one that has ended."""
+    """Row E7: if reading a socket fails, the worker counts as disconnected."""
 
     async def handler(socket: SharedQueueDelivery) -> None:
         wire = Wire()

@@ -1,4 +1,4 @@
-"""What the integration costs and keeps stands on its page beside others, from one run of the benchmark."""
+"""Tests that the page about Prefect compares measured figures of the plugin with those of alternatives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECTION = re.compile(r"<!-- figures of servers: begin.*?-->(.*)<!-- figures of 
 
 
 def side_by_side() -> dict[str, dict[str, str]]:
-    """Return the table of the page: figures by what was measured, and by whose they are."""
+    """Return the page's table of figures: by what was measured, and then by implementation."""
     found = _SECTION.search(PAGE.read_text())
     assert found is not None
     lines = [line.strip("|") for line in found[1].split("Side by side", 1)[1].splitlines() if "|" in line]  # fmt: skip
@@ -31,13 +31,13 @@ def side_by_side() -> dict[str, dict[str, str]]:
     ],
 )
 def test_its_cost_compared_with_the_stock_server(figure: str) -> None:
-    """Row E9: its cost is compared with that of Prefect's own queue, measured in the same run."""
+    """Row E9: each cost of the plugin is listed next to that of Prefect's own queue, from the same benchmark run."""
     row = side_by_side()[figure]
     assert all(re.match(r"[\d.,]+", row[whose]) for whose in ("ours", "stock"))
 
 
 def test_the_alternative_compared_with_it() -> None:
-    """Row REV-E7: docket alone had the same long runs, the same workers and the same lease as this."""
+    """Row REV-E7: docket alone was measured with the same long runs, workers and lease as the plugin."""
     (row,) = (row for figure, row in side_by_side().items() if LONG.match(figure))
     assert row["ours"] == "8"
     assert re.match(r"\d+", row["docket alone"])

@@ -1,4 +1,4 @@
-"""More ways to start a server of Prefect than `conftest.replicas` has: each has the queue that all others have."""
+"""Tests of other ways to start a Prefect server: they all share one queue."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BACKLOG = 12
 
 
 async def shared(one: Replica, other: Replica) -> None:
-    """Check that what either takes in is sent to a worker of the other."""
+    """Check that a run created at either server is sent to a worker of the other."""
     for taken_in, asked in ((one, other), (other, one)):
         name = key()
         run = taken_in.created(name)
@@ -47,9 +47,10 @@ async def shared(one: Replica, other: Replica) -> None:
 
 @pytest.mark.parametrize("module", [False, True], ids=["prefect", "python -m prefect"])
 async def test_several_processes_of_one_server(site: Site, *, module: bool) -> None:
-    """Row E1: the processes of ``--workers`` share the queue (each of Prefect's own has one for itself).
+    """Row E1: the server processes of ``--workers`` share one queue.
 
-    Started by ``python -m prefect``, Prefect does not run any plugins in them.
+    Prefect's own would each have a queue. Started by ``python -m prefect``, Prefect itself runs no plugins in these
+    processes.
     """
     name = key()
     words = ("--no-services", "--workers", "2")
@@ -64,7 +65,7 @@ async def test_several_processes_of_one_server(site: Site, *, module: bool) -> N
         seen: set[str] = set()
 
         async def take(number: int) -> None:
-            while True:  # as a worker does, which comes again
+            while True:  # reconnect, as a worker does
                 with contextlib.suppress(ConnectionClosed, OSError):
                     async with Taker(many.socket, name, client_id=f"t{number}") as taker:
                         while True:
@@ -88,7 +89,7 @@ async def test_several_processes_of_one_server(site: Site, *, module: bool) -> N
 
 @pytest.fixture
 def bare(site: Site) -> Iterator[Pair]:
-    """Two servers without services, and a process that has nothing else."""
+    """Yield two servers without Prefect's services, which run in a process of their own."""
     one, other = (Replica(site, f"bare-{n}", "--no-services", **site.messages) for n in range(2))
     words = ["-m", "prefect", "server", "services", "start"]
     settings = site.environment("services", **site.settings | site.messages)
@@ -97,7 +98,10 @@ def bare(site: Site) -> Iterator[Pair]:
 
 
 def test_services_in_a_process_of_their_own(bare: Pair, site: Site) -> None:
-    """Row E1: ``--no-services`` twice, and ``services start``: what one takes in a worker of the other completes."""
+    """Row E1: a run created at one server is completed by a worker of the other.
+
+    The services run in a third process.
+    """
     a, b = bare
     with worker(site, "apart", b.api):
         runs = site.run("delay.py", "10", "apart-", api=a.api)
@@ -108,10 +112,10 @@ def test_services_in_a_process_of_their_own(bare: Pair, site: Site) -> None:
 
 
 class Background(Replica):
-    """A server that its command leaves running."""
+    """A server that its start command leaves running in the background."""
 
     def __init__(self, site: Site, name: str) -> None:
-        """Have Prefect found in a folder of its own: it puts what lies beside it before ``PYTHONPATH``."""
+        """Link Prefect into a separate folder. The command puts Prefect's parent folder before ``PYTHONPATH``."""
         self.site = site
         alone = site.folder / "alone"
         alone.mkdir()
@@ -121,7 +125,7 @@ class Background(Replica):
         super().__init__(site, name, "--background", PYTHONPATH=path)
 
     def ready(self) -> Self:
-        """Wait until the command has ended, and the server answers."""
+        """Wait until the command has ended and the server responds."""
         wait_until(lambda: self.code is not None, "the command ends", seconds=SECONDS)
         assert self.code == 0, self.log
 
@@ -134,7 +138,7 @@ class Background(Replica):
         return self
 
     def end(self) -> None:
-        """End it as it was started."""
+        """Stop the server with Prefect's command."""
         ended = subprocess.run(
             [self.site.python, "-m", "prefect", "server", "stop"],
             env=self.site.environment(self.name),
@@ -147,7 +151,7 @@ class Background(Replica):
 
 
 async def test_in_the_background(pair: Pair, site: Site, backend: RedisBackend) -> None:
-    """Row E1: ``--background`` is one of the replicas, and ``server stop`` has it hand back what it had sent."""
+    """Row E1: a server started with ``--background`` shares the queue. On ``server stop`` it returns an unacked run."""
     name = key()
     with Background(site, "background") as server:
         await shared(server, pair[0])

@@ -1,4 +1,4 @@
-"""One worker's socket, as Prefect's handler uses it, without Prefect: what is acked, and what goes back."""
+"""Tests of one worker's socket as Prefect's handler uses it, without Prefect: acked and returned runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["place"]
 
 
 async def test_what_was_not_delivered_is_not_acked(place: Place) -> None:
-    """Law 2, row E7: a run that came while the handler did not wait is no worker's, whatever the handler says then."""
+    """Law 2, row E7: a run that was received but not delivered to the handler is not acked by the handler."""
 
     async def handler(socket: SharedQueueDelivery) -> None:
         socket.observed("w")
@@ -30,7 +30,7 @@ async def test_what_was_not_delivered_is_not_acked(place: Place) -> None:
             await asyncio.wait_for(socket.next(), 0.01)
         await place.publish(A)
         await until(lambda: socket._take_task is not None and socket._take_task.done())
-        socket.observed("w")  # as the handler does before it asks again
+        socket.observed("w")  # Prefect's handler calls this before it asks for the next run
         assert await place.state(A) is State.IN_FLIGHT
 
     await place.handle(handler)
@@ -38,7 +38,7 @@ async def test_what_was_not_delivered_is_not_acked(place: Place) -> None:
 
 
 async def test_the_handlers_word_is_the_ack(place: Place) -> None:
-    """Row E7: with a run out, the worker that is observed has acked it; the answer says who it was."""
+    """Row E7: if the handler observes the worker after a delivery, the run is acked. Its result names the worker."""
 
     async def handler(socket: SharedQueueDelivery) -> None:
         socket.observed("w")
@@ -56,20 +56,23 @@ async def test_the_handlers_word_is_the_ack(place: Place) -> None:
     assert result is not None
     accepted = json.loads(result)
     assert (client_of(accepted["worker"]), accepted["state"]) == ("w", STATE)
-    assert accepted["worker"] != "w"  # it is this connection's
+    assert accepted["worker"] != "w"  # the worker's name in the result includes this connection
 
 
 async def test_what_was_lost_meanwhile_is_not_delivered(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault A4: what another process received while this one was frozen is not delivered here as well."""
+    """Fault A4: a run whose lease expired while the process was frozen is not delivered.
+
+    Another process has received it.
+    """
     read, readings = task_runs.read, 0
 
     async def handler(socket: SharedQueueDelivery) -> None:
         async def stand_still(name: str) -> Any:
             nonlocal readings
             readings += 1
-            if readings == 1:  # its lease ends, and it is given to somebody else
+            if readings == 1:  # let the lease expire, so that the run goes to the other consumer
                 mine = socket._open_subscription()
                 await mine.redeliver(*(one.delivery for one in mine.owned.values()), lost=True)  # type: ignore[attr-defined]
                 taken.extend((await other.receive(1, 0)).deliveries)
@@ -89,7 +92,7 @@ async def test_what_was_lost_meanwhile_is_not_delivered(
 
 @pytest.mark.parametrize("end", ["return", "raise", "cancel", "retry"])
 async def test_however_the_handler_ends(place: Place, end: str) -> None:
-    """Row E7, REV-E6: what is out when the handler ends goes back, and nothing is counted."""
+    """Row E7, REV-E6: however the handler ends, an unacked run is returned without counting an attempt or a loss."""
 
     async def handler(socket: SharedQueueDelivery) -> None:
         await place.publish(A)
@@ -113,7 +116,7 @@ async def test_however_the_handler_ends(place: Place, end: str) -> None:
 async def test_a_run_that_was_never_committed(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row E8: a run that the database does not have is looked up again, and dropped in the end, never delivered."""
+    """Row E8: a run that is missing in the database is looked up several times, and then dropped without a delivery."""
     looks = []
 
     async def read(name: str) -> None:
@@ -139,7 +142,7 @@ async def test_a_run_that_was_never_committed(
 
 @pytest.mark.parametrize("odd", ["name", "payload", "state"])
 async def test_what_is_no_run(place: Place, odd: str) -> None:
-    """Row E8: what others have put into the queue, and no worker would bear, is a dead letter; runs come after it."""
+    """Row E8: a task in the queue that is not a valid run becomes a dead letter, and the next run is delivered."""
     name = "no-run" if odd == "name" else B
     payload: dict[str, Any] = {} if odd == "payload" else task_run(KEY, id=B)
     await place.backend.publisher.publish(
@@ -155,7 +158,7 @@ async def test_what_is_no_run(place: Place, odd: str) -> None:
 
 
 async def test_a_run_that_is_too_large(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row E8: what a worker cannot take, and would get again and again, is a dead letter."""
+    """Row E8: a run that is too large for a worker becomes a dead letter, instead of being sent again and again."""
     monkeypatch.setitem(SAID, "name", "x" * LIMITS.task_run)
     await place.publish(A)
 
@@ -170,7 +173,7 @@ async def test_a_run_that_is_too_large(place: Place, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("keys", [None, "k", [], [1], [None], ["k"] * 1001, {"k": 1}])
 async def test_what_are_no_keys(place: Place, keys: object) -> None:
-    """Row E8: a subscription to what cannot be keys is a violation of the protocol, and is closed so."""
+    """Row E8: a subscription with invalid keys closes the connection as a protocol violation."""
     with pytest.raises(WebSocketException) as caught:
         SharedQueueDelivery(place, keys)  # type: ignore[arg-type] # as much of a host as it takes
     assert caught.value.code == 4001
@@ -180,7 +183,7 @@ async def test_what_are_no_keys(place: Place, keys: object) -> None:
 
 @pytest.mark.parametrize("client_id", [7, None, ["w"]])
 async def test_what_is_no_client_id(place: Place, client_id: object) -> None:
-    """Row E8: a worker without a name that can be one is sent away."""
+    """Row E8: a worker with an invalid client id is disconnected."""
 
     async def handler(socket: SharedQueueDelivery) -> None:
         with pytest.raises(WebSocketException) as caught:

@@ -1,4 +1,4 @@
-"""The next release of Prefect, with another set of tables: its servers and workers have the same queue."""
+"""Test of the next release of Prefect, which has other tables: its servers and workers share one queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKLOG = 10
 
 @pytest.fixture
 def other(site: Site, tmp_path: Path) -> Iterator[Site]:
-    """A database of its own, which the release changes, and the store of all."""
+    """Yield a site that uses the other release, with a database of its own and the common store."""
     with Database(site.python) as database:
         other = Site(site.python, tmp_path, database.url, site.redis)
         own = site.environment("any")["PYTHONPATH"]
@@ -30,7 +30,10 @@ def other(site: Site, tmp_path: Path) -> Iterator[Site]:
 
 @pytest.mark.long
 async def test_replicas_of_another_release(other: Site) -> None:
-    """Rows E1, REV-E2, fault A6: from one to the other's worker; a killed replica takes no run and no time along."""
+    """Rows E1, REV-E2, fault A6: runs created at one replica go to the other's worker.
+
+    A killed replica loses no run and no scheduled time.
+    """
     name = key()
     migrate = {"PREFECT_API_DATABASE_MIGRATE_ON_START": "true"}
     with Replica(other, "a", **migrate) as a, Replica(other, "b") as b:

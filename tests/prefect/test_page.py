@@ -1,4 +1,4 @@
-"""The page's commands for replicas, as they stand there: from an empty database to a run that is completed."""
+"""Test of the commands on the page about Prefect replicas, from an empty database to a completed run."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ PATIENCE = 240.0
 
 
 def commands(beginning: str) -> list[str]:
-    """Return the page's commands that begin so."""
+    """Return the page's commands that start with this text."""
     return [command for command in COMMANDS if command.startswith(beginning)]
 
 
 class Place:
-    """Where the page's commands are run: ports and files are others than on the page, nothing else."""
+    """Runs the page's commands, with other ports and folders than on the page."""
 
     def __init__(self, site: Site, folder: Path) -> None:
-        """Have the page's programs in a folder of their own."""
+        """Copy the page's example programs to a folder, and reserve ports."""
         self._holds = {port: reserve() for port in ("4200", "4201", "6379")}
         self.ports = {port: str(hold.port) for port, hold in self._holds.items()}
-        self._others = {**self.ports, "/tmp/": f"{folder}/"}  # noqa: S108 - the page's
+        self._others = {**self.ports, "/tmp/": f"{folder}/"}  # noqa: S108 - the page uses this folder
         self.folder = folder
         binaries = folder / "bin"
         binaries.mkdir()
@@ -58,7 +58,10 @@ class Place:
         self._started: list[tuple[subprocess.Popen[bytes], Watchdog]] = []
 
     def run(self, lines: list[str]) -> str:
-        """Run lines in one shell, and return what they say, once that has ended; others than the last may go on."""
+        """Run lines in one shell and return their output.
+
+        Commands that run in the background may continue afterwards.
+        """
         script = re.sub(
             "|".join(self._others), lambda found: self._others[found[0]], "\n".join(lines)
         )
@@ -82,7 +85,7 @@ class Place:
         return told
 
     def close(self) -> None:
-        """End what goes on."""
+        """Kill everything that is still running."""
         for shell, watchdog in self._started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
@@ -94,7 +97,7 @@ class Place:
 
 @pytest.fixture
 def place(site: Site, tmp_path: Path) -> Iterator[Place]:
-    """A place of the test's own."""
+    """Yield a place for one test."""
     found = Place(site, tmp_path)
     try:
         yield found
@@ -104,7 +107,7 @@ def place(site: Site, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.mark.long
 def test_two_replicas_and_two_workers(place: Place) -> None:
-    """Row E9: the page's commands, one after the other, start it all and complete a run; others show and delete one."""
+    """Row E9: the page's commands start all programs and complete a run; other commands list runs and delete one."""
     redis, export, *servers = (
         *commands("redis-server "),
         *commands("export "),

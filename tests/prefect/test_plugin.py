@@ -1,4 +1,4 @@
-"""The plugin's parts that need no Prefect: names, settings, and what is done after an import."""
+"""Tests of the parts of the plugin that need no Prefect: names, settings and import hooks."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ A_KEY = "tasks.<locals>.add-1a2b3c4d"
 
 @given(st.text(max_size=15))
 def test_any_text_is_a_name(text: str) -> None:
-    """Any task key or client id is a name of the contract, another one for another, and is found in it again."""
+    """Any short task key or client id is converted to a valid name, from which the original can be restored."""
     check_name("key", name_of(text))
     assert spelling_of(name_of(text)) == text
 
 
 @given(st.text(min_size=LIMITS.name, max_size=400))
 def test_a_long_text_is_a_name(text: str) -> None:
-    """One that is too long is cut, and still is another one for another text."""
+    """A text that is too long is shortened to a valid name, which differs for different texts."""
     check_name("key", name_of(text))
     assert name_of(text) != name_of(text + "x")
 
 
 @given(st.text(max_size=15) | st.text(min_size=LIMITS.name, max_size=400))
 def test_connections_of_a_client(client: str) -> None:
-    """Row REV-E5: each connection has a name of its own, in which its client is found, unless that is too long."""
+    """Row REV-E5: each connection has a different name, from which the client's id can be read.
+
+    A long id is shortened.
+    """
     one, other = connection_of(client, "1a2b3c4d"), connection_of(client, "5e6f7a8b")
     assert one != other
     check_name("consumer", one)
@@ -47,14 +50,14 @@ def test_connections_of_a_client(client: str) -> None:
 
 
 def test_usual_keys_are_names_as_they_are() -> None:
-    """So operators find the queue of a task by its key (docs/prefect.md)."""
+    """Usual keys are not changed, so operators can find a task's queue by its key (docs/prefect.md)."""
     assert name_of(A_KEY) == A_KEY
     assert name_of("host-4211") == "host-4211"
 
 
 @pytest.mark.parametrize("prefix", ["PREFECT_SERVER_TASKS_SCHEDULING_", "PREFECT_TASK_SCHEDULING_"])
 def test_names_of_prefects_manner(prefix: str) -> None:
-    """Rows E4, OPEN-E3: the names that others have used for the same settings count, in both manners."""
+    """Rows E4, OPEN-E3: environment variables in Prefect's style, with either prefix, set the same settings."""
     told = {
         f"{prefix}BACKEND": "prefect_redis.task_queue",
         f"{prefix}INFLIGHT_VISIBILITY_TIMEOUT": "45",
@@ -68,7 +71,7 @@ def test_names_of_prefects_manner(prefix: str) -> None:
 
 
 def test_own_names_go_first() -> None:
-    """Row E4: what is set by this package's own name stays."""
+    """Row E4: a setting with this package's own variable has precedence."""
     told = {
         "TASKQUEUE_BACKEND": "memory",
         "PREFECT_TASK_SCHEDULING_BACKEND": "prefect_redis.task_queue",
@@ -93,7 +96,7 @@ def test_own_names_go_first() -> None:
     ],
 )
 def test_where_prefects_messages_are(said: dict[str, str], url: str | None) -> None:
-    """Row E4: Prefect's own Redis is used where none of this package's is set; one that is set stays."""
+    """Row E4: the Redis of Prefect's messaging is used unless this package has a Redis URL of its own."""
     told = {f"PREFECT_REDIS_MESSAGING_{name}": value for name, value in said.items()}
     made = environment({"TASKQUEUE_BACKEND": "redis", **told})
     assert made == ({} if url is None else {"TASKQUEUE_REDIS_URL": url})
@@ -102,7 +105,7 @@ def test_where_prefects_messages_are(said: dict[str, str], url: str | None) -> N
 
 
 def test_the_file_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row E4: settings may stand in ``.env``, where Prefect has its own; the environment goes before."""
+    """Row E4: settings are also read from ``.env``, as Prefect does; environment variables have precedence."""
     (tmp_path / ".env").write_text("TASKQUEUE_BACKEND=redis\nTASKQUEUE_PREFECT_GRACE=9\nOTHER=1\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TASKQUEUE_BACKEND", "memory")
@@ -112,7 +115,7 @@ def test_the_file_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", ["CAPACITY", "GRACE", "PATIENCE", "STRICT"])
 def test_a_bad_value_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row E4: a setting that is no good is told by its name, without its value."""
+    """Row E4: an invalid setting raises an error with its name, but without its value."""
     monkeypatch.setenv(f"TASKQUEUE_PREFECT_{name}", "secret-nonsense")
     with pytest.raises(ConfigurationError, match=f"TASKQUEUE_PREFECT_{name}") as raised:
         load_settings(PrefectSettings)
@@ -121,7 +124,7 @@ def test_a_bad_value_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a module that nobody has imported."""
+    """Yield the name of a module that has not been imported."""
     name = "one_that_is_replaced"
     (tmp_path / f"{name}.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -131,7 +134,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_after_an_import(module: str) -> None:
-    """An action is done after a module's own code, once for each import, and the module is what it was."""
+    """The action runs after a module is executed, once per import or reload, and the module's loader is unchanged."""
     seen: list[ModuleType] = []
     after_import({module: seen.append})
     after_import({module: seen.append})
@@ -148,7 +151,7 @@ def test_after_an_import(module: str) -> None:
 
 
 def test_after_an_import_that_was_before(module: str) -> None:
-    """With a module that is imported already it is done at once."""
+    """If the module is already imported, the action runs at once."""
     found = importlib.import_module(module)
     seen: list[ModuleType] = []
     after_import({module: seen.append})

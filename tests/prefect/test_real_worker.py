@@ -1,4 +1,4 @@
-"""A real task worker of Prefect, in a process of its own, and a real server in another."""
+"""Tests with real Prefect workers and a real server of this project, in separate processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NARROW = "tq_of-one-for-other-keys"
 
 
 class Place:
-    """Where everything of a test is: a folder, an address, and Prefect."""
+    """The folder, address and Python interpreter of a test, with helpers that use Prefect."""
 
     def __init__(self, python: str, folder: Path) -> None:
         self.python = python
@@ -37,7 +37,7 @@ class Place:
         self.client = httpx2.Client(base_url=self.url, trust_env=False)
 
     def environment(self, token: str | None = None) -> dict[str, str]:
-        """For programs that use Prefect; nothing of this process's own is in it."""
+        """Return the environment for a program that uses Prefect, without variables of this process except PATH."""
         shown = {} if token is None else {"PREFECT_API_AUTH_STRING": token}
         return {
             "PATH": os.environ["PATH"],
@@ -51,7 +51,7 @@ class Place:
         }
 
     def run(self, program: Path, *words: str, token: str | None = None) -> str:
-        """Run a program that uses Prefect to its end, and return what it says."""
+        """Run a program that uses Prefect to its end, and return its output."""
         done = subprocess.run(
             [self.python, str(program), *words],
             cwd=self.folder,
@@ -65,34 +65,34 @@ class Place:
         return done.stdout
 
     def runs(self, gates: dict[str, str]) -> list[dict[str, Any]]:
-        """The parameters of runs that leave marks with these names, once there is a file: their gate."""
+        """Return the parameters of runs that record their name in a file once their gate file exists."""
         folder = str(self.marks)
         return [{"folder": folder, "name": name, "gate": gate} for name, gate in gates.items()]
 
     def give(self, *runs: dict[str, Any]) -> tuple[str, Any]:
-        """Submit runs; return the key and the ids."""
+        """Submit runs, and return the task key and the runs' ids."""
         key, ids = json.loads(self.run(PROGRAMS / "give.py", json.dumps(runs)))
         return key, ids
 
     def marked(self) -> dict[str, int]:
-        """How often each was run."""
+        """Return how often each run was executed."""
         counts = {file.name: len(file.read_text().split()) for file in self.marks.iterdir()}
-        return {name: count for name, count in counts.items() if count}  # gates are empty
+        return {name: count for name, count in counts.items() if count}  # gate files are empty
 
     def status(self, key: str, run: str) -> dict[str, Any]:
-        """What the queue knows of a run."""
+        """Return the status of a run in the queue."""
         answer = self.client.get(f"/v1/tasks/{key}/{run}")
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
 
     def ledger(self, key: str) -> dict[str, int]:
-        """The counts of a queue."""
+        """Return the ledger of a queue."""
         found: dict[str, int] = self.client.get(f"/v1/queues/{key}").json()["ledger"]
         return found
 
     def reaches(self, key: str, **counts: int) -> None:
-        """Wait for counts of a queue."""
+        """Wait until the ledger of a queue has these counts."""
 
         def there() -> bool:
             seen.update(self.ledger(key))
@@ -107,14 +107,14 @@ class Place:
 
 
 class Own(NamedTuple):
-    """The environment of this project, in which there is no Prefect."""
+    """The Python environment of this project, which has no Prefect."""
 
     folder: Path
     python: str = sys.executable
 
 
 class Server(Process):
-    """A server. Entered, it answers."""
+    """A server of this project. As a context manager it waits until the server is ready."""
 
     def __init__(self, place: Place, backend: str) -> None:
         words = ["-m", "taskqueue_cli", "serve", "--backend", backend]
@@ -123,7 +123,7 @@ class Server(Process):
         self._client = place.client
 
     def ready(self) -> Self:
-        """Wait until it answers."""
+        """Wait until the server responds."""
 
         def answers() -> bool:
             assert self.code is None, self.log[-2000:]
@@ -137,14 +137,14 @@ class Server(Process):
 
 
 class Worker(Process):
-    """A worker's process, and what it says."""
+    """The process of a Prefect worker."""
 
     def __init__(self, place: Place, name: str, *words: str, token: str | None = None) -> None:
         command = [*words] if words else [str(PROGRAMS / "work.py"), "1"]
         super().__init__(place, name, command, place.environment(token))
 
     def is_well(self) -> bool:
-        """Whether it runs and has nothing to complain of."""
+        """Return whether the worker is running and has logged no warning or error."""
         return self.code is None and not any(
             word in self.log for word in ("WARN", "ERROR", "Traceback")
         )
@@ -152,7 +152,7 @@ class Worker(Process):
 
 @pytest.fixture
 def place(prefect_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """A place for a test; no settings of the machine reach it."""
+    """Yield a place for one test, with all settings of the machine removed from the environment."""
     for name in os.environ:
         if name.startswith(("TASKQUEUE_", "PREFECT_")):
             monkeypatch.delenv(name)
@@ -164,7 +164,7 @@ def place(prefect_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def durable(redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a backend that outlives its server, with a short lease."""
+    """Return the name of a backend with durable data, and set a short lease."""
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", redis_url)
     monkeypatch.setenv("TASKQUEUE_REDIS_PREFIX", redis_prefix)
     monkeypatch.setenv("TASKQUEUE_REDIS_LEASE", "1")
@@ -172,9 +172,9 @@ def durable(redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_workers_survive_poison_and_restarts(place: Place, durable: str) -> None:
-    """E7, REV-E3, faults A6, A7, F20: workers share; poison reaches none of them; nothing is lost with the server.
+    """E7, REV-E3, faults A6, A7, F20: workers share the runs, and get no unreadable one.
 
-    It is killed, and ended in order, each with deliveries that have no ack.
+    No run is lost when the server is killed or stopped while runs are unacked.
     """
     with Worker(place, "one") as one, Worker(place, "other") as other:
         with Server(place, durable) as server:
@@ -182,7 +182,8 @@ def test_workers_survive_poison_and_restarts(place: Place, durable: str) -> None
             later = {name: f"gate-{name}" for name in "abcdefghi"}
             gates = dict.fromkeys(names, "gate") | later
             key, ids = place.give(*place.runs(gates))
-            # Each runs one, has given its ack for another, which waits inside it, and has not given it for a third.
+            # Each worker executes a run, has acked another one that waits for it, and has received a third without an
+            # ack.
             place.reaches(key, done=4, in_flight=2, waiting=11)
             for payload in ({"id": "x"}, {"task_key": key, "state": None}, "ack", None):
                 body = {"key": key, "payload": payload, "priority": 9}
@@ -193,7 +194,7 @@ def test_workers_survive_poison_and_restarts(place: Place, durable: str) -> None
             for worker in (one, other):
                 assert ran.count(str(worker.pid)) >= 3
                 assert worker.is_well(), worker.log
-            # Which runs have an ack depends on who was quicker.
+            # Which of the later runs are acked depends on the workers' timing.
             states = {
                 gate: place.status(key, run)["state"]
                 for gate, run in zip(gates.values(), ids, strict=True)
@@ -220,12 +221,17 @@ def test_workers_survive_poison_and_restarts(place: Place, durable: str) -> None
                 (place.marks / gate).touch()
             place.reaches(key, done=17)
             everything = dict.fromkeys(gates, 1)
-            wait_until(lambda: place.marked() == everything, "all are run, once", seconds=SECONDS)
+            wait_until(
+                lambda: place.marked() == everything, "every run is executed once", seconds=SECONDS
+            )
             assert (one.code, other.code) == (None, None)
 
 
 def test_the_example_and_tokens(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Security 1 and 2: the page's programs do what it says; a bad token ends a worker, another's starves it."""
+    """Security 1 and 2: the page's example works.
+
+    An invalid token ends a worker, and one for other keys gives it no runs.
+    """
     tokens = write(
         place.folder / "tokens.toml",
         entry(TOKEN, "worker", ["consume", "publish"], ["count-*"]),
@@ -240,14 +246,14 @@ def test_the_example_and_tokens(place: Place, monkeypatch: pytest.MonkeyPatch) -
         Worker(place, "other", example, token=NARROW) as other,
     ):
         run = place.run(EXAMPLES / "submit.py", token=TOKEN).strip()
-        wait_until(lambda: wrong.code is not None, "it ends", seconds=SECONDS)
+        wait_until(lambda: wrong.code is not None, "the worker ends", seconds=SECONDS)
         assert wrong.code != 0
         assert "Unable to authenticate" in wrong.log
         assert "a valid token is required" in wrong.log
-        wait_until(lambda: "Subscribing" in other.log, "it starts", seconds=SECONDS)
+        wait_until(lambda: "Subscribing" in other.log, "the worker starts", seconds=SECONDS)
         assert not counted.exists()
         with Worker(place, "right", example, token=TOKEN) as right:
-            wait_until(lambda: "Completed" in right.log, "it is run", seconds=SECONDS)
+            wait_until(lambda: "Completed" in right.log, "the run is completed", seconds=SECONDS)
             assert counted.read_text() == "3"
             assert run in right.log
             assert right.is_well(), right.log

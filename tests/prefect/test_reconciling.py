@@ -1,4 +1,4 @@
-"""What the database has scheduled and the queue has not, without Prefect: when it is put in again, and when not."""
+"""Tests of runs that Prefect's database has scheduled but the queue does not have, without Prefect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRACE, HELD, REMEMBER = 30.0, 3600.0, 7200.0
 
 
 class Place:
-    """A database of runs, a queue, and a reconciler with a clock of its own."""
+    """An imitated database of runs, a queue, and a reconciler with a manual clock."""
 
     def __init__(self) -> None:
         self.backend = MemoryBackend()
@@ -35,22 +35,22 @@ class Place:
         self.reconciler = Reconciler(self, lambda: self.now)  # type: ignore[arg-type] # as much of a host as it takes
 
     async def prepare(self, _: str) -> None:
-        """As a host does; queues are as they are."""
+        """Do nothing, because the queues need no preparation."""
 
     def run(self, key: str = "k", age: float = 0) -> Any:
-        """Add a run that was scheduled some seconds ago."""
+        """Add a run that was scheduled ``age`` seconds ago."""
         scheduled = datetime.now(UTC) - timedelta(seconds=age)
         run = Run(uuid4(), key, "run", str(uuid4()), scheduled, deferred=True, due_at=None)
         self.runs.append(run)
         return run
 
     async def pass_by(self, seconds: float) -> int:
-        """Let time go by, and look; return how many were put in again."""
+        """Advance the clock and run one check; return how many runs were published again."""
         self.now += seconds
         return await self.reconciler.check_once()
 
     async def accepted(self, run: Any, by: str) -> Subscription:
-        """Have a run accepted by a worker, who stays connected; the subscription is the connection."""
+        """Let a worker accept a run and stay connected; return its subscription, which represents the connection."""
         task = task_runs.task_of(run)
         settings = await self.control.settings(task.key)
         if settings.version == 0:
@@ -64,14 +64,14 @@ class Place:
         return worker
 
     async def state(self, run: Any) -> State | None:
-        """Say where a run is in the queue."""
+        """Return the state of a run in the queue."""
         (status,) = await self.control.statuses(run.task_key, str(run.id))
         return None if status is None else status.state
 
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Where runs are read from a list."""
+    """Return a place whose runs are read from a list instead of Prefect's database."""
     place = Place()
 
     async def scheduled_after(last: UUID, limit: int) -> list[Any]:
@@ -83,7 +83,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 async def test_what_the_queue_does_not_have(place: Place) -> None:
-    """Row E8: a run that the queue never heard of is put in once it has looked so for a while, and once."""
+    """Row E8: a run that stays missing in the queue for the grace period is published once."""
     run = place.run()
     assert await place.pass_by(0) == 0
     assert await place.pass_by(GRACE - 1) == 0
@@ -93,7 +93,7 @@ async def test_what_the_queue_does_not_have(place: Place) -> None:
 
 
 async def test_one_that_cannot_be_put_in(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Row E8: a run that no queue takes, and a queue that is full, keep no other run; each is told of once."""
+    """Row E8: an invalid run and a full queue do not block other runs, and each is logged once."""
     settings = await place.control.settings("full")
     await place.control.configure("full", settings.model_copy(update={"capacity": 2}))
     crowd = [place.run("full") for _ in range(220)]
@@ -114,11 +114,11 @@ async def test_one_that_cannot_be_put_in(place: Place, caplog: pytest.LogCapture
     for run, state in zip(crowd, states, strict=True):
         if state is State.WAITING:
             place.runs.remove(run)
-    assert await place.pass_by(1) == 2, "and it goes on when there is room"
+    assert await place.pass_by(1) == 2, "runs are published once the queue has capacity"
 
 
 async def test_a_worker_that_has_it(place: Place) -> None:
-    """Row E8: what a worker has accepted is its own for as long as that very connection stays."""
+    """Row E8: a run stays with the worker that has accepted it for as long as its connection is open."""
     run = place.run()
     worker = await place.accepted(run, connection_of("w", "1"))
     await place.pass_by(0)
@@ -131,13 +131,16 @@ async def test_a_worker_that_has_it(place: Place) -> None:
 
 @pytest.mark.parametrize("twin", [True, False], ids=["another of its name", "connected anew"])
 async def test_its_name_stays_in_use(place: Place, *, twin: bool) -> None:
-    """Row REV-E5: another connection of that name may be the same worker, so more time is given, but not for ever."""
+    """Row REV-E5: another connection with the same client id may be the same worker.
+
+    The run is then published again, but later.
+    """
     run = place.run()
     other = place.backend.subscribe(["k"], connection_of("w", "0")) if twin else None
     worker = await place.accepted(run, connection_of("w", "1"))
     await worker.close()
     rescued = 0
-    for number in range(2, 12):  # it comes and goes
+    for number in range(2, 12):  # each check finds another connection
         if other is None or not twin:
             if other is not None:
                 await other.close()
@@ -148,7 +151,10 @@ async def test_its_name_stays_in_use(place: Place, *, twin: bool) -> None:
 
 
 async def test_who_may_have_accepted_it_long_ago(place: Place) -> None:
-    """Row E8: a run that the queue has forgotten may be with a worker who is there for as long; else it is lost."""
+    """Row E8: if the queue has forgotten a run, a worker that was already connected then may have it.
+
+    Without one, the run is lost and published again.
+    """
     old = place.run(age=3 * REMEMBER)
     worker: Any = place.backend.subscribe(["k"], connection_of("w", "1"))
     worker.since -= 2 * REMEMBER
@@ -162,7 +168,7 @@ async def test_who_may_have_accepted_it_long_ago(place: Place) -> None:
 
 
 async def test_what_was_ended_by_hand(place: Place) -> None:
-    """Row E8: a run that an operator has taken out of the queue is not put in again."""
+    """Row E8: a run that an operator has cancelled in the queue is not published again."""
     run = place.run()
     await place.backend.publisher.publish(task_runs.task_of(run))
     await place.control.cancel("k", str(run.id))
@@ -172,7 +178,7 @@ async def test_what_was_ended_by_hand(place: Place) -> None:
 
 
 def test_an_entry_says_little() -> None:
-    """Row E8: an entry names its run and state, however large the run is."""
+    """Row E8: the queue's entry contains only the ids of a run and its state, however large the run is."""
     state = SimpleNamespace(
         id=uuid4(),
         timestamp=datetime.now(UTC),

@@ -1,4 +1,4 @@
-"""Two replicas of Prefect's own server, unforked, with one queue: what either takes in, a worker of either gets."""
+"""Tests of two replicas of Prefect's unmodified server that share a queue."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DELAY = timedelta(seconds=1)
 
 
 def test_it_says_what_it_uses(pair: Pair) -> None:
-    """Rows E1, E8: the log names the backend and where it is, and no password; known code is nothing to tell.
+    """Rows E1, E8: the log names the backend and its address but no password, and has no warning about unknown code.
 
-    However the server was started: by Prefect's command, or in a plain uvicorn.
+    This holds for a server started by Prefect's command and for one in plain uvicorn.
     """
     for replica in pair:
         assert f"{SAID} redis://127.0.0.1" in replica.log
@@ -29,7 +29,7 @@ def test_it_says_what_it_uses(pair: Pair) -> None:
 
 
 async def test_each_replica_knows_all_workers(pair: Pair, backend: RedisBackend) -> None:
-    """Rows E1, REV-E5: workers of any replica are known to all; of two with one name, one may go."""
+    """Rows E1, REV-E5: each replica knows the workers of all replicas; of two with the same id, one may disconnect."""
     a, b = pair
     name, other = key(), key()
 
@@ -67,7 +67,10 @@ async def test_each_replica_knows_all_workers(pair: Pair, backend: RedisBackend)
 
 @pytest.mark.parametrize("reply", ["quit", "other", "garbage", "close", "abort"])
 async def test_without_an_ack_it_is_anothers(reply: str, pair: Pair, backend: RedisBackend) -> None:
-    """Rows E7, REV-E3, REV-E1: however a socket ends before its ack, the run is at once another's, nothing counted."""
+    """Rows E7, REV-E3, REV-E1: however a connection ends before its ack, the run goes to another worker at once.
+
+    No attempt or loss is counted.
+    """
     a, b = pair
     name = key()
     run = a.created(name)
@@ -92,7 +95,7 @@ async def test_without_an_ack_it_is_anothers(reply: str, pair: Pair, backend: Re
 
 
 async def test_its_time_is_kept(pair: Pair, backend: RedisBackend) -> None:
-    """Rows REV-E1, REV-E2: a scheduled time is a run's own, and so is that of its next attempt, after its ack."""
+    """Rows REV-E1, REV-E2: a run is sent at its scheduled time, and so is its next attempt after the ack."""
     a, b = pair
     name = key()
     async with Taker(b.socket, name) as taker:
@@ -105,7 +108,7 @@ async def test_its_time_is_kept(pair: Pair, backend: RedisBackend) -> None:
         again = datetime.now(UTC) + DELAY
         details = {"deferred": True, "scheduled_time": again.isoformat()}
         state = {"type": "SCHEDULED", "name": "AwaitingRetry", "state_details": details}
-        for _ in range(2):  # of which the second moves what the first has made
+        for _ in range(2):  # the second request replaces the entry of the first
             answer = b.client.post(f"/task_runs/{run}/set_state", json={"state": state})
             assert answer.status_code == 201, answer.text
         found = await taker.receive()
@@ -115,7 +118,7 @@ async def test_its_time_is_kept(pair: Pair, backend: RedisBackend) -> None:
 
 
 async def test_keys_take_turns(pair: Pair) -> None:
-    """Row E5: a worker of several tasks gets runs of each in turn."""
+    """Row E5: a worker of several tasks gets runs of each task in turn."""
     a, b = pair
     names = [key() for _ in range(3)]
     runs = {a.created(name): name for name in names for _ in range(3)}
@@ -128,7 +131,7 @@ async def test_keys_take_turns(pair: Pair) -> None:
 
 
 async def test_a_full_queue_says_so(pair: Pair, backend: RedisBackend) -> None:
-    """Row REV-E4: without room a request is answered with 503 at once; nothing hangs, and it goes on with room."""
+    """Row REV-E4: while a queue is full, creating a run is answered with 503 at once, and works again afterwards."""
     a, b = pair
     name = key()
     a.created(name)
@@ -138,13 +141,14 @@ async def test_a_full_queue_says_so(pair: Pair, backend: RedisBackend) -> None:
     await backend.control.configure(name, full)
     runs = [a.created(name) for _ in range(2)]
     for replica in pair:
-        answer = replica.create(name)  # its client waits for no answer for ever
+        # this client has a timeout, so a missing answer would be noticed
+        answer = replica.create(name)
         assert answer.status_code == 503, answer.text
         assert int(answer.headers["retry-after"]) >= 1
     for replica in pair:
         assert replica.state(runs[0]) == "Scheduled"
     kept = a.client.post("/task_runs/filter", json={"task_runs": {"name": {"any_": [name]}}})
-    assert len(kept.json()) == 3  # what was refused is undone
+    assert len(kept.json()) == 3  # refused runs are not stored in the database
     async with Taker(b.socket, name) as taker:
         await taker.receive()
         await taker.ack()
@@ -159,7 +163,7 @@ async def test_a_full_queue_says_so(pair: Pair, backend: RedisBackend) -> None:
 
 
 async def test_what_is_cancelled_is_not_sent(pair: Pair, backend: RedisBackend) -> None:
-    """A run that was ended in Prefect meanwhile is taken out of the queue, not executed (law 1)."""
+    """A run that is cancelled in Prefect is removed from the queue, not executed (law 1)."""
     a, b = pair
     name = key()
     dropped, wanted = a.created(name), a.created(name)
@@ -175,7 +179,7 @@ async def test_what_is_cancelled_is_not_sent(pair: Pair, backend: RedisBackend) 
 
 
 async def test_accepted_and_never_begun(pair: Pair, backend: RedisBackend) -> None:
-    """Row E8: what a worker has accepted is its own while it is there, and another's once it has vanished."""
+    """Row E8: an accepted run stays with its worker while it is connected, and goes to another one afterwards."""
     a, b = pair
     name = key()
     run = a.created(name)
@@ -194,7 +198,7 @@ async def test_accepted_and_never_begun(pair: Pair, backend: RedisBackend) -> No
 
 
 async def test_keys_of_any_spelling(pair: Pair) -> None:
-    """Rows E1, E7: whatever Python calls a task, its runs come; and so does a run of any size that a worker bears."""
+    """Rows E1, E7: task keys with any characters work, and so do large runs within the limit of a worker."""
     a, b = pair
     names = ["größe-1a2b3c4d", "ключ-1a2b3c4d", "{x}-1", "k" * 500 + "-1", "~-1", ""]
     async with Taker(b.socket, *names, client_id="é" * 300) as taker:

@@ -1,4 +1,4 @@
-"""What replicas of Prefect make of their store: connections, queues and dead letters."""
+"""Tests of how Prefect replicas use their store: connections, queues and dead letters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOCKETS, EACH = 60, 5
 
 
 async def test_connections_do_not_grow(pair: Pair, site: Site, backend: RedisBackend) -> None:
-    """Row OPEN-E2: sixty sockets of five keys have as many connections to Redis as two: none for a socket or a key."""
+    """Row OPEN-E2: sixty sockets with five keys each need no more connections to Redis than two sockets."""
 
     def connections() -> int:
         return len(site.redis.call("CLIENT", "LIST").splitlines())
@@ -39,7 +39,10 @@ async def test_connections_do_not_grow(pair: Pair, site: Site, backend: RedisBac
 
 
 async def test_one_at_a_time_of_many_keys(pair: Pair, backend: RedisBackend) -> None:
-    """Rows OPEN-E1, E2: a worker of many tasks holds one run; each task has its queue, and it returns there."""
+    """Rows OPEN-E1, E2: a worker of several tasks holds one run.
+
+    Each task has a queue, and the run returns to its own queue.
+    """
     a, b = pair
     names = [key() for _ in range(EACH)]
     runs = {a.created(name): name for name in names for _ in range(2)}
@@ -62,7 +65,10 @@ async def test_one_at_a_time_of_many_keys(pair: Pair, backend: RedisBackend) -> 
 
 
 async def test_a_run_that_servers_vanish_with(pair: Pair, backend: RedisBackend) -> None:
-    """Rows E6, E8: a run that was out at more servers that vanished than may be is a dead letter, and nobody's."""
+    """Rows E6, E8: a run lost with more servers than ``max_losses`` allows becomes a dead letter.
+
+    It is not sent again.
+    """
     a, b = pair
     name = key()
     run, other = b.created(name), b.created(key())
@@ -76,12 +82,12 @@ async def test_a_run_that_servers_vanish_with(pair: Pair, backend: RedisBackend)
 
     async with Taker(a.socket, name) as taker:
         assert (await taker.receive())["id"] == run
-        a.freeze()  # as good as gone, for longer than the lease
+        a.freeze()  # frozen for longer than the lease, which is like a crash
         try:
             await eventually(is_dead, SECONDS)
         finally:
             a.thaw()
     async with Taker(b.socket, name) as taker:
-        await taker.nothing_comes(2 * GRACE)  # it is not put in again either
+        await taker.nothing_comes(2 * GRACE)  # the reconciler does not publish it again either
     assert (await backend.control.ledger(name)).dead == 1
     assert {b.state(one) for one in (run, other)} == {"Scheduled"}

@@ -1,4 +1,4 @@
-"""What is left in the queue, or with a worker, when replicas, workers and the store end."""
+"""Tests of runs in the queue or with a worker when replicas, workers or the store end."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ with Process(place, "p", ["-c", program], {}) as process:
     (folder / "pid").rename(folder / "group")
     time.sleep(1000)
 """
-"""a test process with a program that has a child"""
+"""imitates a test process with a program that has a child process"""
 
 
 async def test_a_store_that_forgets(site: Site, pair: Pair, backend: RedisBackend) -> None:
-    """Row E8: runs that the store has lost altogether are put in again, as the database says; no more than once."""
+    """Row E8: runs that the store has lost are published again from the database, each once."""
     a, b = pair
     name = key()
     runs = {a.created(name) for _ in range(5)}
@@ -56,15 +56,19 @@ async def test_a_store_that_forgets(site: Site, pair: Pair, backend: RedisBacken
         assert seen == runs
         await taker.nothing_comes(2 * GRACE)
     settings = await backend.control.settings(name)
-    assert settings.capacity == 1000  # as before: a queue that was put in again is bounded again
+    assert settings.capacity == 1000  # the queue that was created again has its limit again
 
 
 async def test_a_store_that_is_away(site: Site, pair: Pair, backend: RedisBackend) -> None:
-    """Faults E1, E4: without its Redis a replica answers with 503 in time, and reads on; then all flows again."""
+    """Faults E1, E4: without its Redis a replica answers with 503 in time and still serves reads.
+
+    It recovers afterwards.
+    """
     a, _ = pair
     name = key()
     waiting = a.created(name)
-    site.redis.call("CONFIG", "SET", "appendfsync", "always")  # what it has answered, it keeps
+    # so that Redis keeps everything it has confirmed
+    site.redis.call("CONFIG", "SET", "appendfsync", "always")
     async with Taker(a.socket, name) as taker:
         assert (await taker.receive())["id"] == waiting
         await taker.ack()
@@ -72,13 +76,14 @@ async def test_a_store_that_is_away(site: Site, pair: Pair, backend: RedisBacken
         async def acked() -> bool:
             return (await backend.control.ledger(name)).done == 1
 
-        await eventually(acked)  # else the word is lost with the store: the run would be out again
+        # otherwise the ack could be lost with the store, and the run would be sent again
+        await eventually(acked)
         a.complete(waiting)
         site.redis.kill()
         try:
             answer = await asyncio.to_thread(
                 a.create, name
-            )  # its client waits for no answer for ever
+            )  # this client has a timeout, so a missing answer would be noticed
             assert answer.status_code == 503, answer.text
             assert "retry-after" in answer.headers
             asked = {"task_worker_filter": {"task_keys": [name]}}
@@ -93,7 +98,7 @@ async def test_a_store_that_is_away(site: Site, pair: Pair, backend: RedisBacken
 
 
 def test_a_replica_that_does_not_start(site: Site) -> None:
-    """Row E3: a server with a module that is no backend does not start, and says why. Nothing of it is left."""
+    """Row E3: a server whose backend setting names no backend does not start, says why, and leaves no process."""
     server = Replica(site, "none", TASKQUEUE_BACKEND="json")
     with pytest.raises(AssertionError, match="'json'"), server:
         pass
@@ -103,7 +108,7 @@ def test_a_replica_that_does_not_start(site: Site) -> None:
 
 
 def test_a_database_that_does_not_start(prefect_python: str) -> None:
-    """Faults of the tests' own parts: a PostgreSQL that ends at once says why, and leaves neither process nor file."""
+    """Test of the test support: a PostgreSQL that cannot start says why, and leaves neither processes nor files."""
     database = Database(prefect_python)
     taken = socket.create_server(("127.0.0.1", database.port))
     with (
@@ -116,11 +121,11 @@ def test_a_database_that_does_not_start(prefect_python: str) -> None:
 
 
 def test_killed_tests_leave_no_process(tmp_path: Path) -> None:
-    """Faults of the tests' own parts: what a killed test process had started is ended, with its children."""
+    """Test of the test support: if a test process is killed, its programs and their children end too."""
     with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], cwd=ROOT) as parent:
         try:
             for name in ("child", "group"):
-                wait_until((tmp_path / name).exists, "it has started all", seconds=SECONDS)
+                wait_until((tmp_path / name).exists, "all processes have started", seconds=SECONDS)
         finally:
             parent.kill()
     group = int((tmp_path / "group").read_text())
@@ -131,14 +136,14 @@ def test_killed_tests_leave_no_process(tmp_path: Path) -> None:
             return False
         return True
 
-    wait_until(ended, "all of it has ended", seconds=SECONDS)
+    wait_until(ended, "all processes have ended", seconds=SECONDS)
 
 
 async def test_every_replica_ends(pair: Pair, backend: RedisBackend) -> None:
-    """Rows E1, E8, fault F11: one replica is killed, the last one ends in order, one begins again: no run is lost.
+    """Rows E1, E8, fault F11: no run is lost when one replica is killed, the other stopped, and the first restarted.
 
-    Neither the backlog nor what a worker had not acked goes with the replica that they were at. (Prefect's own queue
-    loses all of it.) The other replica is started by whoever needs it, so this is the last test of the two.
+    Prefect's own queue would lose the backlog and the unacked run. This must be the last test of the two replicas in
+    this file, because one stays stopped.
     """
     a, b = pair
     name = key()

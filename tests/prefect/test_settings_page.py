@@ -1,4 +1,4 @@
-"""The page's table of settings, held against the settings."""
+"""Tests of the table of settings on the page about Prefect."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.binaries.folders import ROOT
 PAGE = (ROOT / "docs" / "prefect.md").read_text()
 PREFIX = str(PrefectSettings.model_config["env_prefix"])
 ROWS = dict(re.findall(r"^\| `(TASKQUEUE_\w+)` \| (.+?) \| .+ \|$", PAGE, re.MULTILINE))
-"""defaults by names"""
+"""the defaults on the page, by the names of the settings"""
 
 
 def written(default: object) -> str:
-    """Return how the page writes a default."""
+    """Return a default value as the page shows it."""
     if isinstance(default, bool):
         return f"`{default}`".lower()
     assert isinstance(default, (int, float))
@@ -22,7 +22,7 @@ def written(default: object) -> str:
 
 
 def test_every_setting_with_its_default() -> None:
-    """Rows E9, OPEN-E3: the page has each setting once, by its one name, and its default as it is; and no others."""
+    """Rows E9, OPEN-E3: the page lists each setting once, by its own name and with its default. It lists no others."""
     fields = {PREFIX + name.upper(): field for name, field in PrefectSettings.model_fields.items()}
     assert set(ROWS) == {BACKEND, *fields}
     assert PAGE.count("\n| `TASKQUEUE_") == len(ROWS)
@@ -34,7 +34,7 @@ def test_every_setting_with_its_default() -> None:
 
 
 def test_every_alias() -> None:
-    """Rows E4, E9, OPEN-E3: names in Prefect's manner are told, each as an alias of one setting."""
+    """Rows E4, E9, OPEN-E3: the page mentions each alias in Prefect's style, and each alias sets one setting."""
     said = PAGE.split("### Settings", 1)[1].split("\n##", 1)[0]
     words = [word for several in ALIASES.values() for word in several]
     assert len(words) == len(set(words))

@@ -1,4 +1,4 @@
-"""The sizes that are promised, where the ordinary tests have smaller ones."""
+"""Tests with the promised sizes, where the normal tests use smaller ones."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ PATIENT = {"TASKQUEUE_REDIS_LEASE": "5"}
 
 @pytest.fixture(scope="module")
 def patient(site: Site) -> Iterator[Pair]:
-    """Two replicas with a lease that is shorter than the runs."""
+    """Yield two replicas with a lease that is shorter than the runs."""
     one, other = Replica(site, "a", **PATIENT), Replica(site, "b", **PATIENT)
     with one.start(), other.start():
         yield one.ready(), other.ready()
 
 
 async def ledger(backend: RedisBackend) -> Ledger:
-    """Return the sum over all queues."""
+    """Return the sum of the ledgers of all queues."""
     found = [await backend.control.ledger(key) for key in await backend.control.queues()]
     return sum(found, Ledger())
 
 
 async def test_two_hundred_delays(patient: Pair, site: Site, backend: RedisBackend) -> None:
-    """Row E1: two hundred ``.delay()`` through one replica, the worker at the other: two hundred executions."""
+    """Row E1: two hundred calls of ``.delay()`` at one replica are executed once each by a worker of the other."""
     a, b = patient
     with worker(site, "w", b.api):
         runs = await asyncio.to_thread(site.run, "delay.py", str(RUNS), "one-", api=a.api)
@@ -46,7 +46,7 @@ async def test_two_hundred_delays(patient: Pair, site: Site, backend: RedisBacke
 
 
 async def test_eight_of_eight_seconds(patient: Pair, site: Site, backend: RedisBackend) -> None:
-    """Rows E8, E6: eight runs of 8 s, two workers that take one at a time, a lease of 5 s: eight executions."""
+    """Rows E8, E6: eight runs of 8 s with two workers, one run at a time and a lease of 5 s, are executed once each."""
     a, b = patient
     with worker(site, "w1", a.api, 1), worker(site, "w2", b.api, 1):
         runs = await asyncio.to_thread(site.run, "delay.py", "8", "long-", "8", api=a.api)
@@ -58,7 +58,7 @@ async def test_eight_of_eight_seconds(patient: Pair, site: Site, backend: RedisB
 
 
 async def test_eight_seconds_later(patient: Pair) -> None:
-    """Row REV-E2: a run that is scheduled for in 8 s comes in 8 s, and at most one later."""
+    """Row REV-E2: a run that is scheduled 8 s ahead is sent after 8 s, and at most a second later."""
     a, b = patient
     name = f"add-{uuid4().hex[:8]}"
     async with Taker(b.socket, name) as taker:

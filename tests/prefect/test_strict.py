@@ -1,4 +1,4 @@
-"""A server says which queue it has, and does not start with another one where it is to be strict."""
+"""Tests that a server logs which queue it uses, and in strict mode does not start with another one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OURS, STOCK = "taskqueue_prefect.task_queue", "prefect.server.task_queue"
 
 
 def served(site: Site, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Start an application, and end it."""
+    """Start Prefect's server application in a process, and end it."""
     return subprocess.run(
         [site.python, str(PROGRAMS / "serve_once.py"), *words],
         env=site.environment("once", **site.settings | settings),
@@ -25,14 +25,17 @@ def served(site: Site, *words: str, **settings: str) -> subprocess.CompletedProc
 
 
 def test_the_next_release(site: Site) -> None:
-    """Row E8: another release of Prefect has the code that is known, and is served the same way."""
+    """Row E8: the code of another release of Prefect is recognised, and the server uses the shared queue."""
     settings = site.environment("once")["PYTHONPATH"]
     done = served(site, PYTHONPATH=f"{other_prefect()}:{settings}", TASKQUEUE_PREFECT_STRICT="true")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, OURS), done.stderr[-2000:] + OTHER
 
 
 def test_code_that_is_not_known(site: Site) -> None:
-    """Row E8: where the code is another an error is logged, and a strict server does not start."""
+    """Row E8: if Prefect's code differs from the supported version, an error is logged.
+
+    A strict server does not start.
+    """
     done = served(site, "odd")
     assert done.returncode == 0, done.stderr[-2000:]
     refused, queue = done.stdout.splitlines()[-2:]
@@ -45,7 +48,7 @@ def test_code_that_is_not_known(site: Site) -> None:
 
 @pytest.mark.parametrize("strict", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_plugins_that_are_not_enabled(site: Site, *, strict: bool) -> None:
-    """Row E8: a server without the plugin says how to enable it, and a strict one does not start."""
+    """Row E8: a server without the plugin logs how to enable it, and a strict one does not start."""
     more = {"TASKQUEUE_PREFECT_STRICT": "true"} if strict else {}
     done = served(site, PREFECT_PLUGINS_ENABLED="false", **more)
     assert "set PREFECT_PLUGINS_ENABLED=true" in done.stderr
@@ -58,7 +61,7 @@ def test_plugins_that_are_not_enabled(site: Site, *, strict: bool) -> None:
 
 @pytest.mark.long
 def test_without_a_backend_nothing_is_changed(site: Site) -> None:
-    """Row E4: plugins may be enabled for others' sake: without a backend Prefect's own queue stays, silently."""
+    """Row E4: without a backend Prefect's own queue is used silently. Plugins may be enabled for other reasons."""
     done = served(site, TASKQUEUE_BACKEND="", TASKQUEUE_PREFECT_STRICT="true")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, STOCK), done.stderr[-2000:]
     assert "taskqueue" not in done.stderr

@@ -1,4 +1,4 @@
-"""What may be sent to a worker, held against what Prefect itself makes of it."""
+"""Tests that each task run sent to a worker is one that Prefect accepts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ RAW = (
 
 
 def paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every place in an object but itself."""
+    """Yield the path of each field in an object, including nested ones."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -69,7 +69,7 @@ def paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
 
 
 def changed(whole: dict[str, Any]) -> Iterator[str]:
-    """The whole, with each field in turn set to each value, or taken away."""
+    """Yield the object as JSON with each field in turn removed or replaced by each value, and some invalid texts."""
     for path in paths(whole):
         for value in [*VALUES, ...]:
             new = copy.deepcopy(whole)
@@ -100,7 +100,7 @@ def changed(whole: dict[str, Any]) -> Iterator[str]:
 
 
 def accepted(text: str) -> bool:
-    """Whether it can be published, and would be sent."""
+    """Return whether the text can be published and would be sent to a worker."""
     try:
         return refusal(Task(key=KEY, payload=text.encode())) is None
     except InvalidInput:
@@ -109,7 +109,7 @@ def accepted(text: str) -> bool:
 
 @pytest.fixture
 def prefect(prefect_python: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process of Prefect that gives an example, and an answer for each line."""
+    """Start a Prefect process that prints an example, and validates each line that it reads."""
     with subprocess.Popen(
         [prefect_python, str(PROGRAMS / "validate.py")],
         env={"PREFECT_HOME": str(tmp_path)},
@@ -122,11 +122,12 @@ def prefect(prefect_python: str, tmp_path: Path) -> Iterator[subprocess.Popen[st
 
 
 def test_what_is_sent_is_what_prefect_takes(prefect: subprocess.Popen[str]) -> None:
-    """E7: of thousands of task runs with a fault there is none that is sent and that a worker does not survive."""
+    """E7: of thousands of faulty task runs, none that would be sent is refused by Prefect, which would end a worker."""
     assert prefect.stdout is not None
     example = prefect.stdout.readline()
     whole = json.loads(example)
-    assert not accepted(example)  # not for a worker
+    # the example is not a deferred run, so it is not for a task worker
+    assert not accepted(example)
     whole["state"]["state_details"]["deferred"] = True
     assert accepted(json.dumps(whole))
     texts = [json.dumps(whole), json.dumps(task_run()), *changed(whole)]
@@ -139,7 +140,7 @@ def test_what_is_sent_is_what_prefect_takes(prefect: subprocess.Popen[str]) -> N
 
 
 def test_another_key() -> None:
-    """A worker that gets a task it does not know by its key ends, so the run's own key must be the queue's."""
+    """A run whose task key differs from its queue's key is refused, because it would end the worker."""
     payload = json.dumps(task_run("other-1a2b3c4d")).encode()
     assert refusal(Task(key=KEY, payload=payload)) == (
         "its task_key differs from the key of its queue"
@@ -147,7 +148,10 @@ def test_another_key() -> None:
 
 
 def test_the_size_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is sent more than it takes would come again for the same, for ever."""
+    """A run that is larger than a worker's limit is refused.
+
+    Otherwise the worker would reconnect and get it again, forever.
+    """
     task = Task.of(KEY, task_run())
     assert refusal(task) is None
     monkeypatch.setattr(task_run_check, "LIMITS", Limits(task_run=100))

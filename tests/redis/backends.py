@@ -1,4 +1,4 @@
-"""Backends on a real server for tests, with short leases, and what can be seen of them from outside."""
+"""Helpers for tests of the Redis backend on a real server: backends with a short lease, and waiting for conditions."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.redis.servers import RedisServer
 
 KEY = "work"
 LEASE = 1.0
-"""the shortest that is allowed"""
+"""the shortest lease that the settings allow, in seconds"""
 HOUSEKEEPING = 0.25
 PATIENCE = 30.0
-"""seconds after which what has to come does not: a busy machine may be slow, a hang has an end"""
+"""seconds after which a condition counts as failed: long enough for a busy machine, but not endless"""
 
 
 @asynccontextmanager
 async def opened(
     url: str, prefix: str, *, clock: Clock | None = None, **values: Any
 ) -> AsyncIterator[RedisBackend]:
-    """Give a backend, as a process of its own would have it, and close it."""
+    """Open a backend, as a separate process would, and close it afterwards."""
     values = {"lease": LEASE, "housekeeping": HOUSEKEEPING, "prefix": prefix} | values
     backend = RedisBackend(clock=clock, settings=settings_for(url, **values))
     try:
@@ -38,7 +38,7 @@ async def opened(
 
 @asynccontextmanager
 async def housekept(backend: RedisBackend) -> AsyncIterator[None]:
-    """Do a pass of housekeeping again and again, as a server does."""
+    """Run maintenance passes in the background, as a server does, until the block ends."""
 
     async def passes() -> None:
         while True:
@@ -55,9 +55,10 @@ async def housekept(backend: RedisBackend) -> AsyncIterator[None]:
 
 
 async def fall_silent(server: RedisServer, backend: RedisBackend, *tokens: str) -> None:
-    """Have nothing heard of a process and its consumers for longer than a lease, as if that time had passed."""
+    """Make consumers look as if the store had received no heartbeat from them for longer than a lease."""
     await backend._context.heartbeat.aclose()
-    await backend.control.maintain()  # so that the next pass sees no gap: that would grant a lease
+    # Without this pass, the next one would see a gap in maintenance and grant each consumer another lease.
+    await backend.control.maintain()
     for name in backend._context.scripts.partitions.names:
         for token in tokens:
             server.call("ZADD", f"{name}:alive", "XX", 1, token)
@@ -65,7 +66,7 @@ async def fall_silent(server: RedisServer, backend: RedisBackend, *tokens: str) 
 
 
 async def publish(backend: RedisBackend, *ids: str, key: str = KEY, **fields: Any) -> None:
-    """Publish tasks, each of which must be accepted."""
+    """Publish tasks with these ids and assert that each of them is accepted."""
     for start in range(0, len(ids), 1000):
         tasks = [Task(key=key, id=name, **fields) for name in ids[start : start + 1000]]
         told = await backend.publisher.publish(*tasks)
@@ -75,7 +76,7 @@ async def publish(backend: RedisBackend, *ids: str, key: str = KEY, **fields: An
 async def take(
     subscription: Subscription, number: int, *, within: float = PATIENCE, limit: int | None = None
 ) -> list[Delivery]:
-    """Receive exactly so many deliveries, in as many receives as that takes."""
+    """Receive exactly ``number`` deliveries, in as many receives as needed."""
     found: list[Delivery] = []
     async with asyncio.timeout(within):
         while len(found) < number:
@@ -88,7 +89,7 @@ async def take(
 async def until(
     holds: Callable[[], bool | Awaitable[bool]], what: str = "it holds", *, within: float = PATIENCE
 ) -> None:
-    """Wait until a condition holds."""
+    """Wait until a condition holds; fail with ``what`` if it does not hold in time."""
     try:
         async with asyncio.timeout(within):
             while True:
@@ -101,11 +102,11 @@ async def until(
 
 
 def stream(prefix: str, lane: str = "s5", key: str = KEY) -> str:
-    """Return the name of the stream of a lane: fresh (s) or returned (r) ones of a priority."""
+    """Return the name of a Redis stream of a queue: "s5" has fresh tasks of priority 5, "r5" returned ones."""
     return f"{{{prefix}:0}}:q:{key}/{lane}"
 
 
 def keys_of(server: RedisServer, prefix: str) -> set[str]:
-    """Return the names of all keys of a backend, whatever its partitions."""
+    """Return the names of all Redis keys of a backend, in all of its partitions."""
     found: Iterable[bytes] = server.call("KEYS", f"{{{prefix}:*")
     return {name.decode() for name in found}

@@ -1,4 +1,4 @@
-"""Several redis-servers that belong together: a cluster, or a master with replicas and Sentinels."""
+"""Groups of redis-servers for tests: a cluster, or a master with replicas and Sentinels."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _CLUSTER = {
     "cluster-enabled": "yes",
     "cluster-config-file": "nodes.conf",
     "cluster-node-timeout": "1500",
-    "cluster-allow-replica-migration": "no",  # each master keeps the replicas that a test gave it
-    "cluster-replica-validity-factor": "0",  # a replica in step may always take over
+    "cluster-allow-replica-migration": "no",  # so that each master keeps the replicas of the test
+    "cluster-replica-validity-factor": "0",  # so that a replica may always take over
 }
 _SOON = ("PUBLISH-PERIOD", 100, "INFO-PERIOD", 200)
-"""Milliseconds after which Sentinels hear of each other and of roles; usually 2 and 10 seconds.
+"""Milliseconds between the announcements of a Sentinel and its INFO queries; the defaults are 2 and 10 seconds.
 
-Not the periods of PING and of asking each other: then all Sentinels want to lead at once, and none gets enough votes.
+The periods of PING and of the queries between Sentinels stay unchanged: if these are short, all Sentinels start an
+election at the same time, and none gets enough votes.
 """
 
 
 class _Group(Startable):
-    """Servers that end together."""
+    """Several servers that are closed together."""
 
     def __init__(self) -> None:
         self._servers = ExitStack()
@@ -37,14 +38,14 @@ class _Group(Startable):
         return server
 
     def close(self) -> None:
-        """End every server."""
+        """Stop every server."""
         self._servers.close()
 
 
 class Cluster(_Group):
     """A cluster whose slots are spread evenly over its masters, each with ``replicas`` replicas.
 
-    ``config`` goes to every node.
+    ``config`` applies to every node.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Cluster(_Group):
         config: Mapping[str, str] | None = None,
         acl: str | None = None,
     ) -> None:
-        """Make the nodes; nothing runs yet."""
+        """Configure the nodes without starting them."""
         super().__init__()
         self.nodes = [
             self._add(
@@ -73,19 +74,19 @@ class Cluster(_Group):
             for n in range(masters * (1 + replicas))
         ]
         self.masters = self.nodes[:masters]
-        """the nodes that were given slots first; roles may have changed since, which `owner` sees"""
+        """the nodes that were the first masters; after a failover, use `owner` to find the current ones"""
         self.replicas = {
             master.port: self.nodes[masters + n :: masters] for n, master in enumerate(self.masters)
         }
-        """the nodes that were made replicas, by their master's port"""
+        """the first replicas of each master, by the master's port"""
 
     @property
     def url(self) -> str:
-        """The URL of the whole, by its first master."""
+        """The cluster URL, with the address of the first master."""
         return f"redis+cluster://127.0.0.1:{self.masters[0].port}"
 
     def _start(self) -> None:
-        """Start the nodes, join them, and wait until all say that the cluster is well and replicas are in step."""
+        """Start the nodes, join them to a cluster, and wait until all report it as ready and replicas are in sync."""
         for node in self.nodes:
             node.start(wait=False)
         for node in self.nodes:
@@ -101,8 +102,8 @@ class Cluster(_Group):
             node.call("CLUSTER", "SET-CONFIG-EPOCH", epoch)
         for n, master in enumerate(self.masters):
             slots = range(n * _SLOTS // count, (n + 1) * _SLOTS // count)
-            master.call("CLUSTER", "ADDSLOTS", *slots)  # 6.2 has no ADDSLOTSRANGE
-        for node in self.nodes:  # each to each: to leave it to gossip takes seconds
+            master.call("CLUSTER", "ADDSLOTS", *slots)  # because Redis 6.2 has no ADDSLOTSRANGE
+        for node in self.nodes:  # for each pair of nodes, because gossip would take seconds
             for other in self.nodes:
                 if other is not node:
                     node.call("CLUSTER", "MEET", "127.0.0.1", other.port)
@@ -119,7 +120,7 @@ class Cluster(_Group):
         )
 
     def wait_ready(self, *, seconds: float = 20.0) -> None:
-        """Wait until every running node says that the cluster is well, and the running replicas are in step."""
+        """Wait until every running node reports the cluster as ready, and the running replicas are in sync."""
 
         def well() -> bool:
             running = [node for node in self.nodes if node.running]
@@ -131,7 +132,7 @@ class Cluster(_Group):
         wait_until(well, "the cluster is well and its replicas are in step", seconds=seconds)
 
     def wait_down(self, *, seconds: float = 20.0) -> None:
-        """Wait until every running node says that the cluster serves nobody."""
+        """Wait until every running node reports that the cluster is down."""
 
         def down() -> bool:
             running = [node for node in self.nodes if node.running]
@@ -144,15 +145,16 @@ class Cluster(_Group):
         return int(self._any().call("CLUSTER", "KEYSLOT", key))
 
     def owner(self, key: str | bytes) -> RedisServer:
-        """Return the node that serves a key now, as a running node sees it."""
+        """Return the node that currently serves a key, according to a running node."""
         return self._at(self.slot(key))
 
     def move(
         self, slot: int, target: RedisServer, *, pipeline: int = 10, pause: float = 0.0
     ) -> None:
-        """Move a slot to another master as ``redis-cli --cluster reshard`` does: ``pipeline`` keys at a time.
+        """Move a slot to another master as ``redis-cli --cluster reshard`` does, ``pipeline`` keys at a time.
 
-        Clients may use it meanwhile. Nothing happens where the target has it. ``pause``: seconds after each step.
+        Clients may use the slot during the move. If the target has the slot already, nothing happens. ``pause``
+        is the number of seconds to sleep after each step.
         """
         source = self._at(slot)
         if source is target:
@@ -173,18 +175,18 @@ class Cluster(_Group):
         return all(self._at(slot, node) is target for node in running)
 
     def _at(self, slot: int, asked: RedisServer | None = None) -> RedisServer:
-        """Return the node that serves a slot now, as one sees it."""
+        """Return the node that currently serves a slot, according to ``asked`` or any running node."""
         for first, last, (_, port, *_), *_ in (asked or self._any()).call("CLUSTER", "SLOTS"):
             if first <= slot <= last:
                 return next(node for node in self.nodes if node.port == port)
         raise LookupError(f"nobody owns slot {slot}")
 
     def call(self, key: str | bytes, *words: str | bytes | float) -> Any:
-        """Send one command to the node that serves a key."""
+        """Send one command to the node that serves a key, and return the reply."""
         return self.owner(key).call(*words)
 
     def everywhere(self, *words: str | bytes | float) -> list[Any]:
-        """Send one command to every running master."""
+        """Send one command to every running master, and return the replies."""
         running = [node for node in self.nodes if node.running]
         masters = [node for node in running if node.info("replication")["role"] == "master"]
         return [node.call(*words) for node in masters]
@@ -194,10 +196,10 @@ class Cluster(_Group):
 
 
 class Sentinels(_Group):
-    """A master, its replicas, and Sentinels that watch over them."""
+    """A master, its replicas, and Sentinels that monitor them."""
 
     service = "main"
-    """the name of the master"""
+    """name under which the Sentinels know the master"""
 
     def __init__(
         self,
@@ -208,7 +210,7 @@ class Sentinels(_Group):
         sentinels: int = 3,
         config: Mapping[str, str] | None = None,
     ) -> None:
-        """Make the servers; nothing runs yet. ``config`` goes to the master and its replicas."""
+        """Configure the servers without starting them; ``config`` applies to the master and its replicas."""
         super().__init__()
         self.servers = [
             self._add(RedisServer(engine, folder / f"server-{n}", config=config))
@@ -228,13 +230,13 @@ class Sentinels(_Group):
 
     @property
     def url(self) -> str:
-        """The URL of the service, by all Sentinels."""
+        """The Sentinel URL, with the addresses of all Sentinels."""
         places = ",".join(f"127.0.0.1:{one.port}" for one in self.sentinels)
         return f"redis+sentinel://{places}/{self.service}"
 
     @property
     def master(self) -> RedisServer:
-        """The server that most Sentinels call the master now."""
+        """The server that most Sentinels currently report as the master."""
         told = [
             int(one.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)[1])
             for one in self.sentinels
@@ -244,7 +246,7 @@ class Sentinels(_Group):
         return next(server for server in self.servers if server.port == port)
 
     def _start(self) -> None:
-        """Start everything, and wait until replicas are in step and every Sentinel knows all."""
+        """Start all servers, and wait until the replicas are in sync and the Sentinels know all of them."""
         for server in self.servers:
             server.start()
         for replica in self.servers[1:]:
@@ -253,7 +255,7 @@ class Sentinels(_Group):
             sentinel.start(wait=False)
         for sentinel in self.sentinels:
             sentinel.ready()
-            if sentinel.engine.version >= (7, 0):  # 6.2 has no such command
+            if sentinel.engine.version >= (7, 0):  # because 6.2 has no SENTINEL DEBUG
                 sentinel.call("SENTINEL", "DEBUG", *_SOON)
         wait_until(self._aware, "every Sentinel knows the replicas and the other Sentinels")
 
@@ -271,13 +273,13 @@ class Sentinels(_Group):
 
 
 def follow(replica: RedisServer, master: RedisServer) -> None:
-    """Make one server the replica of another, and wait until it is in step."""
+    """Make one server the replica of another, and wait until it is in sync."""
     replica.call("REPLICAOF", "127.0.0.1", master.port)
     wait_until(lambda: in_step(master, replica), "the replica is in step")
 
 
 def in_step(master: RedisServer, replica: RedisServer) -> bool:
-    """Tell whether the link is up and the replica has read all that the master has written."""
+    """Return whether the replica is connected and has read everything that the master has written."""
     theirs = replica.info("replication")
     return (
         theirs.get("master_link_status") == "up"

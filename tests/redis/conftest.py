@@ -1,7 +1,7 @@
-"""Real servers for the tests of this folder, shared by a test run.
+"""Fixtures with real Redis and Valkey servers, which all tests of a run share.
 
-A test keeps to keys below its own ``redis_prefix``, so that servers are shared without a FLUSHALL.
-One that stops, freezes or floods a server starts one of its own: `make_server`.
+Each test uses only keys with its own ``redis_prefix``, so that no test needs FLUSHALL. A test that stops, freezes or
+floods a server starts its own with `make_server`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tests.redis.servers import RedisServer
 Server = TypeVar("Server", RedisServer, Cluster)
 MakeServer = Callable[..., RedisServer]
 ACCESS = ("taskqueue", "test-password")
-"""the user of `redis_acl`, and the password"""
+"""the user name and password for `redis_acl`"""
 _ACL_FILE = Path(__file__).parents[2] / "src/taskqueue_redis/taskqueue.acl"
 
 
 def access_list() -> str:
-    """Return the ACL file that ships, with the password and any prefix of tests in place of its own.
+    """Return the ACL file of the package, with a test password and with access to every prefix.
 
-    Besides, there is a user ``root`` who may do anything: so a test can look at what the other did.
+    It also has a user ``root`` with all rights, with which a test can check what the restricted user did.
     """
     rules = _ACL_FILE.read_text("utf-8").replace("{tq:*", "{*")
     rules = re.sub(r"(?m)^(user .*?) [>#]\S+", rf"\1 >{ACCESS[1]}", rules)
@@ -37,9 +37,9 @@ def access_list() -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that asks for ``each_engine`` once for every engine: only the main one is in the quick tier.
+    """Run a test with the fixture ``each_engine`` once per engine; all but the main engine are marked ``long``.
 
-    A test with the mark ``oldest`` has the oldest there too.
+    For a test marked ``oldest``, the oldest engine is not marked ``long`` either.
     """
     if "each_engine" in metafunc.fixturenames:
         quick = {MAIN, OLDEST} if metafunc.definition.get_closest_marker("oldest") else {MAIN}
@@ -51,12 +51,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def each_engine(request: pytest.FixtureRequest) -> Engine:
-    """Each engine in turn."""
+    """Each engine on which the tests run, one after another."""
     return find_engine(request.param)
 
 
 class _Shared:
-    """The servers that are kept for the whole test run, started when they are first asked for."""
+    """The servers shared by all tests of a run; each is started when it is first requested."""
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         self._factory = factory
@@ -77,7 +77,7 @@ class _Shared:
 
 @pytest.fixture(scope="session")
 def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Shared]:
-    """Give one server, or cluster, of a kind per test run: ``shared_servers(RedisServer, engine)``."""
+    """Return a function that starts a server or cluster once per test run: ``shared_servers(RedisServer, engine)``."""
     shared = _Shared(tmp_path_factory)
     try:
         yield shared
@@ -87,13 +87,13 @@ def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Shared
 
 @pytest.fixture(scope="session")
 def redis_server(shared_servers: _Shared) -> RedisServer:
-    """A shared server of the main engine, for tests that need just one."""
+    """A shared server of the main engine, for tests that need only one engine."""
     return shared_servers(RedisServer, find_engine())
 
 
 @pytest.fixture(scope="session")
 def each_redis(shared_servers: _Shared, each_engine: Engine) -> RedisServer:
-    """A shared server of each engine in turn."""
+    """A shared server of each engine, one after another."""
     return shared_servers(RedisServer, each_engine)
 
 
@@ -105,13 +105,13 @@ def redis_cluster(shared_servers: _Shared) -> Cluster:
 
 @pytest.fixture(scope="session")
 def redis_acl(shared_servers: _Shared) -> RedisServer:
-    """A shared server whose ``url`` has the user of the ACL file that ships, who may do nothing more."""
+    """A shared server whose URL has the restricted user of the package's ACL file."""
     return _with_access_list(shared_servers, find_engine())
 
 
 @pytest.fixture(scope="session")
 def each_acl(shared_servers: _Shared, each_engine: Engine) -> RedisServer:
-    """The same of each engine in turn."""
+    """A shared server of each engine whose URL has the restricted user of the package's ACL file."""
     return _with_access_list(shared_servers, each_engine)
 
 
@@ -123,7 +123,10 @@ def _with_access_list(shared_servers: _Shared, engine: Engine) -> RedisServer:
 
 @pytest.fixture
 def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeServer]:
-    """Make servers for one test alone: ``make_server(engine=…, aof=…, config=…, acl=…)``; not started."""
+    """Return a function that creates a server for one test: ``make_server(engine=…, aof=…, config=…, acl=…)``.
+
+    The test starts the server; it is closed after the test.
+    """
     with ExitStack() as opened:
 
         def make(engine: Engine | None = None, **more: Any) -> RedisServer:
@@ -138,13 +141,16 @@ def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeServer
 
 @pytest.fixture
 def redis_prefix() -> str:
-    """A key prefix that no other test has."""
+    """A key prefix that no other test uses."""
     return f"t{secrets.token_hex(5)}"
 
 
 @pytest.fixture
 def redis_url(redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of the shared server; the environment has it and ``redis_prefix`` for a backend that is made now."""
+    """The URL of the shared server.
+
+    Environment variables have this URL and ``redis_prefix``, so that a backend created without settings uses them.
+    """
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", redis_server.url)
     monkeypatch.setenv("TASKQUEUE_REDIS_PREFIX", redis_prefix)
     return redis_server.url

@@ -1,4 +1,4 @@
-"""What tests of the embedded store share."""
+"""Helpers for the tests of the embedded store."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from tests.redis.resp import Resp
 
 
 def binary_of(engine: Engine) -> Binary:
-    """Return what `EmbeddedRedis` takes."""
+    """Return the server program of an engine, in the form that `EmbeddedRedis` expects."""
     found = inspect(engine.binary)
     assert found is not None
     return found
 
 
 def ask(redis: EmbeddedRedis) -> Resp:
-    """Connect by the URL, as a client would."""
+    """Connect to an embedded store by its URL."""
     return Resp(Path(unquote(redis.url.removeprefix("unix://"))))
 
 
 def call(redis: EmbeddedRedis, *words: str) -> object:
-    """Send one command."""
+    """Send one command to an embedded store and return the reply."""
     with ask(redis) as connection:
         return connection.call(*words)
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for yet does not."""
+    """Return whether a process is running; a zombie does not count as running."""
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False)
     return bool(state.stdout.strip()) and not state.stdout.startswith(b"Z")
 
 
 def children(pid: int) -> list[int]:
-    """Return the ids of a process's children that run."""
+    """Return the ids of the running child processes of a process."""
     words = ["ps", "-A", "-o", "pid=,ppid=,stat="]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as listing:
         assert listing.stdout is not None

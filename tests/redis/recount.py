@@ -1,4 +1,4 @@
-"""The books of a backend beside what its structures really hold, read from Redis by hand."""
+"""Recounting a queue from its Redis data structures, to check the counters that the backend keeps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NUMBERS = (
     "waiting", "back", "in_flight", "published", "delivered", "done", "last", "due", "window", "extras", "journal",
     "replicas", "fresh", "kind", "laned", "held",
 )  # fmt: skip
-"""as in lua/lib/queue.lua"""
+"""the fields of a queue's packed counters, in the order of lua/lib/queue.lua"""
 
 
 _SIZE = 49
-"""of a record, without the marks, tenant and ordering key that few have"""
+"""bytes of a record without its optional mark, tenant and ordering key"""
 
 
 class _Partition:
@@ -43,7 +43,7 @@ class _Partition:
 
 
 def recounted(server: RedisServer, prefix: str, partition: int = 0) -> dict[str, dict[str, int]]:
-    """Count what each queue's structures hold, assert that its books say the same, and return the books."""
+    """Recount the data structures of each queue, assert that the stored counters agree, and return the counters."""
     part = _Partition(server, f"{{{prefix}:{partition}}}")
     try:
         queues = {key.decode() for key in part.ask("SMEMBERS", "queues")}
@@ -95,7 +95,7 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
     assert states["waiting"] == book["waiting"] + book["in_flight"]
     assert states["dead"] == book["dead"]
     replaced = {state: book[state] - states[state] for state in _OVER}
-    assert min(replaced.values()) >= 0, replaced  # a retry may begin anew with what was over
+    assert min(replaced.values()) >= 0, replaced  # a retry can replace a task that had ended
     assert len(records) + sum(replaced.values()) == book["published"]
     assert (len(pending), back) == (book["in_flight"], book["back"])
     assert part.ask("ZCARD", f"{q}/d") == book["scheduled"]
@@ -109,7 +109,7 @@ def _recount(part: _Partition, key: str) -> dict[str, int]:
 
 
 def _recount_rest(part: _Partition, q: str, records: dict[str, bytes], flying: set[int]) -> None:
-    """Assert that little is kept of what is over, and that all of it is forgotten one day."""
+    """Assert that only the necessary data of ended tasks are kept, and that all of them will be removed in time."""
     live, over = set[str](), set[str]()
     for task_id, record in records.items():
         if record[0] in {1, 2}:
@@ -132,7 +132,7 @@ def _recount_rest(part: _Partition, q: str, records: dict[str, bytes], flying: s
 
 
 def _housekept(part: _Partition, queues: set[str]) -> None:
-    """Assert that housekeeping comes to what ends, and to what hangs, when it is time and not before."""
+    """Assert that the indexes used by maintenance have the right times for ended and for stalled tasks."""
     for key in queues:
         q = f"q:{key}"
         window = struct.unpack_from("<9d", part.ask("GET", f"{q}/n"))[-1]
@@ -155,7 +155,7 @@ def _recount_lanes(
     records: dict[str, bytes],
     flying: set[tuple[int, int]],
 ) -> int:
-    """Count what lies in sorted lanes, and behind others with its ordering key; return how many do the latter."""
+    """Check the sorted lanes of a queue, and return how many tasks wait for their ordering key."""
     resting_at = {
         (record[1], int.from_bytes(record[18:25], "big"))
         for record in records.values()

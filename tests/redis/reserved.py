@@ -1,4 +1,4 @@
-"""Ports for redis-server children, each held by one test run."""
+"""Reserving ports for redis-servers, so that parallel test runs do not use the same port."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import socket
 import tempfile
 from pathlib import Path
 
-# The bus port of a cluster's node is 10,000 above its own. Both stay below 32,768, where Linux
-# begins to take ports for outgoing connections, so that a server can be restarted on its port.
+# The cluster bus port of a node is 10,000 above its own port. Both are below 32,768, where Linux starts to use ports
+# for outgoing connections, so that a server can be restarted on the same port.
 _BLOCK = range(20_000, 22_700)
 _BUS = 10_000
 
 
 class PortHold:
-    """A port and its bus port: free when this was made, and no other test run takes them before `release`.
+    """A reserved port and its bus port, which no other test run uses before `release`.
 
-    The lock on a file ends with this process, so nothing is left to clean up after a crash.
+    The reservation is a file lock, which ends with this process, so that nothing is left after a crash.
     """
 
     def __init__(self, port: int, descriptor: int) -> None:
@@ -26,14 +26,14 @@ class PortHold:
         self._descriptor: int | None = descriptor
 
     def release(self) -> None:
-        """Give it back. Doing so again has no effect."""
+        """Release the port. Calling it again has no effect."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def reserve() -> PortHold:
-    """Hold a free port."""
+    """Reserve a free port whose bus port is free too. Raises `RuntimeError` if there is none."""
     folder = Path(tempfile.gettempdir()) / f"taskqueue-test-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     start = random.SystemRandom().randrange(len(_BLOCK))
@@ -53,7 +53,8 @@ def reserve() -> PortHold:
 
 def _free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as redis-server does
+        # redis-server sets the same option.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:

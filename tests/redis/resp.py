@@ -1,4 +1,4 @@
-"""The least of a Redis client: blocking, one connection, raw replies. It judges servers, so it depends on nothing."""
+"""A minimal blocking Redis client with raw replies, independent of the client code under test."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Address = tuple[str, int] | Path
 
 
 class RedisError(Exception):
-    """An error reply; its text is Redis's own."""
+    """An error reply, with the text that Redis sent."""
 
 
 class Resp:
-    """One connection. Every call and reply has ``timeout`` seconds."""
+    """A connection to a Redis server; each call fails after ``timeout`` seconds."""
 
     def __init__(self, address: Address, *, timeout: float = 10.0) -> None:
-        """Connect. Raises `OSError`."""
+        """Connect to the server. Raises `OSError`."""
         if isinstance(address, Path):
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.settimeout(timeout)
@@ -31,11 +31,11 @@ class Resp:
         self._reader = self._socket.makefile("rb")
 
     def call(self, *words: str | bytes | float) -> Any:
-        """Send one command; return its reply, with bulk strings as bytes. Raises `RedisError` and `OSError`."""
+        """Send one command and return its reply, with bulk strings as bytes. Raises `RedisError` and `OSError`."""
         return self.pipeline([words])[0]
 
     def pipeline(self, commands: list[tuple[str | bytes | float, ...]]) -> list[Any]:
-        """Send many commands at once; return the replies, or raise the first error among them."""
+        """Send several commands at once; return their replies, or raise the first error reply."""
         self._socket.sendall(b"".join(map(_encode, commands)))
         replies = [self._read() for _ in commands]
         for reply in replies:

@@ -1,4 +1,4 @@
-"""Real redis-server children that tests start, freeze, kill and start again: each by its own id."""
+"""redis-server child processes that tests can start, freeze, kill and restart."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _BASE = {
     "appendfsync": "everysec",
     "maxmemory-policy": "noeviction",
     "daemonize": "no",
-    "repl-diskless-sync-delay": "0",  # else a replica's first sync waits 5 s for others
-    "repl-diskless-load": "on-empty-db",  # else Valkey 9.1 says after a second that it is in step
+    # With the default, the first sync of a replica waits 5 s for other replicas.
+    "repl-diskless-sync-delay": "0",
+    # With the default, Valkey 9.1 reports a replica as in sync only after a second.
+    "repl-diskless-load": "on-empty-db",
     "repl-ping-replica-period": "1",
     "repl-timeout": "10",
     "hz": "50",
@@ -35,7 +37,7 @@ _BASE = {
 def wait_until(
     holds: Callable[[], bool], what: str, *, seconds: float = _PATIENCE, tick: float = 0.01
 ) -> None:
-    """Wait until a condition holds; an `OSError` or `RedisError` within it counts as not yet."""
+    """Wait until a condition holds; an `OSError` or `RedisError` while checking it means that it does not hold yet."""
     end = time.monotonic() + seconds
     while True:
         seen = "false"
@@ -50,10 +52,13 @@ def wait_until(
 
 
 class Startable(ABC):
-    """Use it as a context, or call `start` and `close`. What could not start has closed itself."""
+    """A server, or group of servers, to be used as a context or with `start` and `close`.
+
+    If starting fails, it is closed.
+    """
 
     def start(self) -> Self:
-        """Start it, and wait until it is of use."""
+        """Start the server or group of servers, and wait until it is ready."""
         try:
             self._start()
         except BaseException:
@@ -66,7 +71,7 @@ class Startable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End it, also if it never was of use."""
+        """Stop the server or group of servers, also if it never became ready."""
 
     def __enter__(self) -> Self:
         return self.start()
@@ -76,11 +81,11 @@ class Startable(ABC):
 
 
 class RedisServer(Startable):
-    """One redis-server on a port of its own, kept over restarts. It ends with the test process, however that ends.
+    """A redis-server process with a reserved port, which it keeps over restarts. It ends with the test process.
 
-    ``aof``: whether it keeps an append-only file. ``config``: more settings. ``acl``: lines for an
-    ACL file. ``sentinel``: run it as a Sentinel on ``config``.
-    Starting and stopping block, briefly; `call` asks it on a connection of its own.
+    ``aof`` sets whether it keeps an append-only file, ``config`` adds settings, and ``acl`` is the content of an
+    ACL file. With ``sentinel``, it runs as a Sentinel with ``config`` alone. Starting and stopping block for a
+    short time; `call` opens a connection for each command.
     """
 
     def __init__(
@@ -93,14 +98,14 @@ class RedisServer(Startable):
         acl: str | None = None,
         sentinel: bool = False,
     ) -> None:
-        """Hold a port and write the configuration; nothing runs yet. ``folder`` is made, and holds all of its files."""
+        """Reserve a port and prepare the configuration in ``folder``, without starting the server."""
         self.engine = engine
         self.folder = folder
         self.config = {} if sentinel else {**_BASE, "appendonly": "yes" if aof else "no"}
         self.config |= config or {}
         self.arguments = ["--sentinel"] if sentinel else []
         self.login: tuple[str, str] | None = None
-        """user and password that `call` and `connect` show"""
+        """user name and password that `call` and `connect` use"""
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: Watchdog | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,34 +115,30 @@ class RedisServer(Startable):
         self._hold = reserve()
         self.config.setdefault("port", str(self.port))
 
-    # Where it is
-
     @property
     def port(self) -> int:
-        """Its port, also while it does not run."""
+        """The reserved port, also while the server is stopped."""
         return self._hold.port
 
     @property
     def url(self) -> str:
-        """Its URL, with the `login`."""
+        """The URL of the server, with the user name and password of `login`."""
         login = "{}:{}@".format(*self.login) if self.login else ""
         return f"redis://{login}127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """The id of the running child."""
+        """The process id of the running server."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the server was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
-    # What is done to it
-
     def start(self, *, wait: bool = True) -> Self:
-        """Start it and wait until it answers, with its data loaded; ``wait=False`` returns at once."""
+        """Start the server and wait until it answers with its data loaded; with ``wait=False``, return at once."""
         super().start()
         return self.ready() if wait else self
 
@@ -145,7 +146,8 @@ class RedisServer(Startable):
         assert not self.running
         lines = [f"{name} {value}" for name, value in self.config.items()]
         path = self.folder / "redis.conf"
-        if not (self.arguments and path.exists()):  # a Sentinel keeps what it learns in its own
+        # A Sentinel stores its state in its configuration file, which must not be overwritten.
+        if not (self.arguments and path.exists()):
             path.write_text("\n".join([*lines, f"dir {self.folder}", f"logfile {self.log_path}"]))
         if self._watchdog is None:
             self._watchdog = Watchdog("KILL")
@@ -154,12 +156,13 @@ class RedisServer(Startable):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the test run, which then ends this in order
+            # In its own session, the server is not stopped by Ctrl-C before the test run has closed it.
+            start_new_session=True,
         )
         self._watchdog.watch(self.pid)
 
     def ready(self) -> Self:
-        """Wait until it answers, with its data loaded. If it does not, it is closed."""
+        """Wait until the server answers with its data loaded. If it does not, close it and raise `TimeoutError`."""
         try:
             wait_until(self._answers, "the server is ready", tick=0.003)
         except BaseException as error:
@@ -178,28 +181,28 @@ class RedisServer(Startable):
             return str(error).startswith(("NOAUTH", "NOPERM", "MASTERDOWN", "WRONGPASS"))
 
     def stop(self) -> None:
-        """End it in order (SIGTERM), and insist with SIGKILL after a while."""
+        """Stop the server with SIGTERM, or with SIGKILL if it does not end in time."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once (SIGKILL), as a crash would."""
+        """Kill the server with SIGKILL, as in a crash."""
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Hold it still (SIGSTOP): its sockets stay open, nothing is answered."""
+        """Freeze the server with SIGSTOP: its sockets stay open, but it answers nothing."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on (SIGCONT)."""
+        """Let a frozen server continue, with SIGCONT."""
         self._signal(signal.SIGCONT)
 
     def restart(self) -> Self:
-        """Stop it in order if it runs, and start it on the same port and files."""
+        """Stop the server if it is running, and start it again on the same port and files."""
         self.stop()
         return self.start()
 
     def close(self) -> None:
-        """End it, and give its port back."""
+        """Kill the server and release its port."""
         self.kill()
         if self._watchdog is not None:
             self._watchdog.close()
@@ -215,7 +218,7 @@ class RedisServer(Startable):
         if process is None:
             return
         process.send_signal(number)
-        process.send_signal(signal.SIGCONT)  # a frozen one would not hear it
+        process.send_signal(signal.SIGCONT)  # because a frozen process does not handle SIGTERM
         try:
             process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -225,27 +228,25 @@ class RedisServer(Startable):
             self._watchdog.watch(0)
         self._process = None
 
-    # What it says
-
     def connect(self, *, timeout: float = 5.0) -> Resp:
-        """Open a connection to it. Raises `OSError` and `RedisError`."""
+        """Open a connection to the server, with its `login`. Raises `OSError` and `RedisError`."""
         connection = Resp(("127.0.0.1", self.port), timeout=timeout)
         if self.login is not None:
             connection.call("AUTH", *self.login)
         return connection
 
     def call(self, *words: str | bytes | float) -> Any:
-        """Send one command on a connection of its own; return the reply. Raises `OSError` and `RedisError`."""
+        """Send one command on a new connection, and return the reply. Raises `OSError` and `RedisError`."""
         with contextlib.closing(self.connect()) as connection:
             return connection.call(*words)
 
     def info(self, section: str = "everything") -> dict[str, str]:
-        """Return what INFO tells."""
+        """Return the fields of the server's INFO reply."""
         lines = self.call("INFO", section).decode().splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
     def whole(self) -> bool:
-        """Whether its file has nothing at its end that a kill may have torn: written anew since its start, or new."""
+        """Return whether the end of the append-only file is intact: the file is new, or rewritten since the start."""
         told = self.info("persistence")
         size = "aof_base_size" if self.engine.version < (7, 0) else "aof_current_size"
         began_empty = told[size] == "0"
@@ -256,9 +257,9 @@ class RedisServer(Startable):
 
     @property
     def log_path(self) -> Path:
-        """Where its log is."""
+        """The path of the server's log file."""
         return self.folder / "redis.log"
 
     def log(self) -> str:
-        """Return what it has logged, over all of its starts."""
+        """Return the log of the server, over all of its starts."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""

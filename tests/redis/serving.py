@@ -1,4 +1,4 @@
-"""``taskqueue serve`` as operators start it, with what it printed and logged."""
+"""Running ``taskqueue serve`` as a child process, as operators do, with access to its output and log."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.server.support import Worker, eventually
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 SECONDS = 60.0
-"""a bound for the start and the end of processes on a busy machine"""
+"""upper limit of seconds for starting or ending processes on a busy machine"""
 
 
 class Serving:
-    """A running ``taskqueue serve``."""
+    """A running ``taskqueue serve`` process."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self.process = process
@@ -31,34 +31,34 @@ class Serving:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL on which the server listens."""
         return str(self.told["url"])
 
     def log(self) -> str:
-        """What it has logged so far."""
+        """Return what the server has logged so far."""
         return self._log.read_text("utf-8")
 
     def pids(self) -> list[int]:
-        """The processes that serve or have served, in the order in which they were ready."""
+        """Return the ids of all server processes so far, in the order in which they became ready."""
         return [
             int(pid) for pid in re.findall(r"event='server process ready' pid=(\d+)", self.log())
         ]
 
     def worker(self, worker_id: str, key: str = "k", **hello: Any) -> Worker:
-        """A worker of whichever process takes the connection."""
+        """Return a worker client that connects to any of the server processes."""
         url = self.url.replace("http", "ws") + "/v1/socket"
         return Worker(url, {"worker_id": worker_id, "keys": [key], **hello})
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the first process."""
+        """Send a signal to the main process."""
         self.process.send_signal(number)
 
     async def logs(self, text: str, times: int = 1) -> None:
-        """Wait until it has logged this so many times."""
+        """Wait until the log contains a text this many times."""
         await eventually(lambda: self.log().count(text) >= times, SECONDS)
 
     async def ended(self, seconds: float = SECONDS) -> int:
-        """The exit code."""
+        """Wait until the main process ends, and return its exit code."""
         return await asyncio.wait_for(self.process.wait(), seconds)
 
 
@@ -66,7 +66,7 @@ class Serving:
 async def serving(
     folder: Path, *words: str, ready: bool = True, **variables: str
 ) -> AsyncIterator[Serving]:
-    """Run it in ``folder``; kill it at the end if it is still there. ``variables`` are settings."""
+    """Start the server in ``folder`` with ``variables`` as settings, and kill it at the end if it is still running."""
     log = folder / "serve.log"
     environment = {**os.environ, "PYTHONPATH": SOURCE, "TASKQUEUE_GRACE": "0.2"}
     environment |= {f"TASKQUEUE_{name.upper()}": value for name, value in variables.items()}
@@ -87,7 +87,7 @@ async def serving(
             line = await asyncio.wait_for(process.stdout.readline(), SECONDS)
             assert line, it.log()
             it.told = json.loads(line)
-            assert "url" in it.told, line  # else it is an error
+            assert "url" in it.told, line  # an error message has no "url"
         yield it
     finally:
         if process.returncode is None:
@@ -96,7 +96,7 @@ async def serving(
 
 
 def alive(pid: int) -> bool:
-    """Whether a process, which is no child of this one, is there."""
+    """Return whether a process exists that is not a child of this process."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, 0)
         return True

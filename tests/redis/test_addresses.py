@@ -1,4 +1,4 @@
-"""URLs and settings: what is understood, what is refused and how, and that no secret shows."""
+"""Redis URLs and settings: the accepted forms, the refused ones, and that no error shows a secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECRET = "canary-5up3r"
 
 
 def settings(**values: Any) -> RedisSettings:
-    """Make settings of these values alone."""
+    """Return settings with just these values, without reading the environment."""
     return RedisSettings.model_validate(values)
 
 
@@ -46,7 +46,7 @@ def settings(**values: Any) -> RedisSettings:
     ],
 )
 def test_forms(url: str, kind: Kind, tls: bool, places: str, rest: dict[str, Any]) -> None:  # noqa: FBT001
-    """Every form of URL is understood."""
+    """Each supported form of Redis URL is parsed into its parts."""
     address = StoreAddress.of(url)
     assert (address.kind, address.tls) == (kind, tls)
     assert " ".join(map(str, address.hosts)) == places
@@ -80,7 +80,7 @@ def test_forms(url: str, kind: Kind, tls: bool, places: str, rest: dict[str, Any
     ],
 )
 def test_refusals(url: str, allowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault E9: a wrong URL is refused by the name of its setting, with what is allowed, without its value."""
+    """Fault E9: an invalid URL is refused with an error that names the setting and the allowed forms, not the value."""
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", url)
     with pytest.raises(ConfigurationError) as caught:
         load_settings(RedisSettings)
@@ -91,7 +91,7 @@ def test_refusals(url: str, allowed: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_secrets_do_not_show(tmp_path: Path) -> None:
-    """No password is in what settings and addresses show of themselves."""
+    """Passwords do not appear in the text forms of settings and addresses."""
     file = tmp_path / "password"
     file.write_text(f"{SECRET}-file\n")
     ways = [
@@ -108,7 +108,7 @@ def test_secrets_do_not_show(tmp_path: Path) -> None:
 
 
 def test_a_password_file_is_read_each_time(tmp_path: Path) -> None:
-    """A password can be changed without a restart."""
+    """The password file is read for each connection, so that a password can change without a restart."""
     file = tmp_path / "password"
     file.write_text("first\r\n")
     read = settings(password_file=file)
@@ -130,7 +130,7 @@ def test_a_password_file_is_read_each_time(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_contradict_each_other(values: dict[str, Any], message: str) -> None:
-    """Fault E9: settings that cannot all be meant are refused by name."""
+    """Fault E9: settings that contradict each other are refused with an error that names them."""
     with pytest.raises(ConfigurationError, match=message) as caught:
         settings(**values)
     assert "TASKQUEUE_REDIS_" in str(caught.value)
@@ -151,7 +151,7 @@ def test_settings_that_contradict_each_other(values: dict[str, Any], message: st
     ],
 )
 def test_values_out_of_range(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A setting out of its range is refused by name."""
+    """A setting with an invalid value is refused with an error that names it."""
     ((name, value),) = values.items()
     monkeypatch.setenv(f"TASKQUEUE_REDIS_{name.upper()}", str(value))
     with pytest.raises(ConfigurationError, match=f"TASKQUEUE_REDIS_{name.upper()}"):
@@ -175,7 +175,7 @@ def test_values_out_of_range(values: dict[str, Any], monkeypatch: pytest.MonkeyP
     ],
 )
 def test_exposed_servers_are_refused(values: dict[str, Any], missing: str) -> None:
-    """A Redis on another machine is used with TLS and a password, or if somebody insists."""
+    """A Redis on another machine needs TLS and a password, unless ``allow_plaintext`` is set."""
     if not missing:
         settings(**values)
         return
@@ -186,13 +186,13 @@ def test_exposed_servers_are_refused(values: dict[str, Any], missing: str) -> No
 
 
 def test_servers_that_are_found_later_are_refused_too() -> None:
-    """What a Sentinel or a cluster's node names is held to the same rule."""
+    """An address reported by a Sentinel or a cluster node needs TLS and a password too."""
     with pytest.raises(ConfigurationError, match="TLS and a password is missing"):
         settings().refuse_exposed(HostAddress("10.0.0.1", 6379))
 
 
 def test_tls_is_verified_unless_disabled(tmp_path: Path) -> None:
-    """Verification is on, from TLS 1.2; only the alarmingly named setting turns it off."""
+    """Certificates are verified with TLS 1.2 or newer, unless ``dangerously_skip_tls_verification`` is set."""
     assert settings().tls_context is None
     url = "rediss://127.0.0.1"
     authority, no_certificate = tmp_path / "ca.pem", tmp_path / "key.pem"

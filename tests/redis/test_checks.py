@@ -1,4 +1,4 @@
-"""The check at the start: what cannot keep a promise is refused with the cure, and what is doubtful is named."""
+"""Checking the Redis server at startup: unsuitable servers are refused with a remedy, risky settings are reported."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.redis.servers import RedisServer
 
 
 async def checked(url: str, **values: Any) -> ServerFacts:
-    """Check a server."""
+    """Check a server and return the facts about it."""
     async with linked(url, **values) as link:
         return await check_server(link)
 
 
 async def refused(url: str, **values: Any) -> str:
-    """Check a server that is to be refused; return why."""
+    """Assert that a server is refused, and return the error message."""
     with pytest.raises(ConfigurationError) as caught:
         await checked(url, **values)
     return str(caught.value)
@@ -41,7 +41,7 @@ async def refused(url: str, **values: Any) -> str:
 
 @pytest.mark.oldest
 async def test_a_server_that_is_fine(each_redis: RedisServer) -> None:
-    """The facts are right, and fit for health."""
+    """For a suitable server, the check returns its product, version, mode and persistence, and no warnings."""
     facts = await checked(each_redis.url)
     assert (
         f"{facts.product.lower()} {facts.version}"
@@ -56,7 +56,7 @@ async def test_a_server_that_is_fine(each_redis: RedisServer) -> None:
 
 
 async def test_no_secret_is_among_the_facts(make_server: MakeServer) -> None:
-    """What health shows has no password in it."""
+    """The facts about a server, which the health status shows, contain no password."""
     server = make_server(config={"requirepass": "canary"}).start()
     server.login = ("default", "canary")
     facts = await checked(server.url)
@@ -64,7 +64,7 @@ async def test_no_secret_is_among_the_facts(make_server: MakeServer) -> None:
 
 
 async def test_what_is_refused_and_doubted(make_server: MakeServer, each_engine: Engine) -> None:
-    """Fault B9: a policy that evicts is refused; missing persistence and unsynced files are named."""
+    """Fault B9: a memory policy that evicts keys is refused; missing persistence or syncs give a warning."""
     server = make_server(each_engine).start()
     for policy in ("allkeys-lru", "volatile-ttl"):
         server.call("CONFIG", "SET", "maxmemory-policy", policy)
@@ -80,7 +80,10 @@ async def test_what_is_refused_and_doubted(make_server: MakeServer, each_engine:
 
 
 async def test_replicas(make_server: MakeServer, each_engine: Engine) -> None:
-    """Fault B9: a replica is refused and its master taken; one without persistence puts its replicas at risk."""
+    """Fault B9: a replica is refused.
+
+    For a master without persistence, a warning says that a restart empties its replicas.
+    """
     master, replica = make_server(each_engine, aof=False).start(), make_server(each_engine).start()
     follow(replica, master)
     assert "read-only replica" in await refused(replica.url)
@@ -90,18 +93,18 @@ async def test_replicas(make_server: MakeServer, each_engine: Engine) -> None:
 
 
 class _Old(Link):
-    """A link to a server that says it is an old one."""
+    """A link whose server claims to be an old version."""
 
     version = b"6.0.20"
 
     async def everywhere(self, *words: Any, quietly: bool = False) -> list[Any]:
-        """Answer INFO in its stead."""
+        """Return the replies with the version replaced."""
         told = await super().everywhere(*words, quietly=quietly)
         return [re.sub(rb"redis_version:.*", b"redis_version:" + self.version, one) for one in told]
 
 
 async def test_old_versions(redis_server: RedisServer) -> None:
-    """Redis 6.0 is refused with the version that is needed."""
+    """Redis 6.0 is refused with an error that names the required version."""
     link = _Old(settings_for(redis_server.url))
     try:
         with pytest.raises(
@@ -113,7 +116,7 @@ async def test_old_versions(redis_server: RedisServer) -> None:
 
 
 async def test_clusters_need_their_url(redis_cluster: Cluster, redis_server: RedisServer) -> None:
-    """A node of a cluster is not used as a single server, nor the other way round."""
+    """A cluster node needs a cluster URL, and a single server must not have one."""
     facts = await checked(redis_cluster.url)
     assert (facts.mode, facts.masters) == ("cluster", 3)
     assert "redis+cluster://" in await refused(redis_cluster.masters[0].url)
@@ -122,7 +125,10 @@ async def test_clusters_need_their_url(redis_cluster: Cluster, redis_server: Red
 
 
 def test_the_access_list_that_ships() -> None:
-    """The file is what the list of commands says, and lets nobody in as it is."""
+    """The ACL file of the package grants exactly the commands that are used.
+
+    Its unchanged password hash lets no user in.
+    """
     shipped = (resources.files("taskqueue_redis") / "taskqueue.acl").read_text()
     assert shipped == access_list("tq")
     assert " -@all " in shipped
@@ -135,7 +141,10 @@ def test_the_access_list_that_ships() -> None:
 
 @pytest.mark.oldest
 async def test_the_access_list_suffices(make_server: MakeServer, each_engine: Engine) -> None:
-    """Under the list that ships all is well, for its prefix; what Redis keeps secret may be declared."""
+    """With the rights of the ACL file, the check passes for its own prefix only.
+
+    Settings that Redis hides from this user can be declared.
+    """
     server = make_server(each_engine, acl=access_list("mine", password=">pw")).start()
     server.login = ("taskqueue", "pw")
     facts = await checked(server.url, prefix="mine")
@@ -149,7 +158,7 @@ async def test_the_access_list_suffices(make_server: MakeServer, each_engine: En
 async def test_tasks_outlive_a_restart_under_it(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str
 ) -> None:
-    """Law 1, faults B1 and E9: what the list forbids does not keep Redis from loading its own file."""
+    """Law 1, faults B1 and E9: with the ACL file in force, Redis still loads its append-only file after a restart."""
     server = make_server(each_engine, acl=access_list(redis_prefix, password=">pw")).start()
     server.login = ("taskqueue", "pw")
     async with opened(server.url, redis_prefix) as backend:
@@ -164,7 +173,10 @@ async def test_tasks_outlive_a_restart_under_it(
 async def test_a_default_user_that_could_not_load_the_file(
     make_server: MakeServer, each_engine: Engine, rights: str
 ) -> None:
-    """Law 1, fault E9: Redis 7.0 would begin empty at its next start: refused with the cure, or said to be unknown."""
+    """Law 1, fault E9: Redis 7.0 loses all tasks at a restart if its default user may not run the logged commands.
+
+    Such a server is refused with a remedy; if the check is not possible, it gives a warning.
+    """
     rules = access_list("tq", password=">pw").replace("~* &* +@all", rights)
     server = make_server(each_engine, acl=f"{rules}user root on >pw ~* &* +@all\n").start()
     server.login = ("root", "pw")
@@ -184,11 +196,11 @@ async def test_a_default_user_that_could_not_load_the_file(
 
 _UNUSED_HERE = {"SELECT", "CLIENT SETNAME", "CLUSTER SLOTS", "ASKING", "ROLE", "XREVRANGE"}
 _DISPENSABLE = {"BGREWRITEAOF", "ACL DRYRUN"}
-"""without which a warning says what to do by hand, or that something is not known"""
+"""rights without which the check only warns"""
 
 
 async def test_every_missing_right_is_named(make_server: MakeServer, each_engine: Engine) -> None:
-    """Fault E9: whichever right is missing, the start ends with its name and the cure."""
+    """Fault E9: if any required right is missing, the startup check fails and names the right and the remedy."""
     full = access_list("tq", password=">pw")
     server = make_server(each_engine, acl=f"{full}user root on >pw ~* &* +@all\n").start()
     server.login = ("root", "pw")
@@ -214,7 +226,7 @@ async def test_every_missing_right_is_named(make_server: MakeServer, each_engine
 
 
 async def test_tls(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Fault E9: with TLS the certificate is checked: who signed it, and for which name."""
+    """Fault E9: with TLS, the signer and the host name of the certificate are verified."""
     trusted, stranger = tmp_path / "trusted.pem", tmp_path / "stranger.pem"
     authority = trustme.CA()
     authority.cert_pem.write_to_path(trusted)
@@ -227,7 +239,7 @@ async def test_tls(redis_server: RedisServer, tmp_path: Path) -> None:
         assert (await checked(url, tls_ca_file=trusted)).mode == "single"
         assert "TASKQUEUE_REDIS_TLS_CA_FILE" in await refused(url)
         assert "not to be trusted" in await refused(url, tls_ca_file=stranger)
-        wrong = f"rediss://127.1:{port}"  # the same place; the certificate lacks this name
+        wrong = f"rediss://127.1:{port}"  # the same server, under a name that its certificate lacks
         rest = {"allow_plaintext": True, "tls_ca_file": trusted}
         assert "not to be trusted" in await refused(wrong, **rest)
         assert (await checked(url, dangerously_skip_tls_verification=True)).masters == 1

@@ -1,4 +1,4 @@
-"""A backend that is closed while its store is away: in order, and soon."""
+"""Closing a backend while its store is unavailable: closing ends soon and ends all calls."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer
 
 LONG = 2 * PATIENCE
-"""seconds for which a call that is not ended goes on"""
+"""seconds for which a call would continue if closing did not end it"""
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that is away is tried for 0.3 s, not for one."""
+    """Shorten the time for which a closing backend tries an unavailable store from 1 s to 0.3 s."""
     monkeypatch.setattr(module, "_OUTAGE_SECONDS", 0.3)
 
 
 async def begun(server: RedisServer, prefix: str, **values: Any) -> RedisBackend:
-    """A backend that has a slot to give."""
+    """Return a backend with an endpoint that has free slots."""
     values = {"lease": 15.0, "operation_timeout": LONG, "prefix": prefix} | values
     backend = RedisBackend(settings=settings_for(server.url, **values))
     await backend.slots.register(Endpoint(model="m", server="s", url="http://s", slots=4))
@@ -44,7 +44,7 @@ async def begun(server: RedisServer, prefix: str, **values: Any) -> RedisBackend
 
 @asynccontextmanager
 async def nothing_left() -> AsyncIterator[None]:
-    """No task and no thread is left behind."""
+    """Assert that the block leaves no asyncio task and no thread behind."""
     before, threads = asyncio.all_tasks(), set(threading.enumerate())
     yield
     await asyncio.sleep(0)
@@ -54,20 +54,20 @@ async def nothing_left() -> AsyncIterator[None]:
 
 
 async def closed(backend: RedisBackend) -> None:
-    """Close it: that waits for no call."""
+    """Close the backend within the time limit."""
     async with asyncio.timeout(PATIENCE):
         await backend.aclose()
 
 
 async def ended(*calls: asyncio.Task[Any]) -> list[Any]:
-    """Return what became of calls, which have to end now."""
+    """Return the results or errors of calls, which must end within the time limit."""
     async with asyncio.timeout(PATIENCE):
         return await asyncio.gather(*calls, return_exceptions=True)
 
 
 @pytest.mark.parametrize("away", [0.0, 0.5])
 async def test_calls_in_flight(make_server: MakeServer, redis_prefix: str, away: float) -> None:
-    """A13, faults B1 and E4: what is in flight when the store is killed ends with the backend, soon."""
+    """A13, faults B1 and E4: calls in flight when the store is killed end soon after the backend is closed."""
     server = make_server().start()
     async with nothing_left():
         backend = await begun(server, redis_prefix)
@@ -97,7 +97,7 @@ async def test_calls_in_flight(make_server: MakeServer, redis_prefix: str, away:
             BackendUnavailable,
             PublishUnconfirmed,
         }
-        # what looked for work at that moment lost its answer
+        # A receive that was querying the store when it was killed gets an error.
         for told in await ended(receive, *waiting):
             assert told == Received() or isinstance(told, BackendUnavailable)
         with contextlib.suppress(asyncio.CancelledError):
@@ -110,26 +110,26 @@ async def test_calls_in_flight(make_server: MakeServer, redis_prefix: str, away:
 
 
 async def refused(consumer: Subscription) -> None:
-    """It says that it is closed."""
+    """Assert that a receive raises `SubscriptionClosed`."""
     with pytest.raises(SubscriptionClosed):
         await consumer.receive(1, 0)
 
 
 async def test_a_sign_of_life_in_flight(make_server: MakeServer, redis_prefix: str) -> None:
-    """A13, fault B1: a sign of life that waits for the store holds nobody up."""
+    """A13, fault B1: a heartbeat that waits for the store does not delay closing."""
     server = make_server().start()
     async with nothing_left():
         backend = await begun(server, redis_prefix, lease=1.0)
         consumer = backend.subscribe([KEY], "c")
         await consumer.receive(1, 0)
         server.freeze()
-        await asyncio.sleep(0.5)  # one is given three times a second
+        await asyncio.sleep(0.5)  # three heartbeats are sent per second
         server.kill()
         await closed(backend)
 
 
 async def test_a_store_that_is_silent(make_server: MakeServer, redis_prefix: str) -> None:
-    """A13, fault B10: one that answers no more is waited for as long as for any answer, and once for all."""
+    """A13, fault B10: closing waits for a frozen store only once, and no longer than for any answer."""
     server = make_server().start()
     async with nothing_left():
         backend = await begun(server, redis_prefix, answer_timeout=0.4)
@@ -147,7 +147,7 @@ async def test_a_store_that_is_silent(make_server: MakeServer, redis_prefix: str
 async def test_a_store_that_is_back(
     make_server: MakeServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A13, fault B1: one that was away for a moment gets everything back."""
+    """A13, fault B1: if the store is available again before closing gives up, all deliveries are released."""
     monkeypatch.setattr(module, "_OUTAGE_SECONDS", 30.0)
     server = make_server().start()
     backend = await begun(server, redis_prefix, lease=60.0)
@@ -165,7 +165,7 @@ async def test_a_store_that_is_back(
 async def test_a_part_that_is_away(
     redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A13, fault E5: a part of the store that a receive finds out of reach as all is closed is not asked for ever."""
+    """A13, fault E5: a receive that finds a partition unavailable while the backend closes does not retry for ever."""
     async with nothing_left():
         backend = await begun(redis_server, redis_prefix, partitions=2)
         scripts, asked = backend._context.scripts, asyncio.Event()

@@ -1,9 +1,9 @@
-"""The conformance kit on every engine under the access list that ships, and on a cluster (M6, E1).
+"""The conformance kit on every engine under the ACL file of the package, and on a cluster (M6, E1).
 
-Among the tests of every day a cluster has the kit's random histories, which make every call of the contract: what else
-the kit asks, scripts answer, and these touch one partition alone (`test_scripts_keep_to_their_partition`).
+By default a cluster gets only the random histories of the kit. They make every call of the contract, and the scripts
+behind all other tests use a single partition only (`test_scripts_keep_to_their_partition`).
 
-``TASKQUEUE_KIT_EXAMPLES`` sets how many random histories each of them plays; `dev.py soak` sets it high.
+``TASKQUEUE_KIT_EXAMPLES`` sets the number of random histories; `dev.py soak` sets it high.
 """
 
 import os
@@ -24,42 +24,42 @@ from tests.redis.servers import RedisServer
 
 
 def histories(usual: int) -> int:
-    """How many random histories are played, unless the environment says it."""
+    """Return the number of random histories: from the environment, or ``usual``."""
     return int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", usual))
 
 
 @cache
 def settings_for(url: str, partitions: int) -> RedisSettings:
-    """Read once, as the environment is looked through each time: that takes longer than a test."""
+    """Return the settings, cached because reading the environment takes longer than a test."""
     return RedisSettings(url=SecretStr(url), partitions=partitions, _env_file=None)
 
 
 class OnRedis(Harness):
-    """Backends on one server; a prefix keeps each from the others."""
+    """Backends on one server, each with a random prefix that separates its keys from others."""
 
     capabilities = Capabilities(names=frozenset(Capability), shared=True, durable=True)
     max_examples = histories(12)
     url: str
-    """the server's: a fixture of the subclass sets it"""
+    """URL of the server, set by a fixture of the subclass"""
     partitions: int = 1
 
     def settings(self, prefix: str) -> RedisSettings:
-        """Return what a backend with that prefix is told."""
+        """Return the settings of a backend with this prefix."""
         return settings_for(self.url, self.partitions).model_copy(update={"prefix": prefix})
 
     async def open_backend(self, clock: ManualClock) -> Backend:
-        """Open a backend that shares nothing with others."""
+        """Return a backend on an empty store."""
         self.clock = clock
         self.prefix = f"kit{secrets.token_hex(6)}"
         return RedisBackend(clock=clock, settings=self.settings(self.prefix))
 
-    async def replica(self, backend: Backend) -> Backend:  # noqa: ARG002 - the store is known
-        """Open another one on the same store."""
+    async def replica(self, backend: Backend) -> Backend:  # noqa: ARG002 - the prefix identifies the store
+        """Return another backend on the same store."""
         return RedisBackend(clock=self.clock, settings=self.settings(self.prefix))
 
 
 class TestServer(OnRedis, BackendSuite):
-    """On a server, as the user that may do nothing but what the access list allows: fault M6."""
+    """The conformance kit on a server, as the restricted user of the ACL file: fault M6."""
 
     @pytest.fixture(autouse=True)
     def _url(self, each_acl: RedisServer) -> None:
@@ -78,7 +78,7 @@ class TestHistories(OnRedis, MachineSuite, SlotsMachineSuite):
 
 
 class OnCluster(OnRedis):
-    """On a cluster of three masters, the queues spread over eight partitions."""
+    """Backends on a cluster of three masters, with queues spread over eight partitions."""
 
     partitions = 8
 
@@ -88,9 +88,9 @@ class OnCluster(OnRedis):
 
 
 class TestClusterHistories(OnCluster, MachineSuite, SlotsMachineSuite):
-    """Random histories against the models of the kit, over several partitions and nodes."""
+    """Random histories against the models of the kit, on several partitions and nodes."""
 
 
 @pytest.mark.long
 class TestCluster(OnCluster, BackendSuite):
-    """The whole kit on a cluster."""
+    """The whole conformance kit on a cluster."""

@@ -1,4 +1,4 @@
-"""The embedded store: a server that the product runs itself."""
+"""The embedded store: a Redis or Valkey server that the product starts itself."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.redis.servers import wait_until
 
 @pytest.fixture
 def binary() -> Binary:
-    """The one that users get."""
+    """The server program that users of the embedded store get."""
     return find_binary()
 
 
 def test_data_is_there_after_a_restart(each_engine: Engine, tmp_path: Path) -> None:
-    """What an embedded store has confirmed is there when the directory is opened again (A1)."""
+    """Confirmed data are still there after the directory of an embedded store is opened again (A1)."""
     with EmbeddedRedis(tmp_path / "store", binary=binary_of(each_engine)) as redis:
         assert call(redis, "SET", "key", "value") == "OK"
         pid = redis.pid
@@ -43,9 +43,9 @@ def test_data_is_there_after_a_restart(each_engine: Engine, tmp_path: Path) -> N
 
 
 def test_settings_are_those_of_a_queue(each_engine: Engine, tmp_path: Path) -> None:
-    """Each setting means the same to every server: it appends to a file, evicts nothing, and listens on no port.
+    """With each engine, the server has the same settings: append-only file, no eviction, no port.
 
-    Its files are its owner's alone.
+    Only the owner can access its directories and its socket.
     """
     expected = {
         "port": "0",
@@ -74,7 +74,7 @@ def test_settings_are_those_of_a_queue(each_engine: Engine, tmp_path: Path) -> N
 
 
 def test_own_settings_are_kept(binary: Binary, tmp_path: Path) -> None:
-    """Settings in extra.conf are in force, and are not written over."""
+    """Settings in extra.conf take effect, and the file is not changed."""
     extra = tmp_path / "store" / "extra.conf"
     extra.parent.mkdir(mode=0o700)
     extra.write_text("appendfsync always\n")
@@ -84,7 +84,7 @@ def test_own_settings_are_kept(binary: Binary, tmp_path: Path) -> None:
 
 
 def test_killed_server_is_started_again(binary: Binary, tmp_path: Path) -> None:
-    """An embedded store that is killed is started again, at the same URL, with its data (fault B1)."""
+    """If the server of an embedded store is killed, it is restarted with the same URL and its data (fault B1)."""
     (tmp_path / "extra.conf").write_text("appendfsync always\n")
     with EmbeddedRedis(tmp_path, binary=binary) as redis:
         url, pid = redis.url, redis.pid
@@ -100,7 +100,7 @@ def test_killed_server_is_started_again(binary: Binary, tmp_path: Path) -> None:
 
 
 def test_loading_is_waited_for(binary: Binary, tmp_path: Path) -> None:
-    """The store is ready only once its data is loaded (fault B11)."""
+    """Starting the embedded store waits until its data are loaded (fault B11)."""
     with EmbeddedRedis(tmp_path, binary=binary) as redis, ask(redis) as connection:
         connection.pipeline([("RPUSH", f"list:{n % 100}", "x" * 50) for n in range(5_000)])
     slow = "key-load-delay 10\nloading-process-events-interval-bytes 1024\n"
@@ -122,7 +122,7 @@ time.sleep(600)
 
 @pytest.fixture
 def owner(binary: Binary, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Another process that has opened ``tmp_path``, and the id of its server."""
+    """Another process that has opened the store in ``tmp_path``, with the id of its server process."""
     words = [sys.executable, "-c", _OWNER, str(tmp_path), str(binary.path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -135,7 +135,10 @@ def owner(binary: Binary, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str
 def test_server_ends_with_its_parent(
     owner: tuple[subprocess.Popen[str], int], binary: Binary, tmp_path: Path
 ) -> None:
-    """If a parent is killed, its server ends in order, even a frozen one, and the directory can be opened at once."""
+    """If the parent is killed, its server is stopped too, even if frozen.
+
+    The directory can be opened at once.
+    """
     process, pid = owner
     other = EmbeddedRedis(tmp_path, binary=binary)
     with pytest.raises(ConfigurationError, match=f"in use by process {process.pid}"):
@@ -156,7 +159,7 @@ def test_server_without_parent_and_watchdog(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server without a parent and a watchdog still holds its directory; the error names the server's process."""
+    """A server whose parent and watchdog were killed still locks its directory; the error names its process."""
     process, pid = owner
     (watchdog,) = set(children(process.pid)) - {pid}
     os.kill(watchdog, signal.SIGKILL)
@@ -189,7 +192,10 @@ def test_everything_is_killed(
 
 
 def test_long_path_gets_a_short_socket(binary: Binary, tmp_path: Path) -> None:
-    """A directory too deep for a Unix socket has its socket elsewhere, for this user alone, until it is closed."""
+    """If the path is too long for a Unix socket, the socket is in a private temporary folder.
+
+    That folder is removed when the store is closed.
+    """
     deep = tmp_path / ("d" * 60) / ("e e%" * 20)
     with EmbeddedRedis(deep, binary=binary) as redis:
         assert call(redis, "SET", "key", "value") == "OK"
@@ -200,14 +206,14 @@ def test_long_path_gets_a_short_socket(binary: Binary, tmp_path: Path) -> None:
 
 
 def test_odd_path(each_engine: Engine, tmp_path: Path) -> None:
-    """Spaces, quotes, percent signs and wildcards in the path do no harm: settings are read, clients connect."""
+    """Spaces, quotes, percent signs and wildcards in the path are supported."""
     with EmbeddedRedis(tmp_path / "a 'b\" %41 [c] *?", binary=binary_of(each_engine)) as redis:
         assert call(redis, "SET", "key", "value") == "OK"
         assert call(redis, "CONFIG", "GET", "appendonly") == [b"appendonly", b"yes"]
 
 
 def test_close_ends_a_frozen_server(binary: Binary, tmp_path: Path) -> None:
-    """Closing ends a server that was held still, in order, and closing again does nothing."""
+    """Closing stops a frozen server properly, and closing again does nothing."""
     redis = EmbeddedRedis(tmp_path, binary=binary).start()
     assert redis.pid is not None
     os.kill(redis.pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""The embedded store: starts that fail, and files that another version has written."""
+"""The embedded store: starts that fail, and files written by other server versions."""
 
 from __future__ import annotations
 
@@ -22,63 +22,63 @@ from tests.redis.engines import Engine
 
 @pytest.fixture
 def binary() -> Binary:
-    """The one that users get."""
+    """The server program that users of the embedded store get."""
     return find_binary()
 
 
 def test_directory_that_others_can_write_is_refused(binary: Binary, tmp_path: Path) -> None:
-    """A directory into which other users could put files is refused."""
+    """A directory that other users can write to is refused."""
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigurationError, match="chmod go-w"):
         EmbeddedRedis(tmp_path, binary=binary).start()
 
 
 def test_directory_that_cannot_be_made(binary: Binary, tmp_path: Path) -> None:
-    """A path below a file is refused in one sentence."""
+    """A directory that cannot be created raises an error with the reason."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"cannot be created for .*: Not a directory"):
         EmbeddedRedis(tmp_path / "file" / "store", binary=binary).start()
 
 
 def bad_setting(directory: Path) -> None:
-    """The server refuses its settings."""
+    """Add a setting that the server refuses."""
     (directory / "extra.conf").write_text("no-such-setting 1\n")
 
 
 def no_settings_file(directory: Path) -> None:
-    """The file of settings cannot be written."""
+    """Make the configuration file impossible to write."""
     (directory / "redis.conf").mkdir()
 
 
 def no_log(directory: Path) -> None:
-    """The log cannot be written."""
+    """Make the log file impossible to write."""
     (directory / "redis.log").mkdir()
 
 
 def no_lock(directory: Path) -> None:
-    """The lock cannot be opened."""
+    """Make the lock file impossible to open."""
     (directory / "lock").mkdir()
 
 
 def no_socket(directory: Path) -> None:
-    """The server cannot listen, and ends."""
+    """Make the socket impossible to create, so that the server ends."""
     (directory / "redis.sock" / "file").mkdir(parents=True)
 
 
 def damaged_file(directory: Path) -> None:
-    """The server cannot read its files, and ends."""
+    """Damage the append-only file, so that the server ends."""
     (directory / "appendonlydir").mkdir()
     (directory / "appendonlydir" / "appendonly.aof.manifest").write_text("no manifest\n")
 
 
 def not_executable(directory: Path) -> Binary:
-    """The program was removed or changed after it was found."""
+    """Return a program that was replaced by a file that cannot be executed."""
     (directory / "valkey-server").write_text("no program")
     return Binary(directory / "valkey-server", "Valkey", (9, 1, 2))
 
 
 def ends_at_once(directory: Path) -> Binary:
-    """The program prints a version, and does not serve."""
+    """Return a program that ends at once."""
     (directory / "valkey-server").write_text("#!/bin/sh\nexit 3\n")
     (directory / "valkey-server").chmod(0o700)
     return Binary(directory / "valkey-server", "Valkey", (9, 1, 2))
@@ -97,7 +97,7 @@ FAILURES = [
 
 
 def leftovers() -> tuple[set[str], list[int], int]:
-    """Return this process's open files, children and threads, after unused objects had to warn."""
+    """Return the open files, child processes and number of threads of this process, after a garbage collection."""
     gc.collect()
     return (
         {path.name for path in Path("/dev/fd").iterdir()},
@@ -120,9 +120,9 @@ def test_failed_start_leaves_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However a start fails, no process, thread, open file, lock or temporary folder remains, and nothing warns.
+    """A start that fails, for whatever reason, leaves no process, thread, open file, lock or temporary folder.
 
-    If the server ended, the error has its product and version, and the last lines of its log.
+    If the server ended by itself, the error has its product, its version and the last lines of its log.
     """
     directory = tmp_path / name
     directory.mkdir(mode=0o700)
@@ -147,9 +147,9 @@ def test_failed_start_leaves_nothing(
 
 
 def test_directory_in_use_leaves_nothing(binary: Binary, tmp_path: Path) -> None:
-    """A directory is opened once: a second start names the process that has it, and closes what it opened.
+    """A directory can be opened only once: a second start fails, names the process, and leaves nothing open.
 
-    The first is not disturbed.
+    The first store is not affected.
     """
     with EmbeddedRedis(tmp_path, binary=binary) as redis:
         before = leftovers()
@@ -160,14 +160,11 @@ def test_directory_in_use_leaves_nothing(binary: Binary, tmp_path: Path) -> None
     EmbeddedRedis(tmp_path, binary=binary).start().close()
 
 
-# Files of other versions
-
-
 @pytest.mark.oldest
 def test_files_of_every_version_are_taken_over(
     each_engine: Engine, binary: Binary, tmp_path: Path
 ) -> None:
-    """The server that users get reads the files of Redis 6.2 and of every other version."""
+    """The server that users get reads the files written by each engine, the oldest included."""
     with EmbeddedRedis(tmp_path, binary=binary_of(each_engine)) as redis:
         call(redis, "SET", "key", "value")
         call(redis, "XADD", "stream", "1-1", "field", "value")
@@ -180,7 +177,7 @@ def test_files_of_every_version_are_taken_over(
 def test_newer_files_are_read_or_refused(
     each_engine: Engine, binary: Binary, tmp_path: Path
 ) -> None:
-    """An older server that cannot read a newer one's files refuses them, names the writer, and changes nothing."""
+    """An older server refuses files that it cannot read, without changing them; the error names their writer."""
     with EmbeddedRedis(tmp_path, binary=binary) as redis:
         call(redis, "SET", "key", "value")
     older = EmbeddedRedis(tmp_path, binary=binary_of(each_engine))
@@ -195,7 +192,7 @@ def test_newer_files_are_read_or_refused(
 
 
 def test_files_of_an_unknown_format(binary: Binary, tmp_path: Path) -> None:
-    """The files of Redis 7.4 or newer, whose format Valkey does not have, are refused with the writer's version."""
+    """Files of Redis 7.4 or newer, which Valkey cannot read, are refused with the version that wrote them."""
     with EmbeddedRedis(tmp_path, binary=binary) as redis:
         call(redis, "SET", "key", "value")
     (base,) = (tmp_path / "appendonlydir").glob("*.base.rdb")

@@ -1,4 +1,4 @@
-"""The servers that the other tests rely on are what they claim to be."""
+"""The test servers themselves: engines, clusters, replicas, and servers that are killed or frozen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_each_engine_answers(each_redis: RedisServer, each_engine: Engine) -> No
 
 
 def test_an_engine_that_is_absent() -> None:
-    """Fault M6: what the tests do not have is an error that names it, and what there is."""
+    """Fault M6: the error for an unknown engine names it and lists the available ones."""
     with pytest.raises(
         Unavailable, match=r"redis-5.0 is not among .* valkey-9.1, valkey-8.1, redis-6.2"
     ):
@@ -33,7 +33,7 @@ def test_an_engine_that_is_absent() -> None:
 def test_killed_server_comes_back_with_its_data(
     each_engine: Engine, make_server: MakeServer
 ) -> None:
-    """A server that is killed keeps its port, and what its append-only file had, over a restart (fault B1)."""
+    """A killed server starts again on the same port with the data of its append-only file (fault B1)."""
     server = make_server(each_engine, config={"appendfsync": "always"}).start()
     port, pid = server.port, server.pid
     server.call("SET", "kept", "yes")
@@ -47,7 +47,7 @@ def test_killed_server_comes_back_with_its_data(
 
 
 def test_frozen_server_answers_nothing(make_server: MakeServer) -> None:
-    """A frozen server accepts and stays silent; thawed, it goes on (fault B10)."""
+    """A frozen server accepts connections but does not answer; after thawing, it continues (fault B10)."""
     server = make_server().start()
     with server.connect(timeout=0.2) as connection:
         server.freeze()
@@ -58,7 +58,7 @@ def test_frozen_server_answers_nothing(make_server: MakeServer) -> None:
 
 
 def test_minimal_access(redis_acl: RedisServer) -> None:
-    """The user of the shared server with the ACL file that ships gets in, and may not do everything."""
+    """The restricted user of the ACL file can connect, but not run FLUSHALL."""
     assert redis_acl.call("PING") == "PONG"
     with pytest.raises(RedisError, match="NOPERM"):
         redis_acl.call("FLUSHALL")
@@ -74,7 +74,7 @@ def test_cluster(redis_cluster: Cluster) -> None:
 
 
 def test_replica_is_waited_for(make_server: MakeServer) -> None:
-    """A replica is in step only once it has all that its master wrote (fault C1)."""
+    """``follow`` returns only when the replica has all data of its master (fault C1)."""
     master, replica = make_server().start(), make_server().start()
     master.call("SET", "key", "x" * 100_000)
     follow(replica, master)

@@ -1,4 +1,4 @@
-"""A process that dies at each of its calls to the store in turn, before it and after it."""
+"""A process that dies before or after each of its calls to the store."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TASKS = [f"t{n}" for n in range(4)]
 
 
 class Died(Exception):
-    """The process is no more: nothing of it goes on."""
+    """Raised in place of a call of the process that died."""
 
 
 class Mortal:
-    """Lets a backend die at its n-th call: before the store has it, or after, its answer unread."""
+    """Lets a backend die at its n-th call to the store: before the call, or after it with the answer unread."""
 
     def __init__(self, backend: RedisBackend, at: int, *, after: bool) -> None:
         self.calls = 0
@@ -31,7 +31,7 @@ class Mortal:
         backend._context.client.command = self.command  # type: ignore[method-assign]
 
     async def command(self, *words: Any, **options: Any) -> Any:
-        """Pass a call on, or die."""
+        """Forward a call, or raise `Died`."""
         self.calls += 1
         if self.calls > self._at or (self.calls == self._at and not self._after):
             raise Died
@@ -61,11 +61,12 @@ async def live(backend: RedisBackend) -> None:
 
 
 async def survives(server: RedisServer, prefix: str) -> dict[str, str]:
-    """Take over what the dead one held, run all that is left, and say how each task ended."""
+    """Recover the deliveries of the dead process, execute all remaining tasks, and return the final state of each."""
     partition = f"{{{prefix}:0}}"
     async with opened(server.url, prefix) as heir:
         for token in server.call("ZRANGE", f"{partition}:alive", 0, -1):
-            server.call("ZADD", f"{partition}:alive", "XX", 0, token)  # silent for very long
+            # Make the store believe that the consumer has been silent for very long.
+            server.call("ZADD", f"{partition}:alive", "XX", 0, token)
         await heir.control.maintain()
         server.call("HSET", f"{partition}:meta", "armed", 1)
         await heir.control.maintain()
@@ -74,7 +75,7 @@ async def survives(server: RedisServer, prefix: str) -> dict[str, str]:
         known = await heir.control.statuses(KEY, *TASKS)
         lost = [name for name, status in zip(TASKS, known, strict=True) if status is None]
         assert not lost or len(lost) == len(TASKS), "a publish came through in part"
-        # The producer cannot know, and publishes again.
+        # The producer does not know whether its publish was stored, so it publishes again.
         await heir.publisher.publish(*(Task(key=KEY, id=name) for name in TASKS))
         async with heir.subscribe([KEY], "heir") as subscription:
             while (received := await subscription.receive(10, 0)).deliveries:
@@ -95,7 +96,7 @@ async def survives(server: RedisServer, prefix: str) -> dict[str, str]:
 async def test_a_crash_at_every_step(
     redis_server: RedisServer, redis_prefix: str, *, after: bool
 ) -> None:
-    """Fault M4, law 1: whichever call to the store is the last, every task is accounted for and can be finished."""
+    """Fault M4, law 1: whichever call is the last of a process, every task is accounted for and can be finished."""
     at, died = 0, True
     while died:
         at += 1
@@ -109,7 +110,7 @@ async def test_a_crash_at_every_step(
             await live(backend)
         except (Died, TaskQueueError):
             died = True
-        backend._context.closing.set()  # its connections end, and nothing is handed back
+        backend._context.closing.set()  # closes the connections without releasing any delivery
         await backend._context.heartbeat.aclose()
         await backend._context.wakeups.aclose()
         await backend._context.client.aclose()

@@ -1,4 +1,4 @@
-"""The table of errors: what each says is right, and a real server's errors find their line in it."""
+"""Classifying the errors of Redis: each known error has a policy, and errors of real servers are recognised."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ SAMPLES = {
     ["{}", "{}" + AFTER, "{}" + AFTER_IN_VALKEY, BEFORE + "@user_script:1: @user_script: 1: -{}"],
 )
 def test_every_error_has_its_policy(text: str, form: str) -> None:
-    """Every error has one policy, within scripts of Redis 6.2, 7.0 and Valkey 9.1 and outside."""
+    """Every error has one policy, also if raised inside scripts of Redis 6.2, Redis 7.0 or Valkey 9.1."""
     policy, failure = judge(ErrorReply(form.format(text)))
     assert (policy, type(failure)) == SAMPLES[text]
     if isinstance(failure, Refused):
@@ -100,7 +100,7 @@ def test_every_error_has_its_policy(text: str, form: str) -> None:
 
 
 def test_every_line_of_the_table_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No line of the table is out of reach behind another."""
+    """Every rule of the table is used by some sample, so that no rule hides another."""
     reached: set[Rule] = set()
     real = failures._failure
 
@@ -131,14 +131,14 @@ def test_every_line_of_the_table_is_sampled(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_what_our_own_scripts_raise(text: str, code: str, rest: str) -> None:
-    """An error of our scripts keeps its code and text, however Redis wraps it."""
+    """An error raised by our own Lua scripts keeps its code and text, in whatever form Redis reports it."""
     _, failure = judge(ErrorReply(text))
     assert isinstance(failure, ScriptError)
     assert (failure.code, failure.text) == (code, rest)
 
 
 def test_normalising_takes_linear_time() -> None:
-    """A huge error of a server that means harm costs no more than reading it."""
+    """Normalising an error takes linear time, so that a malicious server cannot block the client with a long error."""
     for text in (
         " script: " * 50_000,
         "ERR user_script:" * 50_000,
@@ -162,7 +162,7 @@ def test_normalising_takes_linear_time() -> None:
     ],
 )
 def test_connections_that_cannot_be_made(error: Exception, policy: Policy) -> None:
-    """Fault E9: whatever a connection fails with, the caller gets a `Failure` that says nothing was executed."""
+    """Fault E9: whatever a connection attempt raises, the caller gets a `Failure` that says nothing was executed."""
     judged, failure = judge_connecting(error)
     assert judged is policy
     assert isinstance(failure, NotReached | Misconfigured)
@@ -170,7 +170,7 @@ def test_connections_that_cannot_be_made(error: Exception, policy: Policy) -> No
 
 
 async def failing(link: Link, *words: Any) -> Failure:
-    """Run a command and return what it raises."""
+    """Run a command and return the failure that it raises."""
     with pytest.raises(Failure) as caught:
         await link.command(KEY, *words)
     return caught.value
@@ -178,7 +178,7 @@ async def failing(link: Link, *words: Any) -> Failure:
 
 @pytest.mark.oldest
 async def test_errors_that_a_real_server_makes(each_redis: RedisServer, redis_prefix: str) -> None:
-    """What real servers answer finds its line: wrong types, unknown commands, missing groups and scripts."""
+    """The errors of real servers are classified: wrong types, unknown commands, missing groups and missing scripts."""
     key = f"{redis_prefix}:k"
     async with linked(each_redis.url) as link:
         await link.command(key, "SET", key, 1)
@@ -221,7 +221,7 @@ WRITES = (
 
 
 async def test_stores_that_take_no_writes(make_server: MakeServer, each_engine: Engine) -> None:
-    """Faults B7, B8 and C3: OOM, MISCONF and NOREPLICAS are refusals at once, in scripts too; reads go on."""
+    """Faults B7, B8 and C3: OOM, MISCONF and NOREPLICAS refuse a write at once, also in scripts, while reads work."""
     server = make_server(each_engine, aof=False).start()
     async with linked(server.url) as link:
         for why, spoil, mend in (
@@ -252,7 +252,7 @@ async def test_stores_that_take_no_writes(make_server: MakeServer, each_engine: 
 async def test_a_master_that_becomes_a_replica(
     make_server: MakeServer, each_engine: Engine
 ) -> None:
-    """Fault C5: a demoted master's READONLY, MASTERDOWN and UNBLOCKED are waited out, in scripts too."""
+    """Fault C5: READONLY, MASTERDOWN and UNBLOCKED errors of a demoted master are retried, also from within scripts."""
     server = make_server(each_engine, config={"repl-ping-replica-period": "1"}).start()
     async with linked(server.url) as link, raw(link) as call:
         await link.command(KEY, "XGROUP", "CREATE", "x", "g", "$", "MKSTREAM")
@@ -275,12 +275,15 @@ async def test_a_master_that_becomes_a_replica(
 
 
 async def troubled(link: Link, word: str) -> None:
-    """Wait until the link has this trouble."""
+    """Wait until the link reports this error as its trouble."""
     await until(lambda: word in (link.trouble.text or ""), f"the link tells of {word}")
 
 
 async def test_a_server_that_is_busy(make_server: MakeServer, each_engine: Engine) -> None:
-    """Fault B14: somebody's endless script is waited out and shown, and not killed by us."""
+    """Fault B14: while another client's endless script blocks the server, calls wait and the link reports BUSY.
+
+    The script is not killed by this client.
+    """
     server = make_server(each_engine, config={"lua-time-limit": "20"}).start()
     async with linked(server.url) as link, raw(link) as call:
         endless = asyncio.ensure_future(call("EVAL", "while true do end", 0))
@@ -294,8 +297,9 @@ async def test_a_server_that_is_busy(make_server: MakeServer, each_engine: Engin
 
 
 async def test_a_server_that_is_loading(make_server: MakeServer) -> None:
-    """Fault B11: a store that loads its data is waited for."""
-    slow = {"key-load-delay": "10000", "rdbcompression": "no"}  # it answers once in 2 MB
+    """Fault B11: while a server loads its data, calls wait."""
+    # While it loads, the server answers clients only once per 2 MB.
+    slow = {"key-load-delay": "10000", "rdbcompression": "no"}
     server = make_server(aof=False, config=slow).start()
     for n in range(40):
         server.call("SET", f"k{n}", "x" * 250_000)
@@ -309,7 +313,7 @@ async def test_a_server_that_is_loading(make_server: MakeServer) -> None:
 
 
 async def test_a_server_without_connections_left(make_server: MakeServer) -> None:
-    """Fault B17: at maxclients a caller waits until somebody leaves."""
+    """Fault B17: if a server has no free connections, calls wait until another client disconnects."""
     server = make_server(config={"maxclients": "2"}).start()
     with contextlib.closing(server.connect()), contextlib.closing(server.connect()) as second:
         async with linked(server.url) as link:
@@ -322,7 +326,7 @@ async def test_a_server_without_connections_left(make_server: MakeServer) -> Non
 async def test_wrong_secrets_and_rights(
     make_server: MakeServer, each_engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fault E9: no password, a wrong one, a missing right: a clear error at once, without the secret."""
+    """Fault E9: a missing or wrong password, or a missing right, raises a clear error at once, without the secret."""
     server = make_server(each_engine, config={"requirepass": "open-sesame"}).start()
     server.login = ("default", "open-sesame")
     server.call("ACL", "SETUSER", "poor", "on", ">open-sesame", "~a*", "+get")
@@ -342,5 +346,5 @@ async def test_wrong_secrets_and_rights(
             assert link.trouble.text == str(failure)
             assert "canary" not in f"{failure!r} {caplog.text}"
     async with linked(f"redis://poor:open-sesame@{place}") as link:
-        # Also without the right to give itself a name.
+        # The link works although this user may not set the name of its connection.
         assert await link.command(KEY, "GET", "a") is None

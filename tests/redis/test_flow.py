@@ -1,4 +1,4 @@
-"""Limits of the flow where the store is shared, restarts, and outlives who held a place."""
+"""Queue limits on a shared store: they hold across processes, restarts and the death of a worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.redis.servers import RedisServer
 
 
 async def limit(backend: RedisBackend, **limits: Any) -> None:
-    """Change limits of the queue."""
+    """Change the limits of the queue."""
     settings = await backend.control.settings(KEY)
     await backend.control.configure(KEY, settings.model_copy(update=limits))
 
@@ -22,7 +22,10 @@ async def limit(backend: RedisBackend, **limits: Any) -> None:
 async def test_the_silent_keep_their_places_for_a_lease(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """F2, OPEN-F1, law 5: a dead worker's places are free once its lease is over, and a waiting receive gets them."""
+    """F2, OPEN-F1, law 5: deliveries of a dead worker no longer count against the limit once its lease is over.
+
+    A waiting receive then gets them.
+    """
     async with (
         opened(redis_url, redis_prefix) as alive,
         opened(redis_url, redis_prefix) as dying,
@@ -45,7 +48,7 @@ async def test_the_silent_keep_their_places_for_a_lease(
 
 
 async def test_limits_outlive_the_store(make_server: MakeServer, redis_prefix: str) -> None:
-    """F2, F3, F6, B13, GOAL-AB, law 5: what is limited, what is used up and what waits is there after a restart."""
+    """F2, F3, F6, B13, GOAL-AB, law 5: limits, used tokens and waiting tasks are kept when the store restarts."""
     with make_server(aof=True) as server:
         async with opened(server.url, redis_prefix) as backend:
             rate = RateLimit(max_tokens=3, interval=1, interval_unit=IntervalUnit.HOURS)
@@ -69,7 +72,7 @@ async def test_limits_outlive_the_store(make_server: MakeServer, redis_prefix: s
 
 
 async def test_a_pause_reaches_every_process_at_once(redis_url: str, redis_prefix: str) -> None:
-    """F6, F7, OPEN-F1, laws 5 and 9: once a pause is confirmed nobody anywhere gets anything, whoever waits or asks."""
+    """F6, F7, OPEN-F1, laws 5 and 9: once a pause is confirmed, no consumer in any process gets another delivery."""
     async with opened(redis_url, redis_prefix) as one, opened(redis_url, redis_prefix) as two:
         consumers = [backend.subscribe([KEY], f"c{n}") for n, backend in enumerate((one, two) * 5)]
         await publish(one, *(f"t{n}" for n in range(5000)))
@@ -96,7 +99,7 @@ async def test_a_pause_reaches_every_process_at_once(redis_url: str, redis_prefi
 
 
 async def test_unlimited_again(each_redis: RedisServer, redis_prefix: str) -> None:
-    """F2, law 9: where no limit is left the store keeps nothing for it."""
+    """F2, law 9: after all limits of a queue were removed, the store has no key for them."""
     async with opened(each_redis.url, redis_prefix) as backend:
         name = f"{{{redis_prefix}:0}}:q:{KEY}/f"
         await limit(backend, max_inflight=1, capacity=1)

@@ -1,4 +1,4 @@
-"""The journal: every transition of a queue that asked for it, written by the script that makes it."""
+"""The journal in Redis: each script records the state changes of queues that enable the journal."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ COLUMNS = ("task_id", "attempt", "losses", "priority", "tenant", "ordering_key",
 
 
 def journal(server: RedisServer, prefix: str) -> list[dict[str, str]]:
-    """Read all of it, a line per transition."""
+    """Return all journal lines of a partition, one per state change."""
     entries: list[Any] = server.call("XRANGE", f"{{{prefix}:0}}:journal", "-", "+")
     lines = []
     for place, words in entries:
@@ -39,7 +39,7 @@ def journal(server: RedisServer, prefix: str) -> list[dict[str, str]]:
 async def test_a_life_is_written_down(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """Law 1: publish, delivery, loss, retry, death, redrive and ack, in order, numbered without gaps."""
+    """Law 1: publish, delivery, loss, retry, death, redrive and ack are recorded in order, numbered without gaps."""
     assert redis_url
     backend = RedisBackend()
     try:
@@ -75,7 +75,7 @@ async def test_a_life_is_written_down(
 
 
 async def told(reader: RedisJournalReader, start: int, end: int) -> list[tuple[int, str]]:
-    """Read transitions: their numbers and ids."""
+    """Return the numbers and task ids of the state changes between two numbers."""
     lines = []
     (partition,) = reader.partitions
     async for reply in reader.read(partition, start, end):
@@ -88,7 +88,7 @@ async def told(reader: RedisJournalReader, start: int, end: int) -> list[tuple[i
 
 @pytest.mark.oldest
 async def test_a_reader(each_redis: RedisServer, redis_prefix: str) -> None:
-    """G8: any part of it is read by number or by time, and no group of the workers is touched."""
+    """G8: any part of the journal can be read by number or by time, without the consumer groups of the workers."""
     assert NAMES == COLUMNS
     async with opened(each_redis.url, redis_prefix) as backend:
         await backend.control.configure(KEY, QueueSettings(journal=True))
@@ -127,10 +127,10 @@ async def test_a_reader(each_redis: RedisServer, redis_prefix: str) -> None:
 
 
 async def test_the_oldest_go(each_redis: RedisServer, redis_prefix: str) -> None:
-    """G9: what is beyond the journal's length is dropped, and the numbers say so."""
+    """G9: lines beyond the maximum length of the journal are dropped, and its span shows which are left."""
     async with opened(each_redis.url, redis_prefix, journal_length=1000) as backend:
         await publish(backend, "first")
-    # which does not say, and changes nothing
+    # This backend does not set the journal length, so the stored length stays in force.
     async with opened(each_redis.url, redis_prefix) as backend:
         await backend.control.configure(KEY, QueueSettings(journal=True))
         for start in range(0, 8000, 8):
@@ -148,7 +148,7 @@ async def test_the_oldest_go(each_redis: RedisServer, redis_prefix: str) -> None
 async def test_lines_of_as_many_partitions_as_there_are(
     redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """G9: what is kept as lines is that of the store, however many partitions the settings name (fault L2)."""
+    """G9: exporting the journal reads all partitions of the store, whatever number the settings have (fault L2)."""
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", redis_server.url)
     monkeypatch.setenv("TASKQUEUE_REDIS_PREFIX", redis_prefix)
     keys = [f"q{n}" for n in range(8)]

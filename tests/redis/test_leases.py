@@ -1,4 +1,4 @@
-"""Who is alive keeps what it holds, and what the silent ones hold goes to others, all of it."""
+"""Leases of consumers: a live consumer keeps its deliveries, and those of a silent one go to others."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.redis.backends import (
 from tests.redis.servers import RedisServer
 
 RECOVERY = LEASE + 2 * HOUSEKEEPING
-"""seconds from the last sign of life until a silent consumer's deliveries are with others"""
+"""seconds from the last heartbeat of a silent consumer until other consumers have its deliveries"""
 
 
 async def test_a_blocked_event_loop_costs_nothing(redis_url: str, redis_prefix: str) -> None:
-    """A10, A12, D14, BUG-D5, fault A5: a handler that blocks its loop for longer than the lease keeps its deliveries.
+    """A10, A12, D14, BUG-D5, fault A5: a handler that blocks the event loop past its lease keeps its deliveries.
 
-    The sign of life comes from a thread of its own, and prolonging the lease is no further delivery. A13, D16, A14:
-    one that receives no more keeps its batch until that is settled; closing returns the rest.
+    Heartbeats are sent from a separate thread, and a renewed lease is not another delivery. A13, D16, A14: a
+    consumer that no longer receives keeps its batch until it settles it; closing releases the rest.
     """
     stop, passes = threading.Event(), [0]
 
@@ -54,7 +54,7 @@ async def test_a_blocked_event_loop_costs_nothing(redis_url: str, redis_prefix: 
         subscription = backend.subscribe([KEY], "c")
         batch = await take(subscription, 3, limit=3)
         housekeeper.start()
-        time.sleep(RECOVERY + HOUSEKEEPING)  # noqa: ASYNC251 - this is the handler that blocks
+        time.sleep(RECOVERY + HOUSEKEEPING)  # noqa: ASYNC251 - simulates a handler that blocks the event loop
         stop.set()
         await asyncio.to_thread(housekeeper.join)
         assert passes[0] > LEASE / HOUSEKEEPING
@@ -73,10 +73,10 @@ async def test_a_blocked_event_loop_costs_nothing(redis_url: str, redis_prefix: 
 async def test_silence_gives_everything_to_others(
     redis_server: RedisServer, redis_url: str, redis_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A15, A22, BUG-D3, OPEN-A5, D12: once a process was silent for a lease, the next pass gives its tasks to another.
+    """A15, A22, BUG-D3, OPEN-A5, D12: once a process was silent for a lease, the next pass releases its deliveries.
 
-    They come with their bodies, before new ones, as the same attempt with a loss, from queues of
-    every kind: several keys, priorities, and what had been returned before.
+    Another consumer gets them with their bodies, ahead of new tasks, as the same attempt with one loss. This holds
+    for several queues and priorities, and for tasks that had been released before.
     """
     async with opened(redis_url, redis_prefix) as alive:
         await publish(alive, "a", payload=b'{"n": 1}')
@@ -108,7 +108,7 @@ async def test_silence_gives_everything_to_others(
 async def test_ten_thousand_live_ones_in_front(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """BUG-D5, A10, fault A10: recovery finds the one stale delivery behind 10,000 live ones at its first chance."""
+    """BUG-D5, A10, fault A10: one pass recovers a stale delivery behind 10,000 deliveries of a live consumer."""
     async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
         await publish(backend, *(f"t{n}" for n in range(10_001)))
         async with backend.subscribe([KEY], "live") as live:
@@ -127,7 +127,10 @@ async def test_ten_thousand_live_ones_in_front(
 async def test_the_dead_are_recovered_page_by_page(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """A21, A25, D12, BUG-D5: one that held more than a pass moves is worked off page by page, then forgotten."""
+    """A21, A25, D12, BUG-D5: deliveries of a dead consumer are recovered in pages of bounded size, in order.
+
+    Then its consumer is removed.
+    """
     async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
         await publish(backend, *(f"t{n:04}" for n in range(1100)))
         lost = other.subscribe([KEY], "lost")
@@ -161,7 +164,8 @@ async def test_after_a_gap_all_consumers_have_a_whole_lease(
         lost = other.subscribe([KEY], "lost")
         await take(lost, 1)
         await fall_silent(redis_server, other, lost.token)
-        redis_server.call("HSET", f"{{{redis_prefix}:0}}:meta", "swept", 1)  # the gap
+        # Make the store believe that its last maintenance pass was long ago.
+        redis_server.call("HSET", f"{{{redis_prefix}:0}}:meta", "swept", 1)
         since = time.monotonic()
         assert (await backend.control.maintain()).recovered == 0
         async with housekept(backend), backend.subscribe([KEY], "heir") as heir:
@@ -172,7 +176,10 @@ async def test_after_a_gap_all_consumers_have_a_whole_lease(
 async def test_a_consumer_that_was_given_up_learns_it_and_continues(
     redis_url: str, redis_prefix: str
 ) -> None:
-    """Fault A4, OPEN-A7, D10: its receipts are stale, its sign of life takes nothing back, and it goes on working."""
+    """Fault A4, OPEN-A7, D10: a consumer whose deliveries were recovered learns it, and its receipts are stale.
+
+    Its next heartbeat takes nothing back, and it continues under a new token.
+    """
     async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
         await publish(backend, "t")
         async with other.subscribe([KEY], "slow") as slow:
@@ -182,7 +189,8 @@ async def test_a_consumer_that_was_given_up_learns_it_and_continues(
             async with backend.subscribe([KEY], "heir") as heir:
                 async with housekept(backend):
                     (new,) = await take(heir, 1)
-                other._context.heartbeat.add(token, f"{{{redis_prefix}:0}}")  # it wakes
+                # The slow consumer sends heartbeats again.
+                other._context.heartbeat.add(token, f"{{{redis_prefix}:0}}")
                 async with asyncio.timeout(PATIENCE):
                     assert await slow.revoked() == (old.receipt,)
                 for settle in (slow.ack, slow.redeliver):
@@ -203,7 +211,7 @@ async def test_a_consumer_that_was_given_up_learns_it_and_continues(
 async def test_a_slow_store_causes_no_redelivery(
     redis_server: RedisServer, redis_url: str, redis_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A10, fault B19: signs of life that take as long as two thirds of their interval are signs of life."""
+    """A10, fault B19: heartbeats delayed by a slow store, for up to two thirds of their interval, keep the lease."""
     async with FaultProxy(("127.0.0.1", redis_server.port)) as proxy:
         slow_url = f"redis://127.0.0.1:{proxy.address[1]}"
         async with (
@@ -237,7 +245,7 @@ async def _stats(url: str, prefix: str) -> tuple[int, int]:
 
 
 def test_defaults() -> None:
-    """D13, A12, A22: a lease of 15 s that is renewed three times within, a pass every 2 s, names below ``tq``."""
+    """D13, A12, A22: by default the lease is 15 s, maintenance runs every 2 s, and keys have the prefix ``tq``."""
     settings = RedisSettings(_env_file=None)
     assert (settings.lease, settings.housekeeping, settings.prefix) == (15.0, 2.0, "tq")
     assert settings.lease + 2 * 1.5 * settings.housekeeping <= 30

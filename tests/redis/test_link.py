@@ -1,4 +1,4 @@
-"""The link: what became of a command is said exactly, whatever happens to the connection or the caller."""
+"""The link to Redis: the caller always learns whether its command was executed, was not, or may have been."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ COUNT = "return redis.call('INCR', KEYS[1])"
 
 
 async def failing(link: Link, *words: str | int, resend: bool = True) -> Failure:
-    """Run a command and return what it raises."""
+    """Run a command and return the failure that it raises."""
     with pytest.raises(Failure) as caught:
         await link.command(KEY, *words, resend=resend)
     return caught.value
 
 
 def ready(link: Link) -> bool:
-    """Whether the link has an open connection."""
+    """Return whether the link has an open connection."""
     node = link._topology.find(KEY)
     return node is not None and node.wire is not None and node.wire.open
 
 
 async def test_raw_replies(each_redis: RedisServer, redis_prefix: str) -> None:
-    """Replies come as Redis sends them; words may be text, bytes and numbers."""
+    """Replies are returned as Redis sends them; arguments may be text, bytes or numbers."""
     async with linked(each_redis.url) as link:
         script = "return {ARGV[1], 7, false, {ARGV[2], ARGV[3]}, redis.status_reply('FINE')}"
         reply = await link.command(redis_prefix, "EVAL", script, 0, b"\x00\xff", 1.5, "é")
@@ -49,7 +49,7 @@ async def test_raw_replies(each_redis: RedisServer, redis_prefix: str) -> None:
 
 
 async def test_concurrent_callers_get_their_own_answers(each_redis: RedisServer) -> None:
-    """OPEN-E2: any number of callers share one connection, and each gets its own answer, however many are cancelled.
+    """OPEN-E2: callers share one connection and each gets its own answer, even if others are cancelled.
 
     Fault E4.
     """
@@ -70,11 +70,14 @@ async def test_concurrent_callers_get_their_own_answers(each_redis: RedisServer)
                 )
             assert sum(isinstance(answer, bytes) for answer in answers) >= 100
         received = int(each_redis.info()["total_connections_received"])
-        assert received - before == 2  # the link's, and that of the question
+        assert received - before == 2  # one connection of the link, and one of this query
 
 
 async def test_a_follow_up_runs_on_the_same_connection(each_redis: RedisServer) -> None:
-    """What follows a command sees its reply and runs where it ran; connections for that are bounded."""
+    """A follow-up command gets the reply of the first one and runs on the same connection.
+
+    The number of connections is bounded.
+    """
     async with linked(each_redis.url, connections=3) as link:
 
         def follow(reply: int) -> tuple[str, ...]:
@@ -93,7 +96,7 @@ async def test_a_follow_up_runs_on_the_same_connection(each_redis: RedisServer) 
 
 
 async def test_a_cancelled_follow_up_leaves_no_answer_behind(each_redis: RedisServer) -> None:
-    """Fault E4: a connection that was left with an answer due is never lent again."""
+    """Fault E4: after a cancelled call, a connection with a pending answer is not used again."""
     async with linked(each_redis.url, connections=1) as link:
         for turns in range(12):
             call = asyncio.create_task(
@@ -108,7 +111,7 @@ async def test_a_cancelled_follow_up_leaves_no_answer_behind(each_redis: RedisSe
 
 
 async def test_nothing_reached(caplog: pytest.LogCaptureFixture) -> None:
-    """A closed port: nothing was executed, and that is what the caller hears, when the time is over."""
+    """If the port is closed, the caller gets an error at its time limit, which says that nothing was executed."""
     async with Puppet(lambda _, __: b"+OK\r\n") as puppet:
         url = puppet.url
     async with linked(url, **SHORT | {"operation_timeout": 0.3}) as link:
@@ -119,7 +122,7 @@ async def test_nothing_reached(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_an_answer_that_is_lost() -> None:
-    """Faults E1 and E2: a command that may have been executed is sent again only if that does no harm."""
+    """Faults E1 and E2: a command whose answer was lost is sent again only if the caller allows it."""
     async with (
         Puppet(lambda n, _: None if n <= 2 else b":7\r\n") as puppet,
         linked(puppet.url, **SHORT) as link,
@@ -139,7 +142,7 @@ async def test_an_answer_that_is_lost() -> None:
     ],
 )
 async def test_what_was_lost_once_stays_uncertain(second: bytes, raised: type[Failure]) -> None:
-    """Fault E1: after a lost answer nobody claims that nothing was executed, whatever a later try says."""
+    """Fault E1: once an answer was lost, no later error of the same call claims that nothing was executed."""
 
     def answers(n: int, _: Sequence[bytes]) -> bytes | None:
         return None if n == 1 else second
@@ -157,7 +160,7 @@ async def test_what_was_lost_once_stays_uncertain(second: bytes, raised: type[Fa
 
 
 async def test_silence() -> None:
-    """Fault B10: a server that is frozen is given up in time, and its late answer reaches nobody."""
+    """Fault B10: a call to a frozen server fails in time, and its late answer is not given to another call."""
     async with linked_to_puppet(lambda n, _: b"" if n <= 2 else b":3\r\n", answer_timeout=0.1) as (
         puppet,
         link,
@@ -170,7 +173,7 @@ async def test_silence() -> None:
 
 
 async def test_the_time_limit_holds_in_the_middle_of_a_try() -> None:
-    """When the time is over while an answer is due, the command may have been executed."""
+    """If the time limit passes while an answer is pending, the error says that the command may have been executed."""
     async with Puppet(lambda _, __: b"") as puppet:
         limits = SHORT | {"operation_timeout": 0.15, "answer_timeout": 5}
         async with linked(puppet.url, **limits) as link:
@@ -182,7 +185,7 @@ async def test_the_time_limit_holds_in_the_middle_of_a_try() -> None:
 
 
 async def test_callers_wait_for_a_place() -> None:
-    """Fault B17: more callers than places wait, within their time; who had no place sent nothing."""
+    """Fault B17: calls beyond the limit of calls in flight wait; if their time passes, they have sent nothing."""
     async with Puppet(lambda n, _: b"" if n == 1 else b":1\r\n:2\r\n") as puppet:
         limits = SHORT | {"operation_timeout": 0.2, "answer_timeout": 5}
         async with linked(puppet.url, in_flight=1, **limits) as link:
@@ -197,7 +200,7 @@ async def test_callers_wait_for_a_place() -> None:
     "garbage", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$x\r\n", b":1\r\n:2\r\n+"]
 )
 async def test_damaged_answers(garbage: bytes) -> None:
-    """Fault E8: what does not follow the protocol ends the connection, and reaches nobody after that."""
+    """Fault E8: a reply that violates the protocol closes the connection and is given to no later call."""
 
     def answers(n: int, _: Sequence[bytes]) -> bytes:
         return garbage if n == 1 else b":%d\r\n" % n
@@ -213,7 +216,7 @@ async def test_damaged_answers(garbage: bytes) -> None:
 
 
 async def test_small_pieces(each_redis: RedisServer) -> None:
-    """Fault E7: answers and commands that arrive byte by byte are understood."""
+    """Fault E7: replies and commands that arrive byte by byte are understood."""
     async with linked_by_proxy(each_redis.port) as (proxy, link):
         proxy.slice(1)
         words = [f"{n}".encode() * 20 for n in range(20)]
@@ -222,7 +225,7 @@ async def test_small_pieces(each_redis: RedisServer) -> None:
 
 
 async def test_lost_replies_of_a_real_server(each_redis: RedisServer, redis_prefix: str) -> None:
-    """Faults E1 and E5: executions and answers are told apart exactly, over cuts and lost replies."""
+    """Faults E1 and E5: over cut connections and lost replies, each call is counted exactly as executed or not."""
     counter = f"{redis_prefix}:n"
     async with linked_by_proxy(each_redis.port) as (proxy, link):
         assert await link.command(KEY, "EVAL", COUNT, 1, counter) == 1
@@ -241,7 +244,7 @@ async def test_lost_replies_of_a_real_server(each_redis: RedisServer, redis_pref
 
 
 async def test_idle_connections_that_the_server_closes(make_server: MakeServer) -> None:
-    """Fault B18: they are replaced unseen, whether commands may be sent twice or not."""
+    """Fault B18: connections closed by the server while idle are replaced, also for commands sent only once."""
     server = make_server(config={"timeout": "1"}).start()
     async with linked(server.url) as link:
         await link.command(KEY, "INCR", "k", resend=False, follow=lambda _: None)
@@ -258,7 +261,7 @@ async def test_idle_connections_that_the_server_closes(make_server: MakeServer) 
 
 
 async def test_a_paused_store(make_server: MakeServer) -> None:
-    """Fault B16: a pause shorter than the time limits is waited out; each command runs once."""
+    """Fault B16: a pause shorter than the time limits delays calls, and each command runs once."""
     server = make_server().start()
     async with linked(server.url) as link:
         await link.command(KEY, "PING")
@@ -270,7 +273,10 @@ async def test_a_paused_store(make_server: MakeServer) -> None:
 async def test_a_store_that_is_gone_and_back(
     make_server: MakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Faults B1 and E9: callers wait at next to no cost, say so once a second at most, and go on by themselves."""
+    """Faults B1 and E9: during an outage, waiting calls use little processor time and log at most once per second.
+
+    They succeed once the server is back.
+    """
     caplog.set_level(logging.INFO, "taskqueue.redis")
     server = make_server().start()
     async with linked(server.url, operation_timeout=2 * PATIENCE) as link:
@@ -280,7 +286,7 @@ async def test_a_store_that_is_gone_and_back(
         await until(lambda: link.trouble.text is not None, "it is seen")
         begun, cpu = time.monotonic(), time.process_time()
         await asyncio.sleep(0.7)
-        # one caller that does not rest takes all of a core; the rest is for a machine that is busy
+        # A caller that polled without pause would use a whole core; the margin is for a busy machine.
         away = time.monotonic() - begun
         assert (time.process_time() - cpu) / away < 0.15
         lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -292,11 +298,11 @@ async def test_a_store_that_is_gone_and_back(
 
 
 async def test_closing_ends_every_call(each_redis: RedisServer) -> None:
-    """Whoever waits when the link is closed is told, and nothing stays open."""
+    """Closing the link ends all waiting calls with an error and leaves no connection or task."""
     async with linked(each_redis.url, operation_timeout=2 * PATIENCE) as link:
         await link.command(KEY, "PING")
         calls = [asyncio.create_task(link.command(KEY, "BLPOP", "none", 0)) for _ in range(3)]
-        follow = lambda _: ("BLPOP", "none", 0)  # noqa: E731 - a name for the line below
+        follow = lambda _: ("BLPOP", "none", 0)  # noqa: E731 - a name makes the next line short enough
         calls.append(asyncio.create_task(link.command(KEY, "PING", follow=follow)))
         await asyncio.sleep(0.02)
         await link.aclose()
@@ -307,7 +313,7 @@ async def test_closing_ends_every_call(each_redis: RedisServer) -> None:
             async with raw(link):
                 pass
         with pytest.raises(NotReached):
-            async with asyncio.timeout(PATIENCE):  # it is not tried again
+            async with asyncio.timeout(PATIENCE):  # the call fails at once, without a retry
                 await link.everywhere("PING")
         await link.aclose()
     assert asyncio.all_tasks() == {asyncio.current_task()}

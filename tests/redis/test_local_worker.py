@@ -1,4 +1,4 @@
-"""A local worker on Redis."""
+"""`LocalWorker` on the Redis backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.worker.local import ledger_when, publish, serving, until
 
 
 async def test_a_drain_with_every_kind_of_handler(redis_url: str) -> None:
-    """A17, FIX-C2: two workers on one queue execute each task once, and settle many with one call."""
+    """A17, FIX-C2: two workers on the same queues execute each task once, with single and with batch handlers."""
     backends = [load_backend("redis"), load_backend("redis")]
     seen: list[int] = []
     workers = [LocalWorker(backend, concurrency=50) for backend in backends]
@@ -42,7 +42,7 @@ async def test_a_drain_with_every_kind_of_handler(redis_url: str) -> None:
 
 
 async def test_stopping_and_cancelling(redis_url: str) -> None:
-    """A13, D10: a cancelled task is revoked here, and what a stopped worker ran is back before it has ended."""
+    """A13, D10: a cancelled task is revoked in its worker, and a stopped worker releases its tasks before it ends."""
     assert redis_url
     backend = load_backend("redis")
     worker = LocalWorker(backend, concurrency=2, grace=0.05)

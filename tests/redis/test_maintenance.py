@@ -1,4 +1,4 @@
-"""One maintenance pass: it is bounded, reaches every queue in the end, and changes nothing before its time."""
+"""A maintenance pass of the Redis backend: it is bounded, reaches every queue, and changes nothing too early."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.redis.servers import RedisServer
 
 KEYS = tuple(f"{KEY}{n}" for n in range(3))
 WINDOW = 300.0
-"""for which a queue remembers what has ended, if it is not told otherwise"""
+"""default number of seconds for which a queue remembers the ids of ended tasks"""
 
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """What the backend goes by."""
+    """A manual clock that gives the backend its time."""
     return ManualClock(1_700_000_000.0)
 
 
@@ -30,20 +30,20 @@ def clock() -> ManualClock:
 async def backend(
     redis_url: str, redis_prefix: str, clock: ManualClock
 ) -> AsyncIterator[RedisBackend]:
-    """A backend that keeps no house but where it is told to."""
+    """A backend whose maintenance runs only when a test calls it."""
     async with opened(redis_url, redis_prefix, clock=clock, lease=60.0) as backend:
         yield backend
 
 
 async def command(backend: RedisBackend, *words: Any) -> Any:
-    """Have the store do something behind the backend's back; names begin with a colon."""
+    """Run a Redis command directly; words that start with a colon become keys of the partition."""
     (name,) = backend._context.scripts.partitions.names
     told = (f"{name}{word}" if str(word).startswith(":") else word for word in words)
     return await backend._context.client.command(name, *told)
 
 
 async def figures(backend: RedisBackend, budget: int) -> list[int]:
-    """Keep house once; return how many were promoted, expired, forgotten and recovered."""
+    """Run one maintenance pass; return how many tasks it promoted, expired, forgot and recovered."""
     (name,) = backend._context.scripts.partitions.names
     words = 60_000_000, 10_000_000, budget, 60_000
     promoted, expired, forgotten, recovered, *_ = await backend._context.scripts.run(
@@ -53,7 +53,7 @@ async def figures(backend: RedisBackend, budget: int) -> list[int]:
 
 
 async def fallen_silent(backend: RedisBackend, token: str) -> None:
-    """Make the store forget when it heard of a consumer, and that it looked lately."""
+    """Make the store believe that a consumer has been silent for longer than its lease."""
     backend._context.heartbeat.remove(token)
     await command(backend, "ZADD", ":alive", "XX", 1, token)
     await command(backend, "HSET", ":meta", "armed", 1)
@@ -67,7 +67,7 @@ async def test_a_pass_is_bounded(
     clock: ManualClock,
     what: str,
 ) -> None:
-    """A17, law 8: passes do no more than they may, and over several queues all comes to its end (fault M5)."""
+    """A17, law 8: a pass handles at most ``budget`` tasks; several passes handle all tasks of all queues (fault M5)."""
     ids, now = [f"t{n}" for n in range(5)], clock.now()
     times = {"promoted": {"not_before": now + 5}, "expired": {"deadline": now + 5}}.get(what, {})
     for key in KEYS:
@@ -110,7 +110,7 @@ async def test_a_pass_is_bounded(
 async def test_what_is_remembered(
     backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, clock: ManualClock
 ) -> None:
-    """Law 7: an end is known to the last moment of its window; with another window it is known for that (fault M5)."""
+    """Law 7: the id of an ended task is remembered exactly for the window, also if the window is changed (fault M5)."""
     await publish(backend, "a", "b", "c", "again")
     async with backend.subscribe([KEY], "c") as consumer:
         a, b, c, again = await take(consumer, 4)
@@ -121,7 +121,8 @@ async def test_what_is_remembered(
         await clock.advance(WINDOW - 100.001)
         assert await figures(backend, 100) == [0, 0, 0, 0]
         await clock.advance(0.001)
-        assert await figures(backend, 100) == [0, 0, 1, 0]  # not what has begun anew
+        # The pass forgets "a", but not "again", whose retry is scheduled.
+        assert await figures(backend, 100) == [0, 0, 1, 0]
         known = await backend.control.statuses(KEY, "a", "b", "c", "again")
         assert [status is None for status in known] == [True, False, False, False]
         recounted(redis_server, redis_prefix)
@@ -139,7 +140,7 @@ async def test_what_is_remembered(
 async def test_results_have_times_of_their_own(
     backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, clock: ManualClock
 ) -> None:
-    """Law 7, A17: the end of a result ends neither what is remembered nor what has begun anew meanwhile (fault M5)."""
+    """Law 7, A17: a result expires independently of the deduplication window and of a later retry (fault M5)."""
     await publish(backend, "a", "b", "again")
     async with backend.subscribe([KEY], "c") as consumer:
         for delivery in await take(consumer, 3):
@@ -165,7 +166,7 @@ async def test_results_have_times_of_their_own(
 async def test_a_window_that_grows_while_a_result_is_kept(
     backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, clock: ManualClock
 ) -> None:
-    """A17: what was kept past its window for its result is forgotten all the same, by the new window (fault M5)."""
+    """A17: a record kept for its result is forgotten according to a window that became longer meanwhile (fault M5)."""
     await backend.control.configure(KEY, QueueSettings(result_ttl=400))
     await publish(backend, "t")
     async with backend.subscribe([KEY], "c") as consumer:
@@ -188,7 +189,7 @@ async def test_a_window_that_grows_while_a_result_is_kept(
 async def test_anomalies_are_logged_once(
     backend: RedisBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """E6: what is not as it should be is logged when it is found, and not with every pass (fault M5)."""
+    """E6: repaired entries are logged when they are found, and not again with each pass (fault M5)."""
     for told in range(3):
         if told:
             await command(backend, "HINCRBY", ":meta", "anomalies", 1)
@@ -201,7 +202,7 @@ async def test_anomalies_are_logged_once(
 async def test_a_publish_that_is_refused_changes_nothing(
     backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, clock: ManualClock
 ) -> None:
-    """Law 6, A17: not the result of a task that may come again, nor that it is forgotten after it (fault M5)."""
+    """Law 6, A17: a refused publish of an ended id does not change when its result and its record expire (fault M5)."""
     await backend.control.configure(KEY, QueueSettings(result_ttl=400))
     await publish(backend, "t")
     async with backend.subscribe([KEY], "c") as consumer:
@@ -228,7 +229,10 @@ async def test_a_publish_that_is_refused_changes_nothing(
 async def in_steps(
     backend: RedisBackend, meanwhile: Callable[[], Awaitable[object]], script: str, *words: str
 ) -> list[int]:
-    """Run a script that goes in steps of four, until it is over; return what each did."""
+    """Run a script in steps of four tasks until it is done; return each step's count.
+
+    ``meanwhile`` runs after the first step.
+    """
     (name,) = backend._context.scripts.partitions.names
     steps, over, upto = list[int](), 0, b""
     while not over:
@@ -243,7 +247,7 @@ async def in_steps(
 async def test_a_purge_goes_in_steps(
     backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, entity: str | None
 ) -> None:
-    """A17, law 1: each step ends as many as it may, wherever they are, and none that came after it began (fault M5)."""
+    """A17, law 1: a purge cancels tasks in bounded steps, and none that were published after it began (fault M5)."""
     await publish(backend, "r0", "r1", "r2", "held", priority=4)
     async with backend.subscribe([KEY], "c") as consumer:
         taken = await take(consumer, 4)
@@ -266,7 +270,7 @@ async def test_a_purge_goes_in_steps(
 async def test_the_dead_move_in_steps(
     backend: RedisBackend, redis_server: RedisServer, redis_prefix: str, verb: str
 ) -> None:
-    """A17, law 1: each step moves as many as it may, and none that died after it began (fault M5)."""
+    """A17, law 1: dead letters are moved in bounded steps, and none that died after the call began (fault M5)."""
     await publish(backend, *(f"t{n}" for n in range(11)))
     async with backend.subscribe([KEY], "c") as consumer:
         *first, last = await take(consumer, 11)
@@ -284,7 +288,7 @@ async def test_the_dead_move_in_steps(
 async def test_strangers_in_the_groups(
     redis_url: str, redis_prefix: str, clock: ManualClock
 ) -> None:
-    """E6: a consumer of Redis that nobody knows, that has nothing and has long done nothing is removed (fault M5)."""
+    """E6: an unknown member of a consumer group is removed if it has no deliveries and was idle for long (fault M5)."""
     async with opened(redis_url, redis_prefix, clock=clock, lease=60.0) as backend:
         await publish(backend, "t0", "t1", "t2")
         name = stream(redis_prefix)

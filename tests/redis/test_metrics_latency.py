@@ -1,4 +1,4 @@
-"""Since when a delivery had been waiting, as the metrics of a server on Redis tell it."""
+"""The time since which a delivered task had been waiting, from which the server computes its metrics."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.redis.backends import KEY, opened, publish, take
 
 
 def exactly(at: float) -> object:
-    """Return what equals a time to the millisecond."""
+    """Return an object that equals a time to the millisecond."""
     return pytest.approx(at, rel=0, abs=0.001)
 
 
 @pytest.mark.parametrize("order", [Order.FIFO, Order.FAIR])
 async def test_since_when_it_waited(redis_url: str, redis_prefix: str, order: Order) -> None:
-    """E5: it is from when a task was published, due or handed back, in whatever order the queue hands out."""
+    """E5: the waiting time of a task starts at its publish, its due time or its release, in fair and in FIFO order."""
     clock = ManualClock(1_700_000_000.0)
     start = clock.now()
     async with opened(redis_url, redis_prefix, clock=clock, lease=60.0) as backend:

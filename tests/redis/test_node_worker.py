@@ -1,4 +1,4 @@
-"""The worker in Node of examples/, on a real server: another language needs the page about the protocol alone."""
+"""The example worker in Node.js against a real server: the protocol documentation is enough for another language."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORKER = Path(__file__).parents[2] / "examples/node_worker/worker.mjs"
 
 @asynccontextmanager
 async def worker(url: str, **variables: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the example until the end of the block."""
+    """Run the example worker until the end of the block."""
     process = await asyncio.create_subprocess_exec(
         *(str(node().path), "--experimental-websocket", str(WORKER)),
         env=os.environ | variables | {"TASKQUEUE_SERVER_URL": url},
@@ -46,7 +46,10 @@ async def worker(url: str, **variables: str) -> AsyncIterator[asyncio.subprocess
 
 
 async def test_it_works_and_comes_back(tmp_path: Path, redis_url: str) -> None:
-    """E1, REV-E5: acks, retries and dead letters count; what runs while the server is killed is settled at the next."""
+    """E1, REV-E5: acks, retries and dead letters of the worker take effect.
+
+    A task that runs while the server is killed is settled with the next server.
+    """
     assert redis_url
     port = reserve()
     words = ("--backend", "redis", "--port", str(port.port))
@@ -93,7 +96,7 @@ async def test_it_works_and_comes_back(tmp_path: Path, redis_url: str) -> None:
 
 
 async def test_an_unknown_token_ends_it() -> None:
-    """4401: it does not come again. With one that may consume it works."""
+    """A worker whose token is refused with close code 4401 ends; with a valid token it works."""
 
     class Plugin:
         @hookimpl
@@ -112,13 +115,13 @@ async def test_an_unknown_token_ends_it() -> None:
 
 
 async def state(backend: RedisBackend, task: str, wanted: State, key: str = "") -> bool:
-    """Whether a task has come to this."""
+    """Return whether a task has reached a state."""
     (status,) = await control_of(backend).statuses(key or f"node.{task}", task)
     return status is not None and status.state is wanted
 
 
 async def result(backend: RedisBackend, task: str) -> object:
-    """What a task came to."""
+    """Return the result of a task."""
     (found,) = await control_of(backend).results(f"node.{task}", task)
     assert found is not None
     return msgspec.json.decode(found)

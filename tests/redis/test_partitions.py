@@ -1,4 +1,4 @@
-"""Several partitions: one that is out of reach, or keeps silent, holds up nobody, and nothing of it is lost."""
+"""A backend with several partitions: one that is unavailable or slow neither delays the others nor loses tasks."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ KEYS = tuple(f"{KEY}{n}" for n in range(8))
 
 
 class Faults:
-    """Stands in front of the scripts of a backend, and holds up those of a partition, or fails them."""
+    """Faults for the scripts of a backend: those of a chosen partition fail, or their answers do not arrive."""
 
     def __init__(self, scripts: ScriptRunner) -> None:
         self._run = scripts.run
         self.failing: set[str] = set()
         self.silent: set[str] = set()
-        """whose answers do not arrive"""
+        """partitions whose answers to a receive are held back until `cure`"""
         self.heard = asyncio.Event()
         self.error: Exception = BackendUnavailable("out of reach")
         self.publishes: dict[str, Failure] = {}
-        """what a publish to a partition fails with"""
+        """the failure raised by a publish, by partition"""
         self.asked = Counter[str]()
 
     async def run(self, name: str, partition: str, *words: Any, **more: Any) -> Any:
-        """Run a script, or not."""
+        """Run a script, unless it is to fail."""
         self.asked[partition] += name == "receive"
         if name in {"receive", "pending", "maintain"} and partition in self.failing:
             raise self.error
@@ -50,7 +50,7 @@ class Faults:
         return told
 
     def cure(self) -> None:
-        """Let everything through again."""
+        """Remove all faults."""
         self.failing.clear()
         self.silent.clear()
         self.heard.set()
@@ -58,14 +58,14 @@ class Faults:
 
 @pytest.fixture
 async def backend(redis_url: str, redis_prefix: str) -> AsyncIterator[RedisBackend]:
-    """A backend of four partitions."""
+    """A backend with four partitions."""
     async with opened(redis_url, redis_prefix, partitions=4, lease=60.0) as backend:
         yield backend
 
 
 @pytest.fixture
 def faults(backend: RedisBackend, monkeypatch: pytest.MonkeyPatch) -> Faults:
-    """What its scripts go through."""
+    """Faults that a test can inject into the scripts of the backend."""
     faults = Faults(backend._context.scripts)
     monkeypatch.setattr(backend._context.scripts, "run", faults.run)
     return faults
@@ -77,25 +77,25 @@ def places(backend: RedisBackend) -> dict[str, list[str]]:
 
 
 async def began(consumer: RedisSubscription) -> None:
-    """Have it registered everywhere."""
+    """Register a consumer in every partition by an empty receive."""
     assert (await consumer.receive(1, 0)).deliveries == ()
 
 
 async def published(backend: RedisBackend, name: str) -> None:
-    """Publish a task to each queue."""
+    """Publish a task with this id to each queue."""
     for key in KEYS:
         await publish(backend, name, key=key)
 
 
 def names(*deliveries: Delivery) -> list[tuple[str, str]]:
-    """Return what was delivered."""
+    """Return the queue and id of each delivery, sorted."""
     return sorted((d.task.key, d.task.id) for d in deliveries)
 
 
 async def test_one_that_is_out_of_reach(backend: RedisBackend, faults: Faults) -> None:
-    """A9, fault C7: others give at once what they have; it is asked now and then, and wakes who waits when it is back.
+    """A9, fault C7: if a partition is unavailable, a receive returns the tasks of the others at once.
 
-    Fault M5.
+    The partition is retried only now and then; when it is back, a waiting receive is woken. Fault M5.
     """
     bad, *_ = places(backend)
     theirs = [(key, "t") for key in KEYS if key in places(backend)[bad]]
@@ -114,7 +114,7 @@ async def test_one_that_is_out_of_reach(backend: RedisBackend, faults: Faults) -
         waiting = asyncio.create_task(consumer.receive(10, None))
         await until(lambda: consumer.asleep, "it waits")
         await asyncio.sleep(0.5)
-        for _ in range(50):  # on a machine that stood still, what fell due before goes first
+        for _ in range(50):  # on a stalled machine, lets overdue callbacks run first
             await asyncio.sleep(0)
         assert 0 < faults.asked[bad] - before <= 3, "it is asked now and then"
         assert not waiting.done()
@@ -129,9 +129,9 @@ async def test_one_that_is_out_of_reach(backend: RedisBackend, faults: Faults) -
 
 
 async def test_one_that_keeps_silent(backend: RedisBackend, faults: Faults) -> None:
-    """A9, faults B10 and E3: nobody waits for it long, and what its answer brings late is delivered, as it was sent.
+    """A9, faults B10 and E3: a receive does not wait for a slow partition.
 
-    Fault M5.
+    Tasks in its late answer are delivered later, as the same deliveries. Fault M5.
     """
     bad, *_ = places(backend)
     async with backend.subscribe(KEYS, "c") as consumer:
@@ -157,7 +157,7 @@ async def test_one_that_keeps_silent(backend: RedisBackend, faults: Faults) -> N
 
 
 async def test_all_are_out_of_reach(backend: RedisBackend, faults: Faults) -> None:
-    """Fault E9: where no partition answers, the caller hears it, and nothing is lost by that (fault M5)."""
+    """Fault E9: if no partition is available, a receive raises an error, and no task is lost (fault M5)."""
     async with backend.subscribe(KEYS, "c") as consumer:
         await began(consumer)
         await published(backend, "t")
@@ -171,7 +171,10 @@ async def test_all_are_out_of_reach(backend: RedisBackend, faults: Faults) -> No
 
 
 async def test_one_that_fails_in_another_way(backend: RedisBackend, faults: Faults) -> None:
-    """A9, fault E3: what is no outage reaches the caller, and what the others gave is delivered next (fault M5)."""
+    """A9, fault E3: an unexpected error in one partition reaches the caller.
+
+    Tasks already received from the other partitions are delivered next (fault M5).
+    """
     bad, *_ = places(backend)
     async with backend.subscribe(KEYS, "c") as consumer:
         await began(consumer)
@@ -187,14 +190,14 @@ async def test_one_that_fails_in_another_way(backend: RedisBackend, faults: Faul
 
 
 async def test_who_was_given_up_in_one(backend: RedisBackend, faults: Faults) -> None:
-    """D10, fault A4: a consumer that one partition has forgotten begins anew in all of them (fault M5)."""
+    """D10, fault A4: a consumer forgotten by one partition registers with a new token in all of them (fault M5)."""
     bad, *_ = places(backend)
     async with backend.subscribe(KEYS, "c") as consumer:
         for silent in (False, True):
             await began(consumer)
             token, name = consumer.token, f"t{silent}"
             faults.heard.clear()
-            if silent:  # it is told when nobody waits for it any more
+            if silent:  # with this fault, the consumer learns it outside of a receive
                 faults.failing.add(bad)
                 assert (await consumer.receive(10, 0)).deliveries == ()
             await published(backend, name)
@@ -233,7 +236,7 @@ async def test_what_expired_without_a_waiting_consumer(
 
 
 async def test_maintenance_where_one_is_out_of_reach(backend: RedisBackend, faults: Faults) -> None:
-    """Fault C7: the others are maintained and reported; if none is available, the caller gets an error (fault M5)."""
+    """Fault C7: a pass maintains all available partitions, and fails only if none is available (fault M5)."""
     bad, *_ = places(backend)
     await published(backend, "t")
     faults.failing.add(bad)
@@ -249,7 +252,7 @@ async def test_maintenance_where_one_is_out_of_reach(backend: RedisBackend, faul
 
 
 async def test_shares_of_a_receive(backend: RedisBackend) -> None:
-    """A9: queues of several partitions share what a receive may bring; no more than that comes (fault M5)."""
+    """A9: a receive takes equal shares from the queues of all partitions, and never more than its limit (fault M5)."""
     for key in KEYS:
         await publish(backend, *(f"t{n}" for n in range(8)), key=key)
     async with backend.subscribe(KEYS, "c") as consumer:
@@ -263,7 +266,7 @@ async def test_shares_of_a_receive(backend: RedisBackend) -> None:
 
 
 async def test_one_call_for_many_partitions(backend: RedisBackend) -> None:
-    """A17: answers come in the order of the tasks, whatever lies where (fault M5)."""
+    """A17: results of a call over several partitions are in the order of its tasks (fault M5)."""
     tasks = [Task(key=KEYS[n % 8], id=f"t{n // 8}") for n in range(32)]
     await backend.publisher.publish(tasks[3], tasks[9])
     told = await backend.publisher.publish(*tasks)
@@ -279,9 +282,9 @@ async def test_one_call_for_many_partitions(backend: RedisBackend) -> None:
 
 
 async def test_a_publish_that_is_stored_in_part(backend: RedisBackend, faults: Faults) -> None:
-    """Law 7, fault E1: what may have been stored is unconfirmed, and only what cannot have been is an outage.
+    """Law 7, fault E1: a publish that may be stored in part is unconfirmed.
 
-    Fault M5.
+    If certainly nothing was stored, the error is `BackendUnavailable`. Fault M5.
     """
     tasks = [Task(key=key, id="t") for key in KEYS]
     one, two, *rest = places(backend)
@@ -302,7 +305,7 @@ async def test_a_publish_that_is_stored_in_part(backend: RedisBackend, faults: F
 
 
 async def test_a_publish_that_one_refuses(backend: RedisBackend, faults: Faults) -> None:
-    """Law 6, fault B8: where one partition has no memory its tasks are refused, and those of others stored.
+    """Law 6, fault B8: if one partition is out of memory, its tasks are refused and those of the others stored.
 
     Fault M5.
     """

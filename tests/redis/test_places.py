@@ -1,4 +1,4 @@
-"""Queues in several places, on real servers: migration from one store to another, and shards over a cluster."""
+"""Queues in several places, on real servers: migration from one store to another, and shards on a cluster."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ KEY = "work"
 
 
 class RedisHome:
-    """A store in Redis that processes come to and leave."""
+    """A Redis store from which processes open and close backends."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self.url = url
         self.prefix = prefix
 
     def enter(self) -> Backend:
-        """Open a backend on it."""
+        """Open a backend on the store."""
         return RedisBackend(settings=settings_for(self.url, prefix=self.prefix))
 
     async def kill(self, backend: Backend) -> None:
-        """End one; what it had is there for others."""
+        """Close a backend; its deliveries are released."""
         await backend.aclose()
 
 
 async def test_from_one_store_to_another(redis_server: RedisServer, redis_prefix: str) -> None:
-    """A20, faults J1, J2, J5, J7: under load, with everybody killed at some step, the equation is exact."""
+    """A20, faults J1, J2, J5, J7: in a migration under load with processes killed at some step, all counts agree."""
     homes = [RedisHome(redis_server.url, f"{redis_prefix}{side}") for side in ("old", "new")]
     (await migration(1, homes[0], homes[1], tasks=12)).check()
 
 
 async def test_from_memory(redis_server: RedisServer, redis_prefix: str) -> None:
-    """A20: between backends of different kinds, too."""
+    """A20: a migration from the memory backend to Redis works too."""
     (await migration(2, MemoryHome(), RedisHome(redis_server.url, redis_prefix), tasks=12)).check()
 
 
 async def test_an_old_side_that_is_gone(
     make_server: MakeServer, redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """Fault J6: the old server dies; the new one takes in and hands out without a pause."""
+    """Fault J6: if the old server dies during a migration, the new one continues to accept and deliver tasks."""
     server = make_server()
     server.start()
     waits = {"operation_timeout": 2 * PATIENCE}
@@ -63,7 +63,8 @@ async def test_an_old_side_that_is_gone(
     await start(both)
     server.kill()
     subscription = both.subscribe([KEY], "worker")
-    async with asyncio.timeout(PATIENCE):  # for all of them: none waits for the old side
+    # The time limit is for the whole loop, because no call may wait for the old backend.
+    async with asyncio.timeout(PATIENCE):
         for number in range(20):
             (told,) = await both.publisher.publish(Task(key=KEY, id=f"t{number}"))
             assert told.status is Published.ACCEPTED
@@ -74,7 +75,10 @@ async def test_an_old_side_that_is_gone(
 
 
 async def test_shards_over_a_cluster(redis_cluster: Cluster, redis_prefix: str) -> None:
-    """A16, fault D5: one queue uses many partitions, and is listed, counted and emptied as one, whatever its number."""
+    """A16, fault D5: a queue with several shards uses many partitions but is listed and counted as one queue.
+
+    The number of shards can change.
+    """
     inner = RedisBackend(
         settings=settings_for(redis_cluster.url, prefix=redis_prefix, partitions=8)
     )

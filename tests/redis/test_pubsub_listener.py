@@ -1,4 +1,4 @@
-"""The pub/sub listener: what is published reaches its callbacks, over losses of every kind."""
+"""The pub/sub listener: published messages reach its callbacks, also after lost connections."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tests.redis.servers import RedisServer
 
 
 class Ears:
-    """What was heard, and how often the bell came back."""
+    """The messages received by a listener, and how often it reconnected."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, bytes]] = []
         self.reopened = 0
 
     def hear(self, channel: str, message: bytes) -> None:
-        """Take note."""
+        """Record a message."""
         self.heard.append((channel, message))
 
     def reopen(self) -> None:
-        """Take note."""
+        """Count a reconnection."""
         self.reopened += 1
 
 
 @asynccontextmanager
 async def signal(link: Link, **values: float) -> AsyncIterator[tuple[Doorbell, Ears]]:
-    """Give a doorbell, and close it."""
+    """Open a listener whose callbacks are recorded, and close it afterwards."""
     ears = Ears()
     doorbell = Doorbell(link, ears.hear, ears.reopen, **values)
     try:
@@ -46,7 +46,7 @@ async def signal(link: Link, **values: float) -> AsyncIterator[tuple[Doorbell, E
 
 
 async def test_what_is_published_is_heard(each_redis: RedisServer, redis_prefix: str) -> None:
-    """A ring after `listen` has returned is heard, in order; one after `ignore` is not."""
+    """Messages published after `listen` has returned are received in order; those published after `ignore` are not."""
     one, two = f"{{{redis_prefix}:0}}:bell:a", f"{{{redis_prefix}:0}}:process:é"
     async with linked(each_redis.url) as link, signal(link) as (doorbell, ears):
         await doorbell.listen(one, two)
@@ -72,7 +72,7 @@ async def test_what_is_published_is_heard(each_redis: RedisServer, redis_prefix:
 async def test_thousands_of_channels_cost_one_connection(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """OPEN-E2: connections to the store do not grow with keys: one for all commands, one for all bells."""
+    """OPEN-E2: 5,000 channels need just one connection in addition to the one for commands."""
     async with linked(redis_server.url) as link, signal(link) as (doorbell, ears):
         await link.command(KEY, "PING")
         before = int(redis_server.info()["connected_clients"])
@@ -86,7 +86,7 @@ async def test_thousands_of_channels_cost_one_connection(
 
 
 async def test_listening_and_ignoring_in_turn(redis_server: RedisServer, redis_prefix: str) -> None:
-    """However often a channel was wanted and not: once `listen` has returned, it is heard."""
+    """Once `listen` has returned, messages are received, however often the channel was ignored before."""
     channel = f"{{{redis_prefix}:0}}:bell:a"
     async with linked(redis_server.url) as link, signal(link) as (doorbell, ears):
         for turn in range(100):
@@ -99,15 +99,18 @@ async def test_listening_and_ignoring_in_turn(redis_server: RedisServer, redis_p
 
 
 async def test_a_lost_connection(make_server: MakeServer) -> None:
-    """Faults B1 and E5: the bell comes back by itself, hears what it did, and says that rings may be missing."""
+    """Faults B1 and E5: a lost connection is restored with its channels.
+
+    A callback reports that messages may have been missed.
+    """
     server = make_server().start()
     async with linked(server.url, operation_timeout=0.5) as link, signal(link) as (doorbell, ears):
         await doorbell.listen("a", "b")
         for turn in (1, 2, 3):
             server.call("CLIENT", "KILL", "TYPE", "pubsub")
-            await until(lambda: ears.reopened == turn)  # noqa: B023 - used at once
+            await until(lambda: ears.reopened == turn)  # noqa: B023 - the lambda is called in this iteration
             assert server.call("PUBLISH", "b", f"{turn}") == 1
-            await until(lambda: len(ears.heard) == turn)  # noqa: B023 - used at once
+            await until(lambda: len(ears.heard) == turn)  # noqa: B023 - the lambda is called in this iteration
         server.kill()
         with pytest.raises(NotReached):
             await doorbell.listen("c")
@@ -119,7 +122,7 @@ async def test_a_lost_connection(make_server: MakeServer) -> None:
 
 
 async def test_a_half_open_connection(redis_server: RedisServer, redis_prefix: str) -> None:
-    """Fault C8: a peer that fell silent is found by a PING without an answer; a quiet one that answers is kept."""
+    """Fault C8: a connection without an answer to PING is replaced; an idle one that answers is kept."""
     channel = f"{{{redis_prefix}:0}}:bell:a"
     async with linked_by_proxy(redis_server.port) as (proxy, link):
         async with signal(link, quiet=0.05, patience=PATIENCE) as (doorbell, ears):
@@ -160,7 +163,7 @@ async def test_a_callback_that_fails_harms_no_other(
 
 
 async def test_rights(make_server: MakeServer) -> None:
-    """Fault E9: the access list that ships lets the prefix's channels be heard; others are refused with the cure."""
+    """Fault E9: the ACL file of the package allows channels of its prefix; others are refused with a remedy."""
     server = make_server(acl=access_list("tq", password=">pw")).start()
     server.login = ("taskqueue", "pw")
     async with linked(server.url) as link, signal(link) as (doorbell, ears):
@@ -175,7 +178,7 @@ async def test_rights(make_server: MakeServer) -> None:
 
 
 async def test_closing(redis_server: RedisServer) -> None:
-    """Closing ends whoever waits, at any moment, and leaves neither tasks nor connections."""
+    """Closing the listener at any moment ends a waiting `listen` and leaves no tasks and no connections."""
     before = int(redis_server.info()["connected_clients"])
     for moment in range(12):
         async with linked(redis_server.url) as link:

@@ -1,4 +1,4 @@
-"""Receipts: what none was issued for settles nothing, and what was asked for before a consumer left is done."""
+"""Receipts: forged ones have no effect, and acks sent before a consumer closes still take effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.redis.servers import RedisServer
 
 
 async def test_receipts_that_were_never_issued(each_redis: RedisServer, redis_prefix: str) -> None:
-    """Law 7, D16: another consumer's name, or another queue's, in a receipt makes it nobody's (fault M5)."""
+    """Law 7, D16: a receipt changed to another consumer or another queue is refused (fault M5)."""
     async with opened(each_redis.url, redis_prefix) as backend:
         await publish(backend, "a")
         async with backend.subscribe([KEY], "one") as one, backend.subscribe([KEY], "two") as two:
@@ -39,13 +39,13 @@ async def test_receipts_that_were_never_issued(each_redis: RedisServer, redis_pr
 async def test_acks_that_were_asked_for_before_it_left(
     each_redis: RedisServer, redis_prefix: str
 ) -> None:
-    """A13, A17: closing hands back what is left, and nothing whose ack is still to be sent (fault M5)."""
+    """A13, A17: closing a consumer waits for pending acks, and releases only the other deliveries (fault M5)."""
     async with opened(each_redis.url, redis_prefix) as backend:
         await publish(backend, *"abcde")
         consumer = backend.subscribe([KEY], "c")
         deliveries = await take(consumer, 5)
         acks = [asyncio.create_task(consumer.ack(one)) for one in deliveries[:4]]
-        await asyncio.sleep(0)  # one is on its way, the others wait for it
+        await asyncio.sleep(0)  # the first ack is being sent, and the others wait for it
         await consumer.close()
         assert await asyncio.gather(*acks) == [(Settled.OK,)] * 4
         ledger = await backend.control.ledger(KEY)
@@ -53,7 +53,7 @@ async def test_acks_that_were_asked_for_before_it_left(
 
 
 async def test_receipts_that_were_revoked(each_redis: RedisServer, redis_prefix: str) -> None:
-    """A14, law 7: of a delivery that was taken from its consumer nothing is kept (fault M5)."""
+    """A14, law 7: after a delivery was revoked, its consumer keeps no receipt of it (fault M5)."""
     async with opened(each_redis.url, redis_prefix) as backend:
         await publish(backend, "a")
         async with backend.subscribe([KEY], "c") as consumer:

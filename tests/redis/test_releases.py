@@ -1,4 +1,4 @@
-"""What consumers hold and release: each to its own queue, in batches; and what a store can promise."""
+"""Releasing deliveries, deliveries of several queues, large batches, closing, and durability classes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGE = Path(__file__).parents[2] / "docs/redis.md"
 
 
 async def test_released_at_once(each_redis: RedisServer, redis_prefix: str) -> None:
-    """D10, BUG-D1: what is released is available at once, ahead of new ones, and no loss is counted."""
+    """D10, BUG-D1: released tasks are available at once, ahead of newer ones, and count no loss."""
     async with (
         opened(each_redis.url, redis_prefix, lease=60.0) as backend,
         opened(each_redis.url, redis_prefix, lease=60.0) as other,
@@ -58,7 +58,7 @@ async def test_released_at_once(each_redis: RedisServer, redis_prefix: str) -> N
 async def test_what_a_failover_gave_to_another(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """Law 2, fault C5: a hand-out that was undone, and done again for another, is not ended by who had it first."""
+    """Law 2, fault C5: if a failover undid a delivery and another consumer got the task, the first cannot ack it."""
     async with opened(redis_server.url, redis_prefix) as backend:
         await publish(backend, "a")
         async with backend.subscribe([KEY], "one") as one, backend.subscribe([KEY], "two") as two:
@@ -74,7 +74,7 @@ async def test_what_a_failover_gave_to_another(
 
 
 async def test_to_the_queue_it_came_from(redis_url: str, redis_prefix: str) -> None:
-    """E2, A14: one id in two queues is two tasks: each is settled, returned and buried in its own."""
+    """E2, A14: tasks of the same id in two queues are separate: each is settled, released and buried in its own."""
     async with opened(redis_url, redis_prefix) as backend:
         for key in ("left", "right"):
             await publish(backend, "same", "other", key=key)
@@ -99,7 +99,7 @@ async def test_to_the_queue_it_came_from(redis_url: str, redis_prefix: str) -> N
 
 
 async def test_more_than_a_batch(each_redis: RedisServer, redis_prefix: str) -> None:
-    """D16, E6, law 1: thousands in one call are published, handed back and settled whole, as single ones are."""
+    """D16, E6, law 1: calls with thousands of tasks are complete: all are published, released and settled."""
     tasks = [Task(key=KEY, id=f"t{n}") for n in range(9000)]
     async with opened(each_redis.url, redis_prefix) as backend:
         assert all(told.stored for told in await backend.publisher.publish(*tasks))
@@ -113,7 +113,10 @@ async def test_more_than_a_batch(each_redis: RedisServer, redis_prefix: str) -> 
 async def test_names_in_the_store(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """D13, D11: all names begin with the prefix; making a queue again is harmless, and so is reading an unknown one."""
+    """D13, D11: all Redis keys begin with the prefix.
+
+    Creating a queue twice, or reading an unknown one, has no effect.
+    """
     async with opened(redis_url, redis_prefix) as one, opened(redis_url, redis_prefix) as two:
         for backend in (one, two):
             async with backend.subscribe([KEY], "c") as consumer:
@@ -132,7 +135,7 @@ async def test_names_in_the_store(
 
 
 async def test_nothing_is_left_behind(redis_url: str, redis_prefix: str) -> None:
-    """A13, fault M7: a backend that was closed leaves neither tasks nor threads, and closing again is no error."""
+    """A13, fault M7: a closed backend leaves no tasks and no threads, and closing it again raises no error."""
     before = asyncio.all_tasks(), threads()
     async with opened(redis_url, redis_prefix) as backend:
         await publish(backend, "now")
@@ -152,7 +155,7 @@ async def test_nothing_is_left_behind(redis_url: str, redis_prefix: str) -> None
 
 
 async def test_a_closed_backend(redis_url: str, redis_prefix: str) -> None:
-    """A13: once it is closed, each call says so, whether it would have asked the store or not (fault M5)."""
+    """A13: every call of a closed backend raises `BackendUnavailable`, also one that needs no store (fault M5)."""
     async with opened(redis_url, redis_prefix) as backend:
         await publish(backend, "t")
         async with backend.subscribe([KEY], "c") as consumer:
@@ -177,7 +180,7 @@ async def test_a_closed_backend(redis_url: str, redis_prefix: str) -> None:
 
 
 def threads() -> list[str]:
-    """Return the names of the threads that are ours: the event loop has some, and ends them itself."""
+    """Return the names of our own threads; the event loop manages others."""
     return [thread.name for thread in threading.enumerate() if "taskqueue" in thread.name]
 
 
@@ -192,9 +195,9 @@ def threads() -> list[str]:
 async def test_promises_are_checked(
     make_server: MakeServer, redis_prefix: str, config: dict[str, str], kept: set[str]
 ) -> None:
-    """D17, fault B9: a class that the store does not keep is refused when it is asked for.
+    """D17, fault B9: configuring a durability class that the server's settings do not provide is refused.
 
-    What each class can lose is in the documentation.
+    The documentation has a table of what each class can lose.
     """
     with make_server(config=config) as server:
         async with opened(server.url, redis_prefix) as backend:
@@ -213,7 +216,10 @@ async def test_promises_are_checked(
 
 
 async def test_a_promise_that_is_kept_no_more(make_server: MakeServer, redis_prefix: str) -> None:
-    """D17, fault B9: a process that starts on a store that lost what a queue promises is told which, and the cure."""
+    """D17, fault B9: a process refuses to start if the store no longer provides the durability of a queue.
+
+    The error names the queue and the remedy.
+    """
     with make_server(aof=True) as server:
         async with opened(server.url, redis_prefix) as backend:
             await backend.control.configure(KEY, QueueSettings(durability=Durability.PROCESS))
@@ -232,7 +238,10 @@ async def test_a_promise_that_is_kept_no_more(make_server: MakeServer, redis_pre
 async def test_confirmed_by_replicas_or_not_at_all(
     make_server: MakeServer, redis_prefix: str
 ) -> None:
-    """D17, fault C2: without its replica a publish is unconfirmed, and confirmed when it is sent again with it."""
+    """D17, fault C2: if the replica does not answer, a publish is unconfirmed.
+
+    Sent again when the replica is back, it is confirmed.
+    """
     with make_server(aof=True) as master:
         replica = make_server(aof=True, config={"replicaof": f"127.0.0.1 {master.port}"})
         with replica:
@@ -259,7 +268,7 @@ async def test_confirmed_by_replicas_or_not_at_all(
 
 
 def linked(master: RedisServer) -> None:
-    """Wait until a replica follows: it is online before it has loaded what it was sent, and answers only after."""
+    """Wait until the replica has loaded all data; its state is "online" even before that."""
 
     def in_step() -> bool:
         told = master.info("replication")
@@ -269,7 +278,7 @@ def linked(master: RedisServer) -> None:
 
 
 def test_a_stronger_store_can_be_plugged_in() -> None:
-    """D17: backends are loaded by their names or paths, so that one with another promise takes this one's place."""
+    """D17: backends are loaded by name or path, so that one with stronger durability can replace this one."""
     for word in ("redis", "taskqueue_redis:create_backend"):
         backend = load_backend(word)
         assert backend.capabilities.durable

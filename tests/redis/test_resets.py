@@ -1,4 +1,4 @@
-"""A store that was emptied, replaced or installed otherwise is noticed, said, and worked with or refused."""
+"""A Redis store that was emptied, replaced or set up differently is detected and reported."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.redis.servers import RedisServer
 async def test_an_emptied_store(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str
 ) -> None:
-    """Fault B12: FLUSHALL is said once per process, shown in health, and both go on without a restart.
+    """Fault B12: after FLUSHALL each process raises `QueueReset` once, counts it in its health, and continues.
 
-    What was in flight is known to be lost: its receipts are revoked and stale.
+    Deliveries in flight are lost, so their receipts are revoked and stale.
     """
     with make_server(each_engine) as server:
         async with (
@@ -52,7 +52,10 @@ async def test_an_emptied_store(
 
 
 async def test_a_waiting_consumer_learns_of_it(make_server: MakeServer, redis_prefix: str) -> None:
-    """Fault B12: a consumer that waits is told at the first bell after, and then known to the new store."""
+    """Fault B12: a waiting consumer gets `QueueReset` with the next notification.
+
+    After that it is registered in the new store.
+    """
     with make_server() as server:
         async with (
             opened(server.url, redis_prefix) as other,
@@ -73,7 +76,7 @@ async def test_a_waiting_consumer_learns_of_it(make_server: MakeServer, redis_pr
 
 
 async def test_a_master_that_restarts_empty(make_server: MakeServer, redis_prefix: str) -> None:
-    """Fault C9: one without persistence that was restarted raises the alarm, as an emptied one does."""
+    """Fault C9: a master without persistence that restarts empty is reported as a reset."""
     with make_server(aof=False) as server:
         async with opened(server.url, redis_prefix) as backend:
             await publish(backend, "t")
@@ -88,7 +91,7 @@ async def test_a_master_that_restarts_empty(make_server: MakeServer, redis_prefi
 async def test_a_lost_meta_hash(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """Fault B12: where only the partition's own data are gone, that is said once, and what is there is worked off."""
+    """Fault B12: if only a partition's metadata are lost, one reset is reported, and all tasks are still executed."""
     async with opened(redis_url, redis_prefix) as backend:
         await publish(backend, "a", "b")
         async with backend.subscribe([KEY], "c") as consumer:
@@ -105,7 +108,7 @@ async def test_a_lost_meta_hash(
 
 
 async def test_a_lost_stream(redis_server: RedisServer, redis_url: str, redis_prefix: str) -> None:
-    """Fault B12, rule 10: DEL of a stream is reported by housekeeping; consumers that wait get what comes after."""
+    """Fault B12, rule 10: after a stream was deleted, waiting consumers get the tasks published later."""
     async with opened(redis_url, redis_prefix) as backend:
         await publish(backend, "a", "b")
         redis_server.call("DEL", stream(redis_prefix))
@@ -121,7 +124,10 @@ async def test_a_lost_stream(redis_server: RedisServer, redis_url: str, redis_pr
 async def test_a_lost_group_is_made_again(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """Fault C6: it begins at the first entry: what was in flight or waited is delivered, and what comes after."""
+    """Fault C6: a lost consumer group is created again from the first entry of its stream.
+
+    Tasks that were in flight or waiting are delivered, and so are later ones.
+    """
     async with opened(redis_url, redis_prefix) as backend:
         await publish(backend, "a", "b")
         async with backend.subscribe([KEY], "c") as consumer:
@@ -139,7 +145,7 @@ async def test_a_lost_group_is_made_again(
 
 
 async def test_forgotten_scripts(each_redis: RedisServer, redis_prefix: str) -> None:
-    """Fault B13, FIX-C1, law 4: SCRIPT FLUSH before each call is not noticed, and costs neither copy nor order."""
+    """Fault B13, FIX-C1, law 4: SCRIPT FLUSH between calls loses and duplicates no task, and keeps their order."""
     names = [f"t{n}" for n in range(1000)]
     async with opened(each_redis.url, redis_prefix) as backend:
         each_redis.call("SCRIPT", "FLUSH")
@@ -161,7 +167,10 @@ async def test_forgotten_scripts(each_redis: RedisServer, redis_prefix: str) -> 
 async def test_a_foreign_layout_is_refused(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """D13, fault B9: a store that another version wrote, or with other partitions, is refused with the cure."""
+    """D13, fault B9: a store written by another layout version or with another number of partitions is refused.
+
+    The error names the remedy.
+    """
     async with opened(redis_url, redis_prefix) as backend:
         await publish(backend, "t")
     async with opened(redis_url, redis_prefix, partitions=3) as backend:

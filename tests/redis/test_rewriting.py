@@ -1,4 +1,4 @@
-"""What a crash has torn at the end of Redis' append-only file does not come back with a later start."""
+"""Rewriting the append-only file after a crash, which may have left an incomplete transaction at its end."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.redis.servers import RedisServer, wait_until
 
 _END = b"*1\r\n$4\r\nEXEC\r\n"
 _WRITTEN = {"appendfsync": "always"}
-"""what was answered is in the file: else Redis may answer first, while a sync goes on"""
+"""because otherwise Redis may answer before it has written to the file"""
 
 
 def _tear(server: RedisServer) -> None:
-    """Cut its file in the midst of the last transaction's last write, as a kill or a power cut can."""
+    """Cut the append-only file within its last transaction, as a kill or a power cut can do."""
     files = [
         path
         for path in server.folder.rglob("appendonly.aof*")
@@ -45,7 +45,7 @@ def _tear(server: RedisServer) -> None:
 
 
 async def _work(backend: RedisBackend, name: str) -> None:
-    """Publish one task, execute one, and leave one waiting."""
+    """Publish two tasks, execute one of them, and leave the other waiting."""
     await publish(backend, f"{name}-waits", priority=1)
     await publish(backend, f"{name}-runs")
     async with backend.subscribe([KEY], "c") as subscription:
@@ -59,7 +59,7 @@ async def _work(backend: RedisBackend, name: str) -> None:
 async def test_half_a_script_does_not_come_back(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str, *, lives: bool
 ) -> None:
-    """Law 5, faults B1 and B2: killed while it writes, killed again later; the books and the tasks agree after both."""
+    """Law 5, faults B1 and B2: after a kill during a write, and another kill later, counters and tasks still agree."""
     server = make_server(each_engine, config=_WRITTEN).start()
     async with contextlib.AsyncExitStack() as stack:
         backend = await stack.enter_async_context(opened(server.url, redis_prefix))
@@ -87,7 +87,7 @@ async def test_half_a_script_does_not_come_back(
 async def test_once_per_start_and_only_where_there_was_a_file(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str
 ) -> None:
-    """One that began empty, and one that has written its file anew already, are left alone."""
+    """A server that started without a file, or already rewrote it, is not asked to rewrite it."""
     server = make_server(each_engine).start()
 
     def rewrites() -> int:
@@ -108,7 +108,7 @@ async def test_once_per_start_and_only_where_there_was_a_file(
 async def test_a_publisher_that_did_not_notice(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str, preamble: str
 ) -> None:
-    """Law 5, faults B1 and B2: nothing was on its way, and nobody listened, when Redis was killed and came back."""
+    """Law 5, faults B1 and B2: the file is rewritten even if no client used Redis when it was killed and restarted."""
     server = make_server(each_engine, config={**_WRITTEN, "aof-use-rdb-preamble": preamble}).start()
     async with opened(server.url, redis_prefix) as backend:
         await publish(backend, "first")
@@ -128,7 +128,7 @@ async def test_one_that_fails_is_tried_again(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """Fault B1: where writing it anew fails, as for want of memory, the log says so, and it is tried again."""
+    """Fault B1: if rewriting the file fails, the log says so once, and it is tried again."""
     monkeypatch.setattr(aof_rewrite, "_RETRY_SECONDS", 0.1)
     server = make_server(each_engine, config={"rdb-key-save-delay": "1000000"}).start()
     async with opened(server.url, redis_prefix) as backend:
@@ -144,7 +144,7 @@ async def test_one_that_fails_is_tried_again(
 
 
 class _Master:
-    """One master that answers as it is told."""
+    """A fake Redis master with scripted INFO fields and a scripted answer to BGREWRITEAOF."""
 
     def __init__(self, rewriting: str, **facts: str) -> None:
         usual = {
@@ -169,7 +169,7 @@ class _Master:
 
 
 class _Masters:
-    """A link to some."""
+    """A link to several fake masters."""
 
     def __init__(self, *masters: _Master) -> None:
         self.masters = masters
@@ -198,7 +198,7 @@ _FORK = "ERR Can't execute an AOF background rewriting. Please check the server 
     ],
 )  # fmt: skip
 async def test_what_is_found(master: _Master, look: AofReading, asked: int) -> None:
-    """A master is asked for it where its file may be torn, and looked at again until it is not."""
+    """A master whose file may be incomplete is asked to rewrite it, and read again until the file is complete."""
     away, whole = _Master(""), _Master("", aof_last_rewrite_time_sec="3")
     away.info = ""
     assert await rewrite_logs(_Masters(whole, master, whole)) == look  # type: ignore[arg-type]
@@ -210,7 +210,7 @@ async def test_what_is_found(master: _Master, look: AofReading, asked: int) -> N
 async def test_a_missing_right_is_logged(
     make_server: MakeServer, redis_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without the right everything works as ever; the log says once what to do by hand."""
+    """Without the right to rewrite the file, everything else works, and the log says once what to do by hand."""
     rules = access_list(redis_prefix, password=">pw").replace(" +bgrewriteaof", "")
     server = make_server(acl=rules).start()
     server.login = ("taskqueue", "pw")

@@ -1,4 +1,4 @@
-"""The Lua scripts: what they may use, that they end, and that each stays within the partition it was given."""
+"""Static checks of the Lua scripts: allowed commands, loops that end, and keys of a single partition only."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ KEYS = (
     "LATE",
     "DATES",
 )
-"""what keys of scripts begin with: each is the partition, or begins with it"""
+"""how the key arguments in scripts begin; each of these is the partition or starts with it"""
 CONTAINERS = {"XGROUP", "XINFO"}
 
 
 def code(name: str) -> str:
-    """Return a script, without its comments."""
+    """Return the source of a script without its comments."""
     return re.sub(r"--[^\n]*", "", source(name))
 
 
 def commands(text: str) -> set[str]:
-    """Return the commands that a script calls, all of which it must name."""
+    """Return the commands that a script calls; each call must name its command literally."""
     found = set()
     for match in CALL.finditer(text):
         assert match[1], f"a command that is not named: {match[0]}"
@@ -75,7 +75,7 @@ def commands(text: str) -> set[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_commands_are_allowed(name: str) -> None:
-    """E6, fault E9: each command in a script is named, and among those that the access list grants."""
+    """E6, fault E9: every command called by a script is literal and granted by the ACL file."""
     allowed = {
         f"{words[0]} {words[1]}" if words[0] in CONTAINERS else words[0]
         for words in SCRIPT_COMMANDS
@@ -84,7 +84,7 @@ def test_commands_are_allowed(name: str) -> None:
 
 
 def test_no_command_is_allowed_without_need() -> None:
-    """The access list grants nothing that no script needs, and nothing that walks or empties the whole store."""
+    """The ACL file grants only commands that are used, and none that scans or empties the whole store."""
     used = {word.split()[0] for name in NAMES for word in commands(code(name))}
     assert used == {words[0] for words in SCRIPT_COMMANDS}
     granted = set(re.findall(r"\+(\S+)", access_list("tq").splitlines()[1]))
@@ -94,9 +94,9 @@ def test_no_command_is_allowed_without_need() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_trimmed_or_forgotten_unseen(name: str) -> None:
-    """D15, law 1: no stream of tasks is cut by length; consumers of a group go only where nothing is pending.
+    """D15, law 1: no script trims a stream of tasks, and group members are removed only without pending entries.
 
-    Only the journal has a length. A group passes over nothing but what has a place in a sorted lane, or is in flight.
+    Only the journal has a maximum length. A group skips only entries that are in a sorted lane or in flight.
     """
     text = code(name)
     for line in text.splitlines():
@@ -113,14 +113,14 @@ def test_nothing_is_trimmed_or_forgotten_unseen(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_loops_end(name: str) -> None:
-    """X6, rule 5: loops run over what is there, or up to a bound that each round comes nearer to; none waits."""
+    """X6, rule 5: every loop in a script is bounded, and no script waits."""
     text = code(name)
     assert not re.search(r"\brepeat\b|\bgoto\b|while true", text)
     for condition in re.findall(r"\bwhile\b(.*?)\bdo\b", text, re.DOTALL):
         assert re.search(r"[<>]=?", condition), condition
     for loop in re.findall(r"\bfor\b(.*?)\bdo\b", text, re.DOTALL):
         assert re.search(r"=[^,]+,|\bi?pairs\(", loop), loop
-    # What grows with a queue is read in pieces.
+    # Data that grow with a queue must be read in pieces.
     for line in text.splitlines():
         for call in re.findall(r"call\('ZRANGEBYSCORE'.*", line):
             assert "'LIMIT'" in call, line
@@ -135,7 +135,7 @@ def test_loops_end(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_keys_are_built_from_the_partition(name: str) -> None:
-    """D18, rule 21: no script names a key of its own, nor takes a key's name from its arguments."""
+    """D18, rule 21: all keys of a script are built from its partition, never from its other arguments."""
     text = code(name)
     assert "KEYS[2]" not in text
     for words in re.findall(r"call\('(?!TIME)\w+', ([^\n]*)", text):
@@ -145,7 +145,7 @@ def test_keys_are_built_from_the_partition(name: str) -> None:
 
 
 def test_parts_are_used() -> None:
-    """Each part is a part of something, and each script is one that is called."""
+    """Every library file is included by a script, and every script is used by the Python code."""
     heads = {
         word
         for name in NAMES
@@ -160,7 +160,7 @@ def test_parts_are_used() -> None:
 
 @pytest.mark.oldest
 def test_each_script_loads(each_redis: RedisServer) -> None:
-    """D13, fault M6: each engine compiles each script, under the hash that we call it by."""
+    """D13, fault M6: each engine compiles each script, under the hash with which the client calls it."""
     with each_redis.connect() as connection:
         for name in NAMES:
             text = source(name)
@@ -169,7 +169,7 @@ def test_each_script_loads(each_redis: RedisServer) -> None:
 
 
 async def test_scripts_keep_to_their_partition(make_server: MakeServer, redis_prefix: str) -> None:
-    """D18: every command of every script, seen by MONITOR, touches keys and channels of its own partition alone."""
+    """D18: MONITOR shows that every command of every script uses only keys and channels of its own partition."""
     clock = ManualClock(1_700_000_000.0)
     with make_server() as server, server.connect() as monitor:
         monitor.call("MONITOR")
@@ -184,7 +184,7 @@ async def test_scripts_keep_to_their_partition(make_server: MakeServer, redis_pr
         for words in iter(lambda: monitored(monitor._reader.readline()), ["PING", "the end"]):
             if words[0] in {"EVALSHA", "EVAL"}:
                 owner = words[3]
-                text = ast.literal_eval(f'b"{words[1]}"')  # MONITOR escapes as Python does
+                text = ast.literal_eval(f'b"{words[1]}"')  # MONITOR escapes bytes as Python does
                 digests.add(
                     words[1]
                     if words[0] == "EVALSHA"
@@ -206,7 +206,7 @@ async def test_scripts_keep_to_their_partition(make_server: MakeServer, redis_pr
 
 
 async def everything(workload: Workload) -> None:
-    """Run each script at least once."""
+    """Run each script of the queues at least once."""
     backend = workload.backend
     for _ in range(300):
         verb = workload.chance.choice(workload.verbs)
@@ -244,13 +244,13 @@ async def everything(workload: Workload) -> None:
     await until(lambda: consumer.asleep or waiting.done(), "it waits")
     await workload.clock.advance(2)
     await asyncio.wait_for(waiting, PATIENCE)
-    for token in [consumer.token]:  # a sign of life, without waiting for it
+    for token in [consumer.token]:  # sends a heartbeat without waiting for its interval
         for partition in backend._context.scripts.partitions.names:
             await backend._context.scripts.run("beat", partition, token)
 
 
 async def every_transition_of_slots(backend: RedisBackend) -> None:
-    """Run each script of the slot pool at least once, each way that it has."""
+    """Run each script of the slot pool at least once, in all of its cases."""
     slots = backend.slots
     for model in ("m", "another model"):
         for server in ("a", "b"):
@@ -281,14 +281,14 @@ async def every_transition_of_slots(backend: RedisBackend) -> None:
 
 
 def monitored(line: bytes) -> list[str]:
-    """Return the words of a command that MONITOR shows, after "lua" where a script has called it."""
+    """Return the words of a command shown by MONITOR, preceded by "lua" if a script called it."""
     text = line.decode("utf-8", "replace")
     words = re.findall(r'"((?:[^"\\]|\\.)*)"', text)
     return ["lua", *words] if re.search(r"\[\d+ lua\]", text) else words
 
 
 def named(words: list[str]) -> list[str]:
-    """Return the keys and channels of a command."""
+    """Return the keys and channels that a command uses."""
     match words[0].upper():
         case "TIME":
             return []
@@ -304,7 +304,7 @@ def named(words: list[str]) -> list[str]:
 
 
 def test_partitions() -> None:
-    """D18, rule 21: the names of a partition have one hash tag, and a queue lies in one of them, always the same."""
+    """D18, rule 21: all names of a partition have the same hash tag, and a queue is always in the same partition."""
     partitions = Partitions("tq", 8)
     assert partitions.names == tuple(f"{{tq:{n}}}" for n in range(8))
     keys = tuple(f"key-{n}" for n in range(1000))

@@ -1,4 +1,4 @@
-"""Redis goes away and comes back under a server whose workers stay connected."""
+"""An outage of Redis under a server whose workers stay connected."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ QUICK = {"connect_timeout": 0.3, "answer_timeout": 0.3, "operation_timeout": 0.5
 
 
 async def test_workers_stay_and_go_on(redis_server: RedisServer, redis_prefix: str) -> None:
-    """Fault G14: workers are told and stay; what they said meanwhile is stored later; nobody connects anew.
+    """Fault G14: during an outage, workers are notified and stay connected; their acks are stored afterwards.
 
-    The store refuses connections at first, and is silent later.
+    In the first outage the store refuses connections, in the second it does not answer.
     """
     async with FaultProxy(("127.0.0.1", redis_server.port)) as link:
         host, port = link.address

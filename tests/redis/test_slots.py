@@ -1,4 +1,4 @@
-"""The slot pool in Redis: where it lies, whose time counts, who sees it, and what is left of it."""
+"""The slot pool in Redis: its keys, its clock, its tokens, its signals, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MODEL = "llama 3.1 - {70b}: %s"
 
 
 def endpoint(server: str = "s1", *, model: str = MODEL, slots: int = 2, **more: object) -> Endpoint:
-    """Return one that is healthy at once."""
+    """Return an endpoint that needs no health reports and so is healthy at once."""
     fields: dict[str, object] = {"reports": False, **more}
     return Endpoint(model=model, server=server, url=f"http://{server}/", slots=slots, **fields)  # type: ignore[arg-type]
 
 
 async def bound(backend: RedisBackend, *jobs: str, ttl: float = 60.0) -> list[SlotLease]:
-    """Take slots and bind them to jobs."""
+    """Acquire a slot for each job and assign the jobs to them."""
     leases = await backend.slots.acquire(MODEL, "h", ttl=ttl, limit=len(jobs))
     told = await backend.slots.assign(*zip(leases, jobs, strict=True), ttl=ttl)
     found = [lease for lease in told if lease is not None]
@@ -33,7 +33,7 @@ async def bound(backend: RedisBackend, *jobs: str, ttl: float = 60.0) -> list[Sl
 
 
 async def held(backend: RedisBackend, model: str | None = None) -> int:
-    """Return how many slots have a holder; the leases must agree."""
+    """Return the number of leased slots, which must equal the number of leases."""
     view = await backend.slots.inspect(model)
     number = sum(info.held for info in view.endpoints)
     assert number == len(view.leases)
@@ -50,7 +50,7 @@ async def backend(redis_server: RedisServer, redis_prefix: str) -> AsyncIterator
 async def test_all_of_it_is_in_the_first_partition(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """D18: one step can see all of it: its keys lie in one partition, whatever the models are called."""
+    """D18: all keys of the slot pool are in the first partition, whatever the models are called."""
     async with opened(redis_server.url, redis_prefix, partitions=4) as backend:
         for n in range(8):
             await backend.slots.register(endpoint(model=f"m{n}"))
@@ -65,7 +65,7 @@ async def test_all_of_it_is_in_the_first_partition(
 
 
 async def test_names_are_distinguished(backend: RedisBackend) -> None:
-    """C23: names may be any text: two that read alike when they are put together are two all the same."""
+    """C23: models and servers may have any names; names that are ambiguous when joined are still distinguished."""
     names = ["a", "ab", "1:a", "a:1", "%d+", "j", "ü {x}:*", "s1", "epoch", "fence", "0", "12"]
     for model in names:
         for server in names:
@@ -87,7 +87,7 @@ async def test_names_are_distinguished(backend: RedisBackend) -> None:
 
 
 async def test_jobs_of_models_are_distinguished(backend: RedisBackend) -> None:
-    """C23: one job has one lease per model; what is another model's is another job."""
+    """C23: jobs of different models are distinct, even with the same id."""
     leases: list[SlotLease | None] = []
     for model, job in (("a", "1"), ("a1", "1"), ("a", "11")):
         await backend.slots.register(endpoint(model=model))
@@ -99,7 +99,7 @@ async def test_jobs_of_models_are_distinguished(backend: RedisBackend) -> None:
 async def test_the_time_is_the_stores(
     backend: RedisBackend, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E4: leases run out by the clock of the store, whatever the clock of a process says."""
+    """E4: leases expire by the clock of the store, not by that of a process."""
     monkeypatch.setattr("time.time", lambda: 1.0)
     await backend.slots.register(endpoint())
     (lease,) = await backend.slots.acquire(MODEL, "h", ttl=60)
@@ -115,7 +115,7 @@ async def test_the_time_is_the_stores(
 
 
 async def test_tokens_tell_nothing_of_each_other(backend: RedisBackend) -> None:
-    """C23: who sees one token of a holder cannot make another one: each has a secret of its own."""
+    """C23: a token cannot be derived from another one, because each has its own secret."""
     await backend.slots.register(endpoint(slots=100))
     leases = await backend.slots.acquire(MODEL, "h", ttl=60, limit=100)
     secrets = {lease.token.rpartition(".")[2].partition("x")[2] for lease in leases}
@@ -139,7 +139,10 @@ def altered(lease: SlotLease, token: str) -> SlotLease:
 
 
 async def test_nothing_is_left_behind(redis_server: RedisServer, redis_prefix: str) -> None:
-    """Rule 5: when all is released and removed, the store holds what it held before, but for the pool's counters."""
+    """Rule 5: after all leases and endpoints were removed, the store has no more keys than before.
+
+    Only counters of the pool and recent late notes are kept.
+    """
     clock = ManualClock(1_700_000_000.0)
     async with opened(redis_server.url, redis_prefix, clock=clock) as backend:
         await backend.slots.inspect()
@@ -173,7 +176,7 @@ async def test_nothing_is_left_behind(redis_server: RedisServer, redis_prefix: s
 
 
 async def test_so_many_at_once(redis_server: RedisServer, redis_prefix: str) -> None:
-    """Rule 5, C23: what runs out together is cleared away in pieces, and is over for everybody at once."""
+    """Rule 5, C23: many leases that expire together are removed in steps, but all of them are invalid at once."""
     clock = ManualClock(1_700_000_000.0)
     async with opened(redis_server.url, redis_prefix, clock=clock) as backend:
         await backend.slots.register(endpoint(slots=2500))
@@ -182,14 +185,15 @@ async def test_so_many_at_once(redis_server: RedisServer, redis_prefix: str) -> 
             leases += await backend.slots.acquire(MODEL, "h", ttl=1, limit=1000)
         assert len(leases) == 2500
         await clock.advance(1)
-        assert await backend.slots.release(leases[-1]) == (False,)  # no pass has come to it
+        # No maintenance pass has removed this expired lease yet, but it is invalid already.
+        assert await backend.slots.release(leases[-1]) == (False,)
         assert len(await backend.slots.acquire(MODEL, "h", ttl=1, limit=1000)) == 1000
         await clock.advance(1)
         assert await held(backend) == 0
 
 
 async def test_idle_slots_behind_ones_own(redis_server: RedisServer, redis_prefix: str) -> None:
-    """C23: however many one holds oneself for longer, those of others are found behind them."""
+    """C23: idle slots of other holders are found even behind many slots of one's own."""
     clock = ManualClock(1_700_000_000.0)
     async with opened(redis_server.url, redis_prefix, clock=clock) as backend:
         await backend.slots.register(endpoint(slots=255))
@@ -204,7 +208,7 @@ async def test_idle_slots_behind_ones_own(redis_server: RedisServer, redis_prefi
 
 
 async def test_a_note_for_who_gives_back_is_dropped(backend: RedisBackend) -> None:
-    """C23: who exchanges a slot for another has read its note, which is not put aside."""
+    """C23: a holder that exchanges its slot has read its note, so the note is not kept."""
     await backend.slots.register(endpoint())
     (lease,) = await bound(backend, "j")
     assert await backend.slots.leave(MODEL, "j", lease.token, b"1") is Left.TAKEN
@@ -215,7 +219,7 @@ async def test_a_note_for_who_gives_back_is_dropped(backend: RedisBackend) -> No
 async def test_a_slot_signal_in_another_process(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """C23: a slot that comes free in one process wakes waiters in another; each model has its own signal."""
+    """C23: a slot freed in one process wakes waiters in another one; each model has its own signal."""
     async with (
         opened(redis_server.url, redis_prefix) as one,
         opened(redis_server.url, redis_prefix) as two,
@@ -240,7 +244,7 @@ async def test_a_slot_signal_in_another_process(
 async def test_a_slot_signal_that_may_have_missed_a_message(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """BUG-D3, fault B2: a signal whose connection was cut is sent once the connection is back."""
+    """BUG-D3, fault B2: a slot signal fires when its lost connection is restored, as it may have missed a message."""
     async with FaultProxy(("127.0.0.1", redis_server.port)) as proxy:
         url = f"redis://127.0.0.1:{proxy.address[1]}"
         async with opened(url, redis_prefix) as backend, backend.slots.slot_signal(MODEL) as signal:
@@ -251,7 +255,7 @@ async def test_a_slot_signal_that_may_have_missed_a_message(
 
 
 async def test_slot_and_room_signals_are_separate(backend: RedisBackend) -> None:
-    """A slot signal gets no message of a queue with the same name, nor a room signal one of slots."""
+    """Slot signals and room signals of the same name are independent."""
     name = "work"
     await backend.slots.register(endpoint(model=name))
     (lease,) = await backend.slots.acquire(name, "h", ttl=60)
@@ -269,7 +273,7 @@ async def test_slot_and_room_signals_are_separate(backend: RedisBackend) -> None
 
 
 async def test_what_a_server_says_it_runs_may_be_anything(backend: RedisBackend) -> None:
-    """Fault H5: names that no job can have are no job's, and do no harm."""
+    """Fault H5: job names reported by a server that are no valid names are ignored."""
     await backend.slots.register(endpoint(reports=True))
     await backend.slots.reconcile(MODEL, "s1", Seen(active=0), settled=0)
     (lease,) = await bound(backend, "j")

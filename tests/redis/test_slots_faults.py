@@ -1,4 +1,4 @@
-"""The slot pool under faults: lost answers, cancelled calls, a full or emptied store, foreign hands."""
+"""The slot pool under faults: lost answers, cancelled calls, a full or emptied store, and deleted keys."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.redis.test_answers_lost import at_each_point, cancelled_at, lossy
 from tests.redis.test_slots import MODEL, bound, endpoint, held
 
 POOL = ("", ":e:1", ":e:1:u", ":e:2", ":e:2:u", ":jobs", ":lapses", ":notes", ":late", ":dates")
-"""the keys of a pool with two endpoints"""
+"""the keys of a pool with two endpoints, after the common prefix"""
 
 
 @pytest.mark.oldest
 async def test_lost_answers_of_acquire(each_redis: RedisServer, redis_prefix: str) -> None:
-    """C23, fault E3: what a lost answer had granted is found again, and nothing is granted twice."""
+    """C23, fault E3: if the answer of ``acquire`` is lost, the retry returns the same leases and grants no others."""
     async with lossy(each_redis, redis_prefix) as (proxy, backend, other):
         await backend.slots.register(endpoint(slots=5))
         (before,) = await backend.slots.acquire(MODEL, "h", ttl=60)
@@ -50,7 +50,7 @@ async def test_lost_answers_of_acquire(each_redis: RedisServer, redis_prefix: st
 
 
 async def test_lost_answers_of_assign(each_redis: RedisServer, redis_prefix: str) -> None:
-    """C23, fault E3: who took a job's lease over and did not hear of it is told again; nobody else is."""
+    """C23, fault E3: if the answer of a takeover is lost, the retry returns its lease to the new holder only."""
     async with lossy(each_redis, redis_prefix) as (proxy, backend, other):
         await backend.slots.register(endpoint(slots=3))
         (first,) = await bound(other, "j")
@@ -61,7 +61,8 @@ async def test_lost_answers_of_assign(each_redis: RedisServer, redis_prefix: str
         assert (resumed.resumed, resumed.holder) == (True, "me")
         assert await held(other) == 1
         assert await other.slots.release(first, lease) == (False, False)
-        (again,) = await other.slots.assign((lease, "j"), ttl=60)  # another call, the same proof
+        # Another call with the same lease gets the same answer.
+        (again,) = await other.slots.assign((lease, "j"), ttl=60)
         assert again is not None
         assert again.token == resumed.token
         assert await other.slots.assign((first, "j"), ttl=60) == (None,)
@@ -69,7 +70,7 @@ async def test_lost_answers_of_assign(each_redis: RedisServer, redis_prefix: str
 
 
 async def test_lost_answers_of_the_others(each_redis: RedisServer, redis_prefix: str) -> None:
-    """Fault E3: twice is as good as once: a note is put aside once, a slot comes back once, a lease is kept."""
+    """Fault E3: if the answer of any other slot call is lost, its retry has the same result and no further effect."""
     async with lossy(each_redis, redis_prefix) as (proxy, backend, other):
         slots = backend.slots
 
@@ -102,7 +103,7 @@ async def test_lost_answers_of_the_others(each_redis: RedisServer, redis_prefix:
 
 
 async def test_lost_answers_of_reconcile(each_redis: RedisServer, redis_prefix: str) -> None:
-    """Faults E3 and H4: one observation whose response was lost is never two that agree."""
+    """Faults E3 and H4: an observation whose answer was lost counts once, so it never confirms itself."""
     async with lossy(each_redis, redis_prefix) as (proxy, backend, other):
         await backend.slots.register(endpoint(reports=True))
         await backend.slots.reconcile(MODEL, "s1", Seen(active=0), settled=0)
@@ -115,7 +116,7 @@ async def test_lost_answers_of_reconcile(each_redis: RedisServer, redis_prefix: 
 
 
 async def test_a_cancelled_acquire(redis_server: RedisServer, redis_prefix: str) -> None:
-    """Law 10, fault E4: whichever point it was cancelled at, what it took comes back without waiting for its time."""
+    """Law 10, fault E4: slots taken by a cancelled ``acquire`` are released at once, wherever it was cancelled."""
     async with opened(redis_server.url, redis_prefix) as backend:
         await backend.slots.register(endpoint())
 
@@ -138,7 +139,7 @@ async def test_a_cancelled_acquire(redis_server: RedisServer, redis_prefix: str)
 async def test_without_memory(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str
 ) -> None:
-    """E6, fault B8: with maxmemory reached new endpoints, documents and notes are refused; every other verb goes on."""
+    """E6, fault B8: without memory, new endpoints, documents and notes are refused; all other slot calls work."""
     with make_server(each_engine) as server:
         async with opened(server.url, redis_prefix) as backend:
             slots = backend.slots
@@ -187,9 +188,9 @@ async def test_without_memory(
 async def test_an_emptied_store(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str
 ) -> None:
-    """Faults H9 and B12: after FLUSHALL one call per process says so; then jobs that run get their slots again.
+    """Faults H9 and B12: after FLUSHALL one call per process reports it; then running jobs get their slots back.
 
-    Nobody gets a slot by a token of the pool that is lost, and fences go on rising.
+    A token of the lost pool releases no slot, and fences continue to rise.
     """
     with make_server(each_engine) as server:
         async with (
@@ -220,7 +221,8 @@ async def test_an_emptied_store(
                 ("1", "h"),
                 ("2", "h"),
             ]
-            assert await held(other) == 3  # above its slots: those jobs run
+            # Three leases exceed the one slot of the endpoint, but all three jobs may be running.
+            assert await held(other) == 3
             again = await backend.slots.renew(first, second, ttl=1)
             assert [lease and lease.token for lease in again] == [
                 lease and lease.token for lease in anew
@@ -229,7 +231,7 @@ async def test_an_emptied_store(
 
 
 async def test_the_pool_alone_is_deleted(redis_server: RedisServer, redis_prefix: str) -> None:
-    """Fault H9: where the pool's keys alone are gone, no call fails, and the pool is known to be another one."""
+    """Fault H9: if only the keys of the pool are deleted, no call fails, and the pool gets a new epoch."""
     async with opened(redis_server.url, redis_prefix) as backend:
         await backend.slots.register(endpoint())
         await backend.slots.configure(MODEL, b"{}")
@@ -254,7 +256,7 @@ async def test_the_pool_alone_is_deleted(redis_server: RedisServer, redis_prefix
 async def test_a_foreign_hand(
     redis_server: RedisServer, redis_prefix: str, key: str, *, reports: bool
 ) -> None:
-    """C23, fault H9: whichever key of the pool is gone, no call fails, no slot is lost, and none has two holders."""
+    """C23, fault H9: if any key of the pool is deleted, no call fails, no slot is lost, and none has two holders."""
     clock = ManualClock(1_700_000_000.0)
     async with opened(redis_server.url, redis_prefix, clock=clock) as backend:
         slots = backend.slots
@@ -298,7 +300,7 @@ async def test_a_foreign_hand(
 async def test_the_jobs_are_forgotten(
     redis_server: RedisServer, redis_prefix: str, *, reports: bool
 ) -> None:
-    """C23, fault H9: where the pool does not know any more which job has which lease, a look at it tells it."""
+    """C23, fault H9: if the index of jobs is lost, ``inspect`` rebuilds it from the leases."""
     async with opened(redis_server.url, redis_prefix) as backend:
         await backend.slots.register(endpoint(slots=3, reports=reports))
         await backend.slots.reconcile(MODEL, "s1", Seen(active=0), settled=0)

@@ -1,4 +1,4 @@
-"""Slots without a job in Redis, where no jobs may go: under lost answers, a full store, and a foreign hand."""
+"""Leases without a job at Redis endpoints that must not get jobs: lost answers, a full store and deleted keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _of_each_verb = pytest.mark.parametrize("verb", _VERBS)
 
 
 async def _busy_and_idle(slots: SlotPool) -> tuple[SlotLease, tuple[SlotLease, ...]]:
-    """Hold one slot with a job, and two without."""
+    """Acquire three slots of an endpoint and assign a job to one of them."""
     await slots.register(endpoint(slots=3, reports=True))
     await slots.reconcile(MODEL, "s1", Seen(active=0), settled=0)
     busy, *idle = await slots.acquire(MODEL, "h", ttl=60, limit=3)
@@ -36,7 +36,10 @@ async def _busy_and_idle(slots: SlotPool) -> tuple[SlotLease, tuple[SlotLease, .
 async def test_without_memory(
     make_server: MakeServer, each_engine: Engine, redis_prefix: str, verb: str
 ) -> None:
-    """E6, faults B8 and H7: with maxmemory reached what has no job ends where no jobs may go, and nothing else."""
+    """E6, faults B8 and H7: without memory, draining or removing an endpoint still ends its leases without a job.
+
+    Its other lease stays.
+    """
     with make_server(each_engine) as server:
         async with opened(server.url, redis_prefix) as backend:
             busy, idle = await _busy_and_idle(backend.slots)
@@ -50,7 +53,7 @@ async def test_without_memory(
 
 @pytest.mark.parametrize("verb", [verb for verb in _VERBS if verb != "silence"])
 async def test_lost_answers(each_redis: RedisServer, redis_prefix: str, verb: str) -> None:
-    """Faults E3 and H7: what is sent twice ends what has no job once, and what has one not at all."""
+    """Faults E3 and H7: a call that is repeated after a lost answer ends the leases without a job, and no other."""
     async with lossy(each_redis, redis_prefix) as (proxy, backend, other):
         busy, idle = await _busy_and_idle(other.slots)
         proxy.lose_replies(1, after=b"EVALSHA")
@@ -62,7 +65,7 @@ async def test_lost_answers(each_redis: RedisServer, redis_prefix: str, verb: st
 
 @_of_each_verb
 async def test_a_foreign_hand(redis_server: RedisServer, redis_prefix: str, verb: str) -> None:
-    """Faults H7 and H9: what has no job ends though the set that names it is gone, and nothing of it is left."""
+    """Faults H7 and H9: leases without a job end completely, even if their index was deleted."""
     async with opened(redis_server.url, redis_prefix) as backend:
         _, idle = await _busy_and_idle(backend.slots)
         (named,) = (key for key in keys_of(redis_server, redis_prefix) if key.endswith(":u"))

@@ -1,4 +1,4 @@
-"""Sorted lanes: what waits there lies in streams all the same, whose groups stand still meanwhile."""
+"""Sorted lanes, which hold the waiting tasks in fair order, while their entries stay in the streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.redis.servers import RedisServer
 
 @pytest.fixture
 async def backend(each_redis: RedisServer, redis_prefix: str) -> AsyncIterator[RedisBackend]:
-    """A backend whose queue is fair."""
+    """A backend whose queue is in fair order."""
     async with opened(each_redis.url, redis_prefix) as backend:
         await order(backend, Order.FAIR)
         yield backend
@@ -27,7 +27,7 @@ async def backend(each_redis: RedisServer, redis_prefix: str) -> AsyncIterator[R
 
 @pytest.fixture
 def raw(each_redis: RedisServer) -> Iterator[Resp]:
-    """A foreign hand."""
+    """A connection with which a test manipulates the store directly."""
     with each_redis.connect() as connection:
         yield connection
 
@@ -39,7 +39,7 @@ async def order(backend: RedisBackend, order: Order) -> None:
 
 
 async def taken(consumer: Any, number: int) -> list[str]:
-    """Take and end some."""
+    """Receive and ack ``number`` deliveries, and return their task ids."""
     deliveries = await take(consumer, number)
     assert set(await consumer.ack(*deliveries)) == {Settled.OK}
     return [delivery.task.id for delivery in deliveries]
@@ -48,7 +48,7 @@ async def taken(consumer: Any, number: int) -> list[str]:
 async def test_in_flight_when_the_order_goes(
     backend: RedisBackend, each_redis: RedisServer, redis_prefix: str
 ) -> None:
-    """B1, E6, laws 1 and 7: back in plain lanes nothing in flight is given again, and nothing passed over."""
+    """B1, E6, laws 1 and 7: after a change back to FIFO, no task in flight is delivered again, and none is skipped."""
     async with backend.subscribe([KEY], "c") as consumer:
         await publish(backend, "a", "b", "c", tenant="x")
         held = await take(consumer, 2)
@@ -68,7 +68,7 @@ async def test_in_flight_when_the_order_goes(
 async def test_there_and_back(
     backend: RedisBackend, each_redis: RedisServer, redis_prefix: str
 ) -> None:
-    """B1, E6, law 4: however often the order changes, what waits keeps its place, and what was handed back its own."""
+    """B1, E6, law 4: changing the order repeatedly keeps the position of each waiting and each released task."""
     async with backend.subscribe([KEY], "c") as consumer:
         for n in range(4):
             await publish(backend, *(f"{n}{name}" for name in "abc"), tenant=str(n))
@@ -86,7 +86,7 @@ async def test_there_and_back(
 async def test_what_the_store_has_not_given(
     backend: RedisBackend, raw: Resp, redis_prefix: str
 ) -> None:
-    """Law 7, faults C1 and C4: to a store that has gone back a delivery is still waiting, and nobody can end it."""
+    """Law 7, faults C1 and C4: if a failover undid a delivery, its task is waiting, and the old receipt is refused."""
     async with backend.subscribe([KEY], "c") as consumer:
         await publish(backend, "a", tenant="x")
         (delivery,) = await take(consumer, 1)
@@ -101,7 +101,10 @@ async def test_what_the_store_has_not_given(
 
 
 async def test_entries_that_are_gone(backend: RedisBackend, raw: Resp, redis_prefix: str) -> None:
-    """E6, fault E7: a foreign hand took an entry: others come, the books say so, and it can be published again."""
+    """E6, fault E7: if a stream entry was deleted, the other tasks are delivered and the anomaly is counted.
+
+    The missing task can be published again.
+    """
     async with backend.subscribe([KEY], "c") as consumer:
         await publish(backend, "a", "b", "c", tenant="x")
         ((entry, _),) = raw.call("XRANGE", stream(redis_prefix), "-", "+", "COUNT", "1")
@@ -115,7 +118,7 @@ async def test_entries_that_are_gone(backend: RedisBackend, raw: Resp, redis_pre
 
 
 async def test_groups_that_are_gone(backend: RedisBackend, raw: Resp, redis_prefix: str) -> None:
-    """E6, law 1, fault E7: a foreign hand took a group, and with it who holds what: what has not ended comes again."""
+    """E6, law 1, fault E7: if a consumer group was destroyed, all tasks not yet settled are delivered again."""
     async with backend.subscribe([KEY], "c") as consumer:
         await publish(backend, "a", "b", "c", tenant="x")
         held = await take(consumer, 2)
@@ -148,7 +151,7 @@ async def test_what_lay_there_when_a_group_was_lost(
 
 
 async def test_streams_that_are_gone(backend: RedisBackend, raw: Resp, redis_prefix: str) -> None:
-    """E6, fault E7: a foreign hand took a stream: what lay elsewhere comes all the same, and so does what is new."""
+    """E6, fault E7: if a stream was deleted, tasks in other streams and new tasks are still delivered."""
     async with backend.subscribe([KEY], "c") as consumer:
         await publish(backend, "a", tenant="x")
         await consumer.redeliver(*await take(consumer, 1))
@@ -161,7 +164,7 @@ async def test_streams_that_are_gone(backend: RedisBackend, raw: Resp, redis_pre
 
 
 async def test_tenants_that_are_gone(backend: RedisBackend, raw: Resp, redis_prefix: str) -> None:
-    """E6, fault E7: a foreign hand took the list of tenants: housekeeping finds what they have waiting."""
+    """E6, fault E7: if the index of tenants was deleted, maintenance finds their waiting tasks."""
     await publish(backend, "a", "b", tenant="x")
     raw.call("DEL", stream(redis_prefix, "w5"), stream(redis_prefix, "g5"))
     for _ in range(2):
@@ -171,7 +174,10 @@ async def test_tenants_that_are_gone(backend: RedisBackend, raw: Resp, redis_pre
 
 
 async def test_who_holds_a_key_is_gone(backend: RedisBackend, raw: Resp, redis_prefix: str) -> None:
-    """R8, E6, fault E7: a foreign hand took who holds an ordering key: those behind come, and it may again."""
+    """R8, E6, fault E7: if the holder of an ordering key was deleted, the next tasks for the key are delivered.
+
+    The deleted task can be published again.
+    """
     await publish(backend, "a", "b", "c", tenant="x", ordering_key="e")
     ((entry, _),) = raw.call("XRANGE", stream(redis_prefix), "-", "+", "COUNT", "1")
     raw.call("XDEL", stream(redis_prefix), entry)
@@ -184,7 +190,7 @@ async def test_who_holds_a_key_is_gone(backend: RedisBackend, raw: Resp, redis_p
 
 
 async def test_plain_again(backend: RedisBackend, raw: Resp, redis_prefix: str) -> None:
-    """B1, E6: once what waited in fair order has ended, its stream is read from the end, with no tenant named."""
+    """B1, E6: once the tasks left from fair order have ended, new tasks are read from the stream, not from a lane."""
     await publish(backend, "a", "b")
     await order(backend, Order.FIFO)
     async with backend.subscribe([KEY], "c") as consumer:
@@ -197,7 +203,7 @@ async def test_plain_again(backend: RedisBackend, raw: Resp, redis_prefix: str) 
 async def test_the_servable_are_found_behind_others(
     backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B1, OPEN-F1: what is sorted later is looked at in the same receive, where tenants ahead are at a limit."""
+    """B1, OPEN-F1: a receive sorts the rest of a queue until it finds a tenant below its limit."""
     await order(backend, Order.FIFO)
     await publish(backend, *(f"x{n}" for n in range(2600)), tenant="x")
     await publish(backend, "y", tenant="y")
@@ -221,7 +227,7 @@ async def test_the_servable_are_found_behind_others(
 
 
 async def test_purge_behind_many_tenants(backend: RedisBackend) -> None:
-    """B1, law 4: a purge ends what waits, however many tenants before it have nothing left."""
+    """B1, law 4: a purge cancels all waiting tasks, even behind many tenants without any."""
     tasks = [Task(key=KEY, id=f"t{n}", tenant=f"t{n}") for n in range(600)]
     await backend.publisher.publish(*tasks)
     await publish(backend, *(f"z{n}" for n in range(100)), tenant="z")
@@ -233,7 +239,7 @@ async def test_purge_behind_many_tenants(backend: RedisBackend) -> None:
 async def test_purge_while_it_is_sorted(
     backend: RedisBackend, each_redis: RedisServer, redis_prefix: str
 ) -> None:
-    """B1, E6: a purge ends what waits in plain lanes as in sorted ones, and nothing that is in flight."""
+    """B1, E6: a purge cancels waiting tasks in both plain and sorted lanes, but none in flight."""
     await order(backend, Order.FIFO)
     async with backend.subscribe([KEY], "c") as consumer:
         await publish(backend, *(f"t{n}" for n in range(700)), tenant="x")

@@ -1,4 +1,4 @@
-"""What cannot start leaves nothing behind: no process, no open file, no held port."""
+"""Test servers and server processes that fail to start leave no process, open file or reserved port."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ WRONG = {"no-such-setting": "1"}
 
 
 def absent() -> Engine:
-    """An engine whose program is not there."""
+    """Return an engine whose program does not exist."""
     return find_engine()._replace(binary=Path("/nowhere/valkey-server"))
 
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Children and open files, which ports are held by, are those of before."""
+    """Assert that the block leaves no child process and no open file, by which ports are reserved."""
 
     def held() -> tuple[list[str], set[str]]:
         gc.collect()
@@ -53,22 +53,22 @@ def nothing_left() -> Iterator[None]:
     ids=["server", "no program", "cluster", "cluster without a program", "sentinels"],
 )
 def test_servers(tmp_path: Path, make: Callable[[Path], Startable]) -> None:
-    """Fault M7: a server that cannot start, alone or in a group, has ended, and its port is free."""
+    """Fault M7: a server or group that cannot start is stopped, and its port is released."""
     with nothing_left(), pytest.raises((AssertionError, OSError)):
         make(tmp_path).start()
 
 
 async def test_taskqueue_serve(tmp_path: Path) -> None:
-    """Fault M7: a command that ends instead of serving is waited for."""
+    """Fault M7: if the command ends instead of serving, its process is awaited."""
     with nothing_left(), pytest.raises(AssertionError, match="no-such-backend"):
         async with serving(tmp_path, "--backend", "no-such-backend"):
             pass
 
 
 async def test_server_processes(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault M7: where no process can be started, the way to it is closed."""
+    """Fault M7: if no server process can be started, the main process closes everything it opened."""
     assert redis_url
-    await asyncio.to_thread(int)  # the event loop keeps its threads
+    await asyncio.to_thread(int)  # starts a thread that the event loop keeps
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with nothing_left():
         with pytest.raises(ExceptionGroup) as caught:

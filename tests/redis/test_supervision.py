@@ -1,4 +1,4 @@
-"""What runs in the background does not end by an error that nobody has thought of: it says so, and goes on."""
+"""Background tasks of the Redis backend log an unexpected error and continue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_signs_of_life_go_on(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A10, A12, BUG-D5: a sign of life that fails in a way of its own is reported, and the next one is given."""
+    """A10, A12, BUG-D5: a heartbeat that fails with an unexpected error is logged, and the next one is sent."""
     real, failed = ScriptRunner.run, [0]
 
     async def run(self: ScriptRunner, name: str, *words: Any, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Clusters and Sentinels: commands find whoever is in charge, also after that has changed."""
+"""Clusters and Sentinels: commands reach the current master of a key, also after a change of roles."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ KEYS = [f"{{tq:{n}}}:n" for n in range(30)]
 
 
 def count(link: Link, key: str, **more: Any) -> Any:
-    """Add one to a key."""
+    """Increment a key and return the new value."""
     return link.command(key, "INCR", key, **more)
 
 
 async def test_slots(redis_cluster: Cluster) -> None:
-    """D18: a key's slot is the one that Redis computes, by its first braces."""
+    """D18: the client computes the same hash slot for a key as Redis, using its first hash tag."""
     for key in ("a", "{a}b", "a{}b", "{}{a}", "a{b", "a}b{c}", "{tq:0}:é", "é{è}", "", "{{a}}"):
         assert slot_of(key) == redis_cluster.slot(key)
 
 
 async def test_every_key_finds_its_node(redis_cluster: Cluster, redis_prefix: str) -> None:
-    """Commands run where their key lives, by one connection to each node; what is for all runs at all masters."""
+    """Each command runs on the node of its key over one connection per node.
+
+    Commands for all masters run on each of them.
+    """
     keys = [f"{{{redis_prefix}:{n}}}:n" for n in range(50)]
     async with linked(redis_cluster.url) as link:
         assert await asyncio.gather(*(count(link, key) for key in keys)) == [1] * 50
@@ -47,7 +50,7 @@ async def test_every_key_finds_its_node(redis_cluster: Cluster, redis_prefix: st
 
 
 async def test_at_each_master(redis_cluster: Cluster) -> None:
-    """What is done at each master asks that one alone, as often as it likes."""
+    """``at_each_master`` calls a function once per master, whose commands all go to this master."""
     asked = [node.call("CLUSTER", "MYID") for node in redis_cluster.masters]
 
     async def about(ask: Ask) -> tuple[bytes, str]:
@@ -64,7 +67,7 @@ async def test_at_each_master(redis_cluster: Cluster) -> None:
 async def test_a_signal_reaches_the_whole_cluster(
     redis_cluster: Cluster, redis_prefix: str
 ) -> None:
-    """One connection hears what is published at any node."""
+    """One listener receives messages published at any node of the cluster."""
     heard: list[bytes] = []
     channel = f"{{{redis_prefix}:0}}:bell:a"
     async with linked(redis_cluster.url) as link:
@@ -77,7 +80,7 @@ async def test_a_signal_reaches_the_whole_cluster(
 
 
 async def test_slots_that_move(redis_cluster: Cluster, redis_prefix: str) -> None:
-    """MOVED, ASK and TRYAGAIN are followed: while slots move under load every command runs exactly once."""
+    """MOVED, ASK and TRYAGAIN are followed: while slots are moved, every command runs exactly once."""
     async with linked(redis_cluster.url) as link:
         key, other = f"{{{redis_prefix}:0}}:n", f"{{{redis_prefix}:0}}:m"
         slot = redis_cluster.slot(key)
@@ -99,7 +102,7 @@ async def test_slots_that_move(redis_cluster: Cluster, redis_prefix: str) -> Non
             a.call("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[b])
             a.call("MIGRATE", "127.0.0.1", b.port, key, 0, 5000)
             pair = asyncio.create_task(link.command(key, "MGET", key, other))
-            await asyncio.sleep(0.02)  # one key here, one there: TRYAGAIN
+            await asyncio.sleep(0.02)  # while the keys are on two nodes, the reply is TRYAGAIN
             a.call("MIGRATE", "127.0.0.1", b.port, other, 0, 5000)
             for node in (b, a):
                 node.call("CLUSTER", "SETSLOT", slot, "NODE", ids[b])
@@ -111,7 +114,10 @@ async def test_slots_that_move(redis_cluster: Cluster, redis_prefix: str) -> Non
 
 
 async def test_a_node_that_dies(tmp_path: Path) -> None:
-    """Faults B1 and C7: a dead node holds up only its own keys, until its replica has taken over; its bell moves."""
+    """Faults B1 and C7: a dead node delays only commands for its own keys, until its replica has taken over.
+
+    The listener connects to another node.
+    """
     config = {"cluster-require-full-coverage": "no", "cluster-node-timeout": "500"}
     with Cluster(find_engine(), tmp_path, replicas=1, config=config) as cluster:
         async with linked(cluster.url, operation_timeout=15, connect_timeout=0.5) as link:
@@ -138,7 +144,10 @@ async def test_a_node_that_dies(tmp_path: Path) -> None:
 
 
 async def test_a_failover_of_sentinels(tmp_path: Path) -> None:
-    """Fault C8: a frozen master is left for the one that the Sentinels promote; the former one serves nobody."""
+    """Fault C8: if the master is frozen, the client uses the replica that the Sentinels promote.
+
+    It no longer uses the old master.
+    """
     with Sentinels(find_engine(), tmp_path) as group:
         limits = {"operation_timeout": 20, "answer_timeout": 0.5, "connect_timeout": 0.5}
         async with linked(group.url, **limits) as link:
@@ -152,12 +161,13 @@ async def test_a_failover_of_sentinels(tmp_path: Path) -> None:
             (replica,) = (server for server in group.servers if server is not former)
             await until(lambda: in_step(former, replica), "the replica has all")
             former.freeze()
-            second = await count(link, "n")  # more than one higher if an answer was late
+            # The counter rises by more than one if a late answer made the client repeat the command.
+            second = await count(link, "n")
             assert second > first
             assert group.master is replica
             await until(lambda: bool(reopened) and signal.works, "the bell works again")
             former.thaw()
-            group.sentinels[0].kill()  # the others are enough
+            group.sentinels[0].kill()  # the remaining Sentinels are enough
             link._topology.doubt(link._topology.find("n"))
             third = await count(link, "n")
             assert third > second
@@ -175,7 +185,7 @@ async def test_a_failover_of_sentinels(tmp_path: Path) -> None:
 
 
 async def test_a_cluster_that_is_out_of_reach(tmp_path: Path) -> None:
-    """Fault E9: no node answers, or none has slots: nothing was executed, and the caller hears why."""
+    """Fault E9: if no node answers, or none has slots, the error says so and that nothing was executed."""
     cluster = Cluster(find_engine(), tmp_path, masters=1)
     try:
         async with linked(cluster.url, **SHORT | {"operation_timeout": 0.4}) as link:

@@ -14,7 +14,7 @@ from tests.server.support import Running, receipts, running
 
 
 async def test_from_one_server_to_the_other(redis_url: str) -> None:
-    """E1, A1: what is published through one server runs on a worker of the other, which settles it."""
+    """E1, A1: a task published through one server is executed and settled by a worker of the other."""
     assert redis_url
     async with running(RedisBackend()) as here, running(RedisBackend()) as there:
         async with there.worker(credit=5) as worker:
@@ -29,7 +29,7 @@ async def test_from_one_server_to_the_other(redis_url: str) -> None:
 async def leaving_and_staying(
     monkeypatch: pytest.MonkeyPatch, handover: float
 ) -> AsyncIterator[tuple[Running, Running, list[str]]]:
-    """Two servers, the first of which was stopped while its worker ``w`` had a task; with the task's receipt."""
+    """Run two servers, and stop the first while its worker ``w`` has a task; return both and the task's receipt."""
     monkeypatch.setattr(hub, "_HANDOVER_SECONDS", handover)
     async with running(RedisBackend(), drain=0.1) as leaving, running(RedisBackend()) as staying:
         await leaving.publish("t1")
@@ -43,7 +43,7 @@ async def leaving_and_staying(
 async def test_a_worker_takes_what_it_runs_along(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A13, D7, fault A7: a server that leaves keeps the leases until its worker is with the other server."""
+    """A13, D7, fault A7: a stopping server keeps the leases until its worker has connected to the other server."""
     assert redis_url
     async with leaving_and_staying(monkeypatch, 1.0) as (leaving, staying, got):
         async with staying.worker("w", credit=1, holding=got) as worker:
@@ -59,7 +59,7 @@ async def test_a_worker_takes_what_it_runs_along(
 async def test_what_no_worker_comes_for_goes_back(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A13, fault A7: what is left at a server that leaves is handed back soon, and counts as no loss."""
+    """A13, fault A7: if its worker does not reconnect, a stopping server soon releases the delivery without a loss."""
     assert redis_url
     async with (
         leaving_and_staying(monkeypatch, 0.1) as (_, staying, got),
@@ -74,7 +74,7 @@ async def test_what_no_worker_comes_for_goes_back(
 async def test_a_redis_that_would_lose_tasks_is_not_served(
     make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault B9: a server on a Redis that may evict tasks ends at once, and names the cure."""
+    """Fault B9: on a Redis that may evict tasks, the server ends at once with an error that names the remedy."""
     server = make_server(config={"maxmemory-policy": "allkeys-lru"}).start()
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", server.url)
     with pytest.raises(ConfigurationError, match="noeviction"):

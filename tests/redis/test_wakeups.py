@@ -1,4 +1,4 @@
-"""Whoever waits is woken by a bell: nothing polls, no bell is missed, and connections do not grow."""
+"""Waiting consumers are woken by notifications: none polls, no notification is missed, and connections do not grow."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
 from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer
 
-# Of this test and of Redis' own, whatever backends do.
+# Commands run by this test or by Redis itself.
 _OURS = {"cmdstat_info", "cmdstat_command", "cmdstat_client", "cmdstat_client|list"}
 
 
 def calls(server: RedisServer) -> dict[str, int]:
-    """Return how often each command has been executed, in scripts or not."""
+    """Return how often each command was executed, directly or by scripts."""
     told = server.info("commandstats")
     counts = {name: int(text.split(",")[0].removeprefix("calls=")) for name, text in told.items()}
     return {name: number for name, number in counts.items() if name not in _OURS}
 
 
 def connections(server: RedisServer) -> int:
-    """Return how many connections there are, without the one that asks."""
+    """Return the number of connections opened by backends."""
     told = server.call("CLIENT", "LIST").decode()
     return sum("name=taskqueue" in line for line in told.splitlines())
 
 
 async def all_asleep(subscriptions: Iterable[RedisSubscription]) -> None:
-    """Wait until all of them wait."""
+    """Wait until all subscriptions are waiting for a notification."""
     for subscription in subscriptions:
-        await until(lambda: subscription.asleep, "it waits")  # noqa: B023 - awaited here
+        await until(lambda: subscription.asleep, "it waits")  # noqa: B023 - awaited in this iteration
 
 
 async def test_waiting_subscriptions_do_not_poll(
     make_server: MakeServer, redis_prefix: str
 ) -> None:
-    """A11, D8, OPEN-E2, fault E10: 300 waiting subscriptions execute nothing at all, on two connections.
+    """A11, D8, OPEN-E2, fault E10: 300 waiting subscriptions run no command and use two connections.
 
-    They wait longer than an answer of Redis may take, as nothing is asked of it meanwhile.
+    They wait longer than the limit for an answer of Redis, because they have sent no command.
     """
     with make_server() as server:
         async with opened(server.url, redis_prefix, lease=60.0, answer_timeout=0.3) as backend:
@@ -53,7 +53,8 @@ async def test_waiting_subscriptions_do_not_poll(
             await all_asleep(waiting)
             assert connections(server) <= 2
             before, earlier = calls(server), dict[str, int]()
-            async with asyncio.timeout(PATIENCE):  # each has looked once before it waits
+            # Wait until the queries that each subscription makes before it waits have ended.
+            async with asyncio.timeout(PATIENCE):
                 while before != earlier:
                     await asyncio.sleep(0.1)
                     before, earlier = calls(server), before
@@ -63,7 +64,7 @@ async def test_waiting_subscriptions_do_not_poll(
             assert calls(server) == before
             assert spent < 0.05
             assert not any(receive.done() for receive in receives)
-            # And each gets its own answer, and nobody another's.
+            # Each receive gets the task of its own queue, and no other.
             await asyncio.gather(*(publish(backend, "t", key=key) for key in keys))
             for key, receive in zip(keys, receives, strict=True):
                 (delivery,) = (await receive).deliveries
@@ -74,7 +75,7 @@ async def test_waiting_subscriptions_do_not_poll(
 async def test_publishers_at_a_limit_do_not_poll(
     make_server: MakeServer, redis_prefix: str
 ) -> None:
-    """A11, D8: who waits for a place in a full queue executes nothing until one is free (fault M5)."""
+    """A11, D8: a receive waiting for a queue at its limit runs no command until it can take a task (fault M5)."""
     with make_server() as server:
         async with opened(server.url, redis_prefix, lease=60.0) as backend:
             await backend.control.configure(KEY, QueueSettings(max_inflight=1))
@@ -84,7 +85,8 @@ async def test_publishers_at_a_limit_do_not_poll(
                 receive = asyncio.create_task(two.receive(1, None))
                 await all_asleep([two])
                 before, earlier = calls(server), dict[str, int]()
-                async with asyncio.timeout(PATIENCE):  # it has looked once before it waits
+                # Wait until the query that the subscription makes before it waits has ended.
+                async with asyncio.timeout(PATIENCE):
                     while before != earlier:
                         await asyncio.sleep(0.1)
                         before, earlier = calls(server), before
@@ -94,7 +96,10 @@ async def test_publishers_at_a_limit_do_not_poll(
 
 
 async def test_connections_do_not_grow(make_server: MakeServer, redis_prefix: str) -> None:
-    """OPEN-E2, E6, fault M7: neither keys nor subscriptions nor load make more connections, and closing leaves none."""
+    """OPEN-E2, E6, fault M7: the number of connections does not grow with queues, subscriptions or load.
+
+    Closing leaves none.
+    """
     with make_server() as server:
         async with opened(server.url, redis_prefix) as backend:
             async with backend.subscribe([KEY], "one") as one:
@@ -113,15 +118,15 @@ async def test_connections_do_not_grow(make_server: MakeServer, redis_prefix: st
 
 
 async def woken(receive: asyncio.Task[Received]) -> list[str]:
-    """Return the ids of what a waiting receive brings."""
+    """Return the task ids that a waiting receive delivers."""
     async with asyncio.timeout(PATIENCE):
         return [delivery.task.id for delivery in (await receive).deliveries]
 
 
 async def test_no_wake_up_is_missed(redis_server: RedisServer, redis_prefix: str) -> None:
-    """BUG-D5, fault E5: the listener's connection is killed repeatedly; what is published meanwhile arrives.
+    """BUG-D5, fault E5: tasks published while the listener's connection is killed still wake the consumer.
 
-    A wait that ends with nothing is no error.
+    A receive that times out raises no error.
     """
     url = redis_server.url
     async with (
@@ -141,7 +146,7 @@ async def test_no_wake_up_is_missed(redis_server: RedisServer, redis_prefix: str
 
 
 def kill_bells(server: RedisServer) -> None:
-    """Close the connections that listen to bells, and no others."""
+    """Close only the connections that listen to pub/sub channels."""
     with server.connect() as connection:
         told = connection.call("CLIENT", "LIST", "TYPE", "pubsub").decode()
         for line in told.splitlines():
@@ -150,9 +155,9 @@ def kill_bells(server: RedisServer) -> None:
 
 
 async def test_between_processes(redis_url: str, redis_prefix: str) -> None:
-    """E1, A9, D11: a queue that nobody knew comes into being at its first task, wherever that is published.
+    """E1, A9, D11: a queue is created by its first task, whichever process publishes it.
 
-    Two processes wait for it, and the one task reaches just one of them.
+    Of two processes that wait for the queue, only one gets the task.
     """
     async with (
         opened(redis_url, redis_prefix) as one,
@@ -171,7 +176,7 @@ async def test_between_processes(redis_url: str, redis_prefix: str) -> None:
 
 
 async def test_a_due_task_wakes_a_consumer(redis_url: str, redis_prefix: str) -> None:
-    """D8, A11: a scheduled task wakes a waiting consumer at its time, without one look at the clock before."""
+    """D8, A11: a scheduled task wakes a waiting consumer at its due time, without polling before."""
     async with (
         opened(redis_url, redis_prefix) as other,
         opened(redis_url, redis_prefix) as backend,
@@ -187,7 +192,10 @@ async def test_a_due_task_wakes_a_consumer(redis_url: str, redis_prefix: str) ->
 
 
 async def test_a_receive_over_many_keys(redis_url: str, redis_prefix: str) -> None:
-    """OPEN-E1, BUG-D1, D16: exactly as many as were asked for, over all keys in turn, the most urgent of each first."""
+    """OPEN-E1, BUG-D1, D16: a receive over several queues takes exactly its limit, from all queues in turn.
+
+    The most urgent task of each queue comes first.
+    """
     async with opened(redis_url, redis_prefix) as backend:
         keys = [f"k{n}" for n in range(5)]
         for key in keys:
@@ -207,7 +215,7 @@ async def test_a_receive_over_many_keys(redis_url: str, redis_prefix: str) -> No
 async def test_a_cancelled_wake_up_goes_to_another_consumer(
     redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A11, fault E4: of several waiting in one process one is woken; if it is cancelled then, another is."""
+    """A11, fault E4: a task wakes one of several waiting consumers; if that one is cancelled, it wakes another."""
     async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
         consumers = [backend.subscribe([KEY], "c") for _ in range(3)]
         receives = [asyncio.create_task(each.receive(1, None)) for each in consumers]
@@ -223,5 +231,5 @@ async def test_a_cancelled_wake_up_goes_to_another_consumer(
         done, _ = await asyncio.wait(receives[1:], timeout=PATIENCE, return_when="FIRST_COMPLETED")
         assert [len(receive.result().deliveries) for receive in done] == [1]
         assert receives[0].cancelled()
-        await backend.aclose()  # ends every wait without an error
+        await backend.aclose()  # ends every waiting receive without an error
         assert [len(receive.result().deliveries) for receive in receives[1:]] == [1, 0]

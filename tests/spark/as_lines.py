@@ -1,4 +1,4 @@
-"""Transitions as the memory backend writes them."""
+"""Transitions as JSON lines, in the format of the memory backend's journal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pyarrow as pa
 
 
 def lines_of(table: pa.Table) -> list[bytes]:
-    """Return a line per row, without its shard and when it is due."""
+    """Return one JSON line per row, without the shard and with an empty ``due_at``."""
     rows = table.drop_columns(["shard", "ts", "due_at"]).to_pylist()
     times = table["ts"].cast(pa.int64()).to_pylist()
     return [

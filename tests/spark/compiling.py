@@ -1,4 +1,4 @@
-"""Whether Spark compiles what it does: as the commands have it where there is much data, not as the tests have it."""
+"""Switch on Spark's code generation, which the commands use for large data and the tests normally do not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AS_SPARK_HAS_IT = {
 
 @contextmanager
 def compiling(spark: SparkSession) -> Iterator[None]:
-    """What is done within is compiled."""
+    """Let Spark compile the queries inside the ``with`` block."""
     for name, value in _AS_SPARK_HAS_IT.items():
         spark.conf.set(name, value)
     try:

@@ -1,6 +1,6 @@
-"""One Spark for the whole test run, and the real servers that tests/redis has.
+"""The Spark session of the whole test run, and the real servers of tests/redis.
 
-Most of what is here needs no Spark: a test asks for ``spark`` only for what Spark alone can show.
+Most of these tests need no Spark; a test requests the fixture ``spark`` only for what Spark alone can show.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 @pytest.fixture(scope="package", autouse=True)
 def sharding() -> Iterator[None]:
-    """Switch shards on: tests of this folder read and redrive shards."""
+    """Enable sharding, because tests of this folder read and redrive the shards of queues."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TASKQUEUE_SHARDING", "true")
         yield
@@ -43,13 +43,14 @@ def sharding() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session that all tests share: two cores, and a task that fails is tried four times.
+    """Yield the Spark session that all tests share, with two cores and four tries per task.
 
-    It is set as the commands set theirs for little data, of which nothing is compiled: that takes far longer than a
-    test's work. Each table has a test that is `compiled`, as large data is. Who sets something on it sets it back.
+    Like the commands with little data it compiles nothing, because compiling takes far longer than a test's query. For
+    each table a test with the fixture `compiled` runs compiled code, as with large data. A test that changes the
+    session's configuration must restore it.
     """
     patch = pytest.MonkeyPatch()
-    patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")  # whatever its Java listens on
+    patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")  # for every server that the session's Java starts
     conf = SMALL_DATA | {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
@@ -61,7 +62,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as start:
         start.setenv(
             "TASKQUEUE_SHARDING", "true"
-        )  # Python workers have the environment of their start
+        )  # Python workers inherit the environment of this moment
         spark = session("tests", "local[2,4]", **conf)
     try:
         yield spark
@@ -72,6 +73,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def compiled(spark: SparkSession) -> Iterator[None]:
-    """What Spark does in the test is compiled."""
+    """Let Spark compile the queries of the test."""
     with compiling(spark):
         yield

@@ -1,4 +1,4 @@
-"""A load with chance in it, run through the memory backend in virtual time: a minute of work takes a second or two."""
+"""A random load on the memory backend in virtual time, so that a minute of work takes a second or two."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ KEY = "images"
 
 
 def poisson(seed: int, tasks: int, *, rate: float, mean: float) -> list[tuple[float, float]]:
-    """Return when each task comes and how long it runs: a Poisson process, and times of a lognormal distribution."""
+    """Return arrival times and durations of tasks: a Poisson process with lognormal durations."""
     chance = random.Random(seed)
     arrivals = itertools.accumulate(chance.expovariate(rate) for _ in range(tasks))
     return [(at, mean * chance.lognormvariate(-0.2, 0.4**0.5)) for at in arrivals]
 
 
 async def run(journal: Path, load: Sequence[tuple[float, float]], slots: int) -> None:
-    """Publish a load and run it as fast as so many slots allow; every transition is in the journal."""
+    """Publish a load, run it with a number of slots, and write every transition to the journal."""
     clock = ManualClock()
     backend = MemoryBackend(clock=clock, settings=MemorySettings(journal=journal))
     start = clock.now()

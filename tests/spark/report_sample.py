@@ -1,4 +1,4 @@
-"""What a report may be made of: two queues, with something of everything, and with texts that want to be HTML."""
+"""Sample data for a report: two queues, with every kind of finding and with names that contain HTML."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ MINUTE = timedelta(minutes=1)
 
 
 def conserved(key: str, **counts: Any) -> dict[str, Any]:
-    """A row of the conservation table."""
+    """Return a row of the conservation table."""
     row = {"key": key, **dict.fromkeys(("published", "earlier", *VERDICTS), 0)}
     return row | {"balanced": True, "complete": True} | counts
 
 
 def total(*rows: dict[str, Any]) -> dict[str, Any]:
-    """What rows of the conservation table come to."""
+    """Return the sums over rows of the conservation table."""
     counts = {name: sum(row[name] for row in rows) for name in COUNTED}
     told = {name: all(row[name] for row in rows) for name in ("balanced", "complete")}
     return {"queues": len(rows)} | counts | told
 
 
 def sample(**changes: Any) -> dict[str, Any]:
-    """The report, with some of it changed."""
+    """Return the data of a report; ``changes`` replace some of its parts."""
     conservation = [
         conserved(
             EVIL, published=1300, completed=1290, dead_lettered=5, lost=2, unknown=3, complete=False

@@ -1,7 +1,7 @@
-"""What tests kill: a stream that never gets from the sink's commit to Spark's, and a write that ends itself half-way.
+"""Programs that tests kill: a stream that hangs between the sink's commit and Spark's, and a write that kills itself.
 
-In the stream's process the streaming service is at work as well. Arguments: the URL of the store, its prefix, and the
-folder of both (without one it is the write).
+The process of the stream also runs the streaming service. Arguments: the URL of the store, its prefix, and for the
+stream the folder of its files; without a folder the write is run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from taskqueue_spark.source import TaskQueueDataSource
 
 
 def _stuck(folder: str) -> type[Any]:
-    """Return the source that gets stuck. Made in a function, so that it travels by value."""
+    """Return a data source that hangs after a commit. It is defined in a function, so that it is pickled by value."""
 
     class Stuck(TaskQueueDataSource):
         @classmethod
@@ -47,7 +47,7 @@ def _stuck(folder: str) -> type[Any]:
 
 
 def stream(store: dict[str, str], folder: Path) -> None:
-    """Publish as a stream that gets stuck, then archive a journal as the service does, until killed."""
+    """Publish with a stream that hangs after its commit, then archive a journal as the service does, until killed."""
     assert "JAVA_HOME" not in os.environ
     conf = {
         "spark.driver.memory": "1g",
@@ -62,13 +62,13 @@ def stream(store: dict[str, str], folder: Path) -> None:
     rows = rows.option("checkpointLocation", f"{folder}/checkpoint")
     query = rows.trigger(availableNow=True).start()
     while not (folder / "committed").exists():
-        assert not query.awaitTermination(1), "it came to its end"
+        assert not query.awaitTermination(1), "the query ended"
     source = {"path": str(folder / "journal.jsonl")}
     run(spark, StreamOptions(out=folder / "out", source=source, trigger=0.1, max_events=40))
 
 
 def write(store: dict[str, str]) -> None:
-    """Publish more than half of 6,000 rows, as a partition's task does, and go."""
+    """Publish 4,000 of 6,000 rows as a partition's task does, and then kill this process."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         for first in range(0, 6000, 1000):

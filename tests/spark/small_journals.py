@@ -1,4 +1,4 @@
-"""Small journals: written by hand, or at random with all that can go wrong in them."""
+"""Small journals, written by hand or generated at random with all kinds of faults."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ STATES = {
 
 
 def at(second: float) -> datetime:
-    """Return a moment so many seconds after the beginning."""
+    """Return the time ``second`` seconds after the start of the journal."""
     return EPOCH + timedelta(microseconds=round(second * 1_000_000))
 
 
 class SmallJournal:
-    """Rows in the order in which they are told."""
+    """A journal as a list of rows, in the order in which they were added."""
 
     def __init__(self, key: str = "k", run: str = "r1", shard: int = 0) -> None:
         self.rows: list[Row] = []
@@ -38,7 +38,7 @@ class SmallJournal:
         self._seqs: dict[tuple[str, int], int] = defaultdict(int)
 
     def tell(self, second: float, event: str, task: str = "", **fields: Any) -> None:
-        """Add a transition. ``due``: a second; such a task that is published is scheduled."""
+        """Add a transition. ``due`` is in seconds; a published task with it is scheduled."""
         run, shard = fields.pop("run", self.run), fields.pop("shard", self.shard)
         due = fields.pop("due", None)
         self._seqs[run, shard] += 1
@@ -51,12 +51,12 @@ class SmallJournal:
         self.rows.append(row | fields)
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """Return the rows as transitions."""
+        """Return the rows as a Spark data frame of transitions."""
         return spark.createDataFrame(pa.Table.from_pylist(self.rows, schema=TRANSITIONS))
 
 
 def histories(rows: list[Row]) -> Iterator[list[Row]]:
-    """Give the rows of each task in each run and shard in their order, each row once."""
+    """Yield the rows of each task in each run and shard, in order and without duplicates."""
     found: dict[tuple[Any, ...], dict[int, Row]] = defaultdict(dict)
     for row in rows:
         if row["task_id"]:
@@ -79,7 +79,7 @@ _ERRORS = ["ValueError: bad number {}", "no route to 10.0.0.{}", "timeout after 
 
 
 def random_journal(seed: int, tasks: int = 150) -> SmallJournal:
-    """Make a journal of two runs, two keys, clock steps, missing and doubled rows, damage and settings."""
+    """Generate a journal with two runs, two keys, clock steps, missing and duplicated rows, damage and settings."""
     chance = random.Random(seed)
     journal = SmallJournal()
     states: dict[tuple[str, str], str] = {}
@@ -117,17 +117,17 @@ def random_journal(seed: int, tasks: int = 150) -> SmallJournal:
 
 
 def nearest(values: list[float], share: float) -> float:
-    """Return the first value with such a share of all at or below it."""
+    """Return the smallest value such that at least this share of all values is not greater."""
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
 
 
 def plan_of(frame: DataFrame) -> str:
-    """Return how Spark is going to do it."""
+    """Return Spark's physical plan of a query."""
     told: str = cast("Any", frame)._jdf.queryExecution().executedPlan().toString()
     return told
 
 
 def window_keys(plan: str) -> list[str]:
-    """Return what each order of a plan is made within."""
+    """Return the partition keys of each window operation in a physical plan."""
     windows = [line for line in plan.splitlines() if re.match(r"[\s:+*()0-9-]*Window \[", line)]
     return [re.findall(r"\[([^\[\]]*)\]", line)[-2] for line in windows]

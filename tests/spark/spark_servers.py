@@ -1,6 +1,6 @@
-"""Servers of Spark's own, in the Java that the tests have anyway: a standalone cluster, and Spark Connect.
+"""Spark servers in the Java of the tests' session: a standalone cluster and Spark Connect.
 
-Who uses them is another process, and so is each executor of the cluster.
+Their clients run in other processes, and so do the executors of the cluster.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIGHT = {
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
 }
-"""settings by which little is done in little time"""
+"""settings with which small queries run quickly"""
 _HOST = "127.0.0.1"
 _COMMANDS = """
 import json, sys
@@ -44,13 +44,16 @@ for words in json.loads(sys.argv[1]):
 
 
 def _java_of(spark: SparkSession) -> Any:
-    """Return what reaches into a session's Java."""
+    """Return the gateway to the session's Java virtual machine."""
     return cast("Any", spark)._jvm
 
 
 @contextmanager
 def cluster(spark: SparkSession, folder: Path, workers: int) -> Iterator[str]:
-    """A master and some workers of one core each, whose executors are processes; gives the master's URL."""
+    """Run a Spark master with workers of one core each, and yield the master's URL.
+
+    Executors are separate processes.
+    """
     java = _java_of(spark)
     deploy, conf = java.org.apache.spark.deploy, java.org.apache.spark.SparkConf()
     with ExitStack() as running:
@@ -69,13 +72,13 @@ def cluster(spark: SparkSession, folder: Path, workers: int) -> Iterator[str]:
             running.callback(_ended, worker)
         end = time.monotonic() + PATIENCE
         while _alive(started._2()) < workers:
-            assert time.monotonic() < end, "the workers are not with their master"
+            assert time.monotonic() < end, "the workers have not registered with the master"
             time.sleep(0.05)
         yield url
 
 
 def _alive(port: int) -> int:
-    """Return how many workers a master says it has."""
+    """Return how many workers the master reports as alive."""
     with urllib.request.urlopen(f"http://{_HOST}:{port}/json/", timeout=PATIENCE) as answer:
         return int(json.load(answer)["aliveworkers"])
 
@@ -87,7 +90,7 @@ def _ended(environment: Any) -> None:
 
 @contextmanager
 def connect(spark: SparkSession) -> Iterator[str]:
-    """A Spark Connect server, at whose sessions work the cores of the tests' own; gives its URL."""
+    """Run a Spark Connect server inside the tests' session, and yield its URL."""
     java = _java_of(spark)
     service = java.org.apache.spark.sql.connect.service.SparkConnectService
     service.start(cast("Any", spark)._jsc.sc())
@@ -99,7 +102,7 @@ def connect(spark: SparkSession) -> Iterator[str]:
 
 
 def taskqueue(*commands: Sequence[str], variables: Mapping[str, str] | None = None) -> list[Any]:
-    """Run commands of the pipeline, one after the other in one process; return the JSON that each prints."""
+    """Run pipeline commands one after the other in one process, and return the JSON output of each."""
     ensure_java()
     done = subprocess.run(
         [sys.executable, "-c", _COMMANDS, json.dumps(commands)],

@@ -1,4 +1,4 @@
-"""Journals made up from a seed, with the truth about every task; and what may befall a journal."""
+"""Journals generated from a seed together with the true verdict of every task, and functions that damage a journal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from taskqueue_spark.columns import TRANSITIONS
 
 _START = 1_790_000_000_000_000
-_EVENTS = {  # a letter: the event, the state after it, and the seconds since the one before, about
+# for each letter: the event, the state after it, and the approximate seconds since the previous event
+_EVENTS = {
     "p": ("published", "waiting", 0.0),
     "s": ("published", "scheduled", 0.0),
     "v": ("available", "waiting", 5.0),
@@ -27,7 +28,8 @@ _EVENTS = {  # a letter: the event, the state after it, and the seconds since th
     "z": ("discarded", "discarded", 60.0),
     "e": ("expired", "expired", 10.0),
     "c": ("cancelled", "cancelled", 1.0),
-    "P": ("published", "waiting", 400.0),  # again, after the window in which its id is known
+    # published again, after the time in which the queue remembers the id
+    "P": ("published", "waiting", 400.0),
 }
 _LETTERS = list(_EVENTS)
 _NAMES = pa.array([event for event, _, _ in _EVENTS.values()])
@@ -45,7 +47,7 @@ _VERDICTS = {
 
 
 class Plan(NamedTuple):
-    """What a share of the tasks goes through."""
+    """A sequence of events, and the share of the tasks that go through it."""
 
     letters: str
     share: float
@@ -73,12 +75,12 @@ PLANS = (
 
 
 class Made(NamedTuple):
-    """A journal, and what is true of it."""
+    """A generated journal, and the correct result of its audit."""
 
     table: pa.Table
-    """as `TRANSITIONS` says, in the order of the shards' numbers"""
+    """transitions in the schema `TRANSITIONS`, ordered by shard and number"""
     truth: Counter[tuple[str, str]]
-    """lives by key and verdict"""
+    """number of lives by key and verdict"""
 
 
 def made(
@@ -91,10 +93,10 @@ def made(
     skew: float = 0.0,
     plans: tuple[Plan, ...] = PLANS,
 ) -> Made:
-    """Make a journal up. ``skew`` is the share of the first key beyond an even one.
+    """Generate a journal of a correct queue.
 
-    First deliveries of a queue are in the order of its tasks, each step of a task takes a while, and nothing is
-    missing: a sound queue's journal.
+    ``skew`` is the share of tasks that the first key gets in addition to an equal part. Tasks of a queue are first
+    delivered in the order of publishing, each step takes some time, and no row is missing.
     """
     chance = np.random.default_rng(seed)
     shares = np.array([plan.share for plan in plans])
@@ -110,7 +112,8 @@ def made(
     letter = table[kind[task], place]
     usual = np.array([round(1e6 * seconds) for _, _, seconds in _EVENTS.values()])
     lasts = np.maximum(1, usual[letter] * chance.uniform(0.9, 1.1, len(letter))).astype(np.int64)
-    lasts[letter == _LETTERS.index("d")] = usual[_LETTERS.index("d")]  # so a queue keeps its order
+    # deliveries have a fixed delay, so that tasks of a queue keep their order
+    lasts[letter == _LETTERS.index("d")] = usual[_LETTERS.index("d")]
     ends = np.cumsum(lasts)
     first = place == 0
     began = np.maximum.accumulate(np.where(first, np.arange(len(task)), 0))
@@ -136,7 +139,7 @@ def made(
 
 
 def _running(flags: np.ndarray, began: np.ndarray) -> np.ndarray:
-    """Count flags within each task."""
+    """Return the running count of set flags within each task."""
     total: np.ndarray = np.cumsum(flags)
     before: np.ndarray = (total - flags)[began]
     running: np.ndarray = total - before
@@ -149,7 +152,7 @@ def _second_life(letter: np.ndarray, began: np.ndarray) -> np.ndarray:
 
 
 def _ends(letters: str) -> list[str]:
-    """Return the verdict of each life."""
+    """Return the verdict of each life of a task with these events."""
     found, over = [], False
     for letter in letters:
         if letter == "P" or (letter == "t" and over):
@@ -202,13 +205,14 @@ def _table(
     return pa.table([columns[name] for name in TRANSITIONS.names], schema=TRANSITIONS)
 
 
-# What may befall a journal
+# Functions that damage a journal
 
 
 def _row(table: pa.Table, event: str, nth: int) -> int:
-    """Return the place of the nth row of an event among those whose task has it once.
+    """Return the index of the nth row with this event, among tasks that have the event once.
 
-    After such an ack nothing may follow, and after such a delivery an ack must: a retry needs none.
+    An "acked" row found is the last of its task, and the last row of a "delivered" row's task is an ack, so there is no
+    retry.
     """
     ids = table["task_id"].to_pylist()
     places = np.flatnonzero(pc.equal(table["event"], event).to_numpy()).tolist()
@@ -222,14 +226,14 @@ def _row(table: pa.Table, event: str, nth: int) -> int:
 
 
 def removed(table: pa.Table, event: str = "acked", nth: int = 0) -> tuple[pa.Table, str]:
-    """Take one row out, so that its number is missing. Returns the id of its task, too."""
+    """Remove one row, so that its number is missing. Return the table and the id of the row's task."""
     place = _row(table, event, nth)
     rest = pa.concat_tables([table.slice(0, place), table.slice(place + 1)])
     return rest, table["task_id"][place].as_py()
 
 
 def renumbered(table: pa.Table) -> pa.Table:
-    """Give the rows new numbers, without gaps: as if what is missing had never been noted."""
+    """Renumber the rows of each shard without gaps, as if removed rows had never been recorded."""
     shard = table["shard"].to_numpy()
     seq = table["seq"].to_numpy()
     order = np.lexsort((seq, shard))
@@ -241,7 +245,7 @@ def renumbered(table: pa.Table) -> pa.Table:
 
 
 def doubled(table: pa.Table, event: str = "acked", nth: int = 0) -> tuple[pa.Table, str]:
-    """Note one row a second time, at the end of its shard. Returns the id of its task, too."""
+    """Repeat one row at the end of its shard. Return the table and the id of the row's task."""
     place = _row(table, event, nth)
     row = table.slice(place, 1)
     same = pc.equal(table["shard"], row["shard"][0])
@@ -252,7 +256,7 @@ def doubled(table: pa.Table, event: str = "acked", nth: int = 0) -> tuple[pa.Tab
 
 
 def swapped(table: pa.Table, event: str = "acked", nth: int = 0) -> tuple[pa.Table, str, str]:
-    """Put another id in one row. Returns the id that was there and the new one, too."""
+    """Replace the task id of one row. Return the table, the old id and the new id."""
     place = _row(table, event, nth)
     ids = table["task_id"].to_pylist()
     was, ids[place] = ids[place], "changeling"
@@ -260,19 +264,19 @@ def swapped(table: pa.Table, event: str = "acked", nth: int = 0) -> tuple[pa.Tab
 
 
 def cut(table: pa.Table, shard: int, first: int, last: int) -> pa.Table:
-    """Take a span of numbers out of a shard: from 1 on it is what trimming does."""
+    """Remove the rows of a shard from number ``first`` to ``last``; from number 1 on this is what trimming does."""
     of = pc.equal(table["shard"], shard)
     within = pc.and_(pc.greater_equal(table["seq"], first), pc.less_equal(table["seq"], last))
     return table.filter(pc.invert(pc.and_(of, within)))
 
 
 def repeated(table: pa.Table, first: int, number: int) -> pa.Table:
-    """Tell a segment twice, with its numbers: as a file that was copied."""
+    """Repeat rows with their numbers, as if a file had been copied."""
     return pa.concat_tables([table, table.slice(first, number)])
 
 
 def moved(table: pa.Table, name: str, place: int) -> pa.Table:
-    """Make it the journal of a run, keys and shards of its own, so that several can be looked at together."""
+    """Give the journal a run, keys and shards of its own, so that several journals can be queried together."""
     number = len(table)
     table = _with(table, "run", pa.repeat(name, number))
     table = _with(table, "key", pc.binary_join_element_wise(name, table["key"], "/"))

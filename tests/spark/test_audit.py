@@ -1,4 +1,4 @@
-"""The audit tells the truth about journals of which it is known, and what befalls a journal changes what it says."""
+"""Tests that the audit is correct for journals whose truth is known, and detects damage to a journal."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _LIVE = ("waiting", "scheduled", "in_flight")
 
 
 def truth(rows: list[Row]) -> Counter[tuple[str, str]]:
-    """Return what a conservation says, as a synthetic journal tells its truth."""
+    """Return the verdicts of a conservation table in the form of a synthetic journal's truth."""
     return +Counter({(row["key"], verdict): row[verdict] for row in rows for verdict in VERDICTS})
 
 
 @pytest.mark.parametrize("tasks", [3_000, pytest.param(305_000, marks=pytest.mark.soak)])
 def test_the_truth_about_a_million(spark: SparkSession, tmp_path: Path, tasks: int) -> None:
-    """Of a million transitions every life has the verdict that is true, and each queue's add up (G9)."""
+    """In a million transitions every life gets the correct verdict, and the verdicts of each queue add up (G9)."""
     journal = made(7, tasks, keys=5, shards=3, skew=0.5)
     assert len(journal.table) > 3.2 * tasks
     pq.write_table(journal.table, tmp_path / "journal.parquet", row_group_size=250_000)
@@ -57,7 +57,7 @@ def test_the_truth_about_a_million(spark: SparkSession, tmp_path: Path, tasks: i
 
 
 class Fates:
-    """One sound journal and what may befall it, each in a run, a queue and shards of its own, audited together."""
+    """A correct journal and damaged copies of it, each with a run, keys and shards of its own, audited together."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.sound: Made = made(11, 400, keys=1, shards=1)
@@ -89,7 +89,7 @@ class Fates:
         self.gaps = gaps(self.transitions).collect()
 
     def _live(self, spark: SparkSession, names: list[str]) -> DataFrame:
-        """What the store has: what the sound journal leaves alive, and nothing else."""
+        """Return the live tasks in the store: those that the correct journal leaves alive."""
         states = dict(
             zip(
                 self.sound.table["task_id"].to_pylist(),
@@ -108,11 +108,11 @@ class Fates:
         return spark.createDataFrame(pa.Table.from_pylist(rows))
 
     def verdicts(self, name: str) -> Counter[str]:
-        """Count the verdicts of one journal."""
+        """Count the verdicts in one journal."""
         return Counter(row["verdict"] for row in self.rows if row["key"] == f"{name}/k0")
 
     def of(self, name: str, task: str) -> Row:
-        """Return the last life of a task."""
+        """Return the audit's row for the last life of a task."""
         lives = [r for r in self.rows if (r["key"], r["task_id"]) == (f"{name}/k0", task)]
         return max(lives, key=lambda row: int(row["life"]))
 
@@ -121,7 +121,7 @@ _END = 1_790_000_000_000_000 + 100_000_000_000
 
 
 def _runs() -> list[pa.Table]:
-    """A process that ended with two tasks alive, and the next one, which knows one of the ids."""
+    """Return a run that ended with two live tasks, and the next run, which publishes one of their ids again."""
     journal = SmallJournal(key="restarted/k0", run="first", shard=90)
     for task in ("done", "alive", "again"):
         journal.tell(0, "published", task)
@@ -134,7 +134,7 @@ def _runs() -> list[pa.Table]:
 
 
 def _switched() -> list[pa.Table]:
-    """A queue that was there before its journal was, and one of which the journal was switched off."""
+    """Return a queue with tasks older than its journal, and a queue whose journal was switched off."""
 
     def settings(version: int, *, journal: bool = True) -> str:
         return QueueSettings(version=version, journal=journal).model_dump_json()
@@ -151,7 +151,7 @@ def _switched() -> list[pa.Table]:
 
 
 def _overlapping() -> list[pa.Table]:
-    """A process that ended while another went on, and a third behind both."""
+    """Return a run, a shorter run within its time, and a third run after both."""
     tables = []
     for run, times in (("long", (0, 100)), ("brief", (50, 60)), ("last", (200, 201))):
         journal = SmallJournal(key="overlapping/k0", run=run, shard=93)
@@ -162,7 +162,7 @@ def _overlapping() -> list[pa.Table]:
 
 
 def _told_to_be_missing() -> list[pa.Table]:
-    """A journal of 100 numbers that has two and a dead letter, and says once in between what was not there."""
+    """Return a journal of 100 numbers that contains four rows and reports the others as missing."""
     journal = SmallJournal(key="missing/k0", run="missing", shard=94)
     journal.tell(0, "published", "waits")
     journal.tell(0, "published", "dies")
@@ -178,13 +178,13 @@ def _told_to_be_missing() -> list[pa.Table]:
 
 @pytest.fixture(scope="module")
 def fates(spark: SparkSession) -> Fates:
-    """All of them, audited once."""
+    """Audit all the journals together, once for all tests."""
     with compiling(spark):
         return Fates(spark)
 
 
 def test_a_sound_journal(fates: Fates) -> None:
-    """Nothing is odd, and what was told twice counts once (G9; fault L2)."""
+    """A correct journal has no anomalies, and rows that are read twice count once (G9; fault L2)."""
     expected = Counter({verdict: count for (_, verdict), count in fates.sound.truth.items()})
     assert fates.verdicts("sound") == fates.verdicts("repeated") == expected
     sound = [r for r in fates.rows if r["key"] in {"sound/k0", "repeated/k0"}]
@@ -193,7 +193,7 @@ def test_a_sound_journal(fates: Fates) -> None:
 
 
 def test_an_ack_is_removed(fates: Fates) -> None:
-    """What is missing is seen by its number, so nobody says that the task is lost (G9)."""
+    """If an ack is removed, its number is missing, so the task's verdict is unknown rather than lost (G9)."""
     row = fates.of("removed", fates.ids["removed"])
     assert (row["verdict"], row["last_event"]) == ("unknown", "delivered")
     (gap,) = [gap for gap in fates.gaps if gap["run"] == "removed"]
@@ -203,7 +203,7 @@ def test_an_ack_is_removed(fates: Fates) -> None:
 
 
 def test_an_ack_was_never_noted(fates: Fates) -> None:
-    """Nothing is missing, and the store does not have it: it is lost (G9)."""
+    """A task is lost if no number is missing, the journal has no end of it, and the store has no record of it (G9)."""
     row = fates.of("unnoted", fates.ids["unnoted"])
     assert (row["verdict"], row["reason"]) == ("lost", "not in the store")
     expected = fates.verdicts("sound")
@@ -212,14 +212,14 @@ def test_an_ack_was_never_noted(fates: Fates) -> None:
 
 
 def test_an_ack_is_doubled(fates: Fates) -> None:
-    """It is odd, and no more than that: the task is completed once (G9)."""
+    """An ack that is recorded twice is an anomaly, but the task still counts as completed once (G9)."""
     row = fates.of("twice", fates.ids["twice"])
     assert (row["verdict"], row["anomalies"]) == ("completed", ["duplicate_ack"])
     assert fates.verdicts("twice") == fates.verdicts("sound")
 
 
 def test_a_task_is_swapped(fates: Fates) -> None:
-    """The one is lost, the other was never published (G9)."""
+    """If an ack has another task's id, the first task is lost, and the other one was never published (G9)."""
     row = fates.of("swapped", fates.ids["swapped"])
     assert (row["verdict"], row["reason"]) == ("lost", "not in the store")
     changeling = fates.of("swapped", fates.ids["changeling"])
@@ -228,7 +228,7 @@ def test_a_task_is_swapped(fates: Fates) -> None:
 
 
 def test_a_shard_is_trimmed(fates: Fates) -> None:
-    """What began in what is gone is from earlier, and no queue of the shard is complete (G9)."""
+    """After trimming, tasks published before are marked as earlier, and no queue counts as complete (G9)."""
     rows = [row for row in fates.rows if row["key"] == "trimmed/k0"]
     earlier = [row for row in rows if row["earlier"]]
     assert earlier
@@ -240,14 +240,14 @@ def test_a_shard_is_trimmed(fates: Fates) -> None:
 
 
 def test_a_span_is_cut_out(fates: Fates) -> None:
-    """Whose end may lie in it is unknown, and nothing is odd for what it hides (G9)."""
+    """A task whose end may be in a missing range is unknown, and the missing rows cause no anomalies (G9)."""
     assert fates.verdicts("cut")["unknown"] > 0
     assert fates.verdicts("cut")["lost"] == 0
     assert not any(row["anomalies"] for row in fates.rows if row["key"] == "cut/k0")
 
 
 def test_a_run_has_ended(fates: Fates) -> None:
-    """What a process had when it ended is lost; an id that the next one is told is another life (G9)."""
+    """Tasks alive at the end of a run are lost, and the same id in the next run is another life (G9)."""
     told = {
         (row["task_id"], row["life"]): (row["verdict"], row["reason"])
         for row in fates.rows
@@ -262,21 +262,24 @@ def test_a_run_has_ended(fates: Fates) -> None:
 
 
 def test_runs_at_the_same_time(fates: Fates) -> None:
-    """A run is over as soon as any later one began behind all that it tells, not the next one alone (G9)."""
+    """A run has ended as soon as any later run began after its last row, not only the next one (G9)."""
     reasons = {r["task_id"]: r["reason"] for r in fates.rows if r["key"] == "overlapping/k0"}
     assert {reasons[f"{run}-0"] for run in ("long", "brief")} == {"its run ended"}
     assert reasons["last-0"] == "not in the store"
 
 
 def test_what_is_reported_as_missing(fates: Fates) -> None:
-    """Behind the last number there may be anything: a dead letter may have been redriven too (G9; OPEN-C1)."""
+    """If rows after the last number are missing, every task may have changed, even a dead letter (G9; OPEN-C1)."""
     (gap,) = [(r["first"], r["last"]) for r in fates.gaps if r["run"] == "missing"]
     assert gap == (5, 100)
     assert fates.verdicts("missing") == Counter(unknown=2)
 
 
 def test_a_queue_is_not_noted_all_the_time(fates: Fates) -> None:
-    """What was there before the journal is from earlier, and what became of it after it nobody knows (G9)."""
+    """A task from before the journal is marked as earlier.
+
+    A task's end after the journal was switched off is unknown (G9).
+    """
     older, newer = fates.of("late", "older"), fates.of("late", "newer")
     assert (older["verdict"], older["earlier"], older["anomalies"]) == ("completed", True, [])
     assert (newer["verdict"], newer["complete"]) == ("lost", False)
@@ -284,7 +287,7 @@ def test_a_queue_is_not_noted_all_the_time(fates: Fates) -> None:
 
 
 def test_the_books(spark: SparkSession, fates: Fates) -> None:
-    """Each queue's verdicts add up but for the changeling's, and agree with a ledger that is right (G9)."""
+    """The verdicts of each queue add up, except where a task id was replaced, and agree with a correct ledger (G9)."""
     lives = spark.createDataFrame(fates.rows, fates.audited.schema)
     kept = {row["key"]: row for row in conservation(lives).collect()}
     assert {key for key, row in kept.items() if not row["balanced"]} == {"swapped/k0"}

@@ -1,4 +1,4 @@
-"""What the journal tells of a run with faults is what the checker found by what its clients saw."""
+"""Tests that the journal of a run with faults agrees with what the clients of the run observed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VERDICT = {"done": "completed", "dead": "dead_lettered"}
 
 
 async def journal_of(world: World) -> pa.Table:
-    """Read all of it."""
+    """Read the complete journal of the run from Redis."""
     batches: list[pa.RecordBatch] = []
     settings = settings_for(f"redis://127.0.0.1:{world.redis.port}", prefix="chaos")
     async with RedisJournalReader(settings) as reader:
@@ -42,17 +42,17 @@ async def journal_of(world: World) -> pa.Table:
 
 
 class Run:
-    """A run with its journal: queues with limits, entities, deadlines, failures; and faults."""
+    """A run of queues with limits, ordering keys, deadlines, failures and faults, together with its journal."""
 
     def __init__(self, outcome: Outcome, journal: pa.Table, delivered: dict[str, int]) -> None:
         self.outcome = outcome
         self.journal = journal
         self.delivered = delivered
-        """by key, as the store counted"""
+        """deliveries by key, as the store has counted them"""
         self._lives: DataFrame | None = None
 
     def held_up(self) -> int:
-        """Count the publishes that were under way while Redis was down."""
+        """Return how many publishes were in progress while Redis was down."""
         events = self.outcome.events
         down = [e.at for e in events if e.what is What.FAULT and e.name == "kill redis"]
         back = [e.at for e in events if e.what is What.HEALED and e.name == "kill redis"]
@@ -66,7 +66,7 @@ class Run:
         )
 
     def lives(self, spark: SparkSession) -> DataFrame:
-        """Return its audit, made once."""
+        """Return the audit of the journal; it is computed once."""
         if self._lives is None:
             audited = audit(spark.createDataFrame(self.journal))
             self._lives = spark.createDataFrame(audited.collect(), audited.schema)
@@ -74,7 +74,7 @@ class Run:
 
     @classmethod
     async def of(cls, folder: Path, shape: Shape, *, seed: int = 0, bursts: int = 1) -> Run:
-        """Play it."""
+        """Execute a run, and read its journal."""
         async with World(folder, shape, seed=seed) as world:
             await world.begin()
             await world.holding("consumer", 0, 3)
@@ -98,22 +98,22 @@ _LIMITS = {
 
 
 def played(folder: Path, *, seed: int = 0, bursts: int = 1, **more: object) -> Run:
-    """Play a run in an event loop of its own."""
-    # Tasks are still being published when the last fault strikes.
+    """Execute a run in a new event loop."""
+    # The run is so long that tasks are still being published when the last fault occurs.
     fields = {"seconds": 4.0, "journal": True, "limits": _LIMITS, "entities": 5, "liveness": 60.0}
     shape = small(**{**fields, **more})
     return asyncio.run(Run.of(folder, shape, seed=seed, bursts=bursts))
 
 
 def ledgers(spark: SparkSession, run: Run) -> DataFrame:
-    """The store's books at the end."""
+    """Return the store's ledgers at the end of the run."""
     return spark.createDataFrame(
         [{"key": key, **books} for key, books in run.outcome.dump.ledgers.items()]
     )
 
 
 def agree(spark: SparkSession, run: Run) -> None:
-    """Assert that the journal tells what the checker, the store and its books do."""
+    """Assert that the audit agrees with the checker of the run, and with the store's tasks and ledgers."""
     figures = passed(run.outcome)
     lives = run.lives(spark)
     books = conservation(lives)
@@ -135,13 +135,14 @@ def agree(spark: SparkSession, run: Run) -> None:
     for row in (rows := lives.collect()):
         delivered[row["key"]] += row["deliveries"]
     assert delivered == run.delivered
-    assert delivered.total() >= figures.deliveries  # some were handed to who was dead by then
+    # the checker does not count deliveries to a consumer that was already dead
+    assert delivered.total() >= figures.deliveries
     assert {(row["key"], row["task_id"]): row["verdict"] for row in rows} == known
     assert not any(row["anomalies"] for row in rows)
 
 
 def broken(spark: SparkSession, journals: dict[str, pa.Table]) -> dict[str, Counter[str]]:
-    """Count the rules that are broken, by journal."""
+    """Count the violated rules of each journal."""
     parts = [moved(table, name, place) for place, (name, table) in enumerate(journals.items())]
     found = violations(spark.createDataFrame(pa.concat_tables(parts)))
     told: dict[str, Counter[str]] = {name: Counter() for name in journals}
@@ -152,19 +153,19 @@ def broken(spark: SparkSession, journals: dict[str, pa.Table]) -> dict[str, Coun
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """One run of a few seconds."""
+    """Execute one run of a few seconds, for all tests."""
     return played(tmp_path_factory.mktemp("chaos") / "run")
 
 
 def test_the_journal_of_a_run_with_faults(spark: SparkSession, run: Run) -> None:
-    """Its audit is what the checker, the store and its books say: every task confirmed has its end (G9)."""
+    """The audit agrees with the checker and the store's ledgers: every confirmed task has an end (G9)."""
     agree(spark, run)
 
 
-@pytest.mark.long  # what a real run adds to test_history.py
+@pytest.mark.long  # a real run, in addition to test_history.py
 @pytest.mark.usefixtures("compiled")
 def test_the_rules_over_a_run(spark: SparkSession, run: Run) -> None:
-    """The checker found nothing and neither do they; what is changed in the journal they find (G9; fault L2)."""
+    """The history rules find no violation in the run's journal, but find each change made to it (G9; fault L2)."""
     assert passed(run.outcome).lost == 0
     told = broken(
         spark,
@@ -183,7 +184,7 @@ def test_the_rules_over_a_run(spark: SparkSession, run: Run) -> None:
 
 
 def test_a_burst_through_a_front_that_fails(spark: SparkSession, run: Run) -> None:
-    """Publishers whose answers are lost or cut off send again with the same ids: none is lost or doubled (OPEN-C1)."""
+    """Publishers whose responses are lost retry with the same ids, and no task is lost or doubled (OPEN-C1)."""
     assert run.held_up() > 0
     rows = run.lives(spark).collect()
     verdicts = Counter(row["verdict"] for row in rows)
@@ -195,9 +196,9 @@ def test_a_burst_through_a_front_that_fails(spark: SparkSession, run: Run) -> No
 @CHAOS
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_long_runs(spark: SparkSession, tmp_path: Path, seed: int) -> None:
-    """Thousands of tasks and many faults: the same (G9, OPEN-C1)."""
+    """With thousands of tasks and many faults, the audit still agrees with the checker (G9, OPEN-C1)."""
     shape = {"tasks": 6000, "seconds": 8.0, "consumers": 4}
-    # The outages come one upon the other: together they are shorter than a lease, so nobody alive loses one.
+    # The outages follow each other closely; together they are shorter than a lease, so no live consumer loses one.
     run = played(tmp_path / "run", seed=seed, bursts=8, lease=10.0, **shape)
     agree(spark, run)
     found = violations(spark.createDataFrame(run.journal))

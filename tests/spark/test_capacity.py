@@ -1,4 +1,4 @@
-"""Capacity advice, checked by applying it: what it forecasts is what the queue then does."""
+"""Tests of the capacity advice: a queue that follows the advice behaves as forecast."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECOND = 1_000_000
 
 
 def row(seq: int, at: float, event: str, state: str, **more: Any) -> dict[str, Any]:
-    """Return a transition, ``at`` seconds after some start."""
+    """Return a transition that happens ``at`` seconds after a fixed start."""
     plain = {
         "shard": 0, "run": "r", "seq": seq, "ts": 1_700_000_000 * SECOND + round(at * SECOND), "event": event,
         "key": "k", "task_id": "", "attempt": 1, "losses": 0, "state": state, "priority": 0,
@@ -34,7 +34,10 @@ def row(seq: int, at: float, event: str, state: str, **more: Any) -> dict[str, A
 
 
 def steady(key: str, tasks: int, *, shard: int, first: int = 0, every: float = 1.0) -> list[Any]:
-    """Return what a key's tasks do, one after another: half a second until the hand-out, then two seconds of work."""
+    """Return the rows of tasks that wait half a second and run for two seconds.
+
+    One is published every ``every`` seconds.
+    """
     rows = []
     for number in range(first, tasks):
         of = {"key": key, "task_id": f"{key}-{number}", "shard": shard}
@@ -48,13 +51,13 @@ def steady(key: str, tasks: int, *, shard: int, first: int = 0, every: float = 1
 
 
 def frame(spark: SparkSession, rows: list[Any] | pa.Table) -> DataFrame:
-    """Return transitions as Spark has them."""
+    """Return transitions as a Spark data frame."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows, schema=TRANSITIONS)
     return spark.createDataFrame(table)
 
 
 def seen(journal: Path) -> tuple[Floats, Floats]:
-    """Return when each task was published, and how long it waited, in the order of publishing."""
+    """Return the publishing times and waiting times of all tasks, in order of publishing."""
     at: dict[str, dict[str, float]] = {}
     for entry in transitions(journal).to_pylist():
         at.setdefault(entry["task_id"], {})[entry["event"]] = entry["ts"].timestamp()
@@ -65,7 +68,7 @@ def seen(journal: Path) -> tuple[Floats, Floats]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A journal of the load with room for all of it."""
+    """Record a journal of the load, run with more slots than it needs."""
     path = tmp_path_factory.mktemp("capacity") / "recorded"
     asyncio.run(run(path, poisson(1, TASKS, rate=RATE, mean=MEAN), 100))
     return path
@@ -74,7 +77,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_advice_holds_when_it_is_applied(
     spark: SparkSession, recorded: Path, tmp_path: Path
 ) -> None:
-    """Another load of the same process, with the advised `max_inflight`: the observed p95 is within 20 % (G10)."""
+    """With the advised `max_inflight`, the p95 wait of another load is within 20 % of the forecast (G10)."""
     (found,) = advice(frame(spark, transitions(recorded)), TARGET).collect()
     assert found["reason"] is None
     assert found["arrival_rate"] == pytest.approx(RATE, rel=0.03)
@@ -94,7 +97,7 @@ def test_the_advice_holds_when_it_is_applied(
     assert observed == pytest.approx(found["expected_wait"], rel=0.2)
     held = np.array([time for _, time in load])
     forecast = replay(arrived, held, found["slots"])
-    # the replay is what the queue does, task by task
+    # the replay agrees with the queue for each task
     assert waits == pytest.approx(forecast, abs=1e-4)
     fewer = replay(arrived, held, found["slots"] - 1)
     assert float(np.quantile(fewer, 0.95)) > TARGET
@@ -102,7 +105,7 @@ def test_the_advice_holds_when_it_is_applied(
 
 @pytest.mark.usefixtures("compiled")
 def test_each_key_has_advice_or_a_reason_for_none(spark: SparkSession) -> None:
-    """Thin and trimmed history, and targets out of reach, have a reason and no numbers (G10; fault L2)."""
+    """A key with too little or trimmed history gets a reason instead of figures (G10; fault L2)."""
     cut = steady("cut", 400, shard=3)
     del cut[300:600]
     headless = [one for one in steady("headless", 300, shard=4) if one["event"] != "published"]
@@ -133,11 +136,12 @@ def test_each_key_has_advice_or_a_reason_for_none(spark: SparkSession) -> None:
     assert good["overhead"] == pytest.approx(0.5)
     assert good["expected_wait"] == pytest.approx(0.5)
     assert good["peak_rate"] == pytest.approx(1.0)
-    assert good["workers"] == 3  # a worker was seen to have one at once: the other's had ended
+    # each of the two workers had one task at a time, so three slots need three workers
+    assert good["workers"] == 3
 
 
 def test_the_busiest_stretch_is_replayed(spark: SparkSession) -> None:
-    """Of more deliveries than the sample has, those that came fastest; of some keys alone, too (G10)."""
+    """If a key has more deliveries than the sample holds, its busiest part is sampled (G10)."""
     slow = steady("k", 300, shard=0)
     last = max(one["ts"] for one in slow)
     fast = [
@@ -149,7 +153,7 @@ def test_the_busiest_stretch_is_replayed(spark: SparkSession) -> None:
     headless = [one for one in steady("headless", 300, shard=4) if one["event"] != "published"]
     given = frame(spark, [*slow, *fast, *slow[:30], *cut, *headless])
     found = {one["key"]: one for one in advice(given, 0.6, whole=False, sample=250).collect()}
-    assert found["k"]["deliveries"] == 600  # those that were read twice count once
+    assert found["k"]["deliveries"] == 600  # repeated rows count once
     assert found["k"]["arrival_rate"] == pytest.approx(10, rel=0.05)
     assert found["k"]["sampled_from"] > found["k"]["sampled_to"] - timedelta(seconds=30)
     assert found["k"]["slots"] > 20
@@ -159,7 +163,7 @@ def test_the_busiest_stretch_is_replayed(spark: SparkSession) -> None:
 
 
 def test_priorities_and_a_target_out_of_reach() -> None:
-    """What is served by priority is replayed by priority; where nothing helps, that is said (G10)."""
+    """Deliveries by priority are replayed by priority, and an unreachable target is reported (G10)."""
     arrived = np.cumsum(np.full(1000, 0.1))
     started, ended = arrived + 0.2, arrived + 0.2 + 0.95
     classes = np.arange(1000) % 10
@@ -184,7 +188,10 @@ def test_priorities_and_a_target_out_of_reach() -> None:
 def test_a_burst_is_no_rate_for_ever(
     tasks: int, over: float, held: float, at_once: int, target: float
 ) -> None:
-    """Tasks that came at once need the least slots that do them in time, and every figure is one of them (G10)."""
+    """For a burst of tasks the advice is the smallest number of slots that meets the target.
+
+    All figures are consistent with it (G10).
+    """
     arrived, times = np.linspace(0, over, tasks), np.full(tasks, held)
     started = arrived + replay(arrived, times, at_once)
     found = advise(arrived=arrived, started=started, ended=started + times, target_wait=target)
@@ -204,6 +211,6 @@ def test_a_burst_is_no_rate_for_ever(
     [("target_wait", 0.0), ("target_wait", float("inf")), ("percentile", 95.0), ("sample", 10)],
 )
 def test_arguments_out_of_range_are_refused(field: str, wrong: float) -> None:
-    """Each names its field, before anything is read (G10)."""
+    """An argument out of range raises an error that names it, before the journal is read (G10)."""
     with pytest.raises(InvalidInput, match=field):
         advice(None, **{field: wrong})  # type: ignore[arg-type] # it is not looked at

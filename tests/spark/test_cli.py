@@ -1,4 +1,4 @@
-"""``taskqueue pipeline`` in this process, on the Spark of the tests."""
+"""Tests of the command ``taskqueue pipeline``, run in this process on the tests' Spark session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cli.conftest import Cli, Done
 
 @pytest.fixture(autouse=True)
 def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings of the machine reach a test."""
+    """Remove all settings of this machine from the environment."""
     for name in os.environ:
         if name.startswith("TASKQUEUE_"):
             monkeypatch.delenv(name)
@@ -31,7 +31,7 @@ def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command of the pipeline and return what it left."""
+    """Return a function that runs a pipeline command and returns its exit code and output."""
 
     def run(*words: str) -> Done:
         capsys.readouterr()
@@ -43,13 +43,13 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 
 @pytest.fixture
 def on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands use the session of the tests, and leave it."""
+    """Let commands use the tests' Spark session, and not stop it."""
     monkeypatch.setattr("taskqueue_spark.session.session", lambda *_, **__: spark)
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
 
 
 async def _job(path: Path) -> None:
-    """A journal of forty tasks: two fail for good with the same error, and one is cancelled."""
+    """Write a journal of forty tasks: two fail for good with the same error, and one is cancelled."""
     clock = ManualClock()
     backend = MemoryBackend(settings=MemorySettings(journal=path), clock=clock)
     ids = [f"t{n:02}" for n in range(40)]
@@ -69,13 +69,13 @@ async def _job(path: Path) -> None:
 
 
 def job(path: Path) -> Path:
-    """See `_job`."""
+    """Write the journal of `_job` and return its path."""
     asyncio.run(_job(path))
     return path
 
 
 def doubled(journal: Path) -> None:
-    """Have the last end be there twice."""
+    """Repeat the last ack of a journal."""
     lines = journal.read_text().splitlines()
     last = json.loads(lines[-1])
     assert last["event"] == "acked"
@@ -84,9 +84,9 @@ def doubled(journal: Path) -> None:
 
 @pytest.mark.usefixtures("on_spark")
 def test_from_a_journal_to_a_report(cli: Cli, tmp_path: Path) -> None:
-    """G10: one command makes every table, the page and the same as JSON; then each is there to look at alone.
+    """G10: one command creates all tables and the report as HTML and JSON, and other commands read single tables.
 
-    An end that is doubled is found: it changes the verdict and the exit code (G9).
+    A doubled ack is found: it changes the verdict and the exit code (G9).
     """
     journal = job(tmp_path / "journal.jsonl")
     doubled(journal)
@@ -151,7 +151,7 @@ def test_from_a_journal_to_a_report(cli: Cli, tmp_path: Path) -> None:
 def test_bad_arguments_are_refused_before_spark_starts(
     words: list[str], said: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G10: exit code 2 and one sentence."""
+    """G10: wrong arguments give exit code 2 and one line that says what is wrong, before Spark starts."""
     monkeypatch.setattr("taskqueue_spark.session.session", None)
     done = cli(*words, "--json")
     assert done.code == 2, done.err
@@ -160,7 +160,7 @@ def test_bad_arguments_are_refused_before_spark_starts(
 
 
 def test_without_spark_it_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """G10: one line, exit code 2."""
+    """G10: without pyspark, a command prints one line that says what to install, and exits with code 2."""
     monkeypatch.setitem(sys.modules, "pyspark", None)
     done = cli("audit", "--journal", "x")
     assert done.code == 2
@@ -170,7 +170,7 @@ def test_without_spark_it_says_what_to_install(cli: Cli, monkeypatch: pytest.Mon
 
 
 def test_times_are_read_as_people_say_them() -> None:
-    """G10: a span of time ago, or a moment, which is UTC by default."""
+    """G10: a time is given as a duration before now or as a timestamp, which is in UTC by default."""
     for word, told in {
         "2026-11-30T12:00": "2026-11-30T12:00:00+00:00",
         "2026-11-30T12:00:05+02:00": "2026-11-30T12:00:05+02:00",

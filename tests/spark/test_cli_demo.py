@@ -1,4 +1,4 @@
-"""The journal of the demonstration outlives it, whatever store it had."""
+"""Tests that the journal of the demo is kept after the demo has ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskqueue_redis.journal.reader import JournalEntry
 
 
 def test_a_job_on_a_redis_of_its_own_can_be_looked_into_afterwards(tmp_path: Path) -> None:
-    """G10: the store is gone with the run; its journal has every transition of the job, as lines, without a gap."""
+    """G10: after a demo with its own Redis, the journal file has every transition of the job without a gap."""
     files = tmp_path / "files"
     files.mkdir()
     for n in range(12):
@@ -55,7 +55,10 @@ def test_a_job_on_a_redis_of_its_own_can_be_looked_into_afterwards(tmp_path: Pat
 
 
 def test_a_step_is_a_line_per_transition() -> None:
-    """G10: what is the same for all stands in each; what is empty is null; times are seconds."""
+    """G10: a journal entry becomes one line per transition.
+
+    Common values are repeated, empty ones are null, and times are in seconds.
+    """
     head = [b"2", b"1700000000500000", b"published", b"k", b"waiting", b"", b""]
     columns = [b"a\0b", b"1", b"0", b"5\x003", b"t", b"", b"1700000001000000\0", b""]
     first, second = lines_of(JournalEntry(7, head + columns, 2), "run.0", 3)
@@ -68,7 +71,7 @@ def test_a_step_is_a_line_per_transition() -> None:
 
 
 def test_keepers_are_found_by_the_word_of_the_backend(tmp_path: Path) -> None:
-    """G10: a backend that keeps none is none; a place that cannot be written is told at once."""
+    """G10: a backend without a journal has no journal keeper, and a path that cannot be written is reported at once."""
     keeper = find_journal_keeper("taskqueue_memory:create_backend")
     assert keeper is not None
     assert keeper.variables(tmp_path) == {"TASKQUEUE_MEMORY_JOURNAL": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""``taskqueue pipeline load|redrive`` and a journal that is read from a real Redis."""
+"""Tests of ``taskqueue pipeline load`` and ``redrive``, with a journal in a real Redis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["_nowhere", "cli", "on_spark"]
 
 @pytest.fixture
 def settings(redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch) -> RedisSettings:
-    """Of a store that commands find by their environment."""
+    """Return the settings of a store that commands find through environment variables."""
     monkeypatch.setenv("TASKQUEUE_BACKEND", "redis")
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", redis_url)
     monkeypatch.setenv("TASKQUEUE_REDIS_PREFIX", redis_prefix)
@@ -50,7 +50,10 @@ async def _fail_all(settings: RedisSettings) -> list[Any]:
 def test_a_file_becomes_tasks_and_the_dead_are_tried_again(
     settings: RedisSettings, cli: Cli, tmp_path: Path
 ) -> None:
-    """G8: what is loaded twice is there once; all that died of a failure waits again, by the store's own word (G9)."""
+    """G8: tasks that are loaded twice are stored once.
+
+    All dead letters of a failure can be redriven, as the store confirms (G9).
+    """
     asyncio.run(_journaling(settings))
     rows = tmp_path / "rows.csv"
     rows.write_text("number,name,priority\n1,a,5\n2,b,\n3,c,1\n")
@@ -74,7 +77,7 @@ def test_a_file_becomes_tasks_and_the_dead_are_tried_again(
 
 
 def test_columns_find_their_place_in_a_task(spark: SparkSession) -> None:
-    """G8: a payload stays what it is, an object becomes JSON, other columns become one; a row needs a name."""
+    """G8: a struct payload becomes JSON, other columns are combined into a payload, and an id column is required."""
     rows = spark.createDataFrame([("a", 7, "x")], "id string, n int, tenant string")
     (row,) = as_tasks(rows, "id").collect()
     assert (row.task_id, row.tenant, json.loads(row.payload)) == ("a", "x", {"id": "a", "n": 7})

@@ -1,4 +1,4 @@
-"""Parts of ``taskqueue pipeline`` that need no Spark: what is shown, and what an error of Spark becomes."""
+"""Tests of parts of ``taskqueue pipeline`` that need no Spark: progress output, tables and errors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from taskqueue_spark.cli.session import SparkFailed
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_stage_is_reported_when_it_is_over(terminal: bool) -> None:  # noqa: FBT001 - pytest's
-    """G10: a line with what came of it; on a terminal a bar before, which asks how far Spark is."""
+def test_a_stage_is_reported_when_it_is_over(terminal: bool) -> None:  # noqa: FBT001 - pytest passes it by name
+    """G10: each finished stage is reported in one line with its result.
+
+    On a terminal a progress bar is shown before.
+    """
     out = io.StringIO()
     stages = Stages(Console(file=out, force_terminal=terminal, width=100, color_system=None))
     stages.watch = lambda: (1, 4)
@@ -43,19 +46,22 @@ def test_a_stage_is_reported_when_it_is_over(terminal: bool) -> None:  # noqa: F
     ],
 )  # fmt: skip
 def test_an_error_within_spark_is_one_line(text: str, said: str, code: int) -> None:
-    """G10: what one of ours said, with its exit code; else the cause, or the first line."""
+    """G10: an error inside Spark becomes one line.
+
+    It is the message of a task queue error with its exit code, otherwise the cause or the first line.
+    """
     error = session._error_of(text)
     assert (str(error), error.exit_code) == (said, code)
 
 
 class PySparkLike(Exception):
-    """Looks like one of Spark's."""
+    """An exception that looks like one of PySpark."""
 
     __module__ = "pyspark.errors.x"
 
 
 def test_only_errors_of_spark_are_taken_for_such(tmp_path: Path) -> None:
-    """G10: a bug of ours stays what it is; a Spark that does not start says why in its log."""
+    """G10: other exceptions are not converted, and if Spark does not start, the reason is taken from its log."""
     log = tmp_path / "log"
     with pytest.raises(ZeroDivisionError), session._failures(log):
         raise ZeroDivisionError
@@ -67,7 +73,7 @@ def test_only_errors_of_spark_are_taken_for_such(tmp_path: Path) -> None:
 
 
 def test_what_processes_say_goes_to_the_log(tmp_path: Path) -> None:
-    """G10: as long as they live; this process speaks as before."""
+    """G10: standard error of child processes goes to the log file, and is restored afterwards."""
     log = tmp_path / "log"
     before = os.fstat(2).st_ino
     with session._quiet(log):
@@ -77,7 +83,7 @@ def test_what_processes_say_goes_to_the_log(tmp_path: Path) -> None:
 
 
 def test_tables_show_hostile_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """G10: nothing in them acts on the terminal or its styles; the rest is counted."""
+    """G10: control characters and markup in table cells have no effect, and rows beyond the limit are counted."""
     rows = [
         {
             "key": "[red]\x1b[2J",

@@ -1,4 +1,4 @@
-"""The pipeline over Spark Connect: the same commands, with the server in another process."""
+"""Test of the pipeline over Spark Connect, with the commands in a separate process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.spark.synthetic import made
 
 
 def test_the_same_commands_over_connect(spark: SparkSession, tmp_path: Path) -> None:
-    """An audit and the streaming service find over Connect what is true of a journal (G12)."""
+    """Over Spark Connect, an audit and the streaming service give the correct results for a journal (G12)."""
     told = made(11, 30, keys=1, shards=1)
     journal, out, stream = tmp_path / "journal.jsonl", tmp_path / "out", tmp_path / "stream"
     text = lines_of(told.table)

@@ -1,4 +1,4 @@
-"""The pages about the pipeline: their commands and their code work, and their tables are what the code has."""
+"""Tests that the commands and code on the pipeline's pages work, and that the pages' tables match the code."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.spark.synthetic import made
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "pipeline.md").read_text()
 ELSEWHERE = {"audit", "load", "redrive", "report", "stream"}
-"""run to their end by test_cli.py, test_cli_moving.py and test_connect.py, which look at what they say, too"""
+"""commands that test_cli.py, test_cli_moving.py and test_connect.py run completely"""
 
 
 def commands() -> list[str]:
-    """Return the commands of the pipeline that the page shows."""
+    """Return the pipeline commands shown on the page."""
     return re.findall(r"^\$ taskqueue pipeline (.+)$", PAGE, re.MULTILINE)
 
 
@@ -54,7 +54,7 @@ def here(
     redis_server: RedisServer,
     redis_prefix: str,
 ) -> Path:
-    """A folder with what the page speaks of, where commands use the session of the tests."""
+    """Prepare a folder with the files that the page mentions, and let commands use the tests' Spark session."""
     for name in os.environ:
         if name.startswith("TASKQUEUE_"):
             monkeypatch.delenv(name)
@@ -75,7 +75,7 @@ def here(
 def test_commands(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every command of the page is one that there is, and its code works as it shows it (G8, G9, G10, G11)."""
+    """Every command on the page is valid, and the code on the page works as shown (G8, G9, G10, G11)."""
     shown = {words.split()[0]: shlex.split(words) for words in commands()}
     assert len(shown) == len(commands())
     assert shown.keys() - ELSEWHERE == {"snapshot"}
@@ -92,14 +92,14 @@ def test_commands(
             assert "it comes to where Spark starts" in capsys.readouterr().err, shown[name]
     snippets = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     capsys.readouterr()
-    # The Java of the tests was started in another folder.
+    # The Java of the tests was started in another folder, so the path must be absolute.
     snippet = snippets[0].replace("journal.jsonl", str(here / "journal.jsonl"))
-    exec(compile(snippet, "pipeline.md", "exec"), {})  # noqa: S102 - the page's own code
+    exec(compile(snippet, "pipeline.md", "exec"), {})  # noqa: S102 - the code comes from the page of this project
     assert "completed" in capsys.readouterr().out
 
 
 def test_commands_of_the_other_page() -> None:
-    """The page about clusters shows commands that differ by where Spark runs, which other tests start (G12)."""
+    """The page about clusters shows audit commands with --master or --remote, which other tests run (G12)."""
     shown = re.findall(r"^\$ (.+)$", (DOCS / "pipeline-scale.md").read_text(), re.MULTILINE)
     assert shown
     assert all(
@@ -108,7 +108,7 @@ def test_commands_of_the_other_page() -> None:
 
 
 def test_tables() -> None:
-    """Options, columns, verdicts and rules in the page are those there are (G8, G9)."""
+    """The options, columns, verdicts and rules listed on the page are those of the code (G8, G9)."""
     writing = {*SINK_OPTIONS, *REDRIVE_OPTIONS, *STORE_OPTIONS}
     for heading, there in {
         "### A transition": TRANSITIONS.names,

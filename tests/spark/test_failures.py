@@ -1,4 +1,4 @@
-"""Which failures repeat, and which tasks can be redriven because of them."""
+"""Tests of how failures are grouped, and of the list of tasks to redrive."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _SECRETS = {
 
 
 def test_what_differs_is_taken_out_and_secrets_are_masked(spark: SparkSession) -> None:
-    """Errors become messages as the table says, no secret is left, and long ones are bounded (G10)."""
+    """Variable parts of an error are replaced, secrets are masked, and long errors are cut (G10)."""
     parts = ("x", "a1", "7,", "7 ", "'", "::", "/a", "a.b@", "a-", "<number> ", " ", "token ")
     long = [part * LIMITS.text for part in parts]
     texts = [*_MESSAGES, *_SECRETS, *long]
@@ -82,7 +82,7 @@ def test_what_differs_is_taken_out_and_secrets_are_masked(spark: SparkSession) -
 
 
 def test_clusters_by_hand(spark: SparkSession) -> None:
-    """Attempts, tasks, the dead and the recovered are counted per failure; samples are the first by name (G10)."""
+    """For each failure, attempts, tasks, dead and recovered tasks are counted, with sample ids (G10)."""
     journal = SmallJournal()
     journal.tell(0, "configured", reason="{}")
     for number in range(8):
@@ -95,10 +95,10 @@ def test_clusters_by_hand(spark: SparkSession) -> None:
         )
     journal.tell(30, "acked", "t3")
     journal.tell(31, "dead_lettered", "t4", error="worse")
-    journal.tell(32, "redriven", "t2")  # not dead any more
-    journal.tell(33, "discarded", "t1")  # nor this one
+    journal.tell(32, "redriven", "t2")  # redriven, so it is no longer dead
+    journal.tell(33, "discarded", "t1")  # discarded, so it cannot be redriven
     journal.tell(34, "dead_lettered", "t5", reason="max_losses_exceeded")
-    journal.rows.append(journal.rows[-1])  # a line read twice
+    journal.rows.append(journal.rows[-1])  # repeats a row, as if the line was read twice
     journal.tell(35, "damaged", reason="torn")
     frame = journal.frame(spark)
     found = {row.message: row for row in failures(frame).collect()}
@@ -139,7 +139,7 @@ def _said(row: dict[str, Any]) -> str:
 
 @pytest.mark.usefixtures("compiled")
 def test_plain_python_finds_the_same_clusters(spark: SparkSession) -> None:
-    """Every figure of a random journal is what a loop over its tasks finds (G10; fault L2)."""
+    """For a random journal, the groups of failures equal those of a plain Python loop (G10; fault L2)."""
     journal = random_journal(6)
     tasks: dict[Any, dict[str, list[bool]]] = defaultdict(
         lambda: defaultdict(lambda: [False, False])
@@ -175,7 +175,7 @@ def test_plain_python_finds_the_same_clusters(spark: SparkSession) -> None:
 
 
 def test_a_failure_that_all_tasks_have_is_spread(spark: SparkSession) -> None:
-    """What is put in order before it is summed up is a task's own events (G10; fault L3)."""
+    """Only the events of one task are sorted before aggregation, so the work is spread (G10; fault L3)."""
     journal = SmallJournal()
     journal.tell(0, "retried", "a")
     plan = plan_of(failures(journal.frame(spark)))

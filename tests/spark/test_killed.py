@@ -1,4 +1,4 @@
-"""A process with a Spark of its own, on a machine without Java, is killed: nothing that it did is lost or doubled."""
+"""Tests of a killed process with its own Spark, on a machine without Java: nothing it did is lost or doubled."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from tests.spark.test_service_stream import (
 )
 from tests.spark.test_sink import NUMBER, SCRIPT, expect, keep, stream
 
-pytestmark = pytest.mark.long  # it starts Java once more
+pytestmark = pytest.mark.long  # starts another Java, which is slow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Killed:
-    """What is left of it. Each of its parts is for one test, which goes on with it."""
+    """What the killed process has left; each test continues another part of it."""
 
     folder: Path
     told: dict[str, str]
-    """the options of its store"""
+    """the options of the process's store"""
     made: Made
-    """the journal of which the service read the first half"""
+    """the journal of which the service has read the first half"""
     text: list[bytes]
-    """its lines"""
+    """the lines of the journal"""
 
 
 def without_java(folder: Path) -> dict[str, str]:
-    """Return the environment of a machine that has no Java, but all else that Spark and its libraries call."""
+    """Return the environment of a machine without Java, but with the other programs that Spark calls."""
     tools = folder / "bin"
     tools.mkdir()
     for place in map(Path, ("/bin", "/usr/bin")):
@@ -63,7 +63,7 @@ def without_java(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Killed:
-    """Have a process publish as a stream and run the service, and kill it in the midst of both.
+    """Run a process that publishes as a stream and runs the streaming service, and kill it in the middle of both.
 
     The stream is between the sink's commit and Spark's, and the service is in its third batch.
     """
@@ -84,17 +84,17 @@ def killed(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) 
             return len([*folder.glob("out/transitions/*")]) > 1 or driver.poll() is not None
 
         try:
-            wait_until(shown, "a commit, and two batches", seconds=240)
+            wait_until(shown, "a commit and two batches", seconds=240)
             assert driver.poll() is None, (folder / "log").read_text()[-5000:]
         finally:
-            os.killpg(driver.pid, signal.SIGKILL)  # and what it has started
+            os.killpg(driver.pid, signal.SIGKILL)  # kills its child processes too
             driver.wait()
     assert (folder / "committed").exists()
     return Killed(folder=folder, told=told, made=journal, text=text)
 
 
 def test_a_session_without_java(killed: Killed) -> None:
-    """On a machine without Java a session starts with the one of the package, and does its work (G8)."""
+    """On a machine without Java, a session starts with the Java of the package and works (G8)."""
     home = Path((killed.folder / "java").read_text())
     assert home.parent == killed.folder / "cache/taskqueue"
     assert home.name.startswith("java-")
@@ -104,7 +104,7 @@ def test_a_session_without_java(killed: Killed) -> None:
 def test_a_driver_that_is_killed(
     spark: SparkSession, killed: Killed, redis_server: RedisServer
 ) -> None:
-    """SIGKILL between the sink's commit and Spark's: the stream goes on elsewhere, each task once (G8; fault L1)."""
+    """After SIGKILL between the sink's commit and Spark's, the stream continues, each task once (G8; fault L1)."""
     checkpoint = killed.folder / "checkpoint"
     expect(redis_server, killed.told["prefix"])
     assert not any((checkpoint / "commits").glob("[0-9]"))
@@ -114,7 +114,7 @@ def test_a_driver_that_is_killed(
 
 
 def test_a_service_that_is_killed(spark: SparkSession, killed: Killed) -> None:
-    """Neither kill -9, SIGTERM, a lost commit nor a lost checkpoint loses or doubles anything (G11; faults L1, L2)."""
+    """Neither SIGKILL, SIGTERM, a lost commit nor a lost checkpoint loses or doubles a row (G11; faults L1, L2)."""
     out = killed.folder / "out"
     assert len(killed.text) // 2 > archived(out).num_rows
     goes_on(spark, killed.folder, killed.made, killed.text)

@@ -1,4 +1,4 @@
-"""How long tasks waited, ran and took: by hand, and compared with plain Python over random journals."""
+"""Tests of waiting times, run times and total times, by hand and against plain Python on random journals."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _OVER = {"done", "expired", "cancelled", "discarded"}
 
 
 def test_a_life_by_hand(spark: SparkSession) -> None:
-    """Waiting begins when a task becomes available, running ends by a verdict, a life at its first end (G10)."""
+    """A wait begins when a task is available, a run ends with an outcome, a life with its first end (G10)."""
     journal = SmallJournal()
     journal.tell(0, "configured", reason="{}")
     journal.tell(0, "damaged", reason="torn", key="")
     journal.tell(0, "published", "a", tenant="x")
-    journal.tell(2, "delivered", "a", worker="w")  # waited 2
-    journal.tell(5, "lost", "a", worker="w", losses=1)  # no verdict
-    journal.tell(6, "delivered", "a", worker="w", losses=1)  # waited 1
-    journal.tell(10, "retried", "a", attempt=2, due=20)  # ran 4
-    journal.tell(24, "available", "a", attempt=2)  # noticed late, due at 20
-    journal.tell(25, "delivered", "a", attempt=2)  # waited 5
-    journal.tell(26, "dead_lettered", "a", attempt=2)  # ran 1, took 26
+    journal.tell(2, "delivered", "a", worker="w")  # waited 2 s
+    journal.tell(5, "lost", "a", worker="w", losses=1)  # a loss is no outcome
+    journal.tell(6, "delivered", "a", worker="w", losses=1)  # waited 1 s
+    journal.tell(10, "retried", "a", attempt=2, due=20)  # ran 4 s
+    journal.tell(24, "available", "a", attempt=2)  # available late; it was due at 20 s
+    journal.tell(25, "delivered", "a", attempt=2)  # waited 5 s
+    journal.tell(26, "dead_lettered", "a", attempt=2)  # ran 1 s, took 26 s in total
     journal.tell(40, "redriven", "a", attempt=2)
-    journal.tell(43, "delivered", "a", attempt=2)  # waited 3
-    journal.tell(45, "acked", "a", attempt=2)  # ran 2; it had its first end before
-    journal.tell(50, "published", "a", tenant="y", due=52)  # another life
+    journal.tell(43, "delivered", "a", attempt=2)  # waited 3 s
+    journal.tell(45, "acked", "a", attempt=2)  # ran 2 s; its life ended at 26 s
+    journal.tell(50, "published", "a", tenant="y", due=52)  # begins another life of the task
     journal.tell(53, "available", "a")
-    journal.tell(54, "delivered", "a")  # waited 2
-    journal.tell(57, "acked", "a")  # ran 3, took 5
+    journal.tell(54, "delivered", "a")  # waited 2 s
+    journal.tell(57, "acked", "a")  # ran 3 s, took 5 s in total
     (x, y) = sorted(latency(journal.frame(spark), None).collect(), key=lambda row: str(row.tenant))
     assert (x.key, x.priority, x.tenant, x.window_start) == ("k", 5, "x", None)
     assert (x.tasks, x.deliveries, x.executions, x.clamped) == (1, 4, 3, 0)
@@ -58,16 +58,16 @@ def test_a_life_by_hand(spark: SparkSession) -> None:
 
 
 def test_what_is_missing_is_not_measured(spark: SparkSession) -> None:
-    """A journal that was cut off gives no number for what it cannot tell; a clock set back counts as nothing (G10)."""
+    """Durations with an unknown start are not measured, and negative ones count as 0 (G10)."""
     journal = SmallJournal()
-    journal.tell(10, "delivered", "cut")  # nobody knows since when it waited
-    journal.tell(13, "acked", "cut")  # ran 3
-    journal.tell(14, "acked", "cut twice")  # nothing is known but that it ended
+    journal.tell(10, "delivered", "cut")  # the start of the task's wait is unknown
+    journal.tell(13, "acked", "cut")  # ran 3 s
+    journal.tell(14, "acked", "cut twice")  # only the end of this task is known
     journal.tell(20, "published", "back")
-    journal.tell(18, "delivered", "back")  # waited -2
-    journal.tell(19, "acked", "back")  # ran 1, took -1
+    journal.tell(18, "delivered", "back")  # waited -2 s
+    journal.tell(19, "acked", "back")  # ran 1 s, took -1 s in total
     journal.tell(30, "delivered", "poison")
-    journal.tell(31, "dead_lettered", "poison", reason="max_losses_exceeded")  # no verdict
+    journal.tell(31, "dead_lettered", "poison", reason="max_losses_exceeded")  # not an outcome
     (row,) = latency(journal.frame(spark), "1 hour").collect()
     assert row.window_start.replace(tzinfo=EPOCH.tzinfo) == EPOCH
     assert (row.tasks, row.deliveries, row.executions, row.clamped) == (4, 1, 2, 2)
@@ -75,7 +75,7 @@ def test_what_is_missing_is_not_measured(spark: SparkSession) -> None:
 
 
 def _measured(rows: list[Row]) -> dict[Any, dict[str, list[float]]]:
-    """Measure in plain Python: per key, priority, tenant and minute what each duration was."""
+    """Measure the durations by key, priority, tenant and minute in plain Python."""
     found: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for history in histories(rows):
         before: Row = {}
@@ -116,7 +116,7 @@ def _measured(rows: list[Row]) -> dict[Any, dict[str, list[float]]]:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_plain_python_measures_the_same(spark: SparkSession, seed: int) -> None:
-    """Every count, percentile and maximum of a random journal is what a loop over its tasks finds (G10; fault L2)."""
+    """For a random journal, every count, percentile and maximum equals that of a plain Python loop (G10; fault L2)."""
     journal = random_journal(seed)
     wanted = {}
     clamped = 0
@@ -146,7 +146,7 @@ def test_plain_python_measures_the_same(spark: SparkSession, seed: int) -> None:
 
 
 def test_splits_and_windows(spark: SparkSession) -> None:
-    """What is not told apart is null, and nonsense is refused before anything runs (G10)."""
+    """A column that is not in ``by`` is null, and invalid arguments are refused before a query runs (G10)."""
     journal = SmallJournal()
     for number in range(4):
         journal.tell(number, "published", f"t{number}", tenant=f"x{number}", priority=number)
@@ -165,7 +165,7 @@ def test_splits_and_windows(spark: SparkSession) -> None:
 
 
 def test_executions_end_where_the_journal_says_so(spark: SparkSession) -> None:
-    """An execution whose end is missing has none, but was over when the task's next event came (G10)."""
+    """An execution whose end is missing has no outcome, but ends at the task's next event (G10)."""
     journal = SmallJournal()
     journal.tell(0, "delivered", "a", worker="w")
     journal.tell(4, "delivered", "a", worker="w")
@@ -188,7 +188,7 @@ def test_executions_end_where_the_journal_says_so(spark: SparkSession) -> None:
 
 
 def test_no_order_is_made_over_a_whole_key(spark: SparkSession) -> None:
-    """A key that has most tasks is spread over all cores: a task's events alone are in order (G10; fault L3)."""
+    """Only the events of one task are sorted, so a key with most tasks is spread over all cores (G10; fault L3)."""
     journal = SmallJournal()
     journal.tell(0, "published", "a")
     plan = plan_of(latency(journal.frame(spark)))

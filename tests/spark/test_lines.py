@@ -1,4 +1,4 @@
-"""Journals in files: whatever stands in them, what is sound is read, and what is not is told."""
+"""Tests of journals in files: valid lines are read, and all others are reported as damage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.spark.journaling import START, line
 def told(
     path: Path | str, *, torn: bool = True, choice: Choice | None = None
 ) -> list[dict[str, Any]]:
-    """Read all there is."""
+    """Read all rows of a journal, including damage."""
     rows = []
     with LinesJournal(str(path), torn=torn) as journal:
         for shard, span in journal.spans().items():
@@ -37,22 +37,22 @@ def told(
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
-    """Return the rows of batches, each of which must have its schema."""
+    """Return the rows of all batches."""
     return [row for batch in batches for row in batch.to_pylist()]
 
 
 def seqs(rows: list[dict[str, Any]]) -> list[int]:
-    """Return the numbers of what is sound."""
+    """Return the numbers of the valid transitions."""
     return [row["seq"] for row in rows if row["event"] not in {DAMAGED, MISSING}]
 
 
 def reasons(rows: list[dict[str, Any]]) -> list[str]:
-    """Return what was told of the rest, without the place."""
+    """Return the reasons of the damaged rows, without the path and position."""
     return [row["reason"].split(": ")[-1] for row in rows if row["event"] == DAMAGED]
 
 
 async def test_what_the_backend_writes_is_read(tmp_path: Path) -> None:
-    """Every transition that the memory backend has made is there, as it was (G8)."""
+    """Every transition that the memory backend writes is read unchanged (G8)."""
     path = tmp_path / "journal.jsonl"
     backend = MemoryBackend(settings=MemorySettings(journal=path))
     try:
@@ -77,7 +77,7 @@ async def test_what_the_backend_writes_is_read(tmp_path: Path) -> None:
 
 
 def test_whether_there_are_few(tmp_path: Path) -> None:
-    """How much there is is known before Spark starts: over all files, each read no further than need be (G8)."""
+    """Before Spark starts, it can be decided whether all files together have fewer than n rows (G8)."""
     for name, number in (("one", 3), ("two", 2)):
         (tmp_path / f"{name}.jsonl").write_bytes(
             b"".join(line(n + 1, run=name) for n in range(number))
@@ -87,7 +87,7 @@ def test_whether_there_are_few(tmp_path: Path) -> None:
 
 
 def test_damaged_lines_among_sound_ones(tmp_path: Path) -> None:
-    """Torn, corrupt and foreign lines become rows of damage; all others are read (G8, G9; fault L2)."""
+    """Torn, corrupt and foreign lines become rows of damage, and all other lines are read (G8, G9; fault L2)."""
     spoilt = [
         b"garbage\n", b"\xff\xfe\x00\n", b'{"v":2}\n', b'{"hello":"world"}\n', b"[1,2]\n", line(-1),
         line(9, losses="9"), line(9, priority=1000), line(9, ts=1e300), line(9, event="damaged"), line(9, v=3),
@@ -107,7 +107,7 @@ def test_damaged_lines_among_sound_ones(tmp_path: Path) -> None:
 
 
 def test_what_it_says_of_damage_holds_no_values(tmp_path: Path) -> None:
-    """A line's own words are not repeated: they may be secret."""
+    """The reason of a damaged line does not repeat its content, which may be secret."""
     path = tmp_path / "journal.jsonl"
     path.write_bytes(line(1, event="secret") + line(2, worker=["secret"]) + b"secret\n")
     text = str(reasons(told(path)))
@@ -116,7 +116,7 @@ def test_what_it_says_of_damage_holds_no_values(tmp_path: Path) -> None:
 
 
 def test_a_torn_line_is_not_there_yet_until_its_file_is_still(tmp_path: Path) -> None:
-    """The end of a file that is written to is awaited; of one that is not, it is damage (fault L2)."""
+    """A torn last line is ignored while its file may still be written to, and is damage later (fault L2)."""
     path = tmp_path / "journal.jsonl"
     path.write_bytes(line(1) + line(2)[:-10])
     assert (seqs(told(path)), reasons(told(path))) == ([1], [])
@@ -128,7 +128,7 @@ def test_a_torn_line_is_not_there_yet_until_its_file_is_still(tmp_path: Path) ->
 
 
 def test_a_line_that_follows_a_torn_one_is_not_lost(tmp_path: Path) -> None:
-    """A process was killed within a line; the next one's first line is read all the same (fault L2)."""
+    """If a process was killed while writing a line, the next process's first line is still read (fault L2)."""
     path = tmp_path / "journal.jsonl"
     path.write_bytes(line(1) + line(2)[:50] + line(1, "r2") + line(2, "r2"))
     rows = told(path)
@@ -141,7 +141,7 @@ def test_a_line_that_follows_a_torn_one_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_what_may_be_missing_behind_a_run_is_reported(tmp_path: Path) -> None:
-    """A run that ends in what cannot be read may have had one more, however its file is split (G9; fault L2)."""
+    """If a run ends with an unreadable line, one row may be missing after it, and this is reported (G9; fault L2)."""
     path = tmp_path / "journal.jsonl"
     runs = [
         line(1) + line(2),
@@ -182,7 +182,7 @@ def test_what_may_be_missing_behind_a_run_is_reported(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_there(tmp_path: Path) -> None:
-    """A strict reader tells what is missing within a run, and nothing that damage explains (G8; fault L2)."""
+    """A strict reader reports missing numbers within a run, except those that damage explains (G8; fault L2)."""
     path = tmp_path / "journal.jsonl"
 
     def read(*lines: bytes, start: int = 0, watch: Watch = Watch.GAPS) -> list[int]:
@@ -204,7 +204,7 @@ def test_numbers_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_damage_has_the_time_of_what_is_before(tmp_path: Path) -> None:
-    """So it is dated the same however a file is split; at the beginning it has that of the first (G8; fault L2)."""
+    """Damage gets the time of the row before it, or at a file's start that of the first row (G8; fault L2)."""
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b"a\n" + line(1) + b"b\n" + line(2) + line(3) + b"c\nd\n")
     expected = [START + 1_000_000, START + 1_000_000, START + 3_000_000, START + 3_000_000]
@@ -220,7 +220,7 @@ def test_damage_has_the_time_of_what_is_before(tmp_path: Path) -> None:
 
 
 def test_lines_that_are_deep_or_long(tmp_path: Path) -> None:
-    """However a line is nested, and whatever it repeats, it is damage and no more (G8; fault L2)."""
+    """A line with deep nesting or many repeated fields is damage, and does no other harm (G8; fault L2)."""
     path = tmp_path / "journal.jsonl"
     deep = b'{"v":2,"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}\n"
     many = b'{"v":' * 200_000 + b"\n"
@@ -235,7 +235,7 @@ def test_lines_that_are_deep_or_long(tmp_path: Path) -> None:
 
 
 def test_a_time_is_that_of_a_transition(tmp_path: Path) -> None:
-    """A line that is none misleads nobody who looks for a time, whatever it says of one (G8; fault L2)."""
+    """A search for a time ignores the times in invalid lines (G8; fault L2)."""
     path = tmp_path / "journal.jsonl"
     lines = [line(seq) for seq in range(1, 51)]
     lines[20] = b'{"ts": 9000000000}\n'
@@ -248,7 +248,7 @@ def test_a_time_is_that_of_a_transition(tmp_path: Path) -> None:
 
 
 def test_versions_of_lines_are_read_side_by_side(tmp_path: Path) -> None:
-    """What a version does not have is null (fault L2)."""
+    """Lines of different versions can be mixed; fields that a version lacks are null (fault L2)."""
     old = line(1, v=1).replace(b', "ordering_key": null, "due_at": null', b"")
     assert b"due_at" not in old
     (tmp_path / "a.jsonl").write_bytes(old + line(2, ordering_key="o", due_at=START / 1e6))
@@ -259,7 +259,7 @@ def test_versions_of_lines_are_read_side_by_side(tmp_path: Path) -> None:
 
 
 def test_files_folders_and_patterns(tmp_path: Path) -> None:
-    """A path names one file, those of a folder or those of a pattern; empty ones have nothing (fault L2)."""
+    """A path may be a file, a folder or a pattern; an empty or missing file has no rows (fault L2)."""
     (tmp_path / "a.jsonl").write_bytes(line(1))
     (tmp_path / "b.log").write_bytes(line(1, "r2"))
     (tmp_path / "c.jsonl").write_bytes(b"")
@@ -272,7 +272,7 @@ def test_files_folders_and_patterns(tmp_path: Path) -> None:
 
 
 def test_any_part_of_a_file_is_read_once(tmp_path: Path) -> None:
-    """However a file is split, each line is in one part, whole (G8)."""
+    """However a file is split, each line belongs to exactly one part (G8)."""
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b"".join(line(seq, error="x" * (seq % 50)) for seq in range(1, 201)))
     with LinesJournal(str(path), torn=False) as journal:
@@ -287,7 +287,7 @@ def test_any_part_of_a_file_is_read_once(tmp_path: Path) -> None:
 
 
 def test_places_by_rows_and_by_times(tmp_path: Path) -> None:
-    """Where so many lines end, and where a time begins, is found among damage too (G8)."""
+    """Positions by number of rows and by time are found even if damaged lines are in between (G8)."""
     path = tmp_path / "journal.jsonl"
     lines = [line(seq) for seq in range(1, 101)]
     lines[40] = b"garbage\n"
@@ -300,7 +300,7 @@ def test_places_by_rows_and_by_times(tmp_path: Path) -> None:
             assert journal.rows(shard, begins[number], span.end) == 100 - number
             time = START + (number + 1) * 1_000_000
             if number != 40:
-                # What has no time is with those before it or with those after.
+                # A line without a valid time may count as before or after the searched time.
                 found = {begins[number], begins[40]} if number == 41 else {begins[number]}
                 assert journal.at(shard, time, 0, span.end) in found
                 assert journal.at(shard, time - 1, 0, span.end) in found
@@ -309,7 +309,7 @@ def test_places_by_rows_and_by_times(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_replaced_or_cut_is_missed(tmp_path: Path) -> None:
-    """What was to be read and is gone is an error, or nothing where that was asked for (G8)."""
+    """If a file was replaced, cut or deleted, the read fails, or returns nothing if the options allow that (G8)."""
     path = tmp_path / "journal.jsonl"
     path.write_bytes(line(1) + line(2))
     journal = LinesJournal(str(path), torn=False)
@@ -330,7 +330,7 @@ def test_a_file_that_was_replaced_or_cut_is_missed(tmp_path: Path) -> None:
 
 
 def test_only_what_is_wanted(tmp_path: Path) -> None:
-    """Events, keys, times and columns narrow what is read (G8)."""
+    """A read can be limited to events, keys, times and columns (G8)."""
     path = tmp_path / "journal.jsonl"
     path.write_bytes(line(1) + line(2, event="acked") + line(3, key="other") + b"garbage\n")
     assert seqs(told(path, choice=Choice(events=frozenset({"acked"})))) == [2]
@@ -338,7 +338,7 @@ def test_only_what_is_wanted(tmp_path: Path) -> None:
     assert seqs(told(path, choice=Choice(since=START + 2_000_000, until=START + 3_000_000))) == [2]
     columns = pa.schema([TRANSITIONS.field("seq"), TRANSITIONS.field("event")])
     assert told(path, choice=Choice(columns))[0] == {"seq": 1, "event": "published"}
-    # What is damaged is of no key, and is told who asks for it, or for all events.
+    # Damage has no key; it is read if its event is requested, or if the events are not limited.
     for events, number in (({DAMAGED}, 1), ({DAMAGED, "acked"}, 2), ({"acked"}, 1)):
         assert len(told(path, choice=Choice(events=frozenset(events)))) == number
     assert reasons(told(path, choice=Choice(events=frozenset({DAMAGED})))) == ["it is not JSON"]

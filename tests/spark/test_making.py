@@ -1,4 +1,4 @@
-"""What the store is asked, and what the journal has noted in the meantime."""
+"""Test of the audit of a report, which combines a snapshot, the store and the journal after the snapshot."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from tests.spark.small_journals import SmallJournal, at
 def test_what_ended_behind_the_snapshot_is_not_lost(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal has the end that the store has forgotten; if it was cut off, nobody knows (G9; fault L2).
+    """A task that ended after the snapshot is completed, even if the store has forgotten it.
 
-    Dead letters are asked for as well: the store has them.
+    If the journal after the snapshot has a gap, the task is unknown (G9; fault L2). The store is queried for dead
+    letters too.
     """
     journal = SmallJournal()
     for task in ("ended", "gone", "here", "dead"):

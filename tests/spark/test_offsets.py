@@ -1,4 +1,4 @@
-"""How far a stream goes in one step: all shards are cut at one time, and it always goes on."""
+"""Tests of the size of a stream's step: all shards are read up to the same time, and every step makes progress."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from taskqueue_spark.offsets import Offsets, admitted, checked
 
 
 class Times:
-    """A journal that is nothing but the time of each position, by shard."""
+    """A journal that consists only of the time of each position, by shard."""
 
     def __init__(self, **times: list[int]) -> None:
         self.times = times
 
     def spans(self) -> dict[str, ReadRange]:
-        """As the protocol says."""
+        """Implement `Journal.spans`."""
         return {shard: ReadRange("r", 0, len(times)) for shard, times in self.times.items()}
 
     def after(self, shard: str, position: int, rows: int, end: int) -> int:
-        """As the protocol says."""
+        """Implement `Journal.after`."""
         return min(position + rows, end, len(self.times[shard]))
 
     def time(self, shard: str, position: int) -> int | None:
-        """As the protocol says."""
+        """Implement `Journal.time`."""
         times = self.times[shard]
         return times[position] if position < len(times) else None
 
     def at(self, shard: str, time: int, start: int, end: int) -> int:
-        """As the protocol says."""
+        """Implement `Journal.at`."""
         return bisect_left(self.times[shard], time, start, end)
 
     def rows(self, shard: str, start: int, end: int) -> int:
-        """As the protocol says."""
+        """Implement `Journal.rows`."""
         assert shard in self.times
         return end - start
 
@@ -45,7 +45,7 @@ class Times:
 def steps(
     journal: Times, rows: int | None = None, seconds: float | None = None
 ) -> list[dict[str, int]]:
-    """Go on until the end; return what each step had of each shard."""
+    """Step to the end of the journal, and return how many rows of each shard each step read."""
     places = Offsets(dict.fromkeys(journal.times, ("r", 0)))
     taken: list[dict[str, int]] = []
     while True:
@@ -63,7 +63,7 @@ def steps(
 
 
 def test_a_hot_shard_and_a_cold_one_are_cut_at_one_time() -> None:
-    """No step has rows that are later than rows which a later step has (G8)."""
+    """No step reads a row that is later than a row of a following step (G8)."""
     journal = Times(hot=list(range(100_000)), cold=list(range(0, 100_000, 20)))
     taken = steps(journal, rows=10_000)
     assert all(sum(step.values()) <= 10_000 for step in taken)
@@ -72,7 +72,7 @@ def test_a_hot_shard_and_a_cold_one_are_cut_at_one_time() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_the_shards_are_like(seed: int) -> None:
-    """Any mix of shards is read to its end, each row once, in the order of times (G8)."""
+    """Any mix of shards is read to its end, each row once and in order of time (G8)."""
     rng = random.Random(seed)
     times = {
         f"s{n}": sorted(
@@ -89,7 +89,7 @@ def test_whatever_the_shards_are_like(seed: int) -> None:
 
 
 def test_what_one_instant_has_stays_together() -> None:
-    """A step goes on though more has one time than a step should have (G8)."""
+    """A step reads all rows of one time, even if they are more than its limit (G8)."""
     assert steps(Times(a=[5] * 30 + [6], b=[5] * 4), rows=10) == [
         {"a": 30, "b": 4},
         {"a": 1, "b": 0},
@@ -97,7 +97,7 @@ def test_what_one_instant_has_stays_together() -> None:
 
 
 def test_a_clock_that_was_set_back_stops_nothing() -> None:
-    """Where times fall, a step goes on by rows alone (G8)."""
+    """If the times in a shard decrease, steps are limited by rows alone and still make progress (G8)."""
     journal = Times(a=[100, 101, 102, 1, 2, 3, 4, 200])
     places, taken = Offsets(a=("r", 0)), 0
     while places["a"][1] < 8:
@@ -107,7 +107,7 @@ def test_a_clock_that_was_set_back_stops_nothing() -> None:
 
 
 def test_a_span_of_time_limits_a_step() -> None:
-    """A step has no more than so many seconds of the journal (G8)."""
+    """A step covers at most the given number of seconds of the journal (G8)."""
     journal = Times(a=[0, 1_000_000, 2_000_000, 9_000_000], b=[500_000, 1_900_000])
     assert steps(journal, seconds=2) == [{"a": 2, "b": 2}, {"a": 1, "b": 0}, {"a": 1, "b": 0}]
 
@@ -128,7 +128,7 @@ SPANS = {"a": ReadRange("r", 10, 20)}
     ],
 )
 def test_what_is_missing_is_said(place: Any, found: Any, why: str | None) -> None:
-    """A place that is not there any more is an error that says what is gone, or the next place (G8)."""
+    """A position that no longer exists raises an error that says what is gone, or is moved to the next one (G8)."""
     assert checked(Offsets(a=place), SPANS, fail=False) == {"a": found}
     if why is None:
         assert checked(Offsets(a=place), SPANS, fail=True) == {"a": found}
@@ -139,14 +139,14 @@ def test_what_is_missing_is_said(place: Any, found: Any, why: str | None) -> Non
 
 
 def test_a_shard_that_is_gone() -> None:
-    """A file that was read and is gone is missed; one that had nothing is not (G8)."""
+    """A deleted file that was partly read raises an error, while one of which nothing was read does not (G8)."""
     assert checked(Offsets(z=("q", 0)), SPANS, fail=True) == {"z": ("q", 0)}
     with pytest.raises(HistoryMissing, match="no longer exists"):
         checked(Offsets(z=("q", 9)), SPANS, fail=True)
 
 
 def test_a_shard_that_has_another_name() -> None:
-    """What a shard counts tells where it is now, unless another that was known has it (G8; fault L2)."""
+    """A renamed shard is recognised by its run, unless another known shard has that run (G8; fault L2)."""
     assert checked(Offsets(z=("r", 12)), SPANS, fail=True) == {"a": ("r", 12)}
     assert checked(Offsets(z=("r", 12), y=("r", 15)), SPANS, fail=True) == {"a": ("r", 15)}
     taken = Offsets(z=("r", 12), a=("q", 11))
@@ -159,7 +159,7 @@ def test_a_shard_that_has_another_name() -> None:
 
 
 def test_offsets_are_json() -> None:
-    """What is written is read again; what is none is refused without a word of it (G8)."""
+    """Offsets can be written as JSON and read again; invalid text is refused without being repeated (G8)."""
     offsets = Offsets({"{tq:0}": ("r", 5), "b": ("", 0)})
     assert Offsets.parse("startingOffsets", offsets.text) == offsets
     assert Offsets.parse("startingOffsets", '{"b": 7}') == {"b": ("", 7)}

@@ -1,4 +1,4 @@
-"""Options: each is checked, and an error names it and what is allowed."""
+"""Tests of the source's options: each value is checked, and an error names the option and the allowed values."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from taskqueue_spark.sink.store import SparkStore
 
 
 def test_defaults() -> None:
-    """Without options a journal in Redis is read, from its first transition to its last (G8)."""
+    """Without options, a journal in Redis is read from its first to its last transition (G8)."""
     options = ReadOptions.of({})
     assert (options.backend, options.starting, options.ending) == ("redis", "earliest", "latest")
     assert options.fail
     assert not options.pushdown
     assert resource_of({}) == "journal"
     assert ReadOptions.of({"path": "x"}).backend == "lines"
-    assert pickle.loads(pickle.dumps(options)) == options  # noqa: S301 - as Spark sends it
+    assert pickle.loads(pickle.dumps(options)) == options  # noqa: S301 - Spark pickles options too
 
 
 def test_names_and_words_have_no_case() -> None:
-    """Spark's users write options in any case (G8)."""
+    """Option names and keywords may be written in any case (G8)."""
     told = {
         "STARTINGOFFSETS": "Latest",
         "FailOnDataLoss": "FALSE",
@@ -53,14 +53,14 @@ def test_names_and_words_have_no_case() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(name: str, value: str) -> None:
-    """A wrong value is refused by name, with what is allowed, and is not repeated (G8)."""
+    """A wrong value is refused with the option's name and the allowed values, and is not repeated (G8)."""
     with pytest.raises(InvalidInput, match=f"^option {name}: .*; allowed: ") as raised:
         ReadOptions.of({name: value})
     assert "secret" not in str(raised.value)
 
 
 def test_what_is_not_known_is_refused() -> None:
-    """A name that was mistyped is not passed over (G8)."""
+    """An unknown option name or value is refused, not ignored (G8)."""
     with pytest.raises(ConfigurationError, match="startingOffsets"):
         ReadOptions.of({"startingOffset": "latest"})
     with pytest.raises(InvalidInput, match="path"):
@@ -78,7 +78,7 @@ def test_what_is_not_known_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_what_another_backend_has_is_not_passed_over(told: dict[str, str]) -> None:
-    """An option that would be for nothing is refused (G8)."""
+    """An option that has no effect with the chosen backend is refused (G8)."""
     with pytest.raises(
         InvalidInput, match=f"^option ({'|'.join(told)}): got set, with backend="
     ) as raised:
@@ -87,7 +87,7 @@ def test_what_another_backend_has_is_not_passed_over(told: dict[str, str]) -> No
 
 
 def test_what_has_no_meaning_is_not_passed_over() -> None:
-    """A stream has no end, and a read at once has no triggers; what is usual may be told all the same (G8)."""
+    """An option for streams is refused in a batch read, and vice versa; default values are allowed in both (G8)."""
     for name, value in (
         ("endingOffsets", '{"a": 5}'),
         ("endingOffsets", "earliest"),
@@ -110,7 +110,7 @@ def test_what_has_no_meaning_is_not_passed_over() -> None:
 
 
 def test_a_password_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark shows options to whoever sees a plan, so a URL with a password comes by the environment (G8)."""
+    """A URL with a password must come from the environment, because Spark shows options (G8)."""
     with pytest.raises(TaskQueueError, match="TASKQUEUE_REDIS_PASSWORD") as raised:
         ReadOptions.of({"url": "redis://:secret@localhost"})
     assert "secret" not in str(raised.value)

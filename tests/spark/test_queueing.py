@@ -1,4 +1,4 @@
-"""Waiting in front of slots: the formulas against what is known, and the replay against a plain simulation."""
+"""Tests of the queueing formulas against known values, and of the replay against a plain simulation."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from taskqueue_spark.pipeline.queueing import (
 
 
 def load(seed: int, tasks: int, rate: float) -> tuple[Floats, Floats]:
-    """Return the arrivals of a Poisson process, and exponential times of mean 1."""
+    """Return arrivals of a Poisson process, and exponential durations with mean 1."""
     draw = np.random.default_rng(seed)
     return np.cumsum(draw.exponential(1 / rate, tasks)), draw.exponential(1.0, tasks)
 
 
 def test_the_chance_to_wait_is_what_the_tables_say() -> None:
-    """One slot: its utilisation; two at half load: a third; none busy or all too busy: the ends (G10)."""
+    """The Erlang C formula gives the known values, also for no load and for overload (G10)."""
     assert erlang_c(1, 0.7) == pytest.approx(0.7)
     assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
     assert erlang_c(10, 8.0) == pytest.approx(0.4092, abs=1e-4)
@@ -38,7 +38,7 @@ def test_the_chance_to_wait_is_what_the_tables_say() -> None:
 
 
 def test_the_tail_of_one_slot_is_exponential() -> None:
-    """With M/M/1 the formula is exact, and infinite or 0 at its ends (G10)."""
+    """For M/M/1 the formula is exact, 0 for many slots, and infinite for full load (G10)."""
     chance = {"rate": 0.8, "mean": 1.0, "arrival_scv": 1.0, "held_scv": 1.0}
     assert wait_quantile(0.95, slots=1, **chance) == pytest.approx(math.log(0.8 / 0.05) / 0.2)
     assert wait_quantile(0.95, slots=5, **chance) == 0
@@ -46,7 +46,7 @@ def test_the_tail_of_one_slot_is_exponential() -> None:
 
 
 def test_the_replay_agrees_with_the_formula_where_that_is_exact() -> None:
-    """The 95th percentile of M/M/4 (G10)."""
+    """For M/M/4 the replay agrees with the formula for the 95th percentile (G10)."""
     arrived, held = load(1, 200_000, 3.2)
     found = float(np.quantile(replay(arrived, held, 4), 0.95))
     told = wait_quantile(0.95, slots=4, rate=3.2, mean=1.0, arrival_scv=1.0, held_scv=1.0)
@@ -57,7 +57,7 @@ def test_the_replay_agrees_with_the_formula_where_that_is_exact() -> None:
 
 @pytest.mark.parametrize("classes", [1, 3])
 def test_the_replay_agrees_with_a_plain_simulation(classes: int) -> None:
-    """Moment by moment: each free slot takes the first of the highest priority (G10)."""
+    """The replay equals a simulation in which each free slot takes the first task of the highest priority (G10)."""
     arrived, held = load(2, 400, 2.5)
     chance = random.Random(classes)
     priorities = np.array([chance.randrange(classes) for _ in arrived])
@@ -78,7 +78,7 @@ def test_the_replay_agrees_with_a_plain_simulation(classes: int) -> None:
 
 
 def test_more_slots_never_make_anybody_wait_longer() -> None:
-    """That is what allows to look for the least number by halves (G10)."""
+    """More slots never make a task wait longer, so the search for the smallest number can use bisection (G10)."""
     arrived, held = load(3, 2000, 5.0)
     waits = [replay(arrived, held, slots) for slots in range(4, 12)]
     assert all((more <= less).all() for less, more in pairwise(waits))
@@ -86,7 +86,7 @@ def test_more_slots_never_make_anybody_wait_longer() -> None:
 
 @pytest.mark.parametrize("wanted", [1, 2, 7, 8, 100, 101])
 def test_the_least_that_fits_is_found(wanted: int) -> None:
-    """Whatever it is, or that there is none (G10)."""
+    """The smallest suitable number is found, or ``None`` if there is none (G10)."""
     assert least(lambda number: number >= wanted, 1, 100) == (wanted if wanted <= 100 else None)
     assert least(lambda number: number >= wanted, 90, 100) == (
         max(wanted, 90) if wanted <= 100 else None
@@ -94,7 +94,7 @@ def test_the_least_that_fits_is_found(wanted: int) -> None:
 
 
 def test_a_bucket_is_as_large_as_the_deliveries_need() -> None:
-    """With this number of tokens no delivery waits; with one less, some would (G10)."""
+    """With the returned number of tokens no delivery has to wait, and with one less some would (G10)."""
     started = np.sort(load(4, 500, 8.0)[0])
 
     def holds(tokens: int) -> bool:
@@ -114,7 +114,7 @@ def test_a_bucket_is_as_large_as_the_deliveries_need() -> None:
 
 
 def test_a_resample_has_the_stretches_of_the_record() -> None:
-    """As many tasks, of the same gaps and times, in order; the same for the same seed (G10)."""
+    """A resample has as many tasks, the recorded gaps and durations, and depends only on the seed (G10)."""
     arrived, held = load(5, 1000, 2.0)
     one, other = (list(resampled(arrived, held, 3, seed=9)) for _ in range(2))
     for (times, kept), (same, _) in zip(one, other, strict=True):

@@ -1,4 +1,4 @@
-"""Journals in Redis: any part of them by numbers and by times, and whatever a foreign hand has written there."""
+"""Tests of reading journals in Redis, by numbers and by times, including entries that other programs wrote."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.spark.journaling import START, Store, fields
 
 @contextmanager
 def journal_of(store: Store, at_once: int = 2000) -> Iterator[RedisJournal]:
-    """Give the journal of a store."""
+    """Open the journal of a store for reading."""
     with RedisJournal(settings_for(store.server.url, prefix=store.prefix), at_once) as journal:
         yield journal
 
@@ -37,7 +37,7 @@ def told(
     choice: Choice | None = None,
     watch: Watch = Watch.NOTHING,
 ) -> list[dict[str, Any]]:
-    """Read what lies between two numbers of every partition, or all."""
+    """Read a range of numbers from every partition, or the complete journal."""
     rows: list[dict[str, Any]] = []
     choice = choice or Choice()
     with journal_of(store) as journal:
@@ -52,23 +52,23 @@ def told(
 
 
 def seqs(rows: list[dict[str, Any]]) -> list[int]:
-    """Return the numbers of what is sound."""
+    """Return the numbers of the valid transitions."""
     return [row["seq"] for row in rows if row["event"] not in (DAMAGED, MISSING)]
 
 
 def reasons(rows: list[dict[str, Any]]) -> list[str]:
-    """Return what was told of the rest, without the partition."""
+    """Return the reasons of the damaged rows, without the partition."""
     return [row["reason"].split(": ", 1)[1] for row in rows if row["event"] == DAMAGED]
 
 
 @pytest.fixture
 def store(redis_server: RedisServer, redis_prefix: str) -> Store:
-    """An installation with one partition, and nothing in it."""
+    """Return an empty store with one partition."""
     return Store(redis_server, redis_prefix)
 
 
 async def test_what_the_scripts_write_is_read(redis_server: RedisServer, redis_prefix: str) -> None:
-    """Every transition is there, with what the task was published with and what became of it (G8)."""
+    """Every transition that the Lua scripts record is read with all its fields (G8)."""
     async with opened(redis_server.url, redis_prefix) as backend:
         await backend.control.configure("work", QueueSettings(journal=True))
         await backend.publisher.publish(
@@ -88,7 +88,7 @@ async def test_what_the_scripts_write_is_read(redis_server: RedisServer, redis_p
 
 
 def everything(url: str, prefix: str) -> list[dict[str, Any]]:
-    """Read all that one partition has."""
+    """Read the complete journal of a store with one partition."""
     with RedisJournal(settings_for(url, prefix=prefix), 2000) as journal:
         ((shard, span),) = journal.spans().items()
         part = Range(shard, span.run, span.first, span.end)
@@ -97,7 +97,7 @@ def everything(url: str, prefix: str) -> list[dict[str, Any]]:
 
 
 def test_steps_of_many_sizes(store: Store) -> None:
-    """Any range of numbers gives just these, whatever steps they are in and however large replies are (G8)."""
+    """Any range of numbers is read exactly, whatever the sizes of entries, replies and batches are (G8)."""
     sizes = [1, 1, 5, 1, 300, 2, 1, 1, 40, 1]
     ids = [[f"t{step}.{n}" for n in range(size)] for step, size in enumerate(sizes)]
     for step, names in enumerate(ids):
@@ -122,7 +122,7 @@ def test_steps_of_many_sizes(store: Store) -> None:
 
 
 def test_what_a_foreign_hand_wrote_is_damage(store: Store) -> None:
-    """Entries of other fields, ids, counts and kinds become rows of damage; all others are read (G8, G9; fault L2)."""
+    """An entry with wrong fields, ids, counts or types becomes a row of damage (G8, G9; fault L2)."""
     ours = fields(START, ["x"])
     store.write([(START, ["a"]), (START, ["b", "c"])])
     spoilt: list[tuple[str, list[str]]] = [
@@ -146,14 +146,14 @@ def test_what_a_foreign_hand_wrote_is_damage(store: Store) -> None:
         text.startswith("entry 9-0 cannot be read: its numbers belong to another entry")
         for text in damage
     )
-    # Each is told once, whatever ranges are read.
+    # Each damaged entry is reported once, however the range is split.
     split = [row for start in range(1, 16) for row in told(store, start, start + 1)]
     assert seqs(split) == [1, 2, 3, 15]
     assert len(reasons(split)) == len(spoilt)
 
 
 def test_a_text_that_is_no_utf8_costs_no_transition(store: Store) -> None:
-    """What people wrote is shown as well as it can be (G9; fault L2)."""
+    """Invalid UTF-8 in a text is replaced, and the transition is kept (G9; fault L2)."""
     words = [word.encode() for word in fields(START, ["a"], error="?")]
     words[-1] = b"b\xffm"
     store.call("", "XADD", store.journal(), "1-0", *words)
@@ -163,7 +163,7 @@ def test_a_text_that_is_no_utf8_costs_no_transition(store: Store) -> None:
 
 
 def test_what_is_missing_is_reported(store: Store) -> None:
-    """Gaps raise an error if asked for; at the end, a row reports them (G8, G9)."""
+    """Gaps raise an error if requested, and missing numbers at the end are reported in a row (G8, G9)."""
     store.write([(START + n, [f"t{n}"]) for n in range(20)])
     for place in ("8-0", "9-0", "20-0"):
         store.call("", "XDEL", store.journal(), place)
@@ -184,7 +184,7 @@ def test_what_is_missing_is_reported(store: Store) -> None:
 
 
 def test_only_what_was_to_be_read_is_missed(store: Store) -> None:
-    """At the end of a range a row tells of what is missing within it, of the count that was asked for (G8, G9)."""
+    """Missing numbers at the end are reported for the requested range and run only (G8, G9)."""
     store.write([(START + n, [f"t{n}"]) for n in range(20)])
     store.call("", "XTRIM", store.journal(), "MINID", "99-0")
     with journal_of(store) as journal:
@@ -202,7 +202,7 @@ def test_only_what_was_to_be_read_is_missed(store: Store) -> None:
 
 
 def test_a_store_that_lost_its_latest_is_noticed(store: Store) -> None:
-    """Numbers that stand for others than they did are not read on as if nothing had been (G8; faults F10, L2)."""
+    """If the store lost its latest entries and reused their numbers, the reader notices it (G8; faults F10, L2)."""
     store.write([(START + n, [f"t{n}"]) for n in range(20)])
     with journal_of(store) as journal:
         shard, part = store.names[0], Range(store.names[0], store.epoch, 16, 21)
@@ -222,7 +222,7 @@ def test_a_store_that_lost_its_latest_is_noticed(store: Store) -> None:
 
 
 def test_replies_and_batches_have_a_size(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small steps before large ones make no reply of megabytes, and no batch of all that came at once (G8)."""
+    """Replies and batches have a limited size, even if small entries are followed by large ones (G8)."""
     sizes: list[int] = []
     asked = RedisJournalReader._next_batch
 
@@ -235,7 +235,7 @@ def test_replies_and_batches_have_a_size(store: Store, monkeypatch: pytest.Monke
     names = [f"{n:032x}" for n in range(1000)]
     store.write([(START, [f"t{n}"]) for n in range(1000)])
     store.write([(START, names)] * 100)
-    store.last[store.names[0]] = 10**15  # far behind
+    store.last[store.names[0]] = 10**15  # far after the previous numbers
     store.write([(START, [f"t{n}"]) for n in range(1000)])
     with journal_of(store) as journal:
         part = Range(store.names[0], store.epoch, 1, 10**15 + 1001)
@@ -247,7 +247,7 @@ def test_replies_and_batches_have_a_size(store: Store, monkeypatch: pytest.Monke
 
 
 def test_damage_has_a_time(store: Store) -> None:
-    """What cannot be read is of the time of its neighbours, whatever range it begins (G8, G9; fault L2)."""
+    """Damage gets the time of its neighbours, even at the start of a range (G8, G9; fault L2)."""
     store.call("", "XADD", store.journal(), "1-0", "f", "v")
     store.last[store.names[0]] = 1
     store.write([(START, ["a"])])
@@ -259,7 +259,7 @@ def test_damage_has_a_time(store: Store) -> None:
 
 
 def test_a_store_that_was_emptied_has_another_epoch(store: Store) -> None:
-    """Another epoch is never read as if it were the one that was asked for (G8)."""
+    """If the store was emptied, its journal has another epoch, and a read of the old epoch fails (G8)."""
     store.write([(START, ["a"])])
     with journal_of(store) as journal:
         ((shard, span),) = journal.spans().items()
@@ -274,7 +274,7 @@ def test_a_store_that_was_emptied_has_another_epoch(store: Store) -> None:
 
 
 def test_times_are_found_past_gaps_and_foreign_entries(store: Store) -> None:
-    """Where a time begins is found by halving, whatever is missing or foreign in between (G8)."""
+    """The search for a time works even if entries are missing or foreign (G8)."""
     store.write([(START + 10 * n, [f"t{n}"]) for n in range(100)])
     for number in range(40, 90):
         store.call("", "XDEL", store.journal(), f"{number}-0")
@@ -291,7 +291,7 @@ def test_times_are_found_past_gaps_and_foreign_entries(store: Store) -> None:
 
 
 def test_no_store_yet(redis_server: RedisServer, redis_prefix: str) -> None:
-    """Before anything was installed there is a shard with nothing (fault L2)."""
+    """A store that was never used has one shard without rows (fault L2)."""
     with RedisJournal(settings_for(redis_server.url, prefix=redis_prefix), 10) as journal:
         ((shard, span),) = journal.spans().items()
         assert span == ("", 1, 1)
@@ -300,7 +300,7 @@ def test_no_store_yet(redis_server: RedisServer, redis_prefix: str) -> None:
 
 
 def test_a_cluster_is_read_once(redis_cluster: Cluster, redis_prefix: str) -> None:
-    """Each partition of a cluster is a shard, as many as the installation has (G8)."""
+    """Each partition of a cluster is a shard, and is read once (G8)."""
     store = Store(redis_cluster, redis_prefix, partitions=5)
     for number in range(5):
         store.write([(START + n, [f"t{number}.{n}"]) for n in range(number * 10)], number)
@@ -311,7 +311,7 @@ def test_a_cluster_is_read_once(redis_cluster: Cluster, redis_prefix: str) -> No
 
 
 def test_no_group_of_the_workers_is_touched(store: Store) -> None:
-    """Reading sends Redis commands that read, and none of groups (G8)."""
+    """Reading sends only Redis commands that read, and none that use consumer groups (G8)."""
     store.write([(START + n, [f"t{n}"]) for n in range(50)])
     store.call("", "CONFIG", "RESETSTAT")
     told(store)
@@ -323,13 +323,13 @@ def test_no_group_of_the_workers_is_touched(store: Store) -> None:
 
 
 def stats(store: Store) -> list[str]:
-    """Return the commands that the server was sent."""
+    """Return the names of the commands that the server has received."""
     text = store.call("", "INFO", "commandstats").decode()
     return [row.split(":")[0] for row in text.splitlines() if row.startswith("cmdstat_")]
 
 
 def test_a_large_range_is_parted(store: Store) -> None:
-    """Unless it is told, a range is split into as many parts as are worth a task (G8, G12)."""
+    """Without a given number of splits, a range is split into parts of about 100,000 rows (G8, G12)."""
     with journal_of(store) as journal:
         assert journal.split(store.names[0], 1, 100_001, 0) == [1, 100_001]
         assert journal.split(store.names[0], 1, 300_001, 0) == [1, 100_001, 200_001, 300_001]
@@ -337,7 +337,7 @@ def test_a_large_range_is_parted(store: Store) -> None:
 
 
 def test_the_rights_that_ship_are_enough(redis_acl: RedisServer, redis_prefix: str) -> None:
-    """A user who may do what the shipped file lets it do reads a journal (G8)."""
+    """A Redis user with the rights of the ACL file in this project can read a journal (G8)."""
     store = Store(redis_acl, redis_prefix)
     store.write([(START + n, [f"t{n}"]) for n in range(5)])
     assert seqs(told(store, watch=Watch.GAPS)) == [1, 2, 3, 4, 5]
@@ -346,7 +346,7 @@ def test_the_rights_that_ship_are_enough(redis_acl: RedisServer, redis_prefix: s
 
 
 def test_columns_can_be_left_out() -> None:
-    """A batch has the columns of its schema alone."""
+    """A batch contains only the columns of the requested schema."""
     schema = pa.schema([TRANSITIONS.field("task_id"), TRANSITIONS.field("ts")])
     entry = JournalEntry(1, [word.encode() for word in fields(START, ["a", "b"])[1::2]], 2)
     batch = batch_of(0, "r", JournalSteps.of([entry]), 2, 2, schema=schema)

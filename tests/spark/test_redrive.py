@@ -1,4 +1,4 @@
-"""Dead letters in bulk, and what the store says of tasks and queues, under Spark."""
+"""Tests of redriving many dead letters with Spark, and of reading states and ledgers from the store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMBER = 1000
 
 @pytest.fixture
 def told(redis_server: RedisServer, redis_prefix: str) -> dict[str, str]:
-    """The options of a store with so many dead letters in each of two queues, and in a third of two shards."""
+    """Return the options of a store with many dead letters in two queues, and in a third one with two shards."""
 
     async def bury() -> None:
         async with opened(redis_server.url, redis_prefix) as inner:
@@ -47,7 +47,7 @@ def told(redis_server: RedisServer, redis_prefix: str) -> dict[str, str]:
 
 
 def ledger(told: dict[str, str], key: str) -> Ledger:
-    """Ask the store."""
+    """Return the ledger of a queue in the store."""
 
     async def ask() -> Ledger:
         async with opened(told["url"], told["prefix"]) as backend:
@@ -57,7 +57,7 @@ def ledger(told: dict[str, str], key: str) -> Ledger:
 
 
 def test_a_thousand_redriven_twice(spark: SparkSession, told: dict[str, str]) -> None:
-    """What a read of dead letters names is redriven once, however often; the rest stays (G8; fault F19)."""
+    """Dead letters selected by a read are redriven once, even if the redrive is repeated (G8; fault F19)."""
     reading = spark.read.format("taskqueue").options(**told, resource="dead_letters")
     letters = reading.option("keys", "a,b,spread").load().cache()
     try:
@@ -80,7 +80,7 @@ def test_a_thousand_redriven_twice(spark: SparkSession, told: dict[str, str]) ->
 
 
 def batches(*pairs: tuple[str | None, str | None]) -> Iterator[pa.RecordBatch]:
-    """Return rows as Spark gives them."""
+    """Yield rows in a batch, as Spark does."""
     keys, ids = ([pair[place] for pair in pairs] for place in range(2))
     yield pa.record_batch(
         [pa.array(keys, pa.string()), pa.array(ids, pa.string())], ["key", "task_id"]
@@ -88,7 +88,7 @@ def batches(*pairs: tuple[str | None, str | None]) -> Iterator[pa.RecordBatch]:
 
 
 def test_names_of_shards_and_unknown_names(told: dict[str, str]) -> None:
-    """A journal's name of a shard means its queue; who is not dead is passed over; no rows are not all rows (G8)."""
+    """A shard's name means its queue, ids that are not dead are skipped, and no rows change nothing (G8)."""
     text = spark_types.StringType()
     schema = spark_types.StructType().add("key", text).add("task_id", text)
     writer = RedriveWriter(told, schema)

@@ -1,4 +1,4 @@
-"""The page and its plots, from figures made by hand: no Spark."""
+"""Tests of the report's HTML page and its plots, with sample data and without Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.spark.report_sample import EVIL, START, conserved, sample, total
 
 
 class Seen(HTMLParser):
-    """What a browser makes of a page."""
+    """Parses a page, and collects its tags and texts."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -31,20 +31,20 @@ class Seen(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note it."""
+        """Record a start tag with its attributes."""
         self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        """Note it."""
+        """Record a piece of text."""
         self.texts.append(data)
 
     def found(self, tag: str) -> list[dict[str, str | None]]:
-        """The attributes of each element of this name."""
+        """Return the attributes of each element with this tag."""
         return [attributes for name, attributes in self.tags if name == tag]
 
 
 def test_texts_of_tasks_stay_texts() -> None:
-    """Ids, errors, tenants and workers that are HTML are shown as they are, in plots as well (G10)."""
+    """HTML in ids, errors, tenants and worker names is escaped, in plots as well (G10)."""
     seen = Seen(page(sample()))
     names = {name for name, _ in seen.tags}
     assert not names & {"script", "img", "iframe", "object", "link", "base", "form"}
@@ -55,7 +55,7 @@ def test_texts_of_tasks_stay_texts() -> None:
 
 
 def test_the_page_needs_nothing_else() -> None:
-    """It refers to no other resource, and a browser is told to load none (G10)."""
+    """The page refers to no other resource, and its content security policy forbids loading any (G10)."""
     html = page(sample())
     seen = Seen(html)
     refers = {"src", "href", "srcset", "action", "data", "xlink:href"}
@@ -68,7 +68,7 @@ def test_the_page_needs_nothing_else() -> None:
 
 
 def test_every_plot_is_described_and_fits_both_screens() -> None:
-    """Each has a title and a description under ids of its own, once wide and once narrow (G10)."""
+    """Each plot has a title and a description with unique ids, and a wide and a narrow version (G10)."""
     html = page(sample())
     plots = Seen(html).found("svg")
     assert len(plots) >= 16
@@ -84,12 +84,12 @@ def test_every_plot_is_described_and_fits_both_screens() -> None:
 
 
 def test_the_page_is_the_same_for_the_same_figures() -> None:
-    """Nothing in it is by chance (G10)."""
+    """The same data gives exactly the same page (G10)."""
     assert page(sample()) == page(sample())
 
 
 def test_figures_are_those_of_the_tables() -> None:
-    """Counts stand where a reader looks for them, beside commands that a shell takes as they are (G10)."""
+    """The page shows the figures of the tables, and commands that can be pasted into a shell (G10)."""
     seen = Seen(page(sample()))
     text = " ".join(" ".join(seen.texts).split())
     for words in (
@@ -107,7 +107,7 @@ def test_figures_are_those_of_the_tables() -> None:
 
 
 def test_a_report_of_nothing_is_a_page_too() -> None:
-    """A journal without tasks says so (G10)."""
+    """The report of an empty journal is a valid page that says so (G10)."""
     nothing: list[Any] = []
     account = {
         "total": total(),
@@ -159,7 +159,7 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
 def test_audit_outcomes(
     rows: Sequence[dict[str, Any]], more: dict[str, Any], kind: str, words: str
 ) -> None:
-    """The worst finding is the title, everything is reported, and what is unknown is never "no loss" (G9, G10)."""
+    """The worst finding is the title, and unknown tasks are never reported as no loss (G9, G10)."""
     verdict = outcome_of(total(*(conserved("k", **row) for row in rows)), **more)
     assert verdict.kind == kind
     assert words in " ".join(verdict.sentences)
@@ -175,7 +175,7 @@ def test_audit_outcomes(
     ],
 )  # fmt: skip
 def test_times_read_well(number: float | None, text: str) -> None:
-    """In the unit that a person would choose, never with more digits than mean something (G10)."""
+    """A duration is shown in a suitable unit, with at most three significant digits below a minute (G10)."""
     assert numbers.seconds(number) == text
 
 
@@ -187,12 +187,12 @@ def test_times_read_well(number: float | None, text: str) -> None:
     ],
 )  # fmt: skip
 def test_axes_have_round_marks(top: float, expected: list[float]) -> None:
-    """From 0 to the highest value or just above (G10)."""
+    """The marks of an axis are round numbers from 0 to the highest value or just above (G10)."""
     assert numbers.marks(top) == expected
 
 
 def test_axes_of_time_have_marks_on_the_clock() -> None:
-    """At whole minutes, hours or days, however long it is; below a second with its parts (G10)."""
+    """The marks of a time axis are at whole minutes, hours or days, or at fractions of a second (G10)."""
     start = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC)
     assert [text for _, text in numbers.time_marks(start, 300)] == [f"12:0{n}" for n in range(1, 6)]
     assert [text for _, text in numbers.time_marks(START, 0.4)][1] == "12:00:00.1"
@@ -201,7 +201,7 @@ def test_axes_of_time_have_marks_on_the_clock() -> None:
 
 
 def test_lines_stop_where_there_is_nothing() -> None:
-    """A window without a value is a hole, a lone value a dot, and every point lies within the plot (G10)."""
+    """A line has a gap where a window has no value, and a lone value is drawn as a dot (G10)."""
     svg = over_time("t", "a", [Series("x", [1, 4, None, 2, None])], start=START, step=1)
     wide = svg[: svg.index("</svg>")]
     (line,) = re.findall(r'<polyline[^>]*points="([^"]+)"', wide)
@@ -209,14 +209,14 @@ def test_lines_stop_where_there_is_nothing() -> None:
     assert len(points) == 2
     assert wide.count("<circle") == 1
     assert all(0 <= x <= 960 and 0 <= y <= 250 for x, y in points)
-    assert points[1][1] < points[0][1]  # up is more
+    assert points[1][1] < points[0][1]  # a higher value has a smaller y coordinate
     assert wide.count('class="hit"') == 5
 
 
 def test_a_file_is_written_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was there before stays until all of the new one is; nothing is left of a failure (G10; fault L1)."""
+    """A file is replaced only by a complete one, and a failed write leaves nothing behind (G10; fault L1)."""
     path = tmp_path / "report.html"
     replace_file(path, b"one")
 

@@ -1,4 +1,4 @@
-"""What a report says of tables that are longer than it shows."""
+"""Tests of the figures in a report whose tables are longer than the page shows."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tests.spark.report_sample import conserved
 from tests.spark.small_journals import SmallJournal
 
 QUEUES = 201
-"""one more than a report shows"""
+"""one more queue than a report shows"""
 
 
 def making(spark: SparkSession, tmp_path: Path, **made: DataFrame) -> ReportBuild:
-    """Of a store that was asked, with tables that are there already."""
+    """Return the state of a report for which the store was queried and these tables exist."""
     found = ReportBuild(spark.range(0).toDF("n"), tmp_path, Wishes(store={}))
     found.made.update(made)
     return found
 
 
 def test_every_queue_counts_however_small_it_is(spark: SparkSession, tmp_path: Path) -> None:
-    """What the least of more queues than are shown has lost is in the verdict, and it is shown first (G9, G10).
+    """A loss in the smallest of many queues is part of the verdict, and its queue is shown first (G9, G10).
 
-    So is what the ledger of one of them lacks.
+    The same holds for a difference between a queue's ledger and the journal.
     """
     queues = [conserved(f"q{n:03}", published=2, completed=2) for n in range(QUEUES - 1)]
     small = conserved("small", published=1, lost=1)
@@ -54,7 +54,7 @@ def test_every_queue_counts_however_small_it_is(spark: SparkSession, tmp_path: P
 
 
 def test_figures_are_of_all_rows(spark: SparkSession, tmp_path: Path) -> None:
-    """What is told at first sight does not stop where tables are cut off (G10)."""
+    """The headline figures include the rows that the tables omit (G10)."""
     kinds = (
         "key string, window_start timestamp, executions long, queue_wait_p95 double, run_p95 double"
     )
@@ -82,7 +82,7 @@ def test_figures_are_of_all_rows(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("compiled")
 def test_the_backlog_has_what_came_back(spark: SparkSession, tmp_path: Path) -> None:
-    """A task that is revived by a retry, or was there before the journal, is there until its end (G10)."""
+    """A task that is revived, or older than the journal, counts in the backlog until its end (G10)."""
     journal = SmallJournal()
     journal.tell(0, "published", "a")
     journal.tell(0, "published", "b")

@@ -1,4 +1,4 @@
-"""The streaming service without Spark: what it knows, what it tells, and what it writes."""
+"""Tests of the streaming service's state, alerts and files, without Spark."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ OPEN = pa.schema(
 
 
 def read(first: int, last: int, *, run: str = "r1", at: float = NOW, without: int = 0) -> Read:
-    """Say that a batch has a range of numbers."""
+    """Return the range of numbers that a batch has read from a shard."""
     return Read(0, run, first, last, last - first + 1 - without, at, at)
 
 
 def after(
     state: ServiceState, *counts: tuple[str, int], live: int = 0, window: int = HOUR
 ) -> ServiceState:
-    """Count what a batch did to one queue."""
+    """Advance the state by a batch with these counts for one queue."""
     given = [EventCount(KEY, window, name, None, number) for name, number in counts]
     alive = [Alive(KEY, "waiting", here=True, number=live)] if live else []
     advance(state, counts=given, alive=alive, beginnings={KEY: FIRST}, cut=False)
@@ -62,7 +62,7 @@ def after(
 
 
 def options(folder: Path, **given: Any) -> StreamOptions:
-    """Return options for a folder, which is made."""
+    """Return options of a service whose folders exist."""
     found = StreamOptions(out=folder, **given)
     (found.folder / "open").mkdir(parents=True)
     found.archive.mkdir()
@@ -70,12 +70,12 @@ def options(folder: Path, **given: Any) -> StreamOptions:
 
 
 def kinds(found: list[Condition]) -> list[str]:
-    """Return what is amiss."""
+    """Return the kinds of the alert conditions."""
     return [one.kind for one in found]
 
 
 def test_books_balance() -> None:
-    """Published is what has ended and what lives; what came from nowhere is told (G11; law 1)."""
+    """A queue's counts balance if published equals ended plus live; unpublished tasks are found (G11; law 1)."""
     state = after(ServiceState(), ("published", 5), ("done", 2), ("expired", 1), live=2)
     assert state.books[KEY].balanced is True
     after(state, ("published", 1), ("done", 1), live=2)
@@ -86,7 +86,7 @@ def test_books_balance() -> None:
 
 
 def test_what_is_missing() -> None:
-    """A gap is told with its numbers, and nobody's books can be whole then (G11)."""
+    """A gap is recorded with its numbers, and from then on no queue's counts are known to balance (G11)."""
     state = ServiceState()
     assert note_positions(state, [read(1, 10)], NOW) is False
     assert note_positions(state, [read(11, 12)], NOW) is False
@@ -98,9 +98,9 @@ def test_what_is_missing() -> None:
 
 
 def test_a_tail_that_is_missing() -> None:
-    """What is missing at the end is one gap as long as it goes on; a transition with the next number is sound (G11).
+    """Missing numbers at a journal's end are one gap until a transition with the next number comes (G11).
 
-    Its row has the number behind what is missing, and no time of its own (fault L2).
+    The row that reports them has the next number, and no time of its own (fault L2).
     """
     state = ServiceState()
     note_positions(state, [read(1, 12)], NOW)
@@ -115,7 +115,7 @@ def test_a_tail_that_is_missing() -> None:
 
 
 def test_a_journal_that_went_back() -> None:
-    """Numbers that are given again are told once, and nobody's books can be whole then (G11; fault L2)."""
+    """Reused numbers are reported once, and then no queue's counts are known to balance (G11; fault L2)."""
     state = ServiceState()
     note_positions(state, [read(1, 100)], NOW)
     assert note_positions(state, [read(91, 95, at=NOW + 5)], NOW) is True
@@ -129,7 +129,7 @@ def test_a_journal_that_went_back() -> None:
 
 
 def test_a_queue_that_is_seen_later() -> None:
-    """A queue that begins in a journal that was cut, or noted for some time only, is not known to balance (G11)."""
+    """A queue that is first seen after a gap, or was not always journaled, is not known to balance (G11)."""
     state = ServiceState()
     cut = note_positions(state, [read(101, 110), Read(1, "s", 1, 5, 5, NOW, NOW)], NOW)
     advance(state, counts=(), alive=(), beginnings={}, cut=cut)
@@ -147,7 +147,7 @@ def test_a_queue_that_is_seen_later() -> None:
 
 
 def test_times_that_are_yet_to_come() -> None:
-    """One time far ahead closes no window and ends no count (G11; fault L3)."""
+    """A single time in the far future closes no window and ends no run (G11; fault L3)."""
     state = ServiceState()
     note_positions(state, [read(1, 10)], NOW)
     note_positions(state, [Read(0, "r1", 11, 12, 2, NOW, NOW + 86_400 * 365)], NOW)
@@ -158,7 +158,7 @@ def test_times_that_are_yet_to_come() -> None:
 
 
 def test_what_was_cut_off_before() -> None:
-    """A journal that was cut before anybody read it is no alert, and its books are not known to balance (G11)."""
+    """Rows trimmed before the service's first read cause no alert, but the counts may not balance (G11)."""
     state = ServiceState()
     cut = note_positions(state, [read(100, 120)], NOW)
     advance(
@@ -172,7 +172,7 @@ def test_what_was_cut_off_before() -> None:
 
 
 def test_a_store_that_was_replaced() -> None:
-    """A count that begins after the last of starting another; two that go on side by side stay (G11)."""
+    """A run ends if another begins after its last row; two that continue at the same time stay current (G11)."""
     state = ServiceState()
     note_positions(state, [read(1, 10)], NOW)
     note_positions(state, [read(1, 5, run="r2", at=NOW + 1)], NOW)
@@ -187,7 +187,7 @@ def test_a_store_that_was_replaced() -> None:
 
 
 def test_windows_close() -> None:
-    """What is known stays small: windows are kept for a while, by whole hours; what comes later is counted (G11)."""
+    """Only recent windows are kept in the state, in whole hours; rows that come later are counted (G11)."""
     state = ServiceState(frontier=HOUR + 30.0)
     for window in (HOUR - 7200, HOUR - 60, HOUR):
         after(state, ("event:acked", 2), window=window)
@@ -199,7 +199,7 @@ def test_windows_close() -> None:
 
 
 def test_files_of_windows(tmp_path: Path) -> None:
-    """A file per hour has counts, rates and times, and is replaced whole (G11)."""
+    """Each hour has a file with counts, rates and times, which is replaced as a whole (G11)."""
     window = WindowCounts(events={"acked": 90, "retried": 10}, waits={0: 94, 50: 6}, runs={})
     for _ in range(2):
         write_hours(tmp_path, {KEY: {HOUR: window, HOUR - 60: WindowCounts()}}, 60, [HOUR])
@@ -212,7 +212,7 @@ def test_files_of_windows(tmp_path: Path) -> None:
 
 
 def test_classes_of_times() -> None:
-    """A quantile is within 5 % of the time that it stands for (G11)."""
+    """A quantile is within 5 % of the time that it represents (G11)."""
     assert LEAST <= seconds_of(0) <= LEAST * 1.1
     assert quantile({}, 0.5) is None
     assert quantile({10: 1}, 0.95) == seconds_of(10)
@@ -221,7 +221,7 @@ def test_classes_of_times() -> None:
 
 
 def test_stuck_tasks(tmp_path: Path) -> None:
-    """Tasks that are in flight or wait for too long are told per queue, with the oldest as samples (G11)."""
+    """Tasks in flight or waiting for too long are reported per queue, with the oldest ones as samples (G11)."""
     told = options(tmp_path, stuck_after=60.0, waiting_after=600.0)
     ages = [("in_flight", n, 100.0 - n) for n in range(30)] + [
         ("in_flight", 50, 10.0),
@@ -242,7 +242,7 @@ def test_stuck_tasks(tmp_path: Path) -> None:
 
 
 def test_rising_failure(tmp_path: Path) -> None:
-    """A window's share of failures is told where it is high, and higher than it was (G11)."""
+    """A window's share of failures is reported if it is high, and higher than in the window before (G11)."""
     told = options(tmp_path, failure_share=0.2, failure_least=10)
     start = HOUR
 
@@ -257,16 +257,16 @@ def test_rising_failure(tmp_path: Path) -> None:
         return kinds([one for one in found if not one.over])
 
     assert failing((95, 5), (70, 30)) == ["failing"]
-    assert failing((95, 5), (70, 30), HOUR + 59.0) == []  # the window is not over
-    assert failing((95, 5), (70, 30), HOUR + 120.0) == []  # a later one has nothing
+    assert failing((95, 5), (70, 30), HOUR + 59.0) == []  # the window has not ended yet
+    assert failing((95, 5), (70, 30), HOUR + 120.0) == []  # the window after it has no events
     assert failing((95, 5), (85, 15)) == []
-    assert failing((80, 20), (70, 30)) == []  # it was so before
+    assert failing((80, 20), (70, 30)) == []  # the share was high before
     assert failing((0, 0), (0, 10)) == ["failing"]
     assert failing((0, 0), (0, 9)) == []
 
 
 def test_an_episode_is_reported_once(tmp_path: Path) -> None:
-    """Start and end of an episode are one line each, whichever process continues the file, torn or not (G11)."""
+    """The start and the end of an episode are reported in one line each, even if the file's last line is torn (G11)."""
     path = tmp_path / "alerts.jsonl"
     lasting = Condition("stuck", KEY, "1 task", {"tasks": 1})
     passing = Condition("missing", "r1/0/5", "2 transitions", {}, passing=True)
@@ -284,18 +284,18 @@ def test_an_episode_is_reported_once(tmp_path: Path) -> None:
 
 
 def ledger(published: int, done: int, live: int) -> dict[str, int]:
-    """Return a ledger as the store tells it."""
+    """Return a ledger as the store returns it."""
     zero = dict.fromkeys(("scheduled", "in_flight", "dead", "expired", "cancelled", "discarded"), 0)
     return zero | {"published": published, "done": done, "waiting": live}
 
 
 def read_to(number: int) -> ServiceState:
-    """Return what is known when a journal was read so far."""
+    """Return the state of a service that has read the journal up to this number."""
     return ServiceState(positions={"r1/0": Position(last=number, since=NOW, until=NOW)})
 
 
 def asked(before: int, after_it: int, told: dict[str, int]) -> Probe:
-    """Return what a store told between two looks at its journal."""
+    """Return a ledger from the store, with the journal's numbers read before and after it."""
     return Probe(
         runs={0: "r1"},
         names={0: "{a:0}"},
@@ -306,12 +306,12 @@ def asked(before: int, after_it: int, told: dict[str, int]) -> Probe:
 
 
 def test_the_ledger_agrees(tmp_path: Path) -> None:
-    """A ledger that was read while the store went on working must lie between what the journal tells (G11; law 1)."""
+    """A ledger that was read while the store was in use must be within the bounds given by the journal (G11; law 1)."""
     state = after(read_to(20), ("published", 10), live=10)
     probe(state, asked(20, 20, ledger(10, 0, 10)))
     assert (state.probe, state.differing, state.books[KEY].balanced) == (None, {}, True)
     probe(state, asked(24, 30, ledger(15, 1, 14)))
-    # it was not read up to there yet
+    # the journal has not been read up to this point yet
     assert len(state.probe.ledgers) == 1 if state.probe else False
     note_positions(state, [read(21, 40)], NOW)
     up_to = (("low:published", 4), ("high:published", 6), ("high:done", 1))
@@ -328,7 +328,7 @@ def test_the_ledger_agrees(tmp_path: Path) -> None:
 
 
 def test_ledgers_of_a_store_of_several_parts() -> None:
-    """Each part has a count of its own; one that has nothing to tell for good keeps nobody waiting (G11; fault L2)."""
+    """A ledger waits until each partition is read up to its number or has another run (G11; fault L2)."""
     state = after(read_to(20), ("published", 10), live=10)
     state.offsets = {"r2/{a:1}": 8}
     two = msgspec.structs.replace(
@@ -345,7 +345,7 @@ def test_ledgers_of_a_store_of_several_parts() -> None:
 
 
 def test_a_journal_that_began_later() -> None:
-    """A queue that had tasks before it had a journal is compared by how much both grow (G11)."""
+    """For a queue with tasks older than its journal, only the growth of ledger and journal is compared (G11)."""
     state = after(read_to(20), ("published", 10), ("adopted", 2), ("done", 2), live=10)
     assert state.books[KEY].balanced is False
     probe(state, asked(20, 20, ledger(110, 90, 20)))
@@ -353,7 +353,7 @@ def test_a_journal_that_began_later() -> None:
 
 
 def test_the_state_is_a_file(tmp_path: Path) -> None:
-    """It comes back as it was; a foreign file and one of another version are refused (G11)."""
+    """The state can be saved and loaded; an invalid file or one of another version is refused (G11)."""
     path = tmp_path / "state.json"
     state = after(ServiceState(queries={"q": 4}), ("event:acked", 2), ("published", 2), live=2)
     state.windows[KEY][HOUR].waits[-3] = 1
@@ -368,7 +368,7 @@ def test_the_state_is_a_file(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_is_never_repeated(tmp_path: Path) -> None:
-    """Of a query whose checkpoint is gone, the one batch that was shown and not committed is taken back (G11)."""
+    """If the checkpoint is lost, a batch that was written but not committed is removed from the archive (G11)."""
     told = options(tmp_path)
     shown = [told.archive / f"batch=aaaaaaaa-{number:09d}" for number in range(3)]
     for place in shown:
@@ -388,12 +388,12 @@ def test_a_batch_that_is_never_repeated(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_options_are_checked(tmp_path: Path, given: dict[str, Any]) -> None:
-    """A bad option is named, and what would be allowed (G11)."""
+    """An invalid option raises an error that names it (G11)."""
     with pytest.raises(InvalidInput) as caught:
         StreamOptions(out=tmp_path, **given)
     assert caught.value.field == next(iter(given))
 
 
 def test_books_are_shown() -> None:
-    """Books of a queue that nothing happened to balance (G11)."""
+    """The counts of a queue without events balance (G11)."""
     assert QueueCounts().balanced is True

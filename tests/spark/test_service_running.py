@@ -1,4 +1,4 @@
-"""The streaming service as a process, without Spark: when it begins, looks, tells and ends."""
+"""Tests of the streaming service's process, without Spark: its start, its reports and its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPARK = SparkSession.__new__(SparkSession)
 
 
 class Progress:
-    """What a query tells at the end of a batch."""
+    """The progress report of a batch, as Spark's query returns it."""
 
     def __init__(
         self, batch: int, rows: int = 5, behind: int = 0, at: str = "2026-09-21T14:13:20.000Z"
@@ -42,7 +42,7 @@ class Progress:
 
 
 class Query(StreamingQuery):
-    """A query that does what it is told to at each look."""
+    """A streaming query that calls the next of the given functions at each wait."""
 
     def __init__(self, *looks: Callable[[Query], None]) -> None:
         self._looks = list(looks)
@@ -50,45 +50,45 @@ class Query(StreamingQuery):
         self.works = self.stopped = False
         self.asked = 0
 
-    isActive = property(lambda self: bool(self._looks))  # noqa: N815 - Spark's name
+    isActive = property(lambda self: bool(self._looks))  # noqa: N815 - Spark's interface has this name
     status = property(lambda self: {"isTriggerActive": self.works})
     lastProgress = property(lambda self: self.told[-1] if self.told else None)  # noqa: N815
 
     @property
-    def recentProgress(self) -> Any:  # noqa: N802 - Spark's name
-        """Tell all of it."""
+    def recentProgress(self) -> Any:  # noqa: N802 - Spark's interface has this name
+        """Return all progress reports, and count the calls."""
         self.asked += 1
         return self.told
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: ARG002, N802
-        """Go on."""
+        """Call the next function instead of waiting."""
         if self._looks:
             self._looks.pop(0)(self)
         return None
 
     def exception(self) -> Any:
-        """Nothing failed."""
+        """Return ``None``, because the query has not failed."""
 
     def stop(self) -> None:
-        """Note that it was called."""
+        """Record that the query was stopped."""
         self.stopped = True
 
 
 def ran(query: Query, told: StreamOptions, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Summary:
-    """Run the service with a query."""
+    """Run the service with this query."""
     monkeypatch.setattr(process, "_start", lambda *_: query)
     return process.run(SPARK, told, **more)
 
 
 def lines(told: StreamOptions) -> list[tuple[str, str]]:
-    """Return what the file of alerts has."""
+    """Return the phase and kind of each line in the file of alerts."""
     path = told.folder / "alerts.jsonl"
     found = map(json.loads, path.read_text().splitlines() if path.exists() else ())
     return [(one["phase"], one["kind"]) for one in found]
 
 
 def test_a_query_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service fails with its query, whenever that was (G11)."""
+    """If the query fails, the service fails with the same error (G11)."""
     query = Query()
     monkeypatch.setattr(Query, "exception", lambda _: RuntimeError("out of reach"))
     with pytest.raises(RuntimeError, match="out of reach"):
@@ -97,14 +97,14 @@ def test_a_query_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_folder_with_a_snapshot(tmp_path: Path) -> None:
-    """Where a snapshot lies no archive is begun (G11)."""
+    """A folder that contains a snapshot is refused as an archive (G11)."""
     (tmp_path / "transitions/date=2026-01-31").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match="snapshot"):
         process.run(SPARK, StreamOptions(out=tmp_path))
 
 
 def test_one_service_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder has one service; the next may begin when it has ended (G11)."""
+    """A folder can be used by one service at a time, and by another one afterwards (G11)."""
     told = options(tmp_path)
 
     def another(_: Query) -> None:
@@ -117,13 +117,13 @@ def test_one_service_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_who_is_asked_to_end_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch that is being worked on is the last one, however many wait (G11)."""
+    """A service that is asked to stop finishes the current batch, however many rows are waiting (G11)."""
     told = options(tmp_path)
     stop = threading.Event()
     work: list[int] = []
 
     def batch(query: Query) -> None:
-        query.works = True  # as it is whenever one looks, while batches follow on one another
+        query.works = True  # as Spark reports it while batches follow each other without a pause
         work.append(len(work))
         query.told.append(Progress(len(work) - 1, behind=100))
         if len(work) == 3:
@@ -140,7 +140,7 @@ def test_who_is_asked_to_end_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_progress_is_asked_for_as_little_as_will_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each batch is said once, those too that nobody looked between; where nothing is new nothing is parsed (G11)."""
+    """Each batch is reported once, and the list of all reports is read only if a batch was missed (G11)."""
 
     def two(query: Query) -> None:
         query.told += [Progress(7), Progress(8)]
@@ -164,7 +164,10 @@ def test_progress_is_asked_for_as_little_as_will_do(
 def test_nothing_unknown_is_reported_as_current(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until the journal was read what the last run left is old; then all is known up to that look at its end (G11)."""
+    """Conditions are evaluated for the time up to which the journal is known.
+
+    Before the first batch, this is the time of the last run (G11).
+    """
     told = options(tmp_path)
     save(told.state, ServiceState(frontier=NOW - 3000))
     seen: list[float] = []
@@ -189,7 +192,7 @@ def test_nothing_unknown_is_reported_as_current(
 def test_a_batch_is_committed_during_a_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that a batch takes away meanwhile are looked for again (G11; fault L1)."""
+    """If a commit replaces files during a check, the check is repeated with the new files (G11; fault L1)."""
     told = options(tmp_path)
     save(told.state, ServiceState(open="old", transitions=1))
 
@@ -204,7 +207,7 @@ def test_a_batch_is_committed_during_a_read(
 
 
 def test_losses_are_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks that are gone, and a ledger that says otherwise, are told to who ran it (G11; law 1)."""
+    """Lost tasks, and differences from the ledger, are part of the summary (G11; law 1)."""
     told = options(tmp_path)
     gone = Gap(kind="reset", shard=0, run="", first=0, last=0, number=4, at=NOW)
     save(told.state, ServiceState(books={KEY: QueueCounts(published=4, expired=4)}, gaps=[gone]))
@@ -221,7 +224,7 @@ def test_losses_are_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_beginning_is_of_the_first_run(tmp_path: Path) -> None:
-    """Where to begin is told to a query that has nothing yet; one that goes on leaves nothing out (G11; fault L1)."""
+    """The start option applies to a query's first run only; later runs continue without a gap (G11; fault L1)."""
     asked: list[dict[str, str]] = []
 
     class Reader:
@@ -233,7 +236,7 @@ def test_a_beginning_is_of_the_first_run(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     class Spark:
-        readStream = Reader()  # noqa: N815 - Spark's name
+        readStream = Reader()  # noqa: N815 - Spark's interface has this name
         conf = type("Conf", (), {"set": lambda *_: None})()
 
     told = options(tmp_path, source={"path": "x", "startingTimestamp": "2026-01-31"})
@@ -248,7 +251,7 @@ def test_a_beginning_is_of_the_first_run(tmp_path: Path) -> None:
 
 
 def test_each_window_is_looked_at_once(tmp_path: Path) -> None:
-    """However many windows are over at once, each rise is told from start to end; nobody tells it again (G11)."""
+    """If several windows end between two checks, each rise is reported once with its start and end (G11)."""
     told = options(tmp_path, failure_least=10)
     bad, good = WindowCounts(events={"retried": 30}), WindowCounts(events={"acked": 30})
     shares = [*[good] * 5, bad, *[good] * 5, bad, bad]

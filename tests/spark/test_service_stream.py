@@ -1,4 +1,4 @@
-"""The streaming service on Spark: whatever ends it, each transition is archived once and counted once."""
+"""Tests of the streaming service on Spark: each transition is archived and counted once, however the service ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.spark.synthetic import Made, made
 
 
 def verdicts(state: ServiceState) -> Counter[tuple[str, str]]:
-    """Return lives by key and where they are, as the audit names it."""
+    """Return the number of lives by key and verdict, with the names that the audit uses."""
     names = {"done": "completed", "dead": "dead_lettered"}
     return +Counter(
         {
@@ -50,12 +50,12 @@ def verdicts(state: ServiceState) -> Counter[tuple[str, str]]:
 
 
 def archived(out: Path) -> pa.Table:
-    """Return what the archive has, without Spark."""
+    """Return the archived transitions, read without Spark."""
     return ds.dataset(out / "transitions", format="parquet", schema=TRANSITIONS).to_table()
 
 
 def assert_once(out: Path, table: pa.Table) -> None:
-    """Nothing of a journal is lost in the archive, and nothing doubled."""
+    """Assert that the archive contains each row of the journal exactly once."""
     names = ["run", "shard", "seq", "key", "task_id", "event"]
     order: Any = [(name, "ascending") for name in names[:3]]
     found, expected = (one.select(names).sort_by(order) for one in (archived(out), table))
@@ -66,7 +66,7 @@ def assert_once(out: Path, table: pa.Table) -> None:
 def test_crashes_between_any_two_steps(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch that broke off anywhere is given again and leaves the same (G11; fault L1)."""
+    """A batch that fails at any step can be repeated, with the same result (G11; fault L1)."""
     journal: Made = made(7, 200, shards=2)
     table = journal.table.sort_by("ts")
     options = StreamOptions(out=tmp_path / "out", window=3600, keep=1)
@@ -106,7 +106,7 @@ def test_crashes_between_any_two_steps(
     counts = Counter(table["event"].to_pylist())
     metrics = ds.dataset(options.out / "metrics", format="parquet").to_table()
     assert {name: pc.sum(metrics[name]).as_py() for name in counts} == counts
-    # of those that were lost
+    # the longest runs are those that ended as lost
     assert pc.max(metrics["run_p99"]).as_py() == pytest.approx(15, rel=0.15)
     alive = ds.dataset(options.folder / "open" / state.open, format="parquet").count_rows()
     assert alive == sum(sum(books.live.values()) for books in state.books.values())
@@ -114,10 +114,10 @@ def test_crashes_between_any_two_steps(
 
 
 def test_replaced_stores_and_missing_numbers(spark: SparkSession, tmp_path: Path) -> None:
-    """An id of a store that was replaced is another task, whether seen at once or later (G11; faults L1, L2).
+    """The same id in a store that was replaced is another task, in the same batch or a later one (G11; faults L1, L2).
 
-    What the end of a journal lacks is missing, and is not told when the next number comes. Settings that are not the
-    first say that there were others. A lost checkpoint doubles no damage; numbers that are given again are kept.
+    Missing numbers at the end are reported once. Settings with a version above 1 show that the queue is older than its
+    journal. A lost checkpoint doubles no damaged row, and rows with reused numbers are kept.
     """
     options = StreamOptions(out=tmp_path / "out")
     for folder in (options.archive, options.folder / "open", options.checkpoint):
@@ -170,11 +170,11 @@ def test_replaced_stores_and_missing_numbers(spark: SparkSession, tmp_path: Path
 
 
 def until_asked(spark: SparkSession, options: StreamOptions, rows: int) -> Summary:
-    """Run the service in this process, and ask it to end by SIGTERM once it has so many rows."""
+    """Run the service in this process, and send it SIGTERM once it has read this number of rows."""
     said: list[str] = []
 
     def end() -> None:
-        wait_until(lambda: load(options.state).transitions == rows, "all is read", seconds=60)
+        wait_until(lambda: load(options.state).transitions == rows, "all rows are read", seconds=60)
         os.kill(os.getpid(), signal.SIGTERM)
 
     former = signal.getsignal(signal.SIGTERM)
@@ -188,7 +188,10 @@ def until_asked(spark: SparkSession, options: StreamOptions, rows: int) -> Summa
 
 
 def goes_on(spark: SparkSession, folder: Path, told: Made, text: list[bytes]) -> None:
-    """Run the service, which may have begun, over the first half of a journal until SIGTERM; lose a commit; go on."""
+    """Run the service on the first half of a journal until SIGTERM.
+
+    Then delete its last commit, and let it read the rest.
+    """
     journal, out, half = folder / "journal.jsonl", folder / "out", len(text) // 2
     with journal.open("ab") as file:
         file.write(b"no line of ours\n")
@@ -214,7 +217,7 @@ def goes_on(spark: SparkSession, folder: Path, told: Made, text: list[bytes]) ->
 
 
 def assert_stuck_for_a_while(out: Path) -> None:
-    """Each queue had an alert: what was in flight at half of the journal ended later."""
+    """Assert that each queue had an alert for stuck tasks, which began in the middle of the journal and ended later."""
     alerts = [json.loads(line) for line in (out / "stream/alerts.jsonl").read_text().splitlines()]
     episodes = Counter((one["kind"], one["of"], one["phase"]) for one in alerts)
     queues = {("stuck", key, phase) for key in ("k0", "k1", "k2") for phase in ("start", "end")}
@@ -222,9 +225,9 @@ def assert_stuck_for_a_while(out: Path) -> None:
 
 
 def test_whatever_ends_it(spark: SparkSession, tmp_path: Path) -> None:
-    """Neither SIGTERM nor a lost commit loses or doubles anything (G11; faults L1, L2).
+    """Neither SIGTERM nor a lost commit loses or doubles a row (G11; faults L1, L2).
 
-    What SIGTERM finds at work comes to its end, and damage is kept aside.
+    The current batch is finished after SIGTERM, and damaged rows are archived separately.
     """
     journal = made(3, 60, shards=1)
     text = lines_of(journal.table)
@@ -235,7 +238,10 @@ def test_whatever_ends_it(spark: SparkSession, tmp_path: Path) -> None:
 async def test_a_store_is_watched(
     spark: SparkSession, tmp_path: Path, redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """The live ledger agrees with the journal; where that was cut, both are told (G11; law 1)."""
+    """The ledger of the store agrees with the journal.
+
+    If the journal was trimmed, the gap and the difference are reported (G11; law 1).
+    """
     settings = RedisSettings(url=SecretStr(redis_server.url), prefix=redis_prefix, partitions=2)
     backend = RedisBackend(settings=settings)
     place = Partitions(redis_prefix, 2).of("resize")
@@ -270,11 +276,11 @@ async def test_a_store_is_watched(
     assert "published: 3 more in the ledger" in told[1]["text"]
 
 
-@pytest.mark.long  # what Spark adds to the tests of the reader and of the batches
+@pytest.mark.long  # tests with Spark what test_redis_journal.py and test_service.py test without
 def test_a_store_that_lost_its_latest(
     spark: SparkSession, tmp_path: Path, redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """A store that came back without its latest is told, and what its journal lacks at the end (G11; fault L2)."""
+    """If a store is restored without its latest entries, reused and missing numbers are reported (G11; fault L2)."""
     store = Store(redis_server, redis_prefix, partitions=2)
     (name, _), journal = store.names, store.journal()
     options = StreamOptions(out=tmp_path / "out", source=store.options, once=True, ledger=False)

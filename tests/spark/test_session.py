@@ -1,4 +1,4 @@
-"""Sessions: what the commands get, and what they are refused."""
+"""Tests of creating Spark sessions."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from taskqueue_spark.worker_daemon import LOADED
 
 
 def test_a_session_counts_in_utc_and_lets_filters_through(spark: SparkSession) -> None:
-    """A session has what the source needs set (G8)."""
+    """A session uses UTC and has the settings that the data source needs (G8)."""
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert spark.range(3).count() == 3
 
 
 def test_a_master_and_a_remote_are_too_much() -> None:
-    """It is one or the other (G12)."""
+    """A session with both a master and a remote is refused (G12)."""
     with pytest.raises(ConfigurationError, match="both are set"):
         session("tests", "local[2]", "sc://localhost")
 
 
 def test_what_workers_begin_with_is_there() -> None:
-    """The modules that are loaded for workers have these names (G8)."""
+    """The modules that Python workers preload exist (G8)."""
     assert all(find_spec(name) for name in LOADED)
 
 
 def test_spark_finds_the_source_without_loading_much() -> None:
-    """Spark imports it for whoever uses any Python source: neither Arrow nor a backend comes with it (G8)."""
+    """Importing the module through which Spark finds the data source loads neither Arrow nor a backend (G8)."""
     told = (
         "import sys, pyspark_taskqueue as found; print(found.DefaultSource.name());"
         "assert not {'pyarrow', 'pandas', 'taskqueue_redis', 'taskqueue_core'} & sys.modules.keys()"

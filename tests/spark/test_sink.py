@@ -1,4 +1,4 @@
-"""The sink under Spark, on a real store: what fails, is killed or is replayed loses nothing and doubles nothing."""
+"""Tests of the sink with Spark and a real store: failures, kills and replays lose no task and double none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).with_name("sink_to_kill.py")
 
 @pytest.fixture
 def told(redis_server: RedisServer, redis_prefix: str) -> dict[str, str]:
-    """The options of a store of one's own."""
+    """Return the options of an empty store."""
     return {"url": redis_server.url, "prefix": redis_prefix}
 
 
@@ -41,7 +41,7 @@ def tasks(spark: SparkSession, first: int = 0, end: int = NUMBER) -> DataFrame:
 
 
 def keep(file: Path, first: int, end: int) -> None:
-    """Write rows of tasks into a file."""
+    """Write rows of tasks to a Parquet file."""
     numbers = range(first, end)
     rows = {
         "task_id": [f"t{n}" for n in numbers],
@@ -52,7 +52,7 @@ def keep(file: Path, first: int, end: int) -> None:
 
 
 def expect(server: RedisServer, prefix: str, number: int = NUMBER) -> None:
-    """Each task is there, once, by the store's own entries."""
+    """Assert that the store contains each task exactly once."""
     entries = server.call("XRANGE", f"{{{prefix}:0}}:q:k/s5", "-", "+")
     found = [words[0].decode() for _, words in entries]
     assert len(found) == number
@@ -61,7 +61,7 @@ def expect(server: RedisServer, prefix: str, number: int = NUMBER) -> None:
 
 @contextmanager
 def small_batches(spark: SparkSession) -> Iterator[None]:
-    """Have partitions come in several batches."""
+    """Let Spark pass partitions in several small batches."""
     before = spark.conf.get(_BATCH)
     spark.conf.set(_BATCH, "500")
     try:
@@ -78,7 +78,7 @@ def stream(
     form: str = "taskqueue",
     files: int = 1,
 ) -> None:
-    """Publish what there is as a stream, some files in each micro-batch, and wait for the end."""
+    """Publish the files of a folder as a stream, ``files`` per micro-batch, and wait for its end."""
     reading = spark.readStream.schema("task_id STRING, payload STRING, key STRING")
     rows = reading.option("maxFilesPerTrigger", str(files)).parquet(str(source))
     writing = rows.writeStream.format(form).options(**told)
@@ -89,15 +89,15 @@ def stream(
 def test_a_write_whose_tasks_fail_and_are_killed(
     spark: SparkSession, told: dict[str, str], redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """One task raises, another's process gets SIGKILL, both half-way: Spark tries again, N are N (G8; fault L1)."""
+    """If a Spark task fails half-way, or its process is killed, each task is still stored once (G8; fault L1)."""
     spark.dataSource.register(_failing())
     with small_batches(spark):
         tasks(spark).write.format("failing").options(**told).mode("append").save()
     expect(redis_server, redis_prefix)
 
 
-def _failing() -> type[Any]:  # noqa: C901 - two accidents
-    """Return the source with accidents. Made in a function, so that it travels by value."""
+def _failing() -> type[Any]:  # noqa: C901 - contains two kinds of failure
+    """Return a data source that fails on purpose. It is defined in a function, so that it is pickled by value."""
     from pyspark import TaskContext  # noqa: PLC0415
 
     from taskqueue_spark.source import TaskQueueDataSource  # noqa: PLC0415
@@ -150,7 +150,7 @@ def test_micro_batches_that_are_replayed(
     redis_prefix: str,
     tmp_path: Path,
 ) -> None:
-    """A crash between both commits, and a lost checkpoint: 0 lost, 0 doubled (G8; fault L1)."""
+    """After a crash between the two commits, and after a lost checkpoint, no task is lost or doubled (G8; fault L1)."""
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     source.mkdir()
     for first in range(0, NUMBER, NUMBER // 2):
@@ -171,7 +171,7 @@ def test_micro_batches_that_are_replayed(
 def test_a_writer_that_is_killed(
     told: dict[str, str], redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """SIGKILL half-way in a write, and all of it again: each task once (G8; fault L1)."""
+    """After SIGKILL in the middle of a write, a complete repetition stores each task once (G8; fault L1)."""
     arguments = [sys.executable, str(SCRIPT), told["url"], told["prefix"]]
     assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
     before = redis_server.call("XLEN", f"{{{redis_prefix}:0}}:q:k/s5")
@@ -190,7 +190,7 @@ def test_what_a_job_says(
     redis_prefix: str,
     tmp_path: Path,
 ) -> None:
-    """Counts, rows put aside, and what is wrong with a job before it writes anything (G8; fault L2)."""
+    """A write returns counts, sets invalid rows aside, and reports errors before it writes (G8; fault L2)."""
     rows = tasks(spark, 0, 100).union(tasks(spark, 0, 20)).union(
         tasks(spark, 0, 3).selectExpr("'a b' AS task_id", "payload", "key")
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One partition's way into a real store, without Spark: order, room, rates, outages, and the same rows again."""
+"""Tests of writing one partition to a real store, without Spark: order, full queues, rates, outages and repetitions."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ SCHEMA = spark.StructType().add("task_id", spark.StringType()).add("key", spark.
 
 @pytest.fixture
 def told(redis_server: RedisServer, redis_prefix: str) -> dict[str, str]:
-    """The options of a store of one's own."""
+    """Return the options of an empty store."""
     return {"url": redis_server.url, "prefix": redis_prefix}
 
 
 def rows(number: int, key: str = "k", start: int = 0) -> list[pa.RecordBatch]:
-    """Return rows in batches, as Spark gives them."""
+    """Return rows in batches, as Spark passes them."""
     ids = [f"t{n}" for n in range(start, start + number)]
     table = pa.table({"task_id": ids, "key": [key] * number})
     return [*table.to_batches(max_chunksize=700)]
 
 
 def write(options: dict[str, str], batches: Sequence[pa.RecordBatch]) -> writing.Sent:
-    """Write as a partition's task of Spark does."""
+    """Write rows as Spark does for one partition."""
     sent = writing.writer(options, SCHEMA, overwrite=False).write(iter(batches))
     assert isinstance(sent, writing.Sent)
     return sent
 
 
 async def feed(backend: Backend, options: SinkOptions, tasks: list[Task]) -> Feed:
-    """Send tasks in chunks."""
+    """Send tasks in chunks to the backend, and return the feed with its counts."""
     async with Feed(backend, options) as feeding:
         for start in range(0, len(tasks), options.chunk):
             await feeding.send(tasks[start : start + options.chunk])
@@ -67,7 +67,7 @@ async def feed(backend: Backend, options: SinkOptions, tasks: list[Task]) -> Fee
 
 
 def test_the_same_rows_again(told: dict[str, str]) -> None:
-    """A second try, and a speculative copy that runs beside the first, leave one copy of each task (G8; fault L1)."""
+    """A second attempt, and a speculative copy running at the same time, store no task twice (G8; fault L1)."""
     batches, sent = rows(3000), []
     twins = [threading.Thread(target=lambda: sent.append(write(told, batches))) for _ in range(2)]
     for twin in twins:
@@ -87,7 +87,7 @@ def test_the_same_rows_again(told: dict[str, str]) -> None:
 
 
 async def test_a_full_queue_is_waited_for(told: dict[str, str]) -> None:
-    """A slow consumer drains a bounded queue: nothing is lost, its order holds, and other queues pass it (G8)."""
+    """If a queue is full, its tasks wait in order and none is lost, while other queues continue (G8)."""
     options = SinkOptions.read(told | {"chunkSize": "50"})
     async with options.store.opened() as backend:
         await control_of(backend).configure("k", QueueSettings(capacity=60))
@@ -119,7 +119,7 @@ async def test_a_full_queue_is_waited_for(told: dict[str, str]) -> None:
 
 
 async def test_patience_ends(told: dict[str, str]) -> None:
-    """Where nothing moves for ``wait`` seconds the task fails, and at once where the queue has moved (G8)."""
+    """If a queue makes no progress for ``wait`` seconds the write fails, and at once if the queue has moved (G8)."""
     options = SinkOptions.read(told | {"wait": "0.2"})
     async with options.store.opened() as backend:
         settings = await control_of(backend).configure("k", QueueSettings(capacity=10))
@@ -132,7 +132,7 @@ async def test_patience_ends(told: dict[str, str]) -> None:
 
 
 async def test_lost_answers_are_asked_for_again(told: dict[str, str]) -> None:
-    """The store's silence costs a duplicate in the counts, and no copy in the store (G8)."""
+    """If the store's responses are lost, repeated tasks count as duplicates but are stored once (G8)."""
     options = SinkOptions.read(told)
     async with options.store.opened() as backend:
         publisher: Any = backend.publisher
@@ -153,7 +153,7 @@ async def test_lost_answers_are_asked_for_again(told: dict[str, str]) -> None:
 
 
 def test_a_horizon_is_checked(told: dict[str, str]) -> None:
-    """Before anything is written where the queue is known then, else before its first task (G8)."""
+    """``replayHorizon`` is checked before the first write, or before a queue's first task (G8)."""
     options = told | {"replayHorizon": "86400"}
     words = "queue 'k' remembers ids for 300 s .* increase its dedupe_window"
     with pytest.raises(ConfigurationError, match=words):
@@ -164,15 +164,15 @@ def test_a_horizon_is_checked(told: dict[str, str]) -> None:
 
 
 def test_a_rate_is_kept(told: dict[str, str]) -> None:
-    """A job of two partitions at once has the rate for both together (G8)."""
+    """A rate limit is divided between the partitions that write at the same time (G8)."""
     began = time.monotonic()
     options = told | {"rateLimit": "1000", "writers": "2", "chunkSize": "50"}
     assert write(options, rows(200)).confirmed == 200
-    assert time.monotonic() - began >= 0.3  # the last chunk of four is sent after three
+    assert time.monotonic() - began >= 0.3  # the last of four chunks is sent after three intervals
 
 
 def test_bad_rows(told: dict[str, str], tmp_path: Any) -> None:
-    """They fail the job, or are skipped, counted and put aside (G8; fault L2)."""
+    """Invalid rows fail the job, or are skipped, counted and set aside (G8; fault L2)."""
     bad = [pa.record_batch({"task_id": ["a", "b c", "d"], "key": ["k", "k", None]})]
     with pytest.raises(ValueError, match="id: got str of length 3"):
         write(told, bad)
@@ -181,7 +181,7 @@ def test_bad_rows(told: dict[str, str], tmp_path: Any) -> None:
     sent = writer.write(iter(bad))
     assert isinstance(sent, writing.Sent)
     assert (sent.confirmed, sent.invalid) == (1, 2)
-    # A copy of the task that was slower, and one that was killed.
+    # Simulate a slower copy of the Spark task, and one that was killed.
     assert isinstance(writer.write(iter(bad)), writing.Sent)
     assert len(list(tmp_path.iterdir())) == 2
     writer.commit([sent, None])
@@ -195,7 +195,7 @@ def test_bad_rows(told: dict[str, str], tmp_path: Any) -> None:
 def test_a_wrong_address_fails_at_once(
     told: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream does not wait an hour for a store that never existed (G8)."""
+    """If the store was never reachable, a write fails at once instead of waiting for an hour (G8)."""
     monkeypatch.setenv("TASKQUEUE_REDIS_OPERATION_TIMEOUT", "0.2")
     nowhere = told | {"url": "redis://127.0.0.1:1"}
     with pytest.raises(
@@ -205,24 +205,24 @@ def test_a_wrong_address_fails_at_once(
 
 
 class Context:
-    """What a task of a stream knows."""
+    """A replacement for Spark's context of a streaming task."""
 
     def __init__(self, batch: str) -> None:
         self.batch = batch
 
-    def getLocalProperty(self, name: str) -> str:  # noqa: N802 - Spark's name
-        """As Spark does."""
+    def getLocalProperty(self, name: str) -> str:  # noqa: N802 - Spark's interface has this name
+        """Return a property of the streaming query."""
         return {"sql.streaming.queryId": "q", "streaming.sql.batchId": self.batch}[name]
 
-    def partitionId(self) -> int:  # noqa: N802 - as above
-        """As Spark does."""
+    def partitionId(self) -> int:  # noqa: N802 - Spark's interface has this name
+        """Return the number of the partition."""
         return 0
 
 
 def test_a_stream_to_a_wrong_address_fails_at_once(
     told: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first batch waits for no store that was never there; later ones do (G8; fault L2)."""
+    """The first batch of a stream fails at once if the store was never reachable; later batches wait (G8; fault L2)."""
     monkeypatch.setenv("TASKQUEUE_REDIS_OPERATION_TIMEOUT", "0.2")
     nowhere = told | {"url": "redis://127.0.0.1:1"}
     for batch, options, error in (
@@ -240,7 +240,7 @@ def test_a_stream_to_a_wrong_address_fails_at_once(
 
 
 async def test_large_payloads(told: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No publish has more than a megabyte of them, and what waits for room is bounded by bytes too (G8)."""
+    """A publish contains at most a megabyte of payloads, and tasks held for a full queue are limited in bytes (G8)."""
     monkeypatch.setattr(feed_module, "_HELD_BYTES", 3_000_000)
     options = SinkOptions.read(told)
     async with options.store.opened() as backend:
@@ -272,7 +272,7 @@ async def test_large_payloads(told: dict[str, str], monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_cluster_and_its_journals(redis_cluster: Cluster, redis_prefix: str) -> None:
-    """Rows of many queues go to all partitions of a cluster, each once, and the journals tell of each (G8)."""
+    """Rows of several queues are written to a cluster's partitions once each, and to the journals (G8)."""
     told = {"url": redis_cluster.url, "prefix": redis_prefix}
     keys = [f"k{n}" for n in range(8)]
     async with SparkStore.read(told).opened() as backend:

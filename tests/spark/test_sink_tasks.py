@@ -1,4 +1,4 @@
-"""From rows to tasks, and what the sink can be told: no Spark, no store."""
+"""Tests of converting rows to tasks, and of the sink's options, without Spark and without a store."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TEXT, TIME = spark.StringType(), spark.TimestampType()
 
 
 def columns(**more: spark.DataType) -> spark.StructType:
-    """Return a schema with a task id, and more."""
+    """Return a schema with the column ``task_id`` and these columns."""
     fields = {"task_id": TEXT} | more
     return spark.StructType([spark.StructField(name, kind) for name, kind in fields.items()])
 
 
 def test_every_field_of_a_task_has_a_column() -> None:
-    """What a task can say a row can say; nulls are a task's defaults (G8)."""
+    """Each field of a task can be set by a column; null means the field's default (G8)."""
     schema = columns(
         key=TEXT,
         payload=TEXT,
@@ -82,7 +82,7 @@ def test_every_field_of_a_task_has_a_column() -> None:
 
 
 def test_rows_that_are_no_tasks_are_separated() -> None:
-    """A bad row does not take the others of its batch along; its reason has no value in it (G8)."""
+    """An invalid row does not affect the other rows of its batch, and its error shows none of its values (G8)."""
     schema = columns(payload=spark.BinaryType())
     batch = pa.record_batch(
         {"task_id": ["a", None, "b", "s e c r e t"], "payload": [b"1", b"2", b"{secret", b"4"]}
@@ -106,7 +106,7 @@ def test_rows_that_are_no_tasks_are_separated() -> None:
     ],
 )
 def test_a_schema_is_refused_early(schema: spark.StructType, queue: str | None, words: str) -> None:
-    """Before anything is written, with what is allowed (G8)."""
+    """An unsuitable schema is refused before anything is written, with what is allowed (G8)."""
     with pytest.raises(InvalidInput, match=words):
         TaskReader.of(schema, queue)
 
@@ -131,19 +131,19 @@ def test_a_schema_is_refused_early(schema: spark.StructType, queue: str | None, 
     ],
 )
 def test_options_are_checked(options: dict[str, str], words: str) -> None:
-    """Each names itself and what is allowed, and none shows its value (G8)."""
+    """A wrong option raises an error that names it and what is allowed, and does not show its value (G8)."""
     with pytest.raises((InvalidInput, ConfigurationError), match=words) as told:
         SinkOptions.read(options)
     assert "secret" not in str(told.value)
 
 
 def test_options_travel_and_do_not_care_for_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They reach executors; a URL with a password is found there, by the name of a variable (G8)."""
+    """Options can be pickled; a URL with a password is read from a variable on the executor (G8)."""
     options = SinkOptions.read(
         {"RATELIMIT": "100", "writers": "4", "urlENV": "QUEUE_URL", "path": "", "spark.x": "y"}
     )
     assert options.rate == 25
-    store = pickle.loads(pickle.dumps(options)).store  # noqa: S301 - our own
+    store = pickle.loads(pickle.dumps(options)).store  # noqa: S301 - pickled by this test itself
     with pytest.raises(
         ConfigurationError, match="there is no variable 'QUEUE_URL' in this process"
     ):
@@ -154,14 +154,14 @@ def test_options_travel_and_do_not_care_for_case(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_store_of_one_process_is_refused() -> None:
-    """Tasks in the memory of one executor would be visible to no consumer (G8)."""
+    """The memory backend is refused, because tasks in one executor's memory would be visible to no consumer (G8)."""
     with pytest.raises(ConfigurationError, match="use a shared backend"):
         async with SparkStore(name="memory").opened():
             pass
 
 
 def test_what_a_sink_refuses() -> None:
-    """Overwriting, and resources and actions that there are not (G8)."""
+    """Overwriting a queue, and unknown resources, actions and states are refused (G8)."""
     with pytest.raises(ConfigurationError, match="a queue cannot be overwritten"):
         writer.writer({"queue": "k"}, columns(), overwrite=True)
     with pytest.raises(ConfigurationError, match="a queue cannot be overwritten"):
@@ -177,14 +177,14 @@ def test_what_a_sink_refuses() -> None:
 
 
 def spoil(folder: str, batch: pa.RecordBatch) -> None:
-    """Fail after a row was put aside."""
+    """Fail after a row was set aside."""
     with RejectedRows(folder, "job") as aside:
         aside.put(batch, [1], ["this"])
         aside.put(batch, [9], ["what is not there"])
 
 
 def test_bad_rows_are_put_aside_once(tmp_path: Any) -> None:
-    """Hidden until the job commits; a replay replaces them, an abort removes what is hidden still (G8; fault L1)."""
+    """Rows set aside are hidden until the commit; a replay replaces and an abort removes them (G8; fault L1)."""
     folder = str(tmp_path / "aside")
     batch = pa.record_batch({"task_id": ["a", "b", "c"]})
     names = []

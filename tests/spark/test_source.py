@@ -1,4 +1,4 @@
-"""The source, read at once by Spark: what is planned, pushed down and pinned."""
+"""Tests of the data source for batch reads: partitions, filters and fixed ends."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from tests.spark.journaling import START, Store, line
 
 
 def reader(options: dict[str, str]) -> JournalReader:
-    """Make a reader as Spark does."""
+    """Create a batch reader as Spark does."""
     found = TaskQueueDataSource(options).reader(spark_schema())
     assert isinstance(found, JournalReader)
     return found
 
 
 def numbers(options: dict[str, str], reading: JournalReader | None = None) -> list[int]:
-    """Plan and read without Spark; return the numbers of what is sound."""
+    """Plan and read without Spark, and return the numbers of the valid transitions."""
     reading = reading or reader(options)
     found: list[int] = []
     for part in reading.partitions():
@@ -51,7 +51,7 @@ def numbers(options: dict[str, str], reading: JournalReader | None = None) -> li
 
 @pytest.fixture
 def store(redis_server: RedisServer, redis_prefix: str) -> Store:
-    """A journal of 100 transitions, ten a second, of which every tenth is an ack."""
+    """Return a store with a journal of 100 transitions, ten per second; every tenth is an ack."""
     store = Store(redis_server, redis_prefix)
     for n in range(0, 100, 10):
         ids = [f"t{n + m}" for m in range(9)]
@@ -63,7 +63,7 @@ def store(redis_server: RedisServer, redis_prefix: str) -> Store:
 
 
 def test_where_it_begins_and_ends(store: Store) -> None:
-    """Offsets and times settle what is read, and parts of a shard are read beside each other (G8)."""
+    """Offsets and times select what is read, and a shard can be read in several parts (G8)."""
     name = store.names[0]
     assert numbers(store.options) == list(range(1, 101))
     assert numbers(store.options | {"splitsPerShard": "7"}) == list(range(1, 101))
@@ -81,7 +81,7 @@ def test_where_it_begins_and_ends(store: Store) -> None:
 
 
 def test_what_was_pinned_and_is_cut_off_is_missed(store: Store) -> None:
-    """A pinned read fails, or gives what is left, once a part of it is gone (G8)."""
+    """If a part of the planned range is trimmed, the read fails, or returns the rest if the options allow that (G8)."""
     name = store.names[0]
     places = {"startingOffsets": f'{{"{name}": 11}}'}
     planned = reader(store.options | places)
@@ -95,13 +95,13 @@ def test_what_was_pinned_and_is_cut_off_is_missed(store: Store) -> None:
     planned = reader(store.options)
     parts = planned.partitions()
     store.call("", "XTRIM", store.journal(), "MINID", "71-0")
-    # Who wants the earliest gets what is left of it, and sees by the numbers what is not.
+    # A read from the earliest offset accepts trimmed rows, which can be seen from the numbers.
     rows = [row for part in parts for batch in planned.read(part) for row in batch.to_pylist()]
     assert [row["seq"] for row in rows] == list(range(71, 101))
 
 
 def test_an_end_that_is_cut_off_takes_nothing_along(store: Store) -> None:
-    """What was pinned of a shard is missed where there was anything to read of it (G8)."""
+    """A trimmed range raises an error only if there was something to read in it (G8)."""
     name = store.names[0]
     store.call("", "XTRIM", store.journal(), "MINID", "51-0")
     for end in (1, 40, 51):
@@ -116,7 +116,7 @@ def test_an_end_that_is_cut_off_takes_nothing_along(store: Store) -> None:
 
 
 def test_filters_narrow_what_is_read(store: Store) -> None:
-    """A filter that the source takes is not given back unless Spark has to look again (G8)."""
+    """A filter that the source applies completely is not returned to Spark, while others are applied again (G8)."""
 
     def narrowed(*filters: Filter) -> tuple[list[int], list[Filter]]:
         reading = FilteringReader(ReadOptions.of(store.options), spark_schema())
@@ -133,7 +133,7 @@ def test_filters_narrow_what_is_read(store: Store) -> None:
 
 
 def test_filters_change_no_answer(store: Store) -> None:
-    """What cannot be read, and what is missing, is found by its event whether the source filters or Spark (G8)."""
+    """Damage and missing numbers can be selected by their event, with a pushed-down filter or with an option (G8)."""
     store.call("", "XADD", store.journal(), "200-0", "f", "v")
     store.call("", "HSET", f"{store.names[0]}:meta", "journal_seq", 120)
 
@@ -157,7 +157,7 @@ def test_filters_change_no_answer(store: Store) -> None:
 
 
 def test_columns_of_another_kind_are_refused() -> None:
-    """A schema of one's own has some of the columns, as they are (G8)."""
+    """A requested schema may only contain columns of the journal with their types (G8)."""
     for name, nullable in (("seq", True), ("nothing", True), ("tenant", False)):
         wrong = StructType([StructField(name, StringType(), nullable)])
         with pytest.raises(InvalidInput, match="schema"):
@@ -165,7 +165,7 @@ def test_columns_of_another_kind_are_refused() -> None:
 
 
 def test_spark_reads_a_journal(spark: SparkSession, store: Store) -> None:
-    """Found by its name, pruned, filtered and pinned, Spark has what the journal has (G8, G12)."""
+    """Spark finds the source by name, and reads all, selected or filtered rows up to an end (G8, G12)."""
     everything = spark.read.format("taskqueue").options(**store.options, splitsPerShard="2").load()
     assert everything.schema == spark_schema()
     table = everything.toArrow()
@@ -181,7 +181,7 @@ def test_spark_reads_a_journal(spark: SparkSession, store: Store) -> None:
 
 
 def test_spark_reports_what_is_wrong(spark: SparkSession, store: Store) -> None:
-    """An error of the source reaches the user with its words (G8)."""
+    """An error of the source reaches the user with its message (G8)."""
     with pytest.raises(
         PySparkException, match="fetchSize: got text that is not a whole number; allowed"
     ):
@@ -193,7 +193,7 @@ def test_spark_reports_what_is_wrong(spark: SparkSession, store: Store) -> None:
 def test_spark_reads_a_cluster(
     spark: SparkSession, redis_cluster: Cluster, redis_prefix: str
 ) -> None:
-    """All partitions of a cluster of three masters are read, each once (G8)."""
+    """All partitions of a cluster with three masters are read, each once (G8)."""
     store = Store(redis_cluster, redis_prefix, partitions=6)
     for number in range(6):
         store.write([(START, [f"t{number}.{n}" for n in range(50)])], number)
@@ -202,7 +202,7 @@ def test_spark_reads_a_cluster(
 
 
 def test_spark_reads_files(spark: SparkSession, tmp_path: Path) -> None:
-    """Damage stands beside what is sound; a copy of a file counts once, an empty one not (G8, G9; fault L2)."""
+    """Damage is reported among valid lines, and copied lines count once (G8, G9; fault L2)."""
     lines = [line(seq) for seq in range(1, 51)]
     lines[20:21] = [b"garbage\n"]
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
@@ -217,11 +217,11 @@ def test_spark_reads_files(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_what_a_stream_alone_has_is_refused() -> None:
-    """A read at once has no triggers (G8)."""
+    """An option for streams is refused in a batch read (G8)."""
     with pytest.raises(InvalidInput, match="maxEventsPerTrigger"):
         reader({"maxEventsPerTrigger": "5"})
 
 
 def test_a_part_of_nothing_is_nothing() -> None:
-    """Spark makes a part of its own where there is none (G8; fault L2)."""
+    """Spark's own empty partition, which it adds if there is no other, has no rows (G8; fault L2)."""
     assert list(reader({"path": "/nowhere"}).read(InputPartition(None))) == []

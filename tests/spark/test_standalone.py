@@ -1,4 +1,4 @@
-"""The pipeline on a cluster: a master and two workers of Spark, with executors in processes of their own."""
+"""Test of the pipeline on a Spark cluster with a master and two workers, whose executors are separate processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY = "resize"
 
 
 async def a_journal(settings: RedisSettings) -> None:
-    """Publish tasks, some of which end and one of which dies."""
+    """Publish tasks, ack most of them and dead-letter one."""
     backend = RedisBackend(settings=settings)
     queue = await backend.control.settings(KEY)
     await backend.control.configure(KEY, queue.model_copy(update={"journal": True}))
@@ -33,7 +33,7 @@ async def a_journal(settings: RedisSettings) -> None:
 
 
 def tasks_of(events: Path) -> dict[str, int]:
-    """Return how many tasks each executor did, by Spark's own log of events."""
+    """Return how many Spark tasks each executor has run, from Spark's event log."""
     done: dict[str, int] = {}
     for path in events.rglob("*"):
         for line in (
@@ -46,11 +46,11 @@ def tasks_of(events: Path) -> dict[str, int]:
     return done
 
 
-@pytest.mark.long  # Java four times
+@pytest.mark.long  # starts Java four times
 async def test_the_same_commands_on_a_cluster(
     spark: SparkSession, tmp_path: Path, redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """An audit of a journal in Redis, read and worked off by both workers, says what became of each task (G12)."""
+    """An audit on the cluster reads the journal with both workers, and its verdicts are correct (G12)."""
     await a_journal(RedisSettings(url=SecretStr(redis_server.url), prefix=redis_prefix))
     events = tmp_path / "events"
     events.mkdir()

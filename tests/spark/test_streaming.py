@@ -1,4 +1,4 @@
-"""The source as a stream: nothing is lost or doubled, however the query stops, and whatever becomes of the journal."""
+"""Tests of the data source for streams: no row is lost or doubled, however the query stops or the journal changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Streams = Callable[[dict[str, str]], JournalStream]
 
 @pytest.fixture
 def stream() -> Iterator[Streams]:
-    """Make readers as Spark does."""
+    """Yield a function that creates stream readers as Spark does."""
     with ExitStack() as made:
 
         def make(options: dict[str, str]) -> JournalStream:
@@ -49,14 +49,14 @@ def stream() -> Iterator[Streams]:
 def step(
     reader: JournalStream, start: dict[str, Any], limit: ReadLimit = ALL
 ) -> tuple[dict[str, Any], list[str]]:
-    """Do what a micro-batch does; return where it ended and the ids that it had, damage as nothing."""
+    """Read a micro-batch, and return its end and the task ids in it; damage has an empty id."""
     end = reader.latestOffset(start, limit)
     return end, between(reader, start, end)
 
 
 def between(reader: JournalStream, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
-    """Return the ids between two offsets, read as workers of Spark do."""
-    worker = pickle.loads(pickle.dumps(reader))  # noqa: S301 - as Spark sends it
+    """Return the task ids between two offsets, read with a pickled reader as Spark's workers do."""
+    worker = pickle.loads(pickle.dumps(reader))  # noqa: S301 - Spark pickles readers too
     found: list[str] = []
     for part in reader.partitions(start, end):
         for batch in worker.read(part):
@@ -66,12 +66,12 @@ def between(reader: JournalStream, start: dict[str, Any], end: dict[str, Any]) -
 
 @pytest.fixture
 def store(redis_server: RedisServer, redis_prefix: str) -> Store:
-    """An installation with two partitions, and nothing in it."""
+    """Return an empty store with two partitions."""
     return Store(redis_server, redis_prefix, partitions=2)
 
 
 def test_a_journal_is_read_as_it_grows(stream: Streams, store: Store) -> None:
-    """Each batch has what came since the last, by the limit, and the same offsets have the same rows (G8, G11)."""
+    """Each batch contains new rows up to its limit, and the same offsets always give the same rows (G8, G11)."""
     reader = stream(store.options | {"maxEventsPerTrigger": "10"})
     assert reader.getDefaultReadLimit() == ReadMaxRows(10)
     limit = reader.getDefaultReadLimit()
@@ -95,7 +95,7 @@ def test_a_journal_is_read_as_it_grows(stream: Streams, store: Store) -> None:
 
 
 def test_all_that_is_there_now_and_no_more(stream: Streams, store: Store) -> None:
-    """What comes after a query was asked for what is there now is left to the next (G11)."""
+    """With the trigger "available now", rows that are written after the start are left to the next query (G11)."""
     store.write([(START, ["a"])])
     reader = stream(store.options)
     assert reader.getDefaultReadLimit() == ALL
@@ -109,7 +109,7 @@ def test_all_that_is_there_now_and_no_more(stream: Streams, store: Store) -> Non
 
 
 def test_what_was_trimmed_is_missed(stream: Streams, store: Store) -> None:
-    """A stream that fell behind says what it missed; where it may go on, it goes on with what is left (G8, G11)."""
+    """If rows were trimmed before a stream has read them, it fails, or continues with the rest if allowed (G8, G11)."""
     store.write([(START + n, [f"t{n}"]) for n in range(100)])
     strict, loose = stream(store.options), stream(store.options | {"failOnDataLoss": "false"})
     start = strict.initialOffset()
@@ -131,7 +131,7 @@ def test_what_was_trimmed_is_missed(stream: Streams, store: Store) -> None:
 
 
 def test_damage_stops_no_stream(stream: Streams, store: Store) -> None:
-    """A foreign entry is a row of damage, and explains the numbers that it stands for (G8; fault L2)."""
+    """A foreign entry is a row of damage, and its number does not count as missing (G8; fault L2)."""
     store.write([(START, ["a"])])
     store.call("", "XADD", store.journal(), "2-0", "f", "v")
     store.last[store.names[0]] = 2
@@ -141,7 +141,7 @@ def test_damage_stops_no_stream(stream: Streams, store: Store) -> None:
 
 
 def test_a_store_that_was_emptied_is_missed(stream: Streams, store: Store) -> None:
-    """Another installation is not taken for the same; where it may go on, all of it is read (G8, G11)."""
+    """If the store was emptied, the stream fails, or reads the new journal from its start if allowed (G8, G11)."""
     store.write([(START, ["a"])])
     strict, loose = stream(store.options), stream(store.options | {"failOnDataLoss": "false"})
     start = step(strict, strict.initialOffset())[0]
@@ -155,7 +155,7 @@ def test_a_store_that_was_emptied_is_missed(stream: Streams, store: Store) -> No
 
 
 def test_a_store_that_lost_its_latest_is_noticed(stream: Streams, store: Store) -> None:
-    """A tail that a restart or failover lost is told, before and after others have its numbers (G8; faults F10, L2)."""
+    """A stream notices that a store lost its latest rows, even if numbers are reused (G8; faults F10, L2)."""
     store.write([(START + n, [f"old{n + 1}"]) for n in range(100)])
     strict, loose = stream(store.options), stream(store.options | {"failOnDataLoss": "false"})
     start = step(strict, strict.initialOffset())[0]
@@ -174,12 +174,12 @@ def test_a_store_that_lost_its_latest_is_noticed(stream: Streams, store: Store) 
     assert between(loose, start, end) == ["", *(f"new{n}" for n in range(101, 121))]
     assert step(loose, back)[1] == [f"new{n}" for n in range(81, 121)]
     assert step(strict, end) == (end, [])
-    # Checkpoints of before have no mark.
+    # Checkpoints of older versions have no mark.
     assert len(step(strict, former)[1]) == 20
 
 
 def test_a_missing_end_is_reported(stream: Streams, store: Store) -> None:
-    """Where the last numbers of a batch are not there, a row says so, with the number behind them (G8, G11)."""
+    """If the last numbers of a batch are missing, a row with the next number reports them (G8, G11)."""
     store.write([(START + n, [f"t{n}"]) for n in range(10)])
     store.call("", "XADD", store.journal(), "*", "f", "v")
     store.call("", "HSET", f"{store.names[0]}:meta", "journal_seq", 60)
@@ -198,7 +198,7 @@ def test_a_missing_end_is_reported(stream: Streams, store: Store) -> None:
 
 
 def test_a_time_says_where_a_query_begins(stream: Streams, store: Store) -> None:
-    """What came before the time, but after the checkpoint, is read where a query goes on (G8, G11)."""
+    """The start time applies to new queries only; a query with a checkpoint continues there (G8, G11)."""
     store.write([(START + n * 1_000_000, [f"t{n}"]) for n in range(10)])
     told = store.options | {"startingTimestamp": "2026-09-21T14:13:25Z"}
     reader = stream(told)
@@ -210,7 +210,7 @@ def test_a_time_says_where_a_query_begins(stream: Streams, store: Store) -> None
 
 
 def test_files_grow_come_and_go(stream: Streams, tmp_path: Path) -> None:
-    """New files are read from their beginning; one that is gone or replaced is missed (G11; fault L2)."""
+    """New files are read from their start, and a deleted or replaced file raises an error (G11; fault L2)."""
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     first.write_bytes(line(1) + line(2)[:20])
     strict = stream({"path": str(tmp_path)})
@@ -234,7 +234,7 @@ def test_files_grow_come_and_go(stream: Streams, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_a_file_that_was_renamed_is_known_again(stream: Streams, tmp_path: Path, fail: str) -> None:
-    """Files that are rotated, moved or named otherwise are read on, nothing twice or never (G8, G11; fault L2)."""
+    """Files that are rotated, renamed or moved are read on, without a lost or doubled row (G8, G11; fault L2)."""
     folder = tmp_path / "journals"
     folder.mkdir()
     options = {"path": str(folder), "failOnDataLoss": fail}
@@ -253,7 +253,7 @@ def test_a_file_that_was_renamed_is_known_again(stream: Streams, tmp_path: Path,
     planned = reader.latestOffset(second, ALL)
     older.rename(oldest)
     now.rename(older)
-    # A batch that was planned, and one that was read, are the same again.
+    # A planned batch and a batch already read give the same rows after the files were renamed.
     assert sorted(between(reader, second, planned)) == ["t4", "u2"]
     assert sorted(between(reader, start, second)) == ["t3", "u1"]
     third, names = step(stream(options), second)
@@ -268,7 +268,7 @@ def test_a_file_that_was_renamed_is_known_again(stream: Streams, tmp_path: Path,
 
 
 def test_a_file_whose_name_another_took(stream: Streams, tmp_path: Path) -> None:
-    """Where the oldest of some files was dropped for the next, strict readers miss it, and others go on (G8, G11)."""
+    """If a rotation replaces the oldest file, a strict reader fails, and another one continues (G8, G11)."""
     now, older = tmp_path / "journal.jsonl", tmp_path / "journal.1"
     older.write_bytes(line(1, "r0", task_id="old"))
     now.write_bytes(line(1))
@@ -283,7 +283,7 @@ def test_a_file_whose_name_another_took(stream: Streams, tmp_path: Path) -> None
 
 
 def test_a_stream_of_nothing_is_refused(stream: Streams, tmp_path: Path) -> None:
-    """A path that was mistyped is not waited for, at whichever start; a folder may have no file yet (G8, G11)."""
+    """A path that does not exist is refused at each start, while an empty folder is accepted (G8, G11)."""
     reader = stream({"path": str(tmp_path / "nothing.jsonl")})
     for _ in range(2):
         with pytest.raises(InvalidInput, match="path: got a path that does not exist"):
@@ -298,7 +298,7 @@ def test_a_stream_of_nothing_is_refused(stream: Streams, tmp_path: Path) -> None
 
 
 def test_a_shard_that_is_not_there_yet(stream: Streams, tmp_path: Path) -> None:
-    """Places of a person may name a file that is to come, and a time besides (G8)."""
+    """Starting offsets may name a file that does not exist yet, in addition to a start time (G8)."""
     (tmp_path / "a.jsonl").write_bytes(line(1) + line(2))
     coming = str(tmp_path / "b.jsonl")
     told = {"startingOffsets": json.dumps({coming: 0}), "startingTimestamp": "2026-09-21T14:13:22Z"}
@@ -310,7 +310,7 @@ def test_a_shard_that_is_not_there_yet(stream: Streams, tmp_path: Path) -> None:
 
 
 def test_only_journals_are_streams(stream: Streams) -> None:
-    """Dead letters are read at once (G8)."""
+    """Dead letters cannot be read as a stream (G8)."""
     with pytest.raises(InvalidInput, match="resource"):
         stream({"resource": "dead_letters"})
 
@@ -318,7 +318,7 @@ def test_only_journals_are_streams(stream: Streams) -> None:
 def started(
     frame: DataFrame, folder: Path, mode: str = "append", form: str = "parquet"
 ) -> StreamingQuery:
-    """Run a query over what is there now, to its end."""
+    """Run a query over the available rows, to its end."""
     writer = frame.writeStream.format(form).outputMode(mode).trigger(availableNow=True)
     query = writer.option("checkpointLocation", str(folder / "checkpoint")).start(
         str(folder / "out")
@@ -327,9 +327,9 @@ def started(
     return query
 
 
-@pytest.mark.long  # what Spark adds to test_offsets.py
+@pytest.mark.long  # tests with Spark what test_offsets.py tests without
 def test_a_hot_shard_drops_nothing(spark: SparkSession, store: Store, tmp_path: Path) -> None:
-    """With a watermark and one shard twenty times the other, no row comes too late (G8, G11)."""
+    """With a watermark, and one shard twenty times as busy as the other, no row is dropped as too late (G8, G11)."""
     store.write([(START + n * 100_000, [f"h{n}.{m}" for m in range(10)]) for n in range(1000)])
     store.write([(START + n * 2_000_000, [f"c{n}.{m}" for m in range(10)]) for n in range(50)], 1)
     frame = (
@@ -347,7 +347,7 @@ def test_a_hot_shard_drops_nothing(spark: SparkSession, store: Store, tmp_path: 
     ]
     assert sum(dropped) == 0
     counts = spark.read.parquet(str(tmp_path / "out")).groupBy("shard").sum("count").collect()
-    # All windows but those that are still open for five seconds behind the last row, at 99.9 s, are whole.
+    # The last window is not counted, because the watermark is five seconds behind the last row, at 99.9 s.
     assert sorted(counts) == [(0, 9 * 1000), (1, 9 * 50)]
     assert '"next": 10001' in query.recentProgress[-1]["sources"][0]["latestOffset"]
 
@@ -355,7 +355,7 @@ def test_a_hot_shard_drops_nothing(spark: SparkSession, store: Store, tmp_path: 
 def test_a_query_goes_on_from_its_checkpoint(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
-    """Stopped, killed before it noted its last batch, and started again: each row once (G8, G11; fault L1)."""
+    """A query that is stopped or killed before recording its batch reads each row once (G8, G11; fault L1)."""
     store.write([(START + n, [f"t{n}"]) for n in range(50)])
 
     def run() -> list[str]:
@@ -373,7 +373,7 @@ def test_a_query_goes_on_from_its_checkpoint(
     assert len(everything) == len(set(everything)) == 80
     commits = sorted((tmp_path / "checkpoint/commits").iterdir())
     for file in commits:
-        if "1" in file.name:  # and its checksum
+        if "1" in file.name:  # matches the checksum file too
             file.unlink()
     store.write([(START + 80, ["t80"])])
     assert run() == sorted([*everything, "t80"])

@@ -1,4 +1,4 @@
-"""Tables in a folder: snapshots, versions, and what is left when a writer is killed."""
+"""Tests of tables in a folder: snapshots, versions, and recovery from killed writers."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ while code:
     print(tables.rows(place, "one"), code, flush=True)
     steps += 1
 """
-"""Writes a table again and again, killed one step later each time, until it comes to the end."""
+"""Program that writes a table repeatedly, and is killed one step later each time, until a write succeeds."""
 BEGIN = datetime(2026, 11, 21, 23, 59, 59, tzinfo=UTC)
 
 
 def row(seq: int, event: str = "published", **more: Any) -> dict[str, Any]:
-    """A transition, a second after the one before."""
+    """Return a transition, one second after the previous number's."""
     return {
         "shard": 0, "run": "r", "seq": seq, "ts": BEGIN + timedelta(seconds=seq - 1), "event": event,
         "key": "k", "task_id": f"t{seq}", "attempt": 1, "losses": 0, "state": "waiting", "priority": 5,
@@ -65,19 +65,19 @@ def row(seq: int, event: str = "published", **more: Any) -> dict[str, Any]:
 
 
 def frame(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
-    """A journal of these rows."""
+    """Return a journal of these rows as a data frame."""
     return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=TRANSITIONS))
 
 
 def seqs(found: DataFrame) -> list[int]:
-    """The numbers of transitions."""
+    """Return the sorted numbers of the transitions."""
     return sorted(one.seq for one in found.select("seq").collect())
 
 
 def test_a_snapshot_is_the_journal_by_date_and_apart_what_was_damaged(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Every row is there once, with its types, however often; damaged ones aside, and counted (G9, G10; fault L1)."""
+    """A snapshot has every row once with its types, and damaged rows in another table (G9, G10; fault L1)."""
     journal = frame(
         spark,
         row(1),
@@ -107,7 +107,7 @@ def _nullable() -> pa.Schema:
 def test_a_folder_that_is_not_shared_is_refused(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the workers wrote where this process does not see it is no empty table: the former one stays (G12)."""
+    """If this process does not see the workers' files, the write fails, and the previous table stays (G12)."""
     first, second = tables.folder(tmp_path / "here"), tmp_path / "there"
     tables.write(spark.range(3).toDF("n"), first, "one")
     monkeypatch.setattr(tables, "_uri", lambda path: f"file://{second}/{path.name}")
@@ -120,7 +120,7 @@ def test_a_folder_that_is_not_shared_is_refused(
 
 
 def test_an_empty_journal_is_one_too(spark: SparkSession, tmp_path: Path) -> None:
-    """No rows, no day and nothing damaged: read back as that (G10)."""
+    """An empty journal gives an empty snapshot that can be read (G10)."""
     assert tables.snapshot(frame(spark), tmp_path) == tables.Snapshot(0, 0)
     assert tables.read_transitions(spark, tmp_path).count() == 0
     assert tables.read(spark, tmp_path, "damaged").count() == 0
@@ -130,7 +130,7 @@ def test_an_empty_journal_is_one_too(spark: SparkSession, tmp_path: Path) -> Non
 def test_a_table_is_replaced_whole_and_what_was_read_can_be_finished(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Who reads the version before may finish; older ones and what killed writers left are removed (G10; fault L1)."""
+    """A reader of the previous version can finish, while older versions are removed (G10; fault L1)."""
     first = tables.write(spark.range(3).toDF("n"), tmp_path, "one")
     left = tmp_path / ".versions" / "one-abandoned"
     left.mkdir()
@@ -146,7 +146,7 @@ def test_a_table_is_replaced_whole_and_what_was_read_can_be_finished(
 def test_a_kill_while_writing_leaves_the_version_before(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A kill at whatever step leaves the old table or the new one, whole, and the next write works (G10; fault L1)."""
+    """A kill at any step of a write leaves a complete table, and the next write works (G10; fault L1)."""
     tables.write(spark.range(2).toDF("n"), tmp_path, "one")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path)],
@@ -164,7 +164,7 @@ def test_a_kill_while_writing_leaves_the_version_before(
 
 
 def test_folders_that_cannot_be_used_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """A pattern for a name, a file in the way, another program's table, a folder in use, a missing one (G10)."""
+    """A folder is refused if it is a pattern or a file, is in use, or has no valid table (G10)."""
     with pytest.raises(InvalidInput):
         tables.folder(tmp_path / "a*")
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""Reading what the store holds now, without Spark: dead letters and live tasks, of one server and of a cluster."""
+"""Tests of reading dead letters and live tasks from the store, without Spark, on one server and on a cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Rows = list[dict[str, Any]]
 
 
 async def read(options: Mapping[str, str], *names: str) -> Rows:
-    """Read a resource as Spark does, all columns or some."""
+    """Read a resource as Spark does, with all columns or the named ones."""
     schema = task_reader.TasksOptions.read(options).schema
     if names:
         schema = spark.StructType([schema[name] for name in names])
@@ -36,12 +36,13 @@ async def read(options: Mapping[str, str], *names: str) -> Rows:
         batches = (reader.read(partition) for partition in reader.partitions())
         return [row for some in batches for batch in some for row in batch.to_pylist()]
 
-    return await asyncio.to_thread(rows)  # as executors have no loop either
+    # in a thread without an event loop, as in Spark's executors
+    return await asyncio.to_thread(rows)
 
 
 @asynccontextmanager
 async def filled(url: str, prefix: str) -> AsyncIterator[RedisBackend]:
-    """Give a backend with a task in every state, one of them in flight until it is closed."""
+    """Yield a backend with tasks in every state; one task stays in flight until the end."""
     async with opened(url, prefix, lease=30) as backend, backend.subscribe(["k"], "w") as worker:
         await backend.publisher.publish(
             Task(key="k", id="flying"),
@@ -65,7 +66,7 @@ async def filled(url: str, prefix: str) -> AsyncIterator[RedisBackend]:
 
 
 async def test_live_tasks(redis_server: RedisServer, redis_prefix: str) -> None:
-    """Each task where it is, once; what has ended only where it is asked for; no group is touched (G8)."""
+    """Live tasks are read once, ended ones on request, and consumer groups are not changed (G8)."""
     told = {"resource": "tasks", "url": redis_server.url, "prefix": redis_prefix}
     assert await read(told) == []
     async with filled(redis_server.url, redis_prefix):
@@ -92,7 +93,7 @@ async def test_live_tasks(redis_server: RedisServer, redis_prefix: str) -> None:
 async def test_live_tasks_of_as_many_partitions_as_there_are(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """The store says how many partitions it has, whatever the settings do (G8; fault L2)."""
+    """The number of partitions is read from the store, even if the settings say otherwise (G8; fault L2)."""
     told = {"resource": "tasks", "url": redis_server.url, "prefix": redis_prefix}
     keys = [f"q{n}" for n in range(20)]
     async with opened(redis_server.url, redis_prefix, partitions=8) as backend:
@@ -106,7 +107,7 @@ async def test_live_tasks_of_as_many_partitions_as_there_are(
 async def test_live_tasks_do_not_hold_redis_up(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """A long queue is listed in steps that take Redis less than 5 ms each (G8)."""
+    """A long queue is listed in steps that each take Redis less than 5 ms (G8)."""
     told = {"resource": "tasks", "url": redis_server.url, "prefix": redis_prefix}
     async with (
         opened(redis_server.url, redis_prefix) as backend,
@@ -120,7 +121,8 @@ async def test_live_tasks_do_not_hold_redis_up(
         redis_server.call("CONFIG", "SET", "slowlog-log-slower-than", 5000)
         tries = 0
         try:
-            while True:  # what is slow is so each time; what only waited for a core is not
+            # a slow command would be slow each time, unlike one that only waited for the processor
+            while True:
                 redis_server.call("SLOWLOG", "RESET")
                 found = await read(told, "task_id", "state")
                 slow = redis_server.call("SLOWLOG", "GET", 100)
@@ -138,7 +140,7 @@ async def test_live_tasks_do_not_hold_redis_up(
 
 
 async def test_dead_letters(redis_server: RedisServer, redis_prefix: str) -> None:
-    """All of each, with payload and history; columns as asked for (G8)."""
+    """All dead letters are read with payload and history, or with the requested columns (G8)."""
     told = {"resource": "dead_letters", "url": redis_server.url, "prefix": redis_prefix}
     async with filled(redis_server.url, redis_prefix) as backend:
         (row,) = await read(told)
@@ -158,7 +160,7 @@ async def test_dead_letters(redis_server: RedisServer, redis_prefix: str) -> Non
 async def test_dead_letters_while_some_are_redriven(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """Each that there was is given once, also where pages begin anew because one has gone (G8; fault F19)."""
+    """Each dead letter is read once, even if a redrive makes the listing start again (G8; fault F19)."""
     told = {"resource": "dead_letters", "url": redis_server.url, "prefix": redis_prefix}
     async with (
         opened(redis_server.url, redis_prefix) as backend,
@@ -184,7 +186,7 @@ async def test_dead_letters_while_some_are_redriven(
 async def test_dead_letters_of_shards_while_some_die(
     redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who dies meanwhile in one shard hides nobody of the next (G8; fault F19)."""
+    """Tasks that die in one shard during the listing hide no dead letter of another shard (G8; fault F19)."""
     monkeypatch.setattr(task_reader, "_PAGE", 1)
     told = {"resource": "dead_letters", "url": redis_server.url, "prefix": redis_prefix}
     async with opened(redis_server.url, redis_prefix) as inner:
@@ -212,7 +214,7 @@ async def test_dead_letters_of_shards_while_some_die(
 
 
 async def test_a_cluster_and_shards(redis_cluster: Cluster, redis_prefix: str) -> None:
-    """All partitions are read; a shard's tasks under its own name, as a journal has them (G8)."""
+    """All partitions of a cluster are read, and the tasks of a shard have the shard's name as key (G8)."""
     told = {"url": redis_cluster.url, "prefix": redis_prefix}
     async with opened(redis_cluster.url, redis_prefix) as inner:
         backend = ShardedBackend(inner)

@@ -1,4 +1,4 @@
-"""How much happened, and how much at once."""
+"""Tests of the counts of events over time, and of the concurrency."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.spark.small_journals import (
 
 
 def test_counts_by_hand(spark: SparkSession) -> None:
-    """Every event is counted in its window, per second too; settings and damage are no events of tasks (G10)."""
+    """Events are counted per window and per second; settings and damage do not count (G10)."""
     journal = SmallJournal()
     journal.tell(0, "configured", reason="{}")
     for second, event in [
@@ -56,7 +56,7 @@ def test_counts_by_hand(spark: SparkSession) -> None:
 
 @pytest.mark.usefixtures("compiled")
 def test_plain_python_counts_the_same(spark: SparkSession) -> None:
-    """Every count of a random journal is what a loop finds, lines that were read twice included (G10; fault L2)."""
+    """For a random journal, all counts equal a plain Python loop's, and repeated rows count once (G10; fault L2)."""
     journal = random_journal(3)
     wanted: Counter[Any] = Counter(
         (row["key"], row["ts"].replace(second=0, microsecond=0), row["event"])
@@ -73,7 +73,7 @@ def test_plain_python_counts_the_same(spark: SparkSession) -> None:
 
 
 def test_concurrency_by_hand(spark: SparkSession) -> None:
-    """Overlaps are counted by time, and what ends as another begins was not there with it (G10)."""
+    """Overlapping executions are counted over time, and one that ends when another begins does not overlap it (G10)."""
     journal = SmallJournal()
     for task, begin, end in [("a", 0, 50), ("b", 10, 20), ("c", 20, 30), ("d", 95, 100)]:
         journal.tell(begin, "delivered", task, worker="v" if task in "ad" else "w")
@@ -93,7 +93,7 @@ def test_concurrency_by_hand(spark: SparkSession) -> None:
 
 
 def _levels(rows: list[Row]) -> dict[str, tuple[int, int, float, int]]:
-    """Go through every moment of each key, in plain Python."""
+    """Compute the levels at every moment of each key in plain Python."""
     heard: dict[str, Any] = {}
     for row in rows:
         heard[row["run"]] = max(row["ts"], heard.get(row["run"], row["ts"]))
@@ -123,7 +123,7 @@ def _levels(rows: list[Row]) -> dict[str, tuple[int, int, float, int]]:
 
 @pytest.mark.usefixtures("compiled")
 def test_plain_python_finds_the_same_levels(spark: SparkSession) -> None:
-    """Peak, mean and p99 of a random journal, whatever the step: clock steps and gaps included (G10; fault L2)."""
+    """For a random journal, peak, mean and p99 equal those of plain Python for any step (G10; fault L2)."""
     journal = random_journal(4)
     for step in ("3 seconds", "1 hour"):
         found = {
@@ -134,7 +134,7 @@ def test_plain_python_finds_the_same_levels(spark: SparkSession) -> None:
 
 
 def test_a_busy_key_is_put_in_order_step_by_step(spark: SparkSession) -> None:
-    """Put in order by time is a step of a key at most; a whole key only once it is summed up (G10; fault L3)."""
+    """Before aggregation, rows are sorted within one step of a key, never within a whole key (G10; fault L3)."""
     journal = SmallJournal()
     journal.tell(0, "delivered", "a")
     counted = plan_of(throughput(journal.frame(spark)))
@@ -148,7 +148,7 @@ def test_a_busy_key_is_put_in_order_step_by_step(spark: SparkSession) -> None:
 
 
 def test_nonsense_is_refused(spark: SparkSession) -> None:
-    """Each names its field (G10)."""
+    """An invalid window or ``by`` raises an error that names it (G10)."""
     frame = SmallJournal().frame(spark)
     with pytest.raises(InvalidInput, match="window"):
         throughput(frame, "late")

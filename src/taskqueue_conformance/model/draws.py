@@ -64,6 +64,6 @@ arrangements: st.SearchStrategy[dict[str, Any]] = st.one_of(
         }
     ),
 )
-"""an order, with all settings that depend on it"""
+"""an order of delivery, fifo or fair, with all settings that depend on it"""
 places = st.integers(0, 15)
 """position of a delivery, counted back from the latest one, modulo the number of deliveries"""

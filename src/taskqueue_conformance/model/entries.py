@@ -24,11 +24,11 @@ class Entry:
         self.returned = False
         self.receipt: str | None = None
         self.settled: list[tuple[str, str]] = []
-        """receipt and verb of every settlement, the latest last"""
+        """receipt and verb of every settlement, oldest first"""
         self.tokens: set[str] = set()
         self.end: Span = (0.0, 0.0)
         self.owed = False
-        """whether the entry must have expired, with the report of its expiry still to come"""
+        """whether the entry must have expired, although the backend has not reported the expiry yet"""
         self.fresh = False
         """whether the entry was accepted, and neither delivered nor retried since"""
         self.holds: bool | None = False
@@ -51,7 +51,7 @@ class Entry:
         return f"{self.task.key}/{self.task.id}"
 
     def inherit(self, old: Entry, *, life: bool) -> None:
-        """Take over the history of an earlier entry; in a new ``life``, attempts restart and old receipts are stale."""
+        """Copy the history of an earlier entry; with ``life``, attempts restart, and old receipts become stale."""
         self.settled = [*old.settled, ("", "")] if life else old.settled
         if not life:
             self.attempt, self.handed, self.priors = old.attempt, old.handed, old.priors

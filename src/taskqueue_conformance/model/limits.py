@@ -64,8 +64,8 @@ class Limits:
     def answers(self, waiting: Span, of_tenant: Span) -> set[Published]:
         """Return the answers that a new task may get.
 
-        ``waiting`` and ``of_tenant`` are the least and the greatest number of tasks that were never delivered, of the
-        queue and of the task's tenant.
+        ``waiting`` is the least and the greatest number of tasks in the queue that were never delivered. ``of_tenant``
+        counts only those of the new task's tenant.
         """
         allowed = set()
         if not (self._full(waiting[0], of_tenant[0])):
@@ -107,7 +107,7 @@ class Limits:
     ) -> None:
         """Record a delivery, and fail if a limit forbids it.
 
-        At least ``in_flight`` other tasks of the queue, and ``of_tenant`` of the same tenant, were in flight.
+        At least ``in_flight`` other tasks of the queue were in flight, and at least ``of_tenant`` of the same tenant.
         """
         settings = self.settings
         assert not settings.paused, f"{name} was delivered from a paused queue (law 5)"

@@ -137,7 +137,7 @@ class Model(Shelf):
         entry = self.entries.get((delivery.task.key, delivery.task.id))
         assert entry is not None, f"{delivery.task.id} was never published (law 7)"
         at = delivery.delivered_at
-        if entry.maybe_hung(span):  # the receive may have ended the overdue delivery first
+        if entry.maybe_hung(span):  # the receive may have ended an overdue delivery before this one
             self._lose(entry, span)
         assert entry.maybe_available(span), (
             f"{entry.name} is {entry.state} and was delivered (laws 2, 8)"
@@ -176,7 +176,7 @@ class Model(Shelf):
         answer: Delivery | None,
         span: Span,
     ) -> None:
-        """Record an adoption or its refusal; ``rivals`` are the subscriptions of the same worker."""
+        """Record an adoption or its refusal; ``rivals`` are all subscriptions of the worker that adopts."""
         entry = self._held(delivery)
         right = entry is not None and self.owners[delivery.receipt] in rivals
         if not (entry is not None and entry.maybe_late(span)):
@@ -296,7 +296,7 @@ class Model(Shelf):
     def check(
         self, key: str, ledger: Ledger, matches: dict[str, TaskStatus | None], span: Span
     ) -> None:
-        """Compare a queue's ledger and the statuses of its tasks, which were read one after the other."""
+        """Compare a queue's ledger and its tasks' statuses, which were read one after the other, with the model."""
         counts: Counter[str] = Counter(
             {state.value: n for state, n in self._past.get(key, Counter()).items()}
         )

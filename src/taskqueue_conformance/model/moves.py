@@ -23,7 +23,7 @@ _MAX_LOSSES = 2
 
 
 class Moves(BackendMachine):
-    """State machine base with a backend, its model, and methods that compare their answers."""
+    """Base of the queue state machine: a backend, its model, and methods that compare the two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Moves(BackendMachine):
         self.done(f"{about} {answer or 'lease_lost'}")
 
     def the_dead(self, key: str, chosen: Sequence[str], moved: int) -> list[Entry]:
-        """Return the dead entries among ``chosen``, or all of the queue; fail unless there are ``moved`` of them."""
+        """Return the dead entries with the ids ``chosen`` (empty: all); fail unless there are ``moved`` of them."""
         entries = [self.model.entries.get((key, name)) for name in chosen]
         if not chosen:
             entries = [entry for entry in self.model.entries.values() if entry.task.key == key]
@@ -95,7 +95,7 @@ class Moves(BackendMachine):
         return any(entry.state in states for entry in self.model.entries.values())
 
     def done(self, answer: str) -> None:
-        """Log the answer of a call with the history, and compare the store's ledgers and statuses with the model."""
+        """Log the answer of a call in the history, and compare the store's ledgers and statuses with the model."""
         note(f"# {self.bench.now:.3f}: {answer}")
         for key in KEYS if self.has(Capability.CONTROL) else ():
             known = [task_id for queue, task_id in self.model.entries if queue == key]
@@ -106,7 +106,7 @@ class Moves(BackendMachine):
             self.model.check(key, ledger, dict(zip(known, statuses, strict=True)), span)
 
     def at(self, units: int | None) -> float | None:
-        """Return the store's time that is ``units`` from now, or ``None``."""
+        """Return the store's time ``units`` from now; ``None`` if ``units`` is ``None``."""
         return None if units is None else self.bench.now + units * self.unit
 
     def has(self, capability: Capability) -> bool:

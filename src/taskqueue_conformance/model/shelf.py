@@ -63,7 +63,7 @@ class Shelf:
         return [e for e in running if not of_tenant or e.task.tenant == task.tenant]
 
     def waiting(self, task: Task, span: Span, *, of_tenant: bool = False) -> Span:
-        """Return the least and the greatest number of tasks that count against the capacity of queue or tenant."""
+        """Return the least and the greatest number of tasks that count against the queue's or the tenant's capacity."""
         entries = [entry for entry in self.entries.values() if entry.task.key == task.key]
         fresh = [e for e in entries if e.fresh and e.state in (State.WAITING, State.SCHEDULED)]
         if of_tenant:
@@ -86,7 +86,7 @@ class Shelf:
         return not full and limits.own_opens_at(span[0], task.tenant) is None
 
     def opens_at(self, entry: Entry, span: Span) -> float | None:
-        """Return when limits certainly allow the entry: ``None`` means now, infinity never by time alone."""
+        """Return when the limits certainly allow the entry; ``None`` means now, infinity means at no known time."""
         limits = self.limits[entry.task.key]
         task = entry.task
         own = self.in_flight(task, of_tenant=True)

@@ -11,12 +11,12 @@ from taskqueue_core.capabilities import Order, QueueSettings
 _SLACK = 1e-3
 """rounding error that a store may make, in deliveries"""
 _ROUNDS = 2
-"""maximum number of turns of a tenant while another one waits: one turn, and one that was due before the other
-joined"""
+"""maximum number of turns of a tenant while another one waits: one turn, and one that was already due when the other
+tenant began to wait"""
 
 
 class Turns:
-    """The number of turns that each tenant had while others waited, and the largest floor share that may be left."""
+    """The turns that each tenant had while others waited, and how much of the floor share is unused at most."""
 
     def __init__(self) -> None:
         self._turns: dict[tuple[int, str | None], Counter[str | None]] = {}

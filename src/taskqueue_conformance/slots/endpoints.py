@@ -64,7 +64,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.slots.configure(name, None)
 
     async def test_new_ones_are_looked_at_first(self, bench: Bench) -> None:
-        """An endpoint gets no jobs before its first report, or at once with ``reports=False`` (C12)."""
+        """An endpoint gets no jobs before its first report; with ``reports=False``, it gets jobs at once (C12)."""
         await bench.pool.add("s1")
         await bench.pool.none_free()
         await bench.pool.expect(usable=False)
@@ -86,7 +86,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.pool.servers() == ["s1", "s2"]
 
     async def test_reports_that_end(self, bench: Bench) -> None:
-        """If an endpoint stops reporting, expired leases end at once, others when they expire (C12, C18)."""
+        """A change to ``reports=False`` ends an endpoint's expired leases at once, and keeps the others (C12, C18)."""
         over, _ = await bench.pool.serving("job-1", "job-2", slots=2, ttl=bench.short)
         await bench.advance(bench.short)
         await bench.pool.renew(over)
@@ -94,7 +94,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.pool.jobs() == ["job-1"]
 
     async def test_slots_that_are_taken_away(self, bench: Bench) -> None:
-        """Reducing the slots ends no lease; new ones are granted once enough have ended (fault H7)."""
+        """Reducing the slots ends no lease; new leases are granted once enough have ended (fault H7)."""
         leases = await bench.pool.serving("job-1", "job-2", "job-3", slots=3)
         check_fields(await bench.pool.add(slots=1), held=3, free=0)
         for lease in leases[:2]:
@@ -152,7 +152,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(free=2)
 
     async def test_resting(self, bench: Bench) -> None:
-        """A paused endpoint gets no jobs until a given time, which can be changed or ended (C2; fault H8)."""
+        """A paused endpoint gets no jobs until a given time; the pause can be changed or ended (C2; fault H8)."""
         await bench.pool.serve()
         assert await bench.slots.rest(MODEL, "s1", LONG)
         result = await bench.pool.endpoint()
@@ -184,7 +184,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert given == ["high", "high", "middle", "middle", "low", "low"]
 
     async def test_the_least_used_first(self, bench: Bench) -> None:
-        """At equal priority, the endpoint with the fewest leases is first, then the earlier one (B9)."""
+        """At equal priority, the endpoint with the fewest leases is first, then the one registered first (B9)."""
         for server in ("c", "a", "b"):
             await bench.pool.serve(server, 2)
         leases = await bench.pool.take(3)
@@ -194,7 +194,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert next_one.server == "a"
 
     async def test_where_the_model_is_loaded(self, bench: Bench) -> None:
-        """At equal priority, the server that ran the model last is first; a lease shows a switch (A18, A19)."""
+        """At equal priority, a server that last ran the model is first; a lease shows a change of model (A18, A19)."""
         for server in ("s1", "s2"):
             await bench.pool.serve(server, 4)
             await bench.pool.serve(server, 4, model=OTHER_MODEL)

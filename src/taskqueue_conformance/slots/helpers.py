@@ -59,7 +59,7 @@ class PoolSteps:
         return [info.endpoint.server for info in (await self.inspect(model)).endpoints]
 
     async def jobs(self) -> list[str | None]:
-        """Return the jobs of all leases, by fence."""
+        """Return the jobs of all leases, in the order of the leases' fences."""
         return [lease.job for lease in (await self.inspect()).leases]
 
     async def endpoint(self, server: str = "s1", model: str = MODEL) -> EndpointInfo:
@@ -96,7 +96,7 @@ class PoolSteps:
     async def serving(
         self, *jobs: str, slots: int = 1, ttl: float = LONG, reports: bool = True
     ) -> list[SlotLease]:
-        """Register a healthy endpoint, and return a lease of it for each job."""
+        """Register a healthy endpoint, and return a lease for each job, bound to the job."""
         await self.serve(slots=slots, reports=reports)
         return await self.running(*jobs, ttl=ttl)
 
@@ -119,7 +119,7 @@ class PoolSteps:
         return renewed
 
     async def take_over(self) -> tuple[SlotLease, SlotLease]:
-        """Let ``h2`` acquire a slot and take ``job-1`` over; return the lease of that slot, and that of the job."""
+        """Let ``h2`` acquire a slot and take over ``job-1``; return the lease of the slot and the lease of the job."""
         (fresh,) = await self.take(holder="h2")
         return fresh, await self.assign(fresh, "job-1")
 
@@ -130,7 +130,7 @@ class PoolSteps:
         server: str = "s1",
         settled: float | None = None,
     ) -> list[str | None]:
-        """Report ``active`` running jobs of `MODEL` (``None``: no answer); return the jobs whose leases ended."""
+        """Report that a server runs ``active`` jobs (``None``: no answer); return the jobs whose leases ended."""
         seen = None
         if active is not None:
             seen = Seen(active=active, jobs=frozenset(jobs) if jobs else None)
@@ -146,7 +146,7 @@ class PoolSteps:
         return await self.report(active)
 
     async def check_stale(self, *leases: SlotLease) -> None:
-        """Fail if the stale token of a lease changes anything, with any method of the pool."""
+        """Call the methods of the pool with stale leases; fail if one of them accepts a lease or changes another."""
         pool, before = self._slots, await self.inspect()
         for lease in leases:
             assert await pool.release(lease) == (False,), "a stale token has released a slot"

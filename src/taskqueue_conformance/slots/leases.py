@@ -56,7 +56,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(unassigned=1)
 
     async def test_release_gives_back(self, bench: Bench) -> None:
-        """A release frees the slot in each state; a second one is refused (B7; OPEN-C4, FIX-C8)."""
+        """A lease can be released in each state, which frees its slot, but only once (B7; OPEN-C4, FIX-C8)."""
         await bench.pool.serve(slots=3)
         leases = await bench.pool.take(3)
         await bench.slots.assign((leases[1], "job-1"), (leases[2], "job-2"), ttl=LONG)
@@ -160,13 +160,13 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(held=1)
 
     async def test_one_job_for_each_lease(self, bench: Bench) -> None:
-        """A lease with a job takes no other job: its own may already be sent to the server (B8; fault H1)."""
+        """A lease with a job cannot be assigned another: its job may already be on the server (B8; fault H1)."""
         (lease,) = await bench.pool.serving("job-1", slots=2)
         assert await bench.slots.assign((lease, "job-2"), ttl=LONG) == (None,)
         assert await bench.pool.jobs() == ["job-1"]
 
     async def test_a_job_takes_its_slot_over(self, bench: Bench) -> None:
-        """A job that has a lease gets that one, with a new holder; the newly acquired slot is freed (B8, C23)."""
+        """Assigning a job that has a lease moves that lease to the new holder, and frees the new slot (B8, C23)."""
         (before,) = await bench.pool.serving("job-1", slots=2)
         await bench.pool.detach(before)
         fresh, over = await bench.pool.take_over()
@@ -187,7 +187,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.assign((fresh, "job-2"), ttl=LONG) == (None,)
 
     async def test_takeover_across_servers(self, bench: Bench) -> None:
-        """A job that is taken over keeps its server, even if the new slot is elsewhere (C23; fault H1)."""
+        """A job that is taken over keeps its server, even if the new slot is on another one (C23; fault H1)."""
         (before,) = await bench.pool.serving("job-1")
         await bench.pool.serve("s2")
         fresh, over = await bench.pool.take_over()
@@ -219,7 +219,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.release() == ()
 
     async def test_exchanged_in_one_step(self, bench: Bench) -> None:
-        """One ``acquire`` releases leases and acquires others; stale leases are ignored (C19, C20)."""
+        """One call of ``acquire`` can release leases and acquire others; it ignores stale leases (C19, C20)."""
         lease, two = await bench.pool.serving("job-1", "job-2", slots=2)
         (next_one,) = await bench.slots.acquire(MODEL, "h1", ttl=LONG, releasing=[lease], limit=2)
         assert next_one.state is Permit.UNASSIGNED
@@ -286,7 +286,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert len(await bench.pool.report_twice(0)) == 3
 
     async def test_what_a_lost_pool_leaves_lost(self, bench: Bench) -> None:
-        """No lease is recreated without a job, for a job with a slot, or on an unknown endpoint (fault H9)."""
+        """A renewal recreates no lease without a job, for a job with a slot, or on an unknown endpoint (fault H9)."""
         (there,) = await bench.pool.serving("job-0")
         lost = (
             lost_lease(there, state=Permit.UNASSIGNED, job=None),

@@ -173,7 +173,7 @@ class SlotMachine(BackendMachine):
 
     @rule(index=_places, job=st.none() | _jobs, ttl=_ttls)
     def renew_a_lost_one(self, index: int, job: str | None, ttl: int) -> None:
-        """Renew a lease of a pool that no longer exists twice, as after a lost answer."""
+        """Renew a lease of a lost pool, and repeat the call, as a holder does after a lost answer."""
         for lease in self.latest(self.given, index) * 2:
             state = Permit.ASSIGNED if job else Permit.UNASSIGNED
             token = f"l0st.1.{job}".replace("-", "")
@@ -203,7 +203,7 @@ class SlotMachine(BackendMachine):
     def looks(
         self, endpoint: tuple[str, str], observed: Seen, other: Seen | None, units: int
     ) -> None:
-        """Report an observation of a server twice, with a different one, or no answer, between the two."""
+        """Report the same observation of a server twice; between the two, report a different one, or no answer."""
         for observation in (observed, *(() if other == observed else (other,)), observed):
             self.reconcile(*endpoint, observation, 1)
             if units:

@@ -64,7 +64,7 @@ class SlotModel:
         return sorted((o for o in self.leases if (o.model, o.server) == name), key=_fence)
 
     def find(self, token: str) -> Held | None:
-        """Return the lease with a valid token, or ``None``."""
+        """Return the current lease with this token; ``None`` if the token is stale."""
         return next((lease for lease in self.leases if token and lease.token == token), None)
 
     def of_job(self, model: str, job: str) -> Held | None:

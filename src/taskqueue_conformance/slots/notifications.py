@@ -21,7 +21,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
     """Tests of `SlotPool.slot_signal`, and of concurrent calls."""
 
     async def test_a_released_slot_notifies(self, bench: Bench) -> None:
-        """A released slot notifies a dispatcher that waits for its model at once (B7, C19)."""
+        """When a slot is released, a dispatcher that waits for its model is notified at once (B7, C19)."""
         (lease,) = await bench.pool.serving("job-1")
         await _fires(bench, bench.slots.release(lease))
         (lease,) = await bench.pool.running("job-2")
@@ -97,7 +97,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await _fires(bench, bench.slots.release(lease), MODEL, OTHER_MODEL)
 
     async def test_nothing_is_missed_between(self, bench: Bench) -> None:
-        """A wait ends at once if there was a change since the previous wait or the opening (B7, C19)."""
+        """A wait ends at once if something changed since the previous wait or since the signal was opened (B7, C19)."""
         await bench.pool.serve()
         async with bench.slots.slot_signal(MODEL) as signal:
             for number in range(4):
@@ -113,7 +113,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.outcome(waiting)
 
     async def test_many_want_the_same_slots(self, bench: Bench) -> None:
-        """Of many concurrent ``acquire``, as many succeed as there are slots (B6, C20; FIX-C4, fault H1)."""
+        """Many concurrent calls of ``acquire`` get as many slots as there are (B6, C20; FIX-C4, fault H1)."""
         await bench.pool.serve("s1", 3)
         await bench.pool.serve("s2", 2)
         calls = [bench.slots.acquire(MODEL, f"h{n}", ttl=LONG, limit=2) for n in range(10)]

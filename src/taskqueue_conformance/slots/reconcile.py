@@ -152,7 +152,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.pool.report(1, "job-2") == ["job-1"]
 
     async def test_fewer_than_held(self, bench: Bench) -> None:
-        """If a report only counts jobs, surplus leases that have expired are missed, oldest first (C22, C23)."""
+        """If a report counts fewer jobs than there are leases, the oldest expired ones count as missed (C22, C23)."""
         jobs = ("job-1", "job-2", "job-3", "job-4")
         first, second, third, _ = await bench.pool.serving(*jobs, slots=5)
         await bench.pool.take()

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
-    """Tests of unassigned leases, with each method after which an endpoint gets no jobs."""
+    """Tests that unassigned leases end with each call that stops an endpoint from getting jobs."""
 
     async def test_drained_with_an_idle_slot(self, bench: Bench) -> None:
         """An unassigned lease ends when its endpoint is drained, not when draining ends (C12; fault H7)."""
@@ -26,7 +26,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
         assert {lease.server for lease in await bench.pool.take(4, "h2")} == {"s1", "s2"}
 
     async def test_removed_with_an_idle_slot(self, bench: Bench) -> None:
-        """An unassigned lease ends when its endpoint is removed, which deletes an idle endpoint (fault H7)."""
+        """An unassigned lease ends when its endpoint is removed, and does not delay the deletion (fault H7)."""
         held = await _busy_and_idle(bench)
         await _clears(bench, bench.slots.remove(MODEL, "s1"), held)
         await bench.pool.expect(removed=True)
@@ -47,7 +47,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
         assert {lease.server for lease in await bench.pool.take(4, "h2")} == {"s1", "s2"}
 
     async def test_silent_with_an_idle_slot(self, bench: Bench) -> None:
-        """An unassigned lease ends without a report when its server does not answer (C23; fault H4)."""
+        """If a server does not answer, its unassigned leases end, and are not returned as ended (C23; fault H4)."""
         held = await _busy_and_idle(bench)
         await _check_held(bench, bench.pool.report(1, "job-1"), held)
         assert await _clears(bench, bench.pool.report(None), held) == []
@@ -72,7 +72,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
 
 
 async def _busy_and_idle(bench: Bench) -> tuple[SlotLease, SlotLease]:
-    """Return an assigned and an unassigned lease on ``s1``, after acquiring others elsewhere."""
+    """Return an assigned and an unassigned lease on ``s1``, after acquiring leases of other endpoints."""
     busy, idle = (await bench.pool.serving("job-1", slots=3))[0], (await bench.pool.take())[0]
     await bench.pool.serve("s2", slots=3, priority=6)
     await bench.pool.serve(slots=1, model=OTHER_MODEL)

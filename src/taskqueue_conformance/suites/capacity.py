@@ -69,7 +69,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _has_room(bench, 0, of=2)
 
     async def test_cancelled_make_room(self, bench: Bench) -> None:
-        """Cancelling a waiting or scheduled task frees capacity; a running one used none (law 6)."""
+        """Cancelling a waiting or scheduled task frees capacity; a running task uses none (law 6)."""
         await bench.limit(capacity=3)
         await bench.publish("running", "waiting")
         await bench.publish("scheduled", not_before=bench.now + 3600)

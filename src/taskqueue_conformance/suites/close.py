@@ -26,7 +26,7 @@ class ClosingSuite(Harness):
         assert {(delivery.attempt, delivery.losses) for delivery in taken} == {(1, 0)}
 
     async def test_close_leaves_others_alone(self, bench: Bench) -> None:
-        """Closing a subscription keeps deliveries of the worker's other ones (law 2; REV-E5, REV-E6)."""
+        """Closing a subscription releases no delivery of the worker's other ones (law 2; REV-E5, REV-E6)."""
         await bench.publish("t1", "t2")
         subscription, two = bench.subscribe(), bench.subscribe()
         await bench.one(subscription)
@@ -113,7 +113,7 @@ class ClosingSuite(Harness):
         await bench.backend.aclose()
 
     async def test_health(self, bench: Bench) -> None:
-        """``health`` names the backend, is good while it is open, and never raises, also after the close."""
+        """``health`` names the backend, reports ok while it is open, and never raises, even after ``aclose``."""
         health = await bench.backend.health()
         assert health.ok, f"a fresh backend is not healthy: {health}"
         assert health.backend, "health must name the backend"

@@ -15,7 +15,7 @@ _HOPS = range(10)
 
 
 async def _cut(bench: Bench, call: Coroutine[Any, Any, Any] | asyncio.Task[Any], hops: int) -> Any:
-    """Cancel a call after ``hops`` rounds of the event loop; return its answer, ``None`` if it had none."""
+    """Cancel a call after ``hops`` rounds of the event loop; return its result, or ``None`` if it had none yet."""
     running = asyncio.ensure_future(call)
     await bench.hop(hops)
     running.cancel()

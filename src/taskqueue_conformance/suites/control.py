@@ -187,7 +187,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.expect(in_flight=20, expired=20)
 
     async def test_what_runs_on_and_on(self, bench: Bench) -> None:
-        """Without ``max_processing_time``, a delivery is never ended for its silence (OPEN-C3)."""
+        """Without ``max_processing_time``, a delivery is never ended for lack of progress (OPEN-C3)."""
         subscription, delivery = await bench.running("long")
         await bench.advance(20 * bench.short)
         for _ in range(3):

@@ -75,7 +75,7 @@ class DeliverSuite(Harness):
         assert received.expired == ()
 
     async def test_again(self, bench: Bench) -> None:
-        """``again`` is set while more tasks are available, and is not set for ever after the last one."""
+        """``again`` is true while more tasks are available, and becomes false after the last one."""
         subscription = await bench.subscribed(*(f"t{n}" for n in range(5)))
         taken = 0
         for _ in range(20):

@@ -21,7 +21,7 @@ class ExpireSuite(Harness):
         assert await bench.take(subscription) == [], "delivered at its deadline (law 8)"
 
     async def test_reported_by_receive(self, bench: Bench) -> None:
-        """A receive that finds expired tasks reports each once, and delivers the following ones (law 8)."""
+        """A receive that finds expired tasks reports each once, and delivers the tasks behind them (law 8)."""
         await bench.publish("t1", "t2", deadline=bench.now + bench.short)
         await bench.publish("t3")
         await bench.advance(bench.short)
@@ -85,7 +85,7 @@ class ExpireSuite(Harness):
         await bench.expect(expired=1)
 
     async def test_ack_keeps_the_deadline_away(self, bench: Bench) -> None:
-        """A task that was acked before its deadline stays done (law 2)."""
+        """A task that was acked before its deadline does not expire later (law 2)."""
         subscription, delivery = await bench.running("t1", deadline=bench.now + bench.short)
         await subscription.ack(delivery)
         await bench.advance(2 * bench.short)

@@ -23,7 +23,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_a_copy_in_each(self, bench: Bench) -> None:
-        """Each bound queue has its own copy, settlement and ledger; the queue itself has none (law 1; D9)."""
+        """Each bound queue stores and settles its own copy; the queue itself stores none (law 1; D9)."""
         name, two = await bound(bench, 2)
         (answer,) = await bench.offer(bench.task("t1", payload={"n": 1}, headers={"h": "x"}))
         assert (answer.key, answer.task_id, answer.status) == (KEY, "t1", Published.ACCEPTED)
@@ -126,7 +126,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
             assert await bench.control.ledger(key) == Ledger(), "a copy was copied"
 
     async def test_dates_travel(self, bench: Bench) -> None:
-        """Copies keep priority, deadline and ``not_before``; each expires or is due by itself (law 8; D9)."""
+        """Copies keep priority, deadline and ``not_before``; each expires or becomes due independently (law 8; D9)."""
         name, two = await bound(bench, 2)
         later = bench.now + bench.short
         await bench.publish("low", priority=1)
@@ -218,7 +218,7 @@ async def bound(bench: Bench, count: int, *, of: str = KEY) -> tuple[str, ...]:
 
 
 async def _bindable(bench: Bench, of: str, count: int) -> AsyncIterator[str]:
-    """Yield names of queues that ``of`` can be bound to, by trying; a partitioned store refuses some."""
+    """Try names of queues, and yield those that ``of`` can be bound to; a partitioned store refuses some."""
     for number in range(_TRIES):
         if not count:
             return

@@ -41,7 +41,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert 4 <= middle <= 6, f"{middle} of 25 deliveries have the lowest priority (law 4)"
 
     async def test_nothing_is_owed(self, bench: Bench) -> None:
-        """Deliveries while no lower priority waits do not increase its later share (law 4)."""
+        """Deliveries without a competing priority do not increase the lowest one's later share (law 4)."""
         await bench.arrange(floor_share=0.1)
         await _publish(bench, high=150)
         subscription = bench.subscribe()
@@ -90,7 +90,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert sorted(ids(await bench.take(subscription, 9))) == ["a1", "b6", "b7"]
 
     async def test_share_and_entities(self, bench: Bench) -> None:
-        """A task that waits for its ordering key gets no share, and saves none (law 4; R8)."""
+        """A task that waits for its ordering key gets no share now, and no larger share later (law 4; R8)."""
         await bench.arrange(floor_share=0.5)
         subscription, first = await bench.running("low0", "low1", priority=1, ordering_key="e")
         await _publish(bench, high=6)

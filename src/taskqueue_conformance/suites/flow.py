@@ -132,7 +132,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert await bench.wakes(subscription.receive(5, None), late) == ["o4"]
 
     async def test_pause(self, bench: Bench) -> None:
-        """A paused queue delivers nothing, and is no error; publishing and settling continue (law 5; F6)."""
+        """A paused queue delivers nothing, without an error; publishing and settling continue (law 5; F6)."""
         subscription, delivery = await bench.running("running", "t1")
         await bench.limit(paused=True)
         assert (await held(subscription)).due_at is None, "no task becomes due"
@@ -148,7 +148,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert [delivery.attempt for delivery in taken] == [1, 1, 2, 1]
 
     async def test_pause_and_a_waiting_receive(self, bench: Bench) -> None:
-        """A waiting receive gets nothing during a pause, and wakes when it ends (laws 5, 9; F6, F7)."""
+        """A waiting receive gets nothing during a pause, and wakes when the pause ends (laws 5, 9; F6, F7)."""
         subscription = bench.subscribe()
         waiting = await bench.start(subscription.receive(5, None))
         await bench.limit(paused=True)

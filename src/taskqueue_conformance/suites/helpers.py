@@ -82,7 +82,8 @@ async def frees(bench: Bench, end: End, *, deadline: float | None = None, **fiel
 
 async def held(subscription: Subscription) -> Received:
     """Fail if a receive delivers a task that a limit or an ordering key must block; return the empty answer."""
-    for _ in range(10):  # one call does a limited amount of work, and may ask for another
+    # A call does a limited amount of work, and sets ``again`` if it must be repeated.
+    for _ in range(10):
         received = await subscription.receive(5, 0)
         assert not received.deliveries, f"{ids(received.deliveries)} must wait (laws 4, 5)"
         if not received.again:

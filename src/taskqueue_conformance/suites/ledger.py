@@ -14,7 +14,7 @@ from taskqueue_core.tasks import Ledger
 
 
 class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
-    """Tests of the ledger: law 1, step by step."""
+    """Tests that the ledger is right after every step (law 1)."""
 
     @needs(Capability.DEAD_LETTERS, "atomic_retry")
     async def test_every_arrow(self, bench: Bench) -> None:
@@ -86,7 +86,7 @@ class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.ledger(OTHER) == Ledger(published=1, done=1)
 
     async def test_balanced_under_load(self, bench: Bench) -> None:
-        """The ledger balances at every moment while others publish, receive and settle (law 1)."""
+        """The ledger balances at every moment while clients publish, receive and settle (law 1)."""
 
         async def produce(name: str) -> None:
             for number in range(20):

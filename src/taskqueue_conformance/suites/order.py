@@ -31,7 +31,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """Tests of ``order`` and ``weights``."""
 
     async def test_what_needs_fair_order(self, bench: Bench) -> None:
-        """In fifo order, settings of tenants are refused by their names (B5)."""
+        """In fifo order, settings of tenants are refused with an error that names them (B5)."""
         await bench.fair(**FAIR)
         for name, value in FAIR.items():
             with pytest.raises(ValidationError, match=f"{name} needs order 'fair'"):
@@ -46,7 +46,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "c2", "a3"]
 
     async def test_turns_go_on_over_receives(self, bench: Bench) -> None:
-        """Turns of tenants continue across receives of any consumer and limit (law 4; B2, OPEN-B4)."""
+        """Turns of tenants continue across receives, whatever the consumer and the limit (law 4; B2, OPEN-B4)."""
         await bench.fair()
         await fill(bench, a=6, b=6, c=6)
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(3)]

@@ -113,7 +113,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_death_releases(self, bench: Bench) -> None:
-        """A dead letter blocks no other task; redriven, it goes behind those of its ordering key (laws 3, 4; R8)."""
+        """A dead letter blocks no task; once redriven, it is the last of its ordering key (laws 3, 4; R8)."""
         for end in (bury, poison):
             await frees(bench, end, ordering_key="e")
         assert await bench.dead_letters.discard(KEY) == 2
@@ -147,7 +147,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_purge_releases(self, bench: Bench) -> None:
-        """A purge ends tasks that wait for their ordering key; then only a running one blocks it (laws 1, 4)."""
+        """A purge ends tasks that wait for an ordering key; then only a running task blocks the key (laws 1, 4)."""
         await _publish(bench, e=4)
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
@@ -181,7 +181,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_retry_of_one_that_isheld(self, bench: Bench) -> None:
-        """A scheduled retry blocks no task; once due, it goes behind those of its key (laws 4, 6, 8)."""
+        """A scheduled retry blocks no task; once due, it waits for the running task of its key (laws 4, 6, 8)."""
         await _publish(bench, e=3)
         subscription = bench.subscribe()
         first = await bench.one(subscription)
@@ -240,7 +240,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_released_and_out_of_tokens(self, bench: Bench) -> None:
-        """A task whose tenant has no token is delivered with the next token (laws 4, 5; OPEN-F1)."""
+        """Once its ordering key is free, a task also waits for its tenant's next token (laws 4, 5; OPEN-F1)."""
         await bench.fair(tenant_rate_limit=RateLimit(max_tokens=2))
         subscription = await bench.subscribed("e0", "e1", "e2", tenant="a", ordering_key="e")
         assert await bench.drain(subscription, count=2) == ["e0", "e1"]

@@ -82,7 +82,7 @@ class PublishSuite(Harness):
         assert len(await bench.take(bench.subscribe(KEY, OTHER), 3)) == 2
 
     async def test_known_in_every_live_state(self, bench: Bench) -> None:
-        """An id is known while its task is scheduled, waiting, in flight or released (law 7)."""
+        """A task published again is a duplicate if it is scheduled, waiting, in flight or released (law 7)."""
         subscription = bench.subscribe()
         await bench.publish("scheduled", not_before=bench.now + 3600)
         await _resent(bench, "scheduled")
@@ -104,7 +104,7 @@ class PublishSuite(Harness):
 
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_known_when_cancelled_and_dead(self, bench: Bench) -> None:
-        """The ids of cancelled tasks and dead letters are known, too (law 7)."""
+        """The ids of cancelled tasks and dead letters are still recognized as duplicates (law 7)."""
         subscription = await bench.subscribed("t1", "t2")
         assert await bench.control.cancel(KEY, "t1")
         await _resent(bench, "t1")

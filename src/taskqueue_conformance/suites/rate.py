@@ -75,7 +75,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         check_rate(taken, _FAST)
 
     async def test_work_that_comes_later(self, bench: Bench) -> None:
-        """A receive that waits already gets a later task once there is a token for that task (law 5; F3)."""
+        """A waiting receive gets a task that is published later, once there is a token for it (law 5; F3)."""
         await bench.limit(rate_limit=_FAST)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(4)))
         taken = await bench.take(subscription, 4)
@@ -176,7 +176,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(await bench.take(subscription, 9)) == ["t5", "t6", "t7"]
 
     async def test_changed_limit_keeps_its_tokens(self, bench: Bench) -> None:
-        """A changed limit keeps the tokens, and changes the next one's time at once (laws 5, 9; F7)."""
+        """A change of the limit keeps the tokens, and applies at once to the time of the next one (laws 5, 9; F7)."""
         await bench.limit(rate_limit=_SLOW)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         first, *_ = await bench.take(subscription, 9)

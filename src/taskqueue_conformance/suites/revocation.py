@@ -15,7 +15,7 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
 
     @needs(Capability.CONTROL)
     async def test_cancelled_is_revoked(self, bench: Bench) -> None:
-        """A call that waits returns the receipt of a running task when the task is cancelled."""
+        """A waiting call of ``revoked`` returns the receipt of a running task when the task is cancelled."""
         subscription, delivery = await bench.running("t1")
         waiting = await bench.start(bench.revoked(subscription))
         await bench.control.cancel(KEY, "t1")

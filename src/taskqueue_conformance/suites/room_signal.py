@@ -64,7 +64,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _notifies(bench, take, tenant="b")
 
     async def test_no_notification_is_missed(self, bench: Bench) -> None:
-        """A wait ends at once if there was a change since the previous wait or the opening (law 6)."""
+        """A wait ends at once if there was a change since the previous wait, or since the signal was opened (law 6)."""
         await bench.limit(capacity=1)
         subscription = bench.subscribe()
         async with bench.room_signal() as signal:

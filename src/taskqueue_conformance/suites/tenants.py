@@ -136,7 +136,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert sorted(ids(await bench.take(subscription, 9))) == ["b1", "c1", "c2"]
 
     async def test_a_tenants_token_wakes(self, bench: Bench) -> None:
-        """A receive that waits for a tenant's token returns when it comes (law 5; OPEN-F1, F3)."""
+        """A receive that waits for a tenant's token returns when the token comes (law 5; OPEN-F1, F3)."""
         await bench.fair(tenant_rate_limit=_FAST)
         await fill(bench, a=6)
         subscription = bench.subscribe()

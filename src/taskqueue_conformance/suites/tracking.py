@@ -41,7 +41,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_dead_state(self, bench: Bench) -> None:
-        """The status of a dead task has an error; a redriven task waits, and a discarded one is discarded."""
+        """A dead task's status contains the error; a redrive sets the state to waiting, a discard to discarded."""
         subscription, delivery = await bench.running("t1")
         await bench.bury(subscription, delivery, "poison")
         status = await _status(bench)

@@ -34,7 +34,7 @@ class WaitingSuite(Harness):
         assert await bench.wakes(subscription.receive(5, None), bench.publish("t1")) == ["t1"]
 
     async def test_publish_wakes(self, bench: Bench) -> None:
-        """A publish to any of its keys wakes a receive, with or without a timeout (OPEN-E1)."""
+        """A publish to any of a subscription's keys wakes its receive, with or without a timeout (OPEN-E1)."""
         subscription = bench.subscribe(OTHER, "gamma", KEY)
         assert await bench.wakes(subscription.receive(5, None), bench.publish("t1")) == ["t1"]
         late = bench.publish("late", key=OTHER)

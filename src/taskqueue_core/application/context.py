@@ -47,12 +47,12 @@ class Context:
 
     @property
     def shard(self) -> int | None:
-        """The shard of the queue that the task is from; ``None`` if the queue has only one shard."""
+        """The number of the queue's shard that the task is from; ``None`` if the queue has only one shard."""
         return self._delivery.shard
 
     @property
     def shard_changed(self) -> bool:
-        """Whether the previous task on this connection was from another shard: data cached for it may not apply."""
+        """Whether the previous task on this connection was from another shard, so that cached data may not apply."""
         return self._delivery.shard_changed
 
     @property
@@ -74,7 +74,7 @@ class Context:
         return self._revoked
 
     def progress(self, value: float | str) -> None:
-        """Report progress: a number from 0 to 1, or text, which is cut to the limit. Raises `InvalidInput`.
+        """Report progress: a number from 0 to 1, or text, which is truncated if it is too long. Raises `InvalidInput`.
 
         Never blocks, so it is not awaited. If several reports follow quickly, only the last one is sent.
         """

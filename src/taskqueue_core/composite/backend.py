@@ -28,16 +28,16 @@ from taskqueue_core.tasks import DeadLetter, Delivery, Task, TaskStatus
 T = TypeVar("T")
 
 _PATIENCE = 2.0
-"""seconds after which a call to an optional member is given up"""
+"""seconds after which a call to an optional member times out"""
 _PAUSE = 1.0
-"""seconds after a failed call for which optional calls to the same member are skipped"""
+"""seconds for which optional calls to a member are skipped after a failed call"""
 
 
 class Member:
     """One of the backends in a composite backend, with a record of whether it is available."""
 
     def __init__(self, name: str, backend: Backend, *, needed: bool = False) -> None:
-        """Raise `CapabilityMissing` if ``backend`` has no ``control``: queues are closed through their settings.
+        """Raise `CapabilityMissing` if ``backend`` lacks ``control``, through which queues are closed to new tasks.
 
         A ``needed`` member is called every time, even if its last call failed.
         """
@@ -183,7 +183,7 @@ class CompositeBackend(ABC):
             for candidates, status in zip(found, answer, strict=True):
                 if status is not None:
                     candidates.append((part, structs.replace(status, key=key)))
-        # A part that failed may hold the tasks that were not found.
+        # A part whose call failed may have the tasks that were not found.
         if errors and not (found and all(found)):
             raise errors[0]
         return [
@@ -193,10 +193,10 @@ class CompositeBackend(ABC):
 
     @abstractmethod
     def public_key(self, part: QueuePart) -> str | None:
-        """Return the public name of the queue that a part belongs to; ``None`` for a hidden queue."""
+        """Return the public name of the queue that a part belongs to; ``None`` for an internal queue."""
 
     def public_name(self, member: int, key: str) -> str:
-        """Return the public name of a member's queue, or ``key`` itself for a hidden queue."""
+        """Return the public name of a member's queue, or ``key`` itself for an internal queue."""
         return self.public_key(QueuePart(member, key)) or key
 
     @abstractmethod
@@ -213,10 +213,10 @@ class CompositeBackend(ABC):
 
     @abstractmethod
     def origins(self, receipt: str, key: str) -> Sequence[tuple[QueuePart, str]]:
-        """Return the parts of the queue ``key`` that may have issued a receipt, likeliest first.
+        """Return the parts of the queue ``key`` that may have issued a receipt, most likely first.
 
-        Each part comes with the receipt as it is known there. If ``key`` is empty, the queue is unknown, and a part
-        with an empty key means any queue of the member.
+        Each part comes with the receipt as it is known there. If ``key`` is empty, because the caller does
+        not know the queue, the keys of the returned parts are empty, too.
         """
 
     def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
@@ -228,10 +228,10 @@ class CompositeBackend(ABC):
         return part.member, structs.replace(delivery, task=task, receipt=receipt)
 
     def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:
-        """Return a delivery that a member's `adopt` returned, as consumers see it. Its receipt is still ``receipt``."""
+        """Return a delivery that a member's `adopt` returned, as consumers see it, with the receipt ``receipt``."""
         return structs.replace(self.from_member(member, delivery), receipt=receipt)
 
-    def is_optional(self, member: Member) -> bool:  # noqa: ARG002 - overriding methods use it
+    def is_optional(self, member: Member) -> bool:  # noqa: ARG002 - overriding methods use the argument
         """Whether the backend works without a member, so that calls to it have a timeout."""
         return False
 

@@ -85,7 +85,7 @@ class JointControl(ABC):
         return sum(await self._each(key, lambda control, name: control.purge(name)))
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-        """Return the workers of all members. A connection that exists once per member counts once."""
+        """Return the workers of all members. A connection that subscribes at several members counts once."""
         results = await gather_all(member.control.workers() for member in self._composite.members)
         by_name: dict[str, list[WorkerInfo]] = {}
         for number, workers in enumerate(results):
@@ -111,7 +111,7 @@ class JointControl(ABC):
             composite.at_leisure(member, member.control.maintain, Maintained())
             for member in composite.members
         )
-        # What is interrupted here, the next maintenance pass completes.
+        # If a repair fails here, the next maintenance pass completes it.
         with contextlib.suppress(BackendUnavailable, SettingsConflict, TimeoutError):
             await self._repair()
         members = list(enumerate(results))

@@ -65,7 +65,7 @@ class JointPublisher(ABC):
         targets: dict[int, QueuePart],
         answers: dict[int, Confirmation],
     ) -> list[int]:
-        """Publish each task to its target; return the indexes of those refused because the target is closed."""
+        """Publish each task to its target; return the indexes of those that a closed target refused."""
         by_member: dict[int, list[int]] = {}
         for index in sorted(targets):
             by_member.setdefault(targets[index].member, []).append(index)
@@ -116,7 +116,7 @@ class _CombinedSignal:
     """A `RoomSignal` for queues of several backends: a notification from any of them ends the wait."""
 
     def __init__(self, publishers: Sequence[Any], keys: Sequence[str]) -> None:
-        """Use the signals of the publishers that have them."""
+        """Create a room signal for each publisher that supports it."""
         self._signals: list[RoomSignal] = [
             publisher.room_signal(*keys)
             for publisher in publishers

@@ -17,13 +17,13 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Received
 
 RECEIVE_BACKOFF = 0.05
-"""seconds to wait for one source before the next source is asked"""
+"""seconds to wait for the answer of one source before the next source is called"""
 _UNSEEN = 1.0
 """seconds after which deliveries that no receive has returned are released"""
 
 
 class MultiReceiver(SubscriptionBase):
-    """Opens and retires sources as the receive plan requires, and receives from them."""
+    """Base of a composite subscription: opens and retires sources as the plan requires, and receives from them."""
 
     def __init__(self, composite: CompositeBackend, keys: tuple[str, ...], consumer: str) -> None:
         self.keys = keys
@@ -109,7 +109,7 @@ class MultiReceiver(SubscriptionBase):
         taken: list[Delivery] = []
         self._receiving = True
         try:
-            if self._undoing is not None:  # deliveries of an earlier receive are being released
+            if self._undoing is not None:  # an earlier receive's deliveries are being released
                 await asyncio.wait({self._undoing}, timeout=_UNSEEN)
             while not self.closed:
                 await self._refresh_plan()
@@ -170,7 +170,7 @@ class MultiReceiver(SubscriptionBase):
         return preferred + [source for source in live if source not in preferred]
 
     def _preferred(self) -> list[Source]:
-        """Return the sources to ask before all others."""
+        """Return the sources to receive from before all others."""
         return []
 
     async def _sweep(self, limit: int, taken: list[Delivery]) -> None:

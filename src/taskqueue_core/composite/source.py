@@ -24,7 +24,7 @@ class Source:
         self.retired = False
         """whether receiving has ended; the subscription stays open until its deliveries are settled"""
         self.aside = False
-        """whether other sources cover the same queues, so that this source is only used to prefer one shard"""
+        """whether this source is only used to prefer one shard, because other sources cover the same queues"""
         self.question: asyncio.Task[Received] | None = None
         self.error: TaskQueueError | None = None
         """the error of the last receive, if it failed"""
@@ -59,7 +59,7 @@ class Source:
             self.question.cancel()
 
     def absorb(self) -> None:
-        """Collect the result of a finished receive. Its error is raised unless the member is unavailable or closed."""
+        """Collect the result of a finished receive; store the error of an unavailable member or closed subscription."""
         question = self.question
         if question is None or not question.done():
             return

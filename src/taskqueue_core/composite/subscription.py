@@ -59,7 +59,7 @@ class JointSubscription(MultiReceiver):
         deliveries: Sequence[Delivery],
         call: Callable[[Any, list[Delivery], list[int]], Awaitable[Sequence[Settled]]],
     ) -> tuple[Settled, ...]:
-        """Settle with one call per source. An unavailable source does not prevent the calls to the others."""
+        """Settle deliveries with one call per source. An unavailable source does not prevent calls to the others."""
         groups: dict[Source, list[int]] = {}
         inner: list[Delivery] = []
         for index, delivery in enumerate(deliveries):
@@ -156,7 +156,7 @@ class JointSubscription(MultiReceiver):
                 except BackendUnavailable:
                     await asyncio.sleep(_PAUSE)
                     continue
-                if not receipts:  # the subscription is closed
+                if not receipts:  # the source's subscription was closed
                     return
                 self._revoked += [source.out.pop(receipt, receipt) for receipt in receipts]
                 self._news.set()

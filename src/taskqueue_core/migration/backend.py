@@ -29,7 +29,7 @@ from taskqueue_core.tasks import Delivery, Health
 
 _MARKS = ("<old>", "<new>")
 _LEISURE = 2.0
-"""seconds after which the health of the drained backend and the repair of settings are given up"""
+"""seconds after which a health query to the drained backend, or a repair of settings, times out"""
 _REPAIRED = 50
 """maximum number of queues whose settings one maintenance pass compares"""
 
@@ -41,7 +41,7 @@ class MigratingBackend(CompositeBackend):
     the wrong backend, and the new backend knows its own receipts after the migration.
 
     Slots always come from the new backend: endpoints are registered there again, and a lease of the old backend is
-    granted again when it is renewed, as after the loss of a pool. A process that still uses the old backend's pool does
+    granted again when it is renewed, as after a loss of the pool. A process that still uses the old backend's pool does
     not see these leases, so its GPU servers may report more often that they are busy.
     """
 
@@ -96,7 +96,7 @@ class MigratingBackend(CompositeBackend):
         return None if part.key == MARKER else part.key
 
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return the queues of both backends, or none in mode ``strict``, where the plan depends on the stores."""
+        """Return the queues of both backends; none in mode ``strict``, whose plan depends on data in the stores."""
         if self.mode is MigrationMode.STRICT:
             return ReceivePlan(())
         return ReceivePlan(tuple(QueuePart(number, key) for number in (OLD, NEW) for key in keys))
@@ -107,7 +107,7 @@ class MigratingBackend(CompositeBackend):
         return self.first_plan(keys)
 
     def from_member(self, member: int, delivery: Delivery) -> Delivery:
-        """Prefix the receipt with its side if the old backend issued it, or if it looks like a prefixed receipt."""
+        """Prefix the receipt with its side if the old backend issued it, or if it starts like a prefixed receipt."""
         receipt = delivery.receipt
         if member == OLD or receipt.startswith(_MARKS):
             return structs.replace(delivery, receipt=_MARKS[member] + receipt)
@@ -135,7 +135,7 @@ class MigratingBackend(CompositeBackend):
 
 
 class MigratingControl(JointControl):
-    """``control`` of both backends. The one that accepts a queue's tasks has its settings, the other has a copy."""
+    """``control`` of both backends. The backend that accepts a queue's tasks has its settings; the other has a copy."""
 
     def __init__(self, backend: MigratingBackend) -> None:
         super().__init__(backend)

@@ -41,7 +41,7 @@ class MigratingPublisher(JointPublisher):
         for key, group in by_key(tasks, sorted(remaining)).items():
             self._router.forget(key)
             _, settings = await self._router.authority(key)
-            # An operator, not the migration, may have closed the queue: then its tasks stay refused.
+            # If an operator closed the queue, and not the migration, its tasks stay refused.
             if settings.moved_to is None or ours(settings):
                 turning += group
         return sorted(turning)

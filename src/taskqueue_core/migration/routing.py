@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 OLD, NEW = 0, 1
 MARKER = "_taskqueue.migration"
-"""name of the queue whose settings hold for all queues that do not exist yet"""
+"""name of an internal queue whose settings record the phase, and which side accepts queues that do not exist yet"""
 _WORD = "backend:"
 _REMEMBERED = 1.0
 """seconds for which the phase is cached; a stale phase does no harm"""
 _POLL_SECONDS = 0.1
-"""seconds between two checks of whether a waiting side may be received from"""
+"""seconds between two checks of whether the drained side is empty, while the other side waits for that"""
 _LATER = 1.0
-"""seconds between two checks of the phase while no side waits"""
+"""seconds between two checks of the phase while no side waits for the other"""
 _OF_THE_STORE = ("version", "moved_to", "durability", "replicas", "journal", "shards")
 """settings of a queue that may differ between the two sides"""
 
@@ -56,7 +56,7 @@ class MigrationPhase(StrEnum):
 
     @property
     def towards(self) -> int:
-        """The side that accepts new tasks."""
+        """The side that accepts new tasks in this phase."""
         return NEW if self in (MigrationPhase.STARTED, MigrationPhase.FINISHED) else OLD
 
 
@@ -72,7 +72,7 @@ def only_open_side(settings: Sequence[QueueSettings]) -> int | None:
 
 
 class MigrationRouter:
-    """Reads and changes the settings that decide which side accepts the tasks of a queue.
+    """The settings that decide which side accepts the tasks of a queue, with methods to read and change them.
 
     Outdated cached values do no harm: a closed side refuses the task, and the caller calls `forget` and reads again.
     """
@@ -112,7 +112,7 @@ class MigrationRouter:
         )
 
     async def phase(self, *, fresh: bool = False) -> MigrationPhase:
-        """Return the phase, at most one second old, or just read if ``fresh``. The new side records the start."""
+        """Return the phase of the migration. Read it again if ``fresh``, or if the cached phase is a second old."""
         now = asyncio.get_running_loop().time()
         if self._phase is None or fresh or now >= self._phase[0] + _REMEMBERED:
             self._phase = now, await self._read_phase()
@@ -200,7 +200,7 @@ class MigrationRouter:
         )
 
     async def turn(self, key: str, number: int) -> None:
-        """Move the intake of a queue to one side. The other side is closed first, so never do both accept tasks."""
+        """Move the intake of a queue to one side. The other side is closed first, so that only one accepts tasks."""
         await self.close(key, 1 - number)
         await self.reopen(key, number)
         self._open[key] = number
@@ -260,7 +260,7 @@ class MigrationRouter:
         """Whether the drained side of a queue is empty, and its rate limit allows a delivery by the other side."""
         ledger, towards = stats.ledger, 1 - part.member
         live = ledger.waiting or ledger.scheduled or ledger.in_flight
-        # A queue that was never used on this side will not be: the first publish closes it here.
+        # A queue that was never used on the drained side stays empty there, because the first publish closes it.
         used = stats.delivered or ledger.published
         if live or (used and only_open_side(members) != towards):
             self._empty_since.pop(part, None)

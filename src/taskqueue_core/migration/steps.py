@@ -28,9 +28,9 @@ class QueueOnTheMove(msgspec.Struct, frozen=True, kw_only=True):
     scheduled: int
     in_flight: int
     dead: int
-    """dead letters on the drained side; the three counts above are of the drained side as well"""
+    """number of dead letters; like ``waiting``, ``scheduled`` and ``in_flight``, it is counted on the drained side"""
     moved: int
-    """number of tasks published on the other side"""
+    """number of tasks published on the side that is not drained"""
 
     @property
     def empty(self) -> bool:
@@ -50,7 +50,7 @@ class MigrationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def open_queues(self) -> tuple[str, ...]:
-        """The queues whose new tasks go to the wrong side."""
+        """The queues whose new tasks do not go to the intended side yet; empty before the start."""
         target = _SIDES[1 - _SIDES.index(self.leaves)]
         turned = self.phase is not MigrationPhase.IDLE
         return tuple(queue.key for queue in self.queues if turned and queue.takes_in != target)
@@ -64,8 +64,8 @@ class MigrationStatus(msgspec.Struct, frozen=True, kw_only=True):
 async def start(backend: MigratingBackend) -> MigrationStatus:
     """Copy all settings to the new side, then move the intake of each queue there.
 
-    Raises `InvalidInput` if the new side does not support the settings of a queue. The error names the queue, and no
-    queue was closed then.
+    Raises `InvalidInput` if the new side does not support the settings of a queue. The error names the queue; no queue
+    has been closed in this case.
     """
     router = backend.router
     for key in await _queues(router, OLD):
@@ -77,7 +77,7 @@ async def start(backend: MigratingBackend) -> MigrationStatus:
 async def rollback(backend: MigratingBackend, *, force: bool = False) -> MigrationStatus:
     """Move the intake of each queue back to the old side.
 
-    With ``force``, only open the old side: the new one is lost and will not come back.
+    With ``force``, only open the old side, without a call to the new one, which must be lost for good.
     """
     router = backend.router
     if not force:
@@ -153,7 +153,7 @@ async def _copy(router: MigrationRouter, key: str) -> None:
 
 
 async def _turn(router: MigrationRouter, number: int) -> None:
-    """Move the intake to one side: of queues that do not exist yet, then of all queues, including new ones."""
+    """Move the intake of queues that do not exist yet to one side, then that of all queues, including new ones."""
     await router.turn_all(number)
     turned: set[str] = set()
     while True:

@@ -78,7 +78,7 @@ class ShardedBackend(CompositeBackend):
         return shard.key
 
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return the first shard of each queue, which can be received from without a look at the settings."""
+        """Return the first shard of each queue; the later shards are added once the settings have been read."""
         return ReceivePlan(tuple(QueuePart(0, key) for key in keys), 0)
 
     async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
@@ -92,7 +92,7 @@ class ShardedBackend(CompositeBackend):
         return ReceivePlan(tuple(parts), _POLL_SECONDS if held else REMEMBERED)
 
     async def _open(self, key: str) -> list[str | None]:
-        """Return a queue's shards that may deliver, without the first one, and ``None`` if other shards must wait."""
+        """Return the names of the shards after the first that may deliver; also ``None`` if some must still wait."""
         chain = self.generations.known(key)
         names: list[str | None] = []
         before: list[bool] = [await self._empty(FIRST.shard_key(key, 0))]
@@ -113,7 +113,7 @@ class ShardedBackend(CompositeBackend):
     async def _empty(self, position: str) -> bool:
         """Whether a closed shard has no task left that precedes the tasks of later shards.
 
-        Scheduled tasks count only if the shard had retries: a task that was never delivered precedes no other task.
+        Scheduled tasks count only if the shard had retries, because other scheduled tasks precede no task.
         """
         if position not in self._drained:
             stats = await self.members[0].control.stats(position)

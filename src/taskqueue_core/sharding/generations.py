@@ -20,7 +20,7 @@ from taskqueue_core.tasks import Task
 _SHARD = re.compile(r"(.+):s(\d{1,3})@(\d{1,9})x(\d{1,4})-[0-9a-f]{4}")
 _EVENLY = 48
 LONGEST = 29
-"""number of characters by which the name of a shard may be longer than the name of its queue"""
+"""maximum number of characters by which the name of a shard is longer than the name of its queue"""
 
 
 class Generation(NamedTuple):
@@ -167,7 +167,8 @@ class ShardGenerations:
     async def succeed(self, key: str, shards: int, settings: QueueSettings) -> None:
         """Replace the last generation of a queue by one with ``shards`` shards.
 
-        Its first shard is closed first: this decides the next generation if several processes try at the same time.
+        The first shard of the last generation is closed before the others. If several processes try this at the same
+        time, the one that closes it decides the next generation.
         """
         while (chain := await self.read(key))[-1].shards != shards:
             last, following = chain[-1], Generation(chain[-1].number + 1, shards)

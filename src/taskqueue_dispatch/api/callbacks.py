@@ -29,7 +29,7 @@ _LEASE_TOKEN = Query(
 
 
 async def push(call: RequestContext) -> Response:
-    """Report how a job ended, so that the dispatcher need not poll for it. The token sent with the job is enough.
+    """Report how a job ended, so that the dispatcher does not poll it. The token of its slot is the only credential.
 
     409: the slot belongs to another job by now, or a result has already arrived. The report is then kept for an hour
     and not used.
@@ -64,7 +64,7 @@ def _token(call: RequestContext) -> str:
 
 
 async def late(call: RequestContext) -> Response:
-    """Return the reports of a job that arrived too late and were not used: the last 8 of an hour, oldest first."""
+    """Return up to 8 reports of a job from the last hour that arrived too late and were not used, oldest first."""
     job_id, dispatcher = call.name("job_id"), dispatcher_of(call)
     mark = job_id.partition("-")[0]
     # Do not read the job's own record here, because it may have expired.

@@ -24,7 +24,7 @@ async def configure(call: RequestContext) -> Response:
     """Replace the configuration. It takes effect at once, also for waiting jobs; omitted fields get their defaults."""
     model = model_of(call)
     body = await call.read(limit=LIMITS.document)
-    # Raise the error that all operations raise for a body that is not JSON.
+    # Decode the body as any JSON first, so that a body that is not JSON gets the same error as in all operations.
     bodies.decode(object, body)
     return _answer(await dispatcher_of(call).registry.configure(model, _read(body)))
 

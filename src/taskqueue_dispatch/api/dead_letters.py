@@ -51,7 +51,7 @@ async def _keys(call: RequestContext) -> list[str]:
 async def _page(
     call: RequestContext, keys: list[str], limit: int, after: str | None
 ) -> tuple[list[DeadLetter], str | None]:
-    """Return a page and its cursor: a position in a queue, or the queue's job id prefix if the page ends with it."""
+    """Return a page and the cursor after it: a position in a queue, or the job id prefix of a queue read to its end."""
     position = None if after is None else after.rpartition(">")[2]
     start, inside, _ = ("", "", "") if position is None else position.partition("-")
     rest = [

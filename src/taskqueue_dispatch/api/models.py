@@ -111,7 +111,7 @@ class EndpointIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RegisterIn(EndpointIn, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An endpoint, one model on one server, and how many jobs of the model the server runs at once."""
+    """An endpoint (one model on one server), and how many jobs of the model the server runs at once."""
 
     endpoint: _Url
     slots: _Slots

@@ -34,7 +34,7 @@ class CallbackRecord(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """``pending``, ``delivered``, ``failed`` (a dead letter), ``cancelled`` or ``discarded``"""
     attempt: int
-    """number of the last attempt, or of the next one"""
+    """number of the last attempt; while the callback waits for a retry, number of the next attempt"""
     updated_at: float
     reason: str | None = None
     """reason why the callback has failed permanently, such as ``refused``, ``gone`` or ``max_retries_exceeded``"""
@@ -85,4 +85,5 @@ def _receipt(result: bytes | None) -> CallbackReceipt | None:
     try:
         return None if result is None else msgspec.json.decode(result, type=CallbackReceipt)
     except msgspec.MsgspecError:
-        return None  # not a receipt, so another program has stored it
+        # Another program has stored this result.
+        return None

@@ -63,7 +63,7 @@ _THROTTLE_SECONDS = 30.0
 _MAX_RETRY_AFTER = 6 * 3600.0
 """largest ``Retry-After`` in seconds that is obeyed"""
 _POLL_SECONDS, _MAX_POLL_SECONDS = 1.0, 30.0
-"""shortest and longest delay in seconds until a job past its deadline that has not ended is checked again"""
+"""shortest and longest seconds between two checks of a job that is past its deadline but has not ended"""
 _RETRY = RetryPolicy(base=5.0, cap=6 * 3600.0, jitter=0.2)
 _STORED_SECONDS = 86_400.0
 """seconds for which the outcome of a callback is kept, and for which a second callback with its id is dropped"""
@@ -193,7 +193,7 @@ class Sender:
                 task.cancel()
             await asyncio.gather(*remaining, return_exceptions=True)
             await self._cached_lookup.aclose()
-            # During an outage, the call may time out; the leases then expire by themselves.
+            # If this call times out, for example during an outage, the leases of the callbacks expire by themselves.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FINAL_SECONDS):
                     await close(subscription)
@@ -309,7 +309,7 @@ def _classify(reply: PostReply, seconds: float) -> tuple[Outcome, float]:
     return Failed(error), min(after, _MAX_RETRY_AFTER)
 
 
-async def _log_outage(available: bool, code: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
+async def _log_outage(available: bool, code: str) -> None:  # noqa: FBT001 - `OutageRetry` passes this argument by position
     if available:
         _log.info("store available again; sending callbacks")
     else:

@@ -92,7 +92,7 @@ def _payload(job_id: str, status: str, result: bytes | None, error: str | None) 
 
 
 def _tenant(url: str) -> str:
-    # A job's URL may not have been checked. An invalid one is rejected before the request is sent.
+    # The URL of a job may be invalid. Raise no error here, because the URL is checked before the request is sent.
     try:
         host = read_url(CALLBACK_URL, url).host
     except InvalidInput:

@@ -57,14 +57,14 @@ def run(
     demo checks that every job is accounted for and that every result is correct; otherwise it exits with 1.
     """
     try:
-        from taskqueue_cli.demo_frame.run import (  # noqa: PLC0415 - only this command needs it
+        from taskqueue_cli.demo_frame.run import (  # noqa: PLC0415 - only this command needs this module
             run_command,
         )
-        from taskqueue_dispatch.demo.plan import (  # noqa: PLC0415 - only this command needs it
+        from taskqueue_dispatch.demo.plan import (  # noqa: PLC0415 - only this command needs this module
             DemoOptions,
             jobs_for,
         )
-        from taskqueue_dispatch.demo.run import run_demo  # noqa: PLC0415 - only this command needs it
+        from taskqueue_dispatch.demo.run import run_demo  # noqa: PLC0415 - only this command needs this module
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the demo needs the module {error.name!r}, which is not installed; "
@@ -83,7 +83,7 @@ def run(
         keep_going=keep_going,
     )
     for logger in ("taskqueue", "uvicorn"):
-        # The view shows events instead of log messages.
+        # Hide log messages, because the demo's own display shows what happens.
         logging.getLogger(logger).addHandler(logging.NullHandler())
     run_command(partial(run_demo, options), as_json=as_json)
 

@@ -39,7 +39,7 @@ def texts(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
 
 
 def shape(snapshot: PoolSnapshot) -> str:
-    """Return a digest that changes when the page must be reloaded, because more than its texts has changed."""
+    """Return a digest of the page's structure. If it changes, the page must be reloaded, not only its texts."""
     parts = [
         snapshot.error,
         [model.model for model in snapshot.models],
@@ -111,7 +111,7 @@ def _of_endpoint(info: EndpointInfo, now: float) -> dict[str, str]:
 
 
 def _with_prefix(prefix: str, values: dict[str, str]) -> dict[str, str]:
-    """Add the prefix to each name; in a name that begins with ``@``, after this character."""
+    """Add the prefix to each name, after the leading ``@`` if the name has one."""
     return {
         f"@{prefix}{name[1:]}" if name.startswith("@") else prefix + name: text
         for name, text in values.items()

@@ -17,13 +17,13 @@ from taskqueue_dispatch.demo.server import DemoServer
 _MAX_CONCURRENT = 8
 _RESENT = 20
 _MAX_TRIES, _MAX_SECONDS = 100_000, 3600.0
-"""limits for one job, so high that a full queue in a long run does not reach them"""
+"""limits for the submission of one job, high enough for a long run with a full queue"""
 _MAX_PAUSE = 0.5
 """longest wait in seconds before a retry, even if ``Retry-After`` is longer, because the run is short"""
 
 
 class Clients:
-    """Submits every job of a plan, and some of the jobs twice."""
+    """A submitter of all jobs of a plan, which submits some of them twice."""
 
     def __init__(self, server: DemoServer, plan: DispatchDemoPlan) -> None:
         self._server = server

@@ -16,19 +16,19 @@ from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelType
 
 _CRASH_AT, _FALSE_REPORT_AT = 0.1, 0.12
-"""share of the jobs that has ended when each fault happens"""
+"""shares of the jobs that have ended when the crash and the false report happen"""
 _DOWN_SECONDS = 1.0
 _FALSE_REPORT_SECONDS = 2.0
 _FULL_TIMEOUT = 0.5
-"""seconds to wait until all slots of the server are in use; after that, one slot in use is enough"""
+"""seconds for which a crash waits until all slots of its server are in use; then, one slot in use is enough"""
 _POLL_SECONDS = 0.01
 
 
 class GpuServers:
-    """The simulated servers of a plan, which the context starts and stops. Times are those of `time.monotonic`."""
+    """A context manager that runs the simulated servers of a plan. Times are those of `time.monotonic`."""
 
     def __init__(self, plan: DispatchDemoPlan, dispatcher: str) -> None:
-        """Do not start the servers yet. ``dispatcher`` is the URL to which they push results."""
+        """Create the servers without starting them. ``dispatcher`` is the URL to which they push results."""
         self.servers: dict[str, SimulatedGpu] = {}
         for name, slots in plan.machines.items():
             models = [plan.models[model] for model in slots]

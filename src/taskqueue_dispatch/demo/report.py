@@ -51,7 +51,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int
     """number of jobs that ran to completion more than once"""
     wrong: int
-    """number of jobs whose result differs from a direct computation"""
+    """number of jobs with a wrong result; the audit computes the expected results itself"""
     wait_p50: float
     wait_p95: float
     """95th percentile of the seconds from a job's confirmation until a server started it"""

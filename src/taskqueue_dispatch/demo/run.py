@@ -162,7 +162,7 @@ class _Run:
         return progress
 
     async def _audit(self, options: DemoOptions, seconds: float) -> DispatchDemoReport:
-        """Compare the store with what the servers ran and with a direct computation, and return the report."""
+        """Compare the store with the runs on the servers and with the expected results, and return the report."""
         plan, dispatcher, receiver = self._plan, self._dispatcher, self._receiver
         clients, gpu_servers = self._clients, self._gpu_servers
         reasons: Counter[str] = Counter()

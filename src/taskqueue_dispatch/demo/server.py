@@ -36,7 +36,7 @@ from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.process.serve import ServerProcess
 
 _REFUSE_ONE_IN = 10
-"""the receiver refuses one callback of this many, at its first attempt"""
+"""the receiver refuses the first attempt of one in this many callbacks"""
 
 
 class _CallbackBody(msgspec.Struct, frozen=True):
@@ -198,8 +198,7 @@ async def run_server(server: ServerProcess, work: Callable[[], Awaitable[None]])
             raise asyncio.CancelledError from None  # `work` failed because the server was stopping
         raise
     finally:
-        # Do not call `stop` if a signal has already stopped the server: it would end the drain, and the store closes
-        # next.
+        # Do not stop the server again after a signal, because a second call of `stop` would end the drain early.
         server.stop_once()
         done, _ = await asyncio.wait({serving}, timeout=_STOP_TIMEOUT)
         if not done:

@@ -33,7 +33,7 @@ class AddressNotAllowedError(NotReachedError):
 
 
 class AddressPin:
-    """A host name, and the checked address that requests use while the name resolves to it. It serves one origin."""
+    """The checked address to which requests for a host name are sent, as long as the name resolves to it."""
 
     def __init__(self, host: str, policy: EndpointPolicy, resolve: Resolve) -> None:
         self._host = host
@@ -60,7 +60,8 @@ class AddressPin:
             try:
                 return await self._to(known, url, transport, request, limit)
             except NotConnectedError as error:
-                refused = error  # try the current addresses of the name next
+                # Next, try the addresses to which the name resolves now.
+                refused = error
         for address in (await self._allowed_addresses())[:_MAX_ADDRESSES]:
             if address != known:
                 try:
@@ -92,7 +93,7 @@ class AddressPin:
             raise
 
     def _at(self, address: str, url: httpx2.URL) -> httpx2.URL:
-        # Cache the changed URL, because all jobs of an endpoint go to the same URL.
+        # Cache the URL with the address, because all jobs of an endpoint go to the same URL.
         if self._last is None or self._last[0] is not url or self._last[1] != address:
             self._last = url, address, url.copy_with(host=address)
         return self._last[2]

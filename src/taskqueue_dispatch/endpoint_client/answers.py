@@ -292,7 +292,7 @@ def shown(value: object) -> str:
 def _plain(fields: Mapping[str, msgspec.Raw], name: str) -> object:
     try:
         result: object = _value.decode(fields[name]) if name in fields else None
-    except (ValueError, RecursionError):  # a number out of range, such as 1e400
+    except (ValueError, RecursionError):  # the field has a number out of range, such as 1e400
         return None
     return result
 

@@ -22,7 +22,7 @@ from taskqueue_dispatch.endpoint_policy import EndpointPolicy
 from taskqueue_dispatch.outbound_http.dns import CachedLookup, Resolve
 
 _IDLE = 2.0
-"""seconds for which an idle connection is kept; less than servers keep it (uvicorn: 5), so it is rarely closing"""
+"""seconds for which an idle connection is kept; servers keep it longer (uvicorn: 5), so they rarely close it first"""
 _MAX_UNUSED = 256
 """maximum number of transports that are kept without a running request"""
 _UNUSED = 60.0
@@ -49,7 +49,7 @@ class Transports:
     def __init__(
         self, secured: Callable[[], ssl.SSLContext], policy: EndpointPolicy, resolve: Resolve
     ) -> None:
-        """Create it without any I/O. ``secured`` creates the TLS context for the first server with TLS."""
+        """Do no I/O. ``secured`` is called to create the TLS context when the first server with TLS is used."""
         self._secured = functools.cache(secured)
         self._policy = policy
         self._lookup = CachedLookup(resolve, failures=FAILURE_SECONDS)
@@ -90,7 +90,7 @@ class Transports:
             httpx2.AsyncHTTPTransport(
                 verify=self._secured() if origin.startswith("https:") else self._no_tls,
                 trust_env=False,
-                # The number of slots limits the calls, so that no call has to wait for another call's connection.
+                # Do not limit connections, so that no call has to wait for one. The number of slots limits the calls.
                 limits=httpx2.Limits(
                     max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE
                 ),

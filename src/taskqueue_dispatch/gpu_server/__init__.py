@@ -1,1 +1,1 @@
-"""The side of the GPU server: an ASGI application that serves a model, and a simulated GPU server."""
+"""Code that runs on a GPU server: an ASGI application that serves a model, and a simulated GPU server."""

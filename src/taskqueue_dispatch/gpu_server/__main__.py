@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the server until SIGTERM or SIGINT. The first line of output is JSON with ``url``, ``port`` and ``name``."""
     requested = _parser().parse_args(arguments)
     low, high = requested.latency[0], requested.latency[-1]
-    if not 0 <= low <= high < float("inf") or len(requested.latency) > 2:  # noqa: PLR2004 - a lower and an upper bound
+    if not 0 <= low <= high < float("inf") or len(requested.latency) > 2:  # noqa: PLR2004 - one value, or a lower and an upper bound
         _parser().error("--latency must be a number of seconds, or a lower and an upper bound")
     if requested.slots < 1 or requested.port not in _PORTS:
         _parser().error("--slots must be at least 1, --port between 0 and 65535")

@@ -145,7 +145,7 @@ class GpuServer:
         known = self.jobs.find(job.id)
         if known is not None and known.digest != job.digest:
             raise _ProblemError(422, "this Idempotency-Key was used with another payload")
-        # A job that has failed runs again, because the client has sent it again for this reason.
+        # A failed job runs again, because a client sends a job again to retry it.
         if known is not None and known.phase is not GpuJobPhase.FAILED:
             if not job.direct:
                 known.token = job.token or known.token

@@ -22,9 +22,9 @@ CONTROL = "/simulated"
 _HOST = "127.0.0.1"
 _CHANGE_LIMIT = 1000
 _TURNS = 3
-"""turns of the event loop in which the server sees a connection that it has just accepted, so that it can be closed"""
+"""number of event loop iterations after which a connection that was just accepted is known, so that it can be closed"""
 _ENDING = 1.0
-"""seconds in which requests whose connection was closed end"""
+"""seconds to wait for requests to end after their connections were closed"""
 
 
 class Mode(StrEnum):
@@ -106,7 +106,7 @@ class SimulatedGpu:
         self.refused = 0
         """number of POST requests refused with 503"""
         self.crashes = 0
-        self._random = random.Random(seed)  # noqa: S311 - not for secrets
+        self._random = random.Random(seed)  # noqa: S311 - no secret depends on these values
         self._sleep = sleep
         self._handler = handler
         self._direct_queue = direct_queue
@@ -199,7 +199,7 @@ class SimulatedGpu:
 
     def _counting(self, send: Send) -> Send:
         async def counted(message: Any) -> None:
-            self.refused += message.get("status") == 503  # noqa: PLR2004 - the status of a busy server
+            self.refused += message.get("status") == 503  # noqa: PLR2004 - the HTTP status of a busy server
             await send(message)
 
         return counted

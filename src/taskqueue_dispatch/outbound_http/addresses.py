@@ -12,7 +12,7 @@ _NEVER: tuple[Network, ...] = tuple(
     map(
         ip_network,
         (
-            "0.0.0.0/8",  # "this host": some systems connect to themselves
+            "0.0.0.0/8",  # "this host": some systems treat it as their own address
             "224.0.0.0/4",  # multicast
             "255.255.255.255/32",  # broadcast
             "::/128",
@@ -27,15 +27,15 @@ _SPECIAL: tuple[Network, ...] = tuple(
         ip_network,
         (
             "10.0.0.0/8",  # private
-            "100.64.0.0/10",  # shared by carriers, and used for services of some clouds
+            "100.64.0.0/10",  # carrier-grade NAT; some clouds use it for their services
             "127.0.0.0/8",  # loopback
-            "168.63.129.16/32",  # a service of a cloud, although the address is public
-            "169.254.0.0/16",  # link-local: metadata of clouds
-            "172.16.0.0/12",  # link-local, with the metadata services of clouds
-            "192.0.0.0/24",  # protocols, and a cloud's metadata
-            "192.0.2.0/24",  # protocol assignments, and the metadata service of a cloud
-            "192.88.99.0/24",  # relays of 6to4
-            "192.168.0.0/16",  # 6to4 relays
+            "168.63.129.16/32",  # Azure's platform service, although the address is public
+            "169.254.0.0/16",  # link-local, with the metadata services of clouds
+            "172.16.0.0/12",  # private
+            "192.0.0.0/24",  # protocol assignments, and a cloud's metadata service
+            "192.0.2.0/24",  # documentation
+            "192.88.99.0/24",  # 6to4 relays
+            "192.168.0.0/16",  # private
             "198.18.0.0/15",  # benchmarks
             "198.51.100.0/24",  # documentation
             "203.0.113.0/24",  # documentation
@@ -48,7 +48,7 @@ _SPECIAL: tuple[Network, ...] = tuple(
     )
 )
 _UNICAST = IPv6Network("2000::/3")
-"""all public IPv6 addresses; loopback, mapped, NAT64, ULA, link-local and site-local ones are outside of it"""
+"""network of all public IPv6 addresses, without loopback, mapped, NAT64, ULA, link-local and site-local addresses"""
 _HOLDERS = tuple(map(IPv6Network, ("::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")))
 """networks whose addresses end with an IPv4 address: IPv4-compatible, IPv4-mapped, NAT64"""
 _OWN = (IPv6Address("::"), IPv6Address("::1"))

@@ -75,7 +75,7 @@ class CachedLookup:
         *,
         failures: float = _RECENT,
     ) -> None:
-        """``clock`` returns seconds. A failed lookup is cached for ``failures`` seconds."""
+        """Create an empty cache. ``clock`` returns seconds. A failed lookup is cached for ``failures`` seconds."""
         self._resolve = resolve
         self._clock = clock
         self._failures = failures
@@ -88,7 +88,7 @@ class CachedLookup:
         if requested is None or until <= now:
             self._forget(now)
             requested = asyncio.create_task(self._ask(host, port))
-            # Read the exception, because asyncio logs an unread one if all callers have been cancelled.
+            # Read the exception. Otherwise asyncio logs it if all callers have been cancelled.
             requested.add_done_callback(_read_exception)
             self._requests[host, port] = now + _RECENT, requested
         return await asyncio.shield(requested)

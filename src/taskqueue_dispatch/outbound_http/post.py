@@ -79,7 +79,7 @@ async def post(
 
 
 class _Opened:
-    """Closes all opened connections, because the transport leaks a socket whose TLS handshake was cancelled."""
+    """A context that closes all its connections, because the transport leaks sockets of cancelled TLS handshakes."""
 
     def __init__(self) -> None:
         self._streams: list[Any] = []

@@ -22,10 +22,7 @@ class UrlPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     ports: frozenset[int] = frozenset({443, 8443})
     http: bool = False
-    """whether http:
-
-    is allowed too, on these ports and on port 80
-    """
+    """whether URLs with the scheme http are allowed too, on ``ports`` and on port 80"""
     networks: tuple[Network, ...] = ()
     """networks whose addresses are allowed although they are private"""
 
@@ -58,7 +55,7 @@ async def check_url(
             raise NotReached("the host name was not resolved in time") from None
     if not matches:
         raise NameUnknown("the host name does not exist")
-    # One forbidden address rejects the URL, because an attacker could mix addresses until the forbidden one is used.
+    # Reject a host with any forbidden address, because an attacker could mix it with allowed ones.
     if not all(_allowed(address, policy) for address in matches):
         raise InvalidInput(
             field,

@@ -82,8 +82,7 @@ def _host(field: str, host: str) -> tuple[str, Address | None]:
             six = IPv6Address(host[1:-1])
             return str(six), six
         labels = host.split(".")
-        # Accept only the usual form of an IPv4 address, because most parsers read any host that ends with a number as
-        # one.
+        # Most parsers read any host that ends with a number as an IPv4 address. Accept only the usual form of these.
         if _NUMBER.fullmatch(labels[-1]):
             four = IPv4Address(host)
             return str(four), four

@@ -58,7 +58,7 @@ def load(
         allowed = "--format, or .parquet, .jsonl or .csv"
         raise InvalidInput("FILE", "a file name without a known extension", allowed)
     with work(options) as running:
-        from taskqueue_spark.sink.writer import publish  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark.sink.writer import publish  # noqa: PLC0415 - imports Spark, which is slow
 
         sink = _store(backend) | {"wait": str(wait)}
         if queue is not None:
@@ -136,7 +136,7 @@ def redrive(
     if bool(fingerprints) == everything:
         raise ConfigurationError("redrive: name fingerprints of failures, or set --all")
     with open_snapshot(options) as opened:
-        from taskqueue_spark.pipeline.failures import redrive_list  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark.pipeline.failures import redrive_list  # noqa: PLC0415 - imports Spark, which is slow
         from taskqueue_spark.redrive import redrive as redrive_rows  # noqa: PLC0415
 
         rows = opened.of_keys(redrive_list(opened.transitions(), *(fingerprints or ())))
@@ -156,7 +156,7 @@ def redrive(
 
 
 def _store(option: str | None) -> dict[str, str]:
-    """Return Spark's options for the named or configured store; for the memory backend, those for the server."""
+    """Return Spark's options for the named or configured store; for the memory backend, those for its server."""
     name = backend_name(option)
     if name == "redis":
         return store_options()

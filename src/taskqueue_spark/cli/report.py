@@ -45,7 +45,7 @@ def report(
         opened,
         build,
     ):
-        from taskqueue_spark.pipeline.tables import replace_file  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark.pipeline.tables import replace_file  # noqa: PLC0415 - imports Spark, which is slow
         from taskqueue_spark.report import content  # noqa: PLC0415
         from taskqueue_spark.report.page import page  # noqa: PLC0415
 

@@ -78,7 +78,7 @@ def work(options: EngineOptions, *, small: bool = False) -> Iterator[Work]:
     """
     check_installed()
     with explain_missing_modules():
-        from taskqueue_spark.session import SMALL_DATA, session  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark.session import SMALL_DATA, session  # noqa: PLC0415 - imports Spark, which is slow
     conf = (SMALL_DATA if small and not options.distributed else {}) | options.spark_settings
     with (
         tempfile.TemporaryDirectory(prefix="taskqueue-pipeline-") as folder,
@@ -148,7 +148,7 @@ def _failures(log: Path) -> Iterator[None]:
 
 
 def _error_of(text: str) -> SparkFailed:
-    """Return the error of this package in the text of a Spark error; without one, its cause or first line."""
+    """Return the error of this package that is quoted in the text of a Spark error; else its cause or first line."""
     if ours := _OURS.findall(text):
         name, message = ours[-1]
         kind = getattr(errors, name, TaskQueueError)

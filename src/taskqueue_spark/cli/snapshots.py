@@ -37,8 +37,8 @@ class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     options: PipelineOptions
 
     def transitions(self) -> DataFrame:
-        """Return the transitions of the chosen time. ``--key`` does not apply, because checks need every number."""
-        from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - Spark is slow to import
+        """Return the transitions from ``--since`` to ``--until`` of all queues, because checks need every number."""
+        from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - imports Spark, which is slow
 
         since, until = (None, None) if self.source else (self.options.start, self.options.end)
         return tables.read_transitions(self.work.spark, self.path, since, until)
@@ -84,7 +84,7 @@ def store_options() -> dict[str, str]:
     Raises `ConfigurationError`.
     """
     with explain_missing_modules():
-        from taskqueue_redis.config import RedisSettings  # noqa: PLC0415 - it may not be installed
+        from taskqueue_redis.config import RedisSettings  # noqa: PLC0415 - the package may not be installed
     settings = load_settings(RedisSettings)
     options = {"backend": "redis"}
     if "url" in settings.model_fields_set and not settings.address.password:
@@ -112,7 +112,7 @@ def open_snapshot(options: PipelineOptions, *, writes: bool = False) -> Iterator
         )
     check_installed()
     with explain_missing_modules():
-        from taskqueue_spark.batch_reader import has_fewer_rows  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark.batch_reader import has_fewer_rows  # noqa: PLC0415 - imports Spark, which is slow
         from taskqueue_spark.options import ReadOptions  # noqa: PLC0415
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415
     if options.out is not None:
@@ -148,7 +148,7 @@ def _take_snapshot(
     running: Work, source: dict[str, str], path: Path
 ) -> tuple[int, int, dict[str, str]]:
     """Write a snapshot; return its transitions, its damaged entries, and options to read the following transitions."""
-    from taskqueue_spark.batch_reader import pinned, read_journal  # noqa: PLC0415 - Spark is slow to import
+    from taskqueue_spark.batch_reader import pinned, read_journal  # noqa: PLC0415 - imports Spark, which is slow
     from taskqueue_spark.options import ReadOptions  # noqa: PLC0415
     from taskqueue_spark.pipeline import tables  # noqa: PLC0415
 

@@ -48,10 +48,10 @@ def stream(
 ) -> None:
     """Archive the journal as it grows, store metrics, and raise alerts, until Ctrl-C or SIGTERM.
 
-    DIR/transitions is an archive for --from, DIR/metrics has windows, and DIR/stream/alerts.jsonl has each alert once:
-    an imbalance or a gap, stuck tasks, rising failures. The next run with the same --out continues where this one
-    ended, even after a crash, and neither loses nor repeats a transition. The exit code is 1 if tasks were lost or the
-    counts do not balance.
+    DIR/transitions is an archive for --from, DIR/metrics has counts per time window, and DIR/stream/alerts.jsonl has
+    each alert once: an imbalance or a gap, stuck tasks, rising failures. The next run with the same --out continues
+    where this one ended, even after a crash, and neither loses nor repeats a transition. The exit code is 1 if tasks
+    were lost or the counts do not balance.
     """
     if options.out is None or options.saved is not None or options.keys or options.end is not None:
         raise ConfigurationError(
@@ -59,7 +59,7 @@ def stream(
         )
     source = source_of(options)
     with explain_missing_modules():
-        from taskqueue_spark.service import StreamOptions, run  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark.service import StreamOptions, run  # noqa: PLC0415 - imports Spark, which is slow
     stream_options = StreamOptions(
         out=options.out.expanduser().absolute(),
         source=source,

@@ -49,7 +49,7 @@ def snapshot_tables(
     parameters of the tables. Raises like `open_snapshot`, and `InvalidInput` for ``wishes`` before Spark starts.
     """
     with explain_missing_modules():
-        from taskqueue_spark.report import build  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark.report import build  # noqa: PLC0415 - imports Spark, which is slow
     checked = build.Wishes(**wishes, whole=options.start is None)
     with open_snapshot(options, writes=True) as opened:
         from_redis = opened.source is not None and opened.source["backend"] == "redis"
@@ -89,11 +89,11 @@ def audit(options: PipelineOptions, *, live: Live = None, grace: Grace = 60.0) -
     """Check whether a task was lost: every published task has completed, explicitly failed, or is still in the store.
 
     Each life of a task has one verdict, and the sums must balance. The exit code is 1 if they do not, if a task is
-    lost, or if a task ended twice or in a similar way broke the rules. If a part of the journal is missing, the result
+    lost, or if a task has an impossible history, for example two ends. If a part of the journal is missing, the result
     is "unknown", never "no loss".
     """
     with snapshot_tables(options, live=live, grace=grace) as (opened, build):
-        from taskqueue_spark.report.content import audit_content  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark.report.content import audit_content  # noqa: PLC0415 - imports Spark, which is slow
 
         with opened.work.stages.stage("audit"):
             content = audit_content(build, opened.damaged)
@@ -119,7 +119,7 @@ def history(options: PipelineOptions) -> None:
     The exit code is 1 if a rule was broken.
     """
     with snapshot_tables(options) as (opened, build):
-        from taskqueue_spark.pipeline.tables import first_rows  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark.pipeline.tables import first_rows  # noqa: PLC0415 - imports Spark, which is slow
 
         with opened.work.stages.stage("history"):
             counts = first_rows(build.table("rules"))
@@ -223,7 +223,7 @@ def _table(
     the table of the report.
     """
     with snapshot_tables(options, **wishes, window=window or "1 minute") as (opened, build):
-        from taskqueue_spark import pipeline  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark import pipeline  # noqa: PLC0415 - imports Spark, which is slow
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415
 
         with opened.work.stages.stage(name) as stage:

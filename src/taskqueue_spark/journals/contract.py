@@ -74,7 +74,7 @@ class Choice(NamedTuple):
     since: int | None = None
     """earliest included time, in microseconds since 1970"""
     until: int | None = None
-    """time from which on transitions are excluded, in microseconds since 1970"""
+    """earliest excluded time, in microseconds since 1970"""
     rows: int = 10_000
     """approximate number of rows in one Arrow batch"""
 
@@ -100,8 +100,8 @@ class Choice(NamedTuple):
 class Journal(Protocol):
     """A reader of a journal, for one process and one thread. As a context manager, it closes itself at the end.
 
-    The positions of a shard rise. Its transitions are in the order of their times, unless a clock was set back. Every
-    method may raise `BackendUnavailable` or `ConfigurationError`.
+    A later transition of a shard has a higher position, and a later time unless a clock was set back. Every method may
+    raise `BackendUnavailable` or `ConfigurationError`.
     """
 
     def __enter__(self) -> Self:
@@ -122,13 +122,13 @@ class Journal(Protocol):
         """
 
     def after(self, shard: str, position: int, rows: int, end: int) -> int:
-        """Return the position about ``rows`` transitions after ``position``, at most ``end``."""
+        """Return the position about ``rows`` transitions after ``position``, or ``end`` if that is lower."""
 
     def mark(self, shard: str, position: int) -> str:
         """Return a text that identifies the transition before a position; empty if unknown."""
 
     def time(self, shard: str, position: int) -> int | None:
-        """Return the time (microseconds) of the first transition at or after a position; ``None`` without one."""
+        """Return the time (microseconds) of the first transition at or after a position; ``None`` if there is none."""
 
     def at(self, shard: str, time: int, start: int, end: int) -> int:
         """Return the first position from ``start`` whose transition is at or after a time; ``end`` if there is none."""

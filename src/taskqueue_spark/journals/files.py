@@ -23,7 +23,7 @@ def files_of(path: str) -> list[str]:
             str(path) for path in Path(path).iterdir() if not path.name.startswith((".", "_"))
         ]
     else:
-        matches = [path] if Path(path).exists() else glob.glob(path)  # noqa: PTH207 - patterns may be absolute
+        matches = [path] if Path(path).exists() else glob.glob(path)  # noqa: PTH207 - `Path.glob` refuses absolute patterns
     return sorted(name for name in matches if Path(name).is_file())
 
 
@@ -76,7 +76,7 @@ def first_timed(file: BinaryIO, start: int, end: int) -> tuple[int, int, int] | 
 def before(file: BinaryIO, position: int) -> tuple[ParsedLine | None, bool]:
     """Return the last transition before a position, and whether damaged lines follow it.
 
-    Only as many bytes are searched as a line may have.
+    At most the maximum length of a line is searched.
     """
     spoilt = False
     end, rest = position, b""

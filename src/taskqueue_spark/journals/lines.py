@@ -56,7 +56,7 @@ class LinesJournal(Journal):
         self._path = path.removeprefix("file://")
         self._torn = torn
 
-    def spans(self, *, quick: bool = False) -> dict[str, ReadRange]:  # noqa: ARG002 - ``quick`` has no effect
+    def spans(self, *, quick: bool = False) -> dict[str, ReadRange]:  # noqa: ARG002 - ``quick`` has no effect for files
         matches = {}
         for path in files_of(self._path):
             with opened(path) as file:
@@ -76,7 +76,7 @@ class LinesJournal(Journal):
                 position += len(block)
         return end
 
-    def mark(self, shard: str, position: int) -> str:  # noqa: ARG002 - a file is identified by its first line
+    def mark(self, shard: str, position: int) -> str:  # noqa: ARG002 - files need no marks, because their first lines identify them
         return ""
 
     def time(self, shard: str, position: int) -> int | None:
@@ -137,7 +137,7 @@ class LinesJournal(Journal):
             if spoilt and last is not None:
                 yield _behind(part.shard, last, choice)
 
-    def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - later lines show a gap
+    def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - no row is needed: later lines show each gap
         return iter(())
 
     def _open_range(self, part: Range) -> BinaryIO | None:
@@ -196,7 +196,8 @@ class _Reading:
                 break
             cut = data.rfind(b"\n") + 1
             if not block or len(data) - cut > LONGEST:
-                cut = len(data)  # the line has no line end, or is too long
+                # The last line has no line end, or is too long.
+                cut = len(data)
             yield from self._lines_at(data[:cut], index)
             index, rest = index + cut, data[cut:]
         yield from self._made(1)

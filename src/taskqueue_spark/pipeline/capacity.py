@@ -27,7 +27,7 @@ SAMPLE = 50_000
 LEAST = 200
 """minimum number of deliveries for a recommendation"""
 _BEYOND = 10
-"""minimum number of deliveries that exceed a percentile, so that it is not due to chance"""
+"""minimum number of deliveries that exceed a percentile, so that the percentile is not due to chance"""
 _INCOMPLETE = 0.05
 """maximum share of a key's history that may be missing for a recommendation"""
 _MICROS = 1e6
@@ -127,7 +127,7 @@ def _rows(transitions: DataFrame) -> DataFrame:
 def _about(rows: DataFrame, sample: int) -> DataFrame:
     """Return a row per key: its counts, its peak rate, and its busiest time.
 
-    The busiest time is the shortest span of whole seconds with as many arrivals as the sample, or else the whole time.
+    The busiest time is the shortest span of whole seconds with ``sample`` arrivals; the whole time if there are fewer.
     """
     counts = {
         "deliveries": "count_if(delivered)",

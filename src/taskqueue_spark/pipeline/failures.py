@@ -40,7 +40,8 @@ _RULES = (
     (r"\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_.-]+", "<secret>"),
     (r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b", "<secret>"),
     (r"\b(?:sk|pk|rk|ghp|gho|ghs|glpat|xox[abprs])[-_][A-Za-z0-9_-]{8,}", "<secret>"),
-    (r"[A-Za-z][A-Za-z0-9+.-]{0,15}://\S+", "<url>"),  # including a user and a password
+    # A URL is replaced as a whole, including any user name and password.
+    (r"[A-Za-z][A-Za-z0-9+.-]{0,15}://\S+", "<url>"),
     (_NAMED_SECRET, "$1<secret>"),
     # Values that differ between tasks.
     (_QUOTED, "<text>"),
@@ -55,7 +56,8 @@ _RULES = (
     (r"\b(?=[0-9a-fA-F]{0,128}\d)(?=\d{0,128}[a-fA-F])[0-9a-fA-F]{6,}\b", "<hex>"),
     (r"\b(?=[A-Za-z]{0,128}\d)(?=\d{0,128}[A-Za-z])[A-Za-z0-9]{16,}\b", "<id>"),
     (r"(?:(?<![\w>)])[+-])?\d+(?:[.,_]\d{1,30}){0,30}(?:[eE][+-]?\d{1,4}\b)?", "<number>"),
-    (r"(?<=<(number|text|hex|id|time|address|path)>)[,;]? ?<\1>", ""),  # replaces a list of any length by its last item
+    # Replace a list of values of one kind, of any length, by a single value.
+    (r"(?<=<(number|text|hex|id|time|address|path)>)[,;]? ?<\1>", ""),
     (r"\s+", " "),
 )  # fmt: skip
 _TRACE = "Traceback (most recent call last):"

@@ -76,8 +76,8 @@ def fairness(transitions: DataFrame, by: str = "tenant", window: str = "1 minute
 def _of_workers(rows: DataFrame, length: int) -> DataFrame:
     """Return per key, worker and window the change of the worker's presence (1 or -1), and the deliveries.
 
-    A worker is present from the window of its first delivery to that of its last. Rows without a member have the
-    change of the number of waiting tasks of the key.
+    A worker is present from the window of its first delivery to that of its last. Rows without a member contain the
+    change in the number of waiting tasks of the key.
     """
     queue = _waiting("cast(null as string)")
     changes = _summed(rows, length, *queue, _delivered("coalesce(worker, '')"))
@@ -112,10 +112,10 @@ def _summed(rows: DataFrame, length: int, *changes: str) -> DataFrame:
 
 
 def _windows(changes: DataFrame) -> DataFrame:
-    """Return the windows of each member: place, served, and whether the member was ``standing`` in the whole window.
+    """Return a row per member and window: ``place`` (the window), ``served`` (deliveries), and ``standing``.
 
-    A member that is standing but has no event in a window, for example because it starves, has a row for this window
-    too.
+    A member is standing if its tasks waited, or for workers if it was present, during the whole window. It then has a
+    row even if it has no event in this window, for example because it starves.
     """
     in_turn = "partition by key, member order by place"
     last = f"if(after > 0, least(next - 1, place + {_LONGEST}), place)"
@@ -156,7 +156,7 @@ def _weighed(windows: DataFrame, weights: DataFrame, by: str) -> DataFrame:
 
 
 def _windows_of(windows: DataFrame, by: str) -> DataFrame:
-    """Return the windows of members, with ``given`` (deliveries) and ``index`` if the window is contended.
+    """Return the windows of members. In a contended window, ``given`` has the deliveries and ``index`` Jain's index.
 
     ``counted`` is true for one member per contended window, so that each window can be counted once.
     """
@@ -189,7 +189,7 @@ def _windows_of(windows: DataFrame, by: str) -> DataFrame:
 
 
 def _largest(column: str) -> str:
-    """Return an SQL expression for the members with the highest values of a column, without nulls."""
+    """Return an SQL expression for an array of the members with the highest values of a column, except nulls."""
     order = f"if({column} is not null, struct(-{column} as most, member), null)"
     return f"min_by(struct(member, {column} as deliveries), {order}, {_MOST_SHARES})"
 

@@ -41,7 +41,7 @@ def advise(
 
     The number of slots must exceed the load, so that the slots can process the arrivals. If all arrivals are within
     the time that the first task may take (target wait and running time), they are a single burst, and the rate of
-    bursts is unknown. The recommendation is then for that burst, and the rate is that until the burst is processed.
+    bursts is unknown. The recommendation is then for that burst, and the rate is the average until its last task ends.
     """
     held = np.maximum(ended - started, 0.0)
     count, mean = len(arrived), float(held.mean())
@@ -106,7 +106,7 @@ def advise(
 
 
 def _overhead(arrived: Floats, started: Floats, ended: Floats) -> tuple[float, int]:
-    """Return the median wait of tasks that arrived with a slot free and no task waiting, and the most busy slots."""
+    """Return the median wait of tasks that found a free slot and no waiting task, and the most slots busy at once."""
     begun = np.searchsorted(np.sort(started), arrived, side="right")
     over = np.searchsorted(np.sort(ended), arrived, side="right")
     busy = begun - over
@@ -116,7 +116,8 @@ def _overhead(arrived: Floats, started: Floats, ended: Floats) -> tuple[float, i
 
 
 def _most_at_once(started: Floats, ended: Floats) -> int:
-    times = np.concatenate([ended, started])  # an end frees its slot for a start at the same time
+    # Ends come first, because an end frees its slot for a start at the same time.
+    times = np.concatenate([ended, started])
     steps = np.repeat([-1, 1], len(started))
     return int(np.cumsum(steps[np.argsort(times, kind="stable")]).max(initial=0))
 

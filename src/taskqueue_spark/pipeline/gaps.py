@@ -60,9 +60,9 @@ def spans(transitions: DataFrame) -> DataFrame:
 
 
 def missing_between(low: Column, high: Column) -> Column:
-    """Return whether the column ``holes`` has a missing number between two others. A bound that is null is infinite.
+    """Return whether the column ``holes`` has a missing number between two others. A null bound is infinite.
 
-    Number 0 is the time before the transition with number 1.
+    The bounds are exclusive: use 0 for the time before the first transition.
     """
     least, most = F.coalesce(low, F.lit(-1)), F.coalesce(high, F.lit(2**62))
     result = F.exists("holes", lambda hole: (hole["last"] > least) & (hole["first"] < most))

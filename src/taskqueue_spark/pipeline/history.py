@@ -61,10 +61,10 @@ def counts(result: DataFrame) -> DataFrame:
 
 
 def _with_settings(rows: DataFrame, transitions: DataFrame) -> DataFrame:
-    """Add the owner of each task, and the settings of its queue: all of them (``spans``), and the last (``span``).
+    """Add the owner of each task, and the settings of its queue: all versions (``spans``), and the current (``span``).
 
-    ``blind``: the last settings may be missing; ``unset``: the first ones may be missing. Versions of settings grow by
-    one, so the version of the next settings shows whether there was a change in between.
+    ``blind``: a later version before the step may be missing; ``unset``: the first version may be missing. Each change
+    raises the version by one, so the next recorded version shows whether a change in between is missing.
     """
     owner = f"last(if(begins, struct(tenant, ordering_key), null), true) over ({OF_TASK})"
     spans = (

@@ -18,12 +18,13 @@ Floats = npt.NDArray[np.float64]
 
 
 def erlang_c(slots: int, load: float) -> float:
-    """Return the probability that a task has to wait (M/M/c). ``load``: arrival rate times mean time held."""
+    """Return the probability that a task has to wait (M/M/c). ``load``: arrival rate times mean ``held`` time."""
     if load <= 0:
         return 0.0
     if load >= slots:
         return 1.0
-    inverse = 1.0  # the inverse of Erlang B, whose recursion is numerically stable
+    # The recursion of the inverse of the Erlang B formula is numerically stable.
+    inverse = 1.0
     for number in range(1, slots + 1):
         inverse = 1.0 + inverse * number / load
     blocked = 1.0 / inverse
@@ -76,7 +77,7 @@ def replay(
     waits = []
     for arrival, time in zip(arrived.tolist(), held.tolist(), strict=True):
         freed = free[0]
-        start = (freed if freed > arrival else arrival) + overhead  # noqa: FURB136 - takes half the time of max()
+        start = (freed if freed > arrival else arrival) + overhead  # noqa: FURB136 - `max` would take twice the time
         take(free, start + time)
         waits.append(start - arrival)
     return np.array(waits)
@@ -114,7 +115,8 @@ def least(fits: Callable[[int], bool], at_least: int, at_most: int) -> int | Non
     """
     low, step = at_least, 1
     high = min(low, at_most)
-    while not fits(high):  # start with small steps, because the result is mostly near the start
+    while not fits(high):
+        # Start with small steps, because the result is mostly near the start.
         if high >= at_most:
             return None
         low, high, step = high + 1, min(high + step, at_most), step * 2

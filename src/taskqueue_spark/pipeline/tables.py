@@ -155,7 +155,7 @@ def read_transitions(
 ) -> DataFrame:
     """Return the transitions of a snapshot, or of an archive with the same layout.
 
-    ``since``: earliest included time; ``until``: time from which on transitions are excluded. Raises
+    ``since``: earliest included time; ``until``: earliest excluded time. Raises
     `ConfigurationError` if the folder has no transitions.
     """
     schema = from_arrow_schema(TRANSITIONS).add("date", DateType())
@@ -192,7 +192,8 @@ def _existing_path(out: str | Path, name: str) -> Path:
         raise ConfigurationError(
             f"there is no table {name} in {path.parent}: `taskqueue pipeline snapshot --out` creates such a folder"
         )
-    return path.resolve()  # the version that is current now, even if the link changes later
+    # Return the current version and not the link, which may change later.
+    return path.resolve()
 
 
 def _version(path: Path, name: str) -> Path:

@@ -40,7 +40,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     percentile: float = 0.95
     grace: float = 60.0
     whole: bool = True
-    """whether the transitions contain everything of their runs, not only some keys or events"""
+    """whether the transitions are all those of their runs, not only those of some keys or events"""
     store: dict[str, str] | None = None
     """options to query the store for its current content; ``None``: do not query it"""
     behind: dict[str, str] | None = None
@@ -74,7 +74,7 @@ class ReportBuild:
         return self.made[name]
 
     def all(self, stage: Callable[[str], AbstractContextManager[Any]]) -> Mapping[str, DataFrame]:
-        """Create every table. ``stage`` returns a context that shows progress, whose ``note`` is set."""
+        """Create every table in a context that ``stage`` returns for its name, and set the context's ``note``."""
         for name in TABLES:
             if self.wishes.store is None and name in {"asked", "live", "ledgers"}:
                 continue

@@ -200,7 +200,7 @@ def _flow(build: ReportBuild, result: Extent, keys: Sequence[str]) -> dict[str, 
     origin = result.since.timestamp() // length * length
     position = F.floor((F.unix_micros("ts") / 1e6 - origin) / length).cast("int")
     event, before = F.col("event"), F.col("before_state")
-    # A task whose first event is not its beginning was live before that event.
+    # If the first recorded event of a task is not the beginning of its life, the task was live before.
     was = F.coalesce(before.isin(*LIVE), ~event.isin(*_BEGINS))
     counted = (
         build.select(steps(build.transitions))

@@ -173,7 +173,7 @@ def _trends(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     moments = [row["window_start"] for rows in by_key.values() for row in rows]
     start, step = min(moments), float(fields["window"].split()[0])
     number = int((max(moments) - start).total_seconds() / step) + 1
-    if number < 3 or number > 2000:  # noqa: PLR2004 - a line needs some points, and a page has limited room
+    if number < 3 or number > 2000:  # noqa: PLR2004 - too few points for a line, or too many for a page
         return []
     matches = []
     for column, title in (("queue_wait", "Waiting"), ("run", "Running")):
@@ -246,7 +246,7 @@ def _fairness(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the fairness of queues with more than one member, each with a plot."""
     matches = []
     for row in rows:
-        if row["members"] < 2:  # noqa: PLR2004 - a single member has no other to compare with
+        if row["members"] < 2:  # noqa: PLR2004 - fairness compares at least two members
             continue
         contended = bool(row["windows"])
         shares = row["shares"] if contended else row["shares_total"]

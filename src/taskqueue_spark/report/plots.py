@@ -52,15 +52,14 @@ def over_time(
     return _both(title, about, sizes, lambda w, h: _lines(series, w, h, start, step, unit))
 
 
-def _lines(  # noqa: PLR0917 - a private function with the parameters of `over_time`
+def _lines(  # noqa: PLR0917 - a private function may have the parameters of `over_time`
     series: Sequence[Series], width: int, height: int, start: datetime, step: float, unit: Text
 ) -> Iterator[str]:
     number = max((len(series.values) for series in series), default=0)
     known = [value for series in series for value in series.values if value is not None]
     ticks = marks(max(known, default=0))
-    remaining = 14 + _LETTER * max(
-        7, *(len(unit(tick)) for tick in ticks)
-    )  # a minimum, so that the axes of most plots are aligned
+    # The minimum of 7 characters aligns the axes of most plots.
+    remaining = 14 + _LETTER * max(7, *(len(unit(tick)) for tick in ticks))
     right, top, bottom = width - 12, 12, height - 26
     across = (right - remaining) / max(number * step, 1e-9)
 
@@ -92,7 +91,8 @@ def _lines(  # noqa: PLR0917 - a private function with the parameters of `over_t
                 yield f'<circle class="dot c{item.colour}" cx="{run[0][0]:.1f}" cy="{run[0][1]:.1f}" r="2.5"/>'
             else:
                 yield f'<polyline class="line c{item.colour}" points="{path}"/>'
-    for place in range(number):  # transparent areas that show values under the pointer
+    for place in range(number):
+        # Transparent areas show the values under the pointer.
         values = [(series.name, series.values[place]) for series in series]
         results = [f"{name} {unit(value)}" for name, value in values if value is not None]
         moment = clock(start + timedelta(seconds=place * step), day=step >= _DAY, fine=step < 1)
@@ -104,7 +104,7 @@ def _lines(  # noqa: PLR0917 - a private function with the parameters of `over_t
 
 
 def _runs(points: Sequence[tuple[float, float] | None]) -> Iterator[list[tuple[float, float]]]:
-    """Yield the points between two missing values."""
+    """Yield each longest sequence of points without a missing value."""
     run: list[tuple[float, float]] = []
     for point in [*points, None]:
         if point is not None:
@@ -136,7 +136,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], *, colour: int = 1)
 def ranges(
     title: str, rows: Sequence[tuple[str, Sequence[float], str]], *, unit: Text, colour: int = 1
 ) -> Markup:
-    """Draw a range for each row from 0 to its values (p50, p95, p99), the first one darkest, with a common axis."""
+    """Draw bars for each row from 0 to its values (p50, p95, p99), the first one darkest. All rows share an axis."""
     most = max((values[-1] for _, values, _ in rows if values), default=0)
     ticks = marks(most, 4)
 
@@ -186,7 +186,7 @@ def _both(
 def _svg(title: str, about: str, size: tuple[int, int, str], parts: Iterator[str]) -> Markup:
     width, height, kind = size
     name = f"p{crc32(f'{title} {kind}'.encode('utf-8', 'replace')):08x}"
-    return Markup(  # noqa: S704 - every text in it is escaped
+    return Markup(  # noqa: S704 - every text in this markup is escaped
         f'<svg class="plot {kind}" viewBox="0 0 {width} {height}" role="img" aria-labelledby="{name}t {name}d">'
         f'<title id="{name}t">{escape(title)}</title><desc id="{name}d">{escape(about)}</desc>'
         f"{''.join(parts)}</svg>"

@@ -46,7 +46,7 @@ class Read(NamedTuple):
     last: int
     """the last number, of a transition or of a row with the event `MISSING`"""
     different: int
-    """number of different transitions"""
+    """number of transitions, without duplicates"""
     since: float
     until: float
 
@@ -121,7 +121,8 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
         read[position] = item._replace(
             first=min(item.first, row.first),
             last=max(item.last, row.last),
-            different=item.different + row.different,  # each number belongs to a single queue
+            # This sum is exact, because each number belongs to one queue only.
+            different=item.different + row.different,
             since=min(item.since, row.since),
             until=max(item.until, row.until),
         )
@@ -208,7 +209,7 @@ def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCo
                 & (F.col("seq") <= limits.get(shard, 0))
                 for shard, run in probe.runs.items()
             )
-            inside = reduce(or_, of_shards, F.lit(False))  # noqa: FBT003 - a constant of SQL
+            inside = reduce(or_, of_shards, F.lit(False))  # noqa: FBT003 - the value of an SQL literal
             entries.append(F.when(inside, _entry(f"'{side}:published'", begins)))
             entries.append(F.when(inside, _entry(f"concat('{side}:', state)", ended)))
     start = F.floor(F.unix_micros("ts") / (window * 1e6)) * window

@@ -49,7 +49,7 @@ def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> 
 def _rise(
     key: str, windows: dict[int, WindowCounts], start: int, options: StreamOptions
 ) -> FailureTrend | None:
-    """Return a rise if the share of failures in a window is larger than before; ``None`` otherwise."""
+    """Return an episode if the share of failures in a window is larger than before; ``None`` otherwise."""
     bad, all_of_them = failed(windows.get(start, WindowCounts()))
     share = bad / all_of_them if all_of_them else 0.0
     if all_of_them < options.failure_least or share < options.failure_share:
@@ -227,7 +227,8 @@ class Alerts:
                 condition.episode < value
                 or (condition.episode == value and position not in self.current)
             ):
-                continue  # the episode was reported, and has ended
+                # This episode was reported before, and has ended.
+                continue
             if position in self.current and condition.episode > value:
                 lines.append(self._end(position, now))
             if position not in self.current:

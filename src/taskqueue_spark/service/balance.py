@@ -88,7 +88,8 @@ def resolve(state: ServiceState) -> None:
         if base is None or base.runs != now.runs or ledger["published"] < base.ledger["published"]:
             state.baselines[key] = base = now
             if ledger["published"] > now.high.get("published", 0):
-                state.books[key].whole = False  # the journal began after the queue's first task
+                # The journal began after the queue's first task.
+                state.books[key].whole = False
         text = _ledger_fault(ledger) or _difference(base, now)
         if text:
             state.differing[key] = text

@@ -53,7 +53,8 @@ class Batches:
         if query not in state.queries:
             sweep(self.options, state, query)
         batch = aggregate.without_known(batch, state.positions, horizon_of(now))
-        if state.queries.keys() - {query}:  # an earlier query has lost its checkpoint
+        if state.queries.keys() - {query}:
+            # An earlier query has lost its checkpoint, so the source may repeat transitions that were read.
             batch = self._unseen(batch)
         name = _name(query, number)
         self._archive(batch, name)
@@ -67,7 +68,8 @@ class Batches:
                 probe(state, requested)
         save(self.options.state, state)
         for folder in (self.options.folder / "open").iterdir():
-            if folder.name not in {state.open, former}:  # the previous one may be read
+            if folder.name not in {state.open, former}:
+                # Keep the previous folder, because it may be in use by readers.
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _unseen(self, batch: DataFrame) -> DataFrame:
@@ -86,7 +88,8 @@ class Batches:
             "transitions": self.options.archive / f"batch={name}",
             DAMAGED: self.options.out / DAMAGED / f"batch={name}",
         }
-        if paths["transitions"].exists():  # the batch was archived completely before
+        if paths["transitions"].exists():
+            # An earlier attempt has archived the whole batch.
             return
         staging = self.options.folder / "staging"
         shutil.rmtree(staging, ignore_errors=True)

@@ -37,11 +37,11 @@ class StreamOptions:
     failure_share: float = 0.1
     """minimum share of failed executions in a window for a report of rising failures"""
     failure_growth: float = 2.0
-    """minimum ratio of that share to the share in earlier windows, for such a report"""
+    """minimum ratio of a window's share of failures to that of earlier windows, for a report of rising failures"""
     failure_least: int = 20
-    """minimum number of executions in a window for such a report"""
+    """minimum number of executions in a window for a report of rising failures"""
     keep: int = 120
-    """number of earlier windows that shares are compared with, and that can still change"""
+    """number of earlier windows that can still change, and with which a window's share of failures is compared"""
     ledger: bool = True
     """whether to compare the journal with the ledgers of the store, if the store has any"""
 

@@ -29,7 +29,7 @@ _DEFAULTS = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
 """default options of the source; missing transitions raise an alert and do not stop the service"""
 _SINCE = "startingtimestamp"
 _TIMES = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-"""a type for times that all readers of Parquet know, and by which they can skip files, unlike Spark's default"""
+"""a type of times that all readers of Parquet support and can use to skip files, unlike Spark's default type"""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

@@ -133,7 +133,7 @@ class ServiceState(msgspec.Struct, kw_only=True):
     transitions: int = 0
     damaged: int = 0
     frontier: float = 0.0
-    """Unix time of the last transition that was read, without times in the future"""
+    """latest Unix time of the transitions that were read, but not later than about the current time"""
     positions: dict[str, Position] = {}
     """how far each run was read, by ``run/shard``"""
     offsets: dict[str, int] = {}

@@ -60,9 +60,8 @@ def note_positions(state: ServiceState, read: Sequence[Read], now: float) -> boo
         # Transitions that were removed before the first read of a shard are not reported as a gap.
         if lacking and former:
             _missing(state, item, expected, lacking)
-        heard = (
-            item if item.different or known is None else known
-        )  # a report of missing transitions has no time
+        # A row about missing transitions has no time of its own, so use the known time.
+        heard = item if item.different or known is None else known
         since, until = min(heard.since, ahead), min(heard.until, ahead)
         state.positions[position] = Position(
             last=item.last if again or known is None else max(item.last, known.last),

@@ -96,7 +96,8 @@ class Feed:
                 await self._progress.wait()
             await self._wait_for_rate(len(chunk))
             self._under_way = self._group.create_task(self._publish(chunk))
-            await asyncio.sleep(0)  # send the chunk before the caller prepares the next one
+            # Send the chunk before the caller prepares the next one.
+            await asyncio.sleep(0)
 
     async def _wait_for_rate(self, number: int) -> None:
         if self._options.rate is None:
@@ -154,7 +155,7 @@ class Feed:
     async def _retry_until_available(
         self, tasks: Sequence[Task], wait: float
     ) -> Sequence[Confirmation]:
-        """Publish tasks. Retry during an outage, and after a lost response, for as long as the option ``wait`` says."""
+        """Publish tasks. Retry during an outage and after a lost response, up to the seconds of the option ``wait``."""
         if not tasks:
             return ()
         loop = asyncio.get_running_loop()
@@ -236,7 +237,7 @@ _TYPES = {"int": "long", "str": "string"}
 def messages_of(
     df: DataFrame, write: Callable[[Iterator[pa.RecordBatch]], Any], kind: type[M]
 ) -> list[M]:
-    """Write every partition, and return the messages of ``write``, which are dataclasses with numbers and text."""
+    """Call ``write`` with every partition, and return its results, which are dataclasses of numbers and texts."""
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist([asdict(write(batches))])

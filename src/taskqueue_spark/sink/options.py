@@ -32,7 +32,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     """maximum number of tasks per second that one partition publishes"""
     replay_horizon: float | None = None
-    """seconds after its end for which a queue must remember a task's id, so that a replay publishes nothing twice"""
+    """seconds for which a queue must remember the id of an ended task, so that a replay publishes nothing twice"""
     on_invalid: Literal["fail", "skip"] = "fail"
     invalid_path: str | None = None
     """folder for the skipped rows, each with the reason"""

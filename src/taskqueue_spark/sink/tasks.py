@@ -119,7 +119,8 @@ class TaskReader(msgspec.Struct, frozen=True):
 def _tasks(columns: dict[str, list[Any]]) -> list[Task]:
     id_, key, payload = (columns[name] for name in ("id", "key", "payload"))
     more = {name: values for name, values in columns.items() if name not in _ALWAYS}
-    if not more:  # the most frequent case, for which this is faster
+    if not more:
+        # Most tasks have no other columns, and this is faster for them.
         return [
             Task(id=item, key=queue, payload=text)
             for item, queue, text in zip(id_, key, payload, strict=True)

@@ -70,7 +70,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         self._job = secrets.token_hex(8)
 
     async def check_store(self) -> None:
-        """Raise `BackendUnavailable` if the store is unavailable, `ConfigurationError` if its queue does not fit.
+        """Raise `BackendUnavailable` if the store is unavailable, `ConfigurationError` if the queue forgets ids early.
 
         Writing waits for a store during an outage; this check reports a wrong address at once.
         """
@@ -130,7 +130,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     def commit(
         self,
         messages: list[WriterCommitMessage | None],
-        batchId: int | None = None,  # noqa: N803 - Spark's name
+        batchId: int | None = None,  # noqa: N803 - Spark defines this signature
     ) -> None:
         sent = [message for message in messages if isinstance(message, Sent)]
         batch = self._job if batchId is None else str(batchId)
@@ -164,7 +164,7 @@ async def _arriving(batches: Iterator[pa.RecordBatch]) -> AsyncIterator[pa.Recor
 def writer(
     options: Mapping[str, str],
     schema: StructType,
-    overwrite: bool,  # noqa: FBT001 - Spark passes it by position
+    overwrite: bool,  # noqa: FBT001 - Spark passes this argument by position
     *,
     stream: bool = False,
 ) -> TaskWriter | RedriveWriter:

@@ -1,4 +1,4 @@
-"""Background tasks that note each execution in a file, and a worker that runs so many at once: ``background.py 1``."""
+"""Tasks that record each execution in a file, and a worker with a limit of concurrent runs: ``background.py 1``."""
 
 import os
 import sys
@@ -13,14 +13,14 @@ MARKS = Path(os.environ["MARKS"])
 
 
 def note(name: str) -> None:
-    """Write a line down, in one piece."""
+    """Append a line to the file with one write."""
     with (MARKS / "executed").open("a") as file:
         file.write(f"{name}\n")
 
 
 @task(persist_result=True, cache_policy=NO_CACHE)  # type: ignore[untyped-decorator] # Prefect is not in this environment
 def work(name: str, seconds: float = 0) -> str:
-    """Take some time."""
+    """Record the execution, and sleep."""
     note(name)
     time.sleep(seconds)
     return name
@@ -28,7 +28,7 @@ def work(name: str, seconds: float = 0) -> str:
 
 @task(cache_policy=NO_CACHE)  # type: ignore[untyped-decorator] # as above
 def wait(name: str) -> None:
-    """Wait for a file."""
+    """Record the execution, and wait until the gate file exists."""
     note(name)
     while not (MARKS / "gate").exists():
         time.sleep(0.02)
@@ -36,7 +36,7 @@ def wait(name: str) -> None:
 
 @task(retries=1, retry_delay_seconds=1, cache_policy=NO_CACHE)  # type: ignore[untyped-decorator] # as above
 def fail_once(name: str) -> None:
-    """Fail at first."""
+    """Record the execution, and fail the first time."""
     note(f"{name}@{time.time():.3f}")
     path = MARKS / f"failed-{name}"
     if not path.exists():

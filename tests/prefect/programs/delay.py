@@ -1,6 +1,7 @@
-"""Delay runs of tasks of `background`, and print their ids: ``delay.py COUNT PREFIX [SECONDS [TASK COUNT PREFIX]…]``.
+"""Call ``.delay()`` on tasks of `background`, and print the runs' ids.
 
-The first are of `work`, and take so many seconds.
+Usage: ``delay.py COUNT PREFIX [SECONDS [TASK COUNT PREFIX]…]``. The first COUNT runs are of `work`, and sleep for
+SECONDS.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""Submit runs of `work.mark` with these parameters (JSON), in turn; print the key, and the id of each."""
+"""Submit runs of `work.mark` with these parameters (JSON), one after the other.
+
+Print the task key and the runs' ids.
+"""
 
 import asyncio
 import json
@@ -9,7 +12,7 @@ from work import mark
 
 
 async def main() -> None:
-    """Submit them."""
+    """Submit the runs, and print the key and the ids."""
     runs = [await submit(mark, **parameters) for parameters in json.loads(sys.argv[1])]
     sys.stdout.write(json.dumps([mark.task_key, runs]))
 

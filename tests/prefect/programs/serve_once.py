@@ -1,6 +1,7 @@
-"""Start a server's application and end it; say whose queue it has: ``serve_once.py [odd]``.
+"""Start Prefect's server application, print which module's task queue it uses, and end it: ``serve_once.py [odd]``.
 
-``odd``: its code is not the one that is known. First it is to be strict; say what comes of that, too.
+With ``odd`` Prefect's code seems to differ from the supported version; the first start is strict, and its error is
+printed.
 """
 
 import asyncio
@@ -17,17 +18,17 @@ STRICT = "TASKQUEUE_PREFECT_STRICT"
 
 
 async def serve() -> None:
-    """Start it, and end it."""
+    """Start the application, print the module of its task queue, and end it."""
     app = create_app()
     async with app.router.lifespan_context(app):
         sys.stdout.write(f"{TaskQueue.__module__}\n")
         sys.stdout.flush()
         if TaskQueue.__module__.startswith("prefect."):
-            os._exit(0)  # what Prefect's own services do at their end is not looked at here
+            os._exit(0)  # skip the shutdown of Prefect's own services
 
 
 async def serve_odd() -> None:
-    """Do the same with odd code, strictly and not."""
+    """Pretend that Prefect's code differs from the supported version, and start in strict mode and then normally."""
     patches.FINGERPRINTS["prefect.server.task_queue"] = "another"
     os.environ[STRICT] = "true"
     try:

@@ -1,4 +1,4 @@
-"""Give a task run; then say of each line, a JSON text in JSON, whether a worker bears it."""
+"""Print a task run as JSON. For each input line, a JSON string, print 1 if Prefect accepts it as a task run, else 0."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Tasks that leave marks in a folder, and a worker that runs as many at once as it is told: ``work.py 1``."""
+"""A task that records its executions in a folder, and a worker with a limit of concurrent runs: ``work.py 1``."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from prefect.task_worker import serve
 
 @task  # type: ignore[untyped-decorator] # Prefect is not in this environment
 def mark(folder: str, name: str, gate: str | None = None) -> None:
-    """Wait for a file, if there is a gate; then write down who has run this."""
+    """Wait until the gate file exists, if given; then append the process id to the file ``name``."""
     while gate is not None and not (Path(folder) / gate).exists():
         time.sleep(0.02)
     with (Path(folder) / name).open("a") as file:

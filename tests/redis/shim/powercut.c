@@ -1,6 +1,6 @@
-/* Notes how much of each regular file has been synced, in a file beside it: what a power cut would leave.
- * Preloaded into redis-server, so that a test can kill it and cut its files to that length.
- * POWERCUT_SLOW_MS makes each sync take so much longer, as a busy disk would. */
+/* Records how many bytes of each regular file have been synced to disk, in a file next to it with the suffix .synced.
+ * It is preloaded into redis-server, so that a test can kill the server and cut its files to that length, as a power
+ * cut would. POWERCUT_SLOW_MS makes each sync take that many milliseconds longer, as on a busy disk. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
