@@ -37,8 +37,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of deliveries that the worker of one socket may have"""
     body: int = 16 * 1024 * 1024
     """maximum bytes of the body of an HTTP request"""
-    task_run: int = 1024 * 1024
-    """maximum bytes of a task run as JSON text, because a Prefect worker accepts no larger message"""
     url: int = 2000
     """maximum characters of a URL"""
     slots: int = 10_000
@@ -48,6 +46,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LIMITS = Limits()
+TASK_RUN_BYTES = 1024 * 1024
+"""maximum bytes of a task run as JSON text; a Prefect worker accepts no larger message"""
 
 _NAME = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9._:@=+<>~-]*")
 _END_OF_TIME = 253_402_300_800.0  # the start of the year 10000, the end of Python's datetime

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from taskqueue_core.limits import LIMITS
+from taskqueue_core.limits import TASK_RUN_BYTES
 from taskqueue_core.tasks import Task
 from taskqueue_prefect.names import name_of
 from taskqueue_prefect.prefect_types import TaskRun
@@ -93,8 +93,8 @@ def unsendable_reason(run: TaskRun) -> str | None:
         size = len(run.model_dump_json())
     except ValueError as error:
         return str(error)
-    most = LIMITS.task_run
-    return f"{size} bytes; a worker accepts at most {most}" if size > most else None
+    too_large = f"{size} bytes; a worker accepts at most {TASK_RUN_BYTES}"
+    return too_large if size > TASK_RUN_BYTES else None
 
 
 async def read(run_id: str) -> TaskRun | None:

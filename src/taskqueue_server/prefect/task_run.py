@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from taskqueue_core.limits import LIMITS
+from taskqueue_core.limits import TASK_RUN_BYTES
 from taskqueue_core.tasks import Task
 
 _LONGEST = 10_000 * 366 * 86_400.0
@@ -126,8 +126,8 @@ _task_run = msgspec.json.Decoder(TaskRun)
 
 def refusal(task: Task) -> str | None:
     """Return why a task must not be sent to a worker; ``None`` if it may."""
-    if len(task.payload) > LIMITS.task_run:
-        return f"{len(task.payload)} bytes; the maximum is {LIMITS.task_run}"
+    if len(task.payload) > TASK_RUN_BYTES:
+        return f"{len(task.payload)} bytes; the maximum is {TASK_RUN_BYTES}"
     try:
         # Decode all fields, because `TaskRun` skips the unknown ones, which must be valid JSON as well.
         _everything.decode(task.payload)
