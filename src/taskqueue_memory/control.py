@@ -74,7 +74,8 @@ class MemoryControl:
     async def purge(self, key: str) -> int:
         records = list(self._store.known(key).records.values())
         idle = [r for r in records if r.state in (State.WAITING, State.SCHEDULED)]
-        # Held records first: each cancelled holder of an ordering key would otherwise pass the key on to one of them.
+        # First cancel the records that wait for an ordering key. If the holder of the key were cancelled first, the key
+        # would be passed on to one of them.
         idle.sort(key=lambda record: not record.held)
         done = 0
         async for record in _in_turn(idle):

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 _NEVER = float("inf")
 ROOM = 64
-"""number of outdated items that a heap or lane may always keep before it is cleaned"""
+"""number of items below which a heap or lane is never searched for outdated items to remove"""
 
 
 R = TypeVar("R")
@@ -33,7 +33,8 @@ class DueHeap(Generic[R]):
 
     def add(self, at: float, record: R, mark: int) -> None:
         """Add a due time of ``record``. The ``mark`` distinguishes it from the record's other due times."""
-        # Clean before the new item is added, because the caller may update the record's state only after this call.
+        # Remove outdated items before the new one is added: the new one may look outdated as well, because the caller
+        # may update the record's state only after this call.
         if len(self._items) >= self._bound:
             self._items = [item for item in self._items if self._matters(item[3], item[2])]
             heapq.heapify(self._items)

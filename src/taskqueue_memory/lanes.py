@@ -16,7 +16,7 @@ class LaneItem(Entry, kw_only=True, eq=False):
     """An entry with the fields that a lane needs."""
 
     seq: int = 0
-    """position in the lane; items of lanes and heaps that were added with another number are outdated"""
+    """position in the lane; an item of a lane or heap is outdated if it was added with a different number"""
     held: bool = False
     """whether the entry waits for its ordering key and is therefore in no lane of the queue"""
 
@@ -25,7 +25,10 @@ T = TypeVar("T", bound=LaneItem)
 
 
 class Lane(Generic[T]):
-    """Waiting entries in order of availability, redelivered ones first. Cancelled and moved ones are dropped later."""
+    """Waiting entries in order of availability, redelivered ones first.
+
+    Entries that were cancelled or moved to another lane are not removed at once, but skipped and removed later.
+    """
 
     def __init__(self) -> None:
         self._bound = ROOM
@@ -37,7 +40,7 @@ class Lane(Generic[T]):
     def append(self, record: T) -> None:
         if (
             len(self._fresh) >= self._bound
-        ):  # clean before adding: the new entry is not in state WAITING yet
+        ):  # clear before adding, because the new entry is not in state WAITING yet and would be removed
             self._clear()
         self._fresh.append((record.seq, record))
 

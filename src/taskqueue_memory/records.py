@@ -45,7 +45,7 @@ class Consumer(Protocol):
         """Return a new receipt that cannot be guessed."""
 
     def wake(self) -> bool:
-        """Wake a receive that waits. Return whether there was one."""
+        """Wake the receive call that waits. Return False if none waits."""
 
     def revoke(self, receipt: str) -> None:
         """Record that the subscription no longer owns a delivery."""
@@ -62,7 +62,7 @@ class TaskRecord(TenantItem, kw_only=True, eq=False):
     """digest of a long payload, which is dropped when the task has ended"""
     owner: Consumer | None = None
     patience: float = 0.0
-    """seconds for which a delivery may report no progress"""
+    """seconds without a progress report after which the delivery is taken back"""
     watch: int = 0
     """id of the current progress timeout; 0 if there is none"""
 
@@ -109,7 +109,7 @@ class QueueState:
         self.dead: dict[str, TaskRecord] = {}
         self.subscribers: dict[Consumer, None] = {}
         self.waiting: dict[Consumer, None] = {}
-        """subscribers with a receive that waits; the one that has waited longest comes first"""
+        """subscriptions with a waiting receive call, the longest-waiting first"""
         self.scheduled = DueHeap(is_scheduled)
         self.flights = DueHeap(is_in_flight)
         self.bounded = False
@@ -207,7 +207,7 @@ class QueueState:
         return self._lines.pop()
 
     def handed_out(self, record: TaskRecord, now: float) -> None:
-        """Count a delivery, and charge it to the rate limits, the tenant and the floor share."""
+        """Count a delivery, and charge it to the rate limits, the tenant and the lowest priority's floor share."""
         self.delivered += 1
         if self.bucket is not None:
             self.bucket.tokens -= 1

@@ -42,7 +42,7 @@ class MemoryRoomSignal:
         self._notified = asyncio.Event()
 
     def notify(self) -> None:
-        """End the current wait, or the next one if there is none now."""
+        """End the wait in progress. If there is none, the next wait returns at once."""
         self._notified.set()
 
     async def wait(self, timeout: float) -> None:

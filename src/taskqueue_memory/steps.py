@@ -35,11 +35,11 @@ class Steps:
         return self.queues[key]
 
     def known(self, key: str) -> QueueState:
-        """Return the queue of a key; if it does not exist, a new one that is not stored."""
+        """Return the queue of a key; if it does not exist, return a new queue without storing it."""
         return self.queues.get(key) or QueueState(key)
 
     def leave(self, queues: Iterable[QueueState]) -> None:
-        """Delete the queues that have no subscription, no settings, and to which no task was ever published."""
+        """Delete those of ``queues`` without subscriptions and settings to which no task was ever published."""
         for queue in queues:
             if not (queue.subscribers or queue.published or queue.settings.version):
                 self.queues.pop(queue.key, None)
@@ -89,7 +89,10 @@ class Steps:
                 tasks -= 1
 
     def hand_back(self, record: TaskRecord, *, lost: bool, reported: bool = True) -> None:
-        """Take back a delivery, and notify its owner unless ``reported``. Too many losses make a dead letter."""
+        """Take back a delivery. If it was lost too often, its task becomes a dead letter.
+
+        ``reported``: the delivery was released or reported as lost, so record this outcome for its receipt.
+        """
         queue = record.queue
         queue.redelivered += 1
         queue.lost += lost

@@ -97,7 +97,7 @@ class MemorySubscription(SubscriptionBase):
             del queue.subscribers[self]
             queue.waiting.pop(
                 self, None
-            )  # otherwise it would be woken for the deliveries that it releases
+            )  # otherwise this subscription would be woken for the deliveries that it releases
         for record in tuple(self.owned.values()):
             self._store.hand_back(record, lost=False)
         self._store.leave(self._queues)
@@ -139,13 +139,13 @@ class MemorySubscription(SubscriptionBase):
                 continue
             delivery = self._store.take(self, queue, now, expired)
             if queue.available:
-                self.ready[queue] = None  # to the end of the order, so that queues take turns
+                self.ready[queue] = None  # put the queue at the end, so that queues take turns
             if delivery is not None:
                 deliveries.append(delivery)
                 if queue in remaining:
                     remaining[queue] -= 1
             elif queue in self.ready:
-                break  # as many tasks have expired as one call may expire
+                break  # this call has expired as many tasks as one call may
         again = False
         for queue in self.ready:
             again = again or bool(queue.available and queue.room(now).left)

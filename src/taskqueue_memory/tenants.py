@@ -18,7 +18,7 @@ _DUST = 1e-6
 
 
 class TenantUsage:
-    """Counters and limits of one tenant, kept while it has tasks or its rate limit is not fully available."""
+    """Counters and limits of one tenant, kept while the tenant has tasks or its token bucket is not full."""
 
     __slots__ = ("alarm", "bucket", "fills", "fresh", "in_flight", "lanes", "name", "resting", "waiting")  # fmt: skip
 
@@ -149,7 +149,7 @@ class Tenants(Generic[T]):
     def entered(self, record: T, fresh: int, now: float) -> None:
         """Update the tenant's counters after a state change; ``fresh`` is added to its undelivered tasks."""
         account = record.usage
-        if account is None:  # the entry has not waited since the order became fair
+        if account is None:  # not counted yet: the entry has not waited since the order became fair
             return
         account.fresh += fresh
         seated = record.state is State.IN_FLIGHT

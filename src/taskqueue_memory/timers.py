@@ -80,10 +80,11 @@ class Timers:
 
 
 def _may_expire(record: TaskRecord, _seq: int) -> bool:
-    # Keep dead letters, which may be redriven before the deadline: setting it again each time would fill the heap.
+    # Keep the deadlines of dead letters, because these may be redriven in time. Otherwise each redrive would have to
+    # add the deadline again, which would fill the heap.
     return not record.ended and record.queue.records.get(record.task.id) is record
 
 
 def _may_be_forgotten(record: TaskRecord, _seq: int) -> bool:
-    # The state need not be checked: an ended record stays ended, because a retry creates a new record.
+    # The state is not checked, because an ended record stays ended: a retry creates a new record.
     return record.queue.records.get(record.task.id) is record

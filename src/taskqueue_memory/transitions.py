@@ -1,4 +1,4 @@
-"""The state changes of tasks. Each is one synchronous method and therefore atomic, and leaves the ledger balanced."""
+"""The state changes of tasks. Each is one synchronous method, so it is atomic. It keeps the queue's ledger balanced."""
 
 from __future__ import annotations
 
@@ -139,7 +139,10 @@ class MemoryStore(Steps):
         return Settled.OK
 
     def redeliver(self, delivery: Delivery, loser: Consumer | None) -> Settled:
-        """Make an entry available again, at its old position. With a ``loser``, count a loss if it is the owner."""
+        """Make a delivered entry available again, at its old position.
+
+        With a ``loser``, count the delivery as lost, but only if ``loser`` still owns it.
+        """
         verb = "lost" if loser else "redeliver"
         record = self.receipts.get(delivery.receipt)
         if record is None or (loser is not None and record.owner is not loser):

@@ -99,7 +99,7 @@ class RedisBackend:
         pause = _OUTAGE_SECONDS
         while True:
             await asyncio.sleep(pause)
-            # Otherwise the store answers, or was unavailable only for a moment.
+            # Wait longer if the store answers (`seconds` is 0), or has been unavailable only for a moment.
             if self._context.client.trouble.seconds >= _OUTAGE_SECONDS / 2:
                 break
             pause = _OUTAGE_SECONDS / 10

@@ -73,7 +73,7 @@ class RedisSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        address = self.address  # raises if the URL cannot be used
+        address = self.address  # raises ConfigurationError if the URL is invalid
         passwords = (address.password, self.password, self.password_file)
         if sum(bool(password) for password in passwords) > 1:
             raise ConfigurationError(

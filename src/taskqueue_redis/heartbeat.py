@@ -22,7 +22,10 @@ class Heartbeat:
     """Renews the leases of consumers, three times within the duration of a lease."""
 
     def __init__(self, settings: RedisSettings, receipts: Receipts) -> None:
-        """Revoke the deliveries of expired consumers in the event loop that calls `add` first."""
+        """Create a heartbeat without a thread; the first call of `add` starts the thread.
+
+        The deliveries of expired consumers are revoked in the event loop of that call.
+        """
         # Short timeouts leave time for a second attempt within the lease if an answer is lost.
         patience = settings.lease / 3
         names = ("answer_timeout", "connect_timeout", "operation_timeout")

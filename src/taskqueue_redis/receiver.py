@@ -20,7 +20,7 @@ _POLL_EVERY = 8
 """number of receives after which queues that are not known to have work are checked too"""
 _ROUNDS = 5
 _PATIENCE = 0.25
-"""seconds for which a receive waits for a silent partition after other partitions have answered"""
+"""seconds after which a receive stops waiting for partitions that have not answered, if others have"""
 _RETRY_SECONDS = 0.2
 """seconds after which a partition that failed is read again"""
 
@@ -106,7 +106,7 @@ class Receiver:
         except BaseException as error:
             self._unseen += (
                 taken.received.deliveries
-            )  # keep what other partitions returned for the next receive
+            )  # keep the deliveries of other partitions for the next receive
             self._late += taken.expired
             if isinstance(error, asyncio.CancelledError):
                 self._context.background.start(self._release_unseen())
@@ -142,7 +142,8 @@ class Receiver:
                 names = [name for name in self._partitions if name not in self._unavailable]
                 await self._each(taken, {name: self._poll_partition(name) for name in names})
                 looked, poll = True, False
-                if self._unseen:  # return these first: they are older than what a read would return
+                # Return recovered deliveries first, because they are older than those that a read would return.
+                if self._unseen:
                     break
                 continue
             chosen: dict[str, list[str]] = {}
@@ -221,7 +222,10 @@ class Receiver:
         self._consumer.wake(None)
 
     async def _poll_partition(self, partition: str) -> _Batch:
-        """Check which queues of a partition have work. After a lost answer, read its deliveries first."""
+        """Check which queues of a partition have work.
+
+        If an answer of the partition was lost, only read the deliveries that it may have contained.
+        """
         await self._consumer.enter(partition)
         if partition in self._uncertain:
             await self._read_in_flight(partition)
@@ -268,7 +272,7 @@ class Receiver:
         for key in {*keys, *remaining}:
             self.ready.pop(key, None)
         for key in [*[key.decode() for key in others], *remaining]:
-            self.ready.setdefault(key)  # at the end of the order, because queues take turns
+            self.ready.setdefault(key)  # put the queue at the end, because queues take turns
         taken.expired += [Expired(key.decode(), name.decode(), n) for key, name, n in late]
         taken.again = taken.again or bool(again)
         if due:

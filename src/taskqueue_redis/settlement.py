@@ -82,7 +82,7 @@ class Settlement:
         by_partition: Mapping[str, tuple[list[int], list[T]]],
         send: Callable[[str, Sequence[T]], Awaitable[Sequence[Settled]]],
     ) -> list[Settled]:
-        """Call ``send`` with the items of each partition; an answer belongs to the delivery at the item's index."""
+        """Call ``send`` with the items of each partition. Return the answers in the order of ``deliveries``."""
         answers = [Settled.LEASE_LOST] * len(deliveries)
 
         async def settle(partition: str, indexes: list[int], items: list[T]) -> None:

@@ -67,7 +67,8 @@ class TaskLister(StoreReader):
         in_flight: dict[str, tuple[int, int]] = {}
         while epoch is not None:
             seconds, more = await self._ask(partition, "TIME")
-            # Read this before the records, so that a task that was already delivered is reported as in flight.
+            # Read which entries are in flight before the records are read, so that a task that was already delivered is
+            # reported as in flight.
             for stream in in_flight:
                 in_flight[stream] = await self._pending(partition, f"{name}/{stream}")
             args = "HSCAN", f"{name}/t", cursor, "COUNT", _AT_ONCE

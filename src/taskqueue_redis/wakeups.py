@@ -44,13 +44,13 @@ class Wakeups:
         self._process_id = process_id
         self._listener = Doorbell(scripts.client, self._on_message, self.reconnected)
         self._listening: dict[str, dict[Consumer, None]] = {}
-        """registered subscriptions by key, those that were woken least recently first"""
+        """registered subscriptions by queue key, the least recently woken first"""
         self._signals: dict[str, dict[RedisRoomSignal, None]] = {}
         """open signals by channel"""
         self._timers: dict[str, tuple[int, Timer]] = {}
-        """by partition, the next due time in microseconds and its timer"""
+        """by partition, the next due time in microseconds, and a timer for that time"""
         self._openings: dict[str, tuple[float, Timer]] = {}
-        """by queue, the time at which its rate limit allows deliveries again, and the timer for that"""
+        """by queue key, the time at which the queue's rate limit allows deliveries again, and a timer for that time"""
         self._tasks = Owned()
         self._closed = False
         scripts.client.trouble.healed = self.reconnected
@@ -100,7 +100,7 @@ class Wakeups:
             raise contract_error(failure) from failure
 
     def notify(self, key: str) -> None:
-        """Wake the next subscription of a queue. It will wake another one if it leaves work."""
+        """Wake the next subscription of a queue, which wakes another one if it does not take all the work."""
         listening = self._listening.get(key, {})
         for subscription in listening:
             if subscription.asleep:
@@ -231,7 +231,7 @@ class RedisRoomSignal:
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """End the current wait, or the next one if there is none now."""
+        """End the wait in progress. If there is none, the next wait returns at once."""
         self._event.set()
 
     async def wait(self, timeout: float) -> None:

@@ -1,4 +1,4 @@
-"""Commands in this process, on a store that they share, or through a real server."""
+"""Fixtures that run commands in this process, on a shared in-memory store or through a real server."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.cli.shared import Shared, renew
 
 
 class Done(msgspec.Struct, frozen=True):
-    """What a command left behind."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -25,7 +25,7 @@ class Done(msgspec.Struct, frozen=True):
 
     @property
     def told(self) -> Any:
-        """The one JSON value on stdout."""
+        """The JSON value that the command printed on stdout."""
         return json.loads(self.out)
 
 
@@ -34,27 +34,28 @@ Cli = Callable[..., Done]
 
 @pytest.fixture(autouse=True)
 def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings of the machine reach a test, and no server can be met by chance."""
+    """Remove the settings of the machine, and point the default server URL to a port without a server."""
     for name in os.environ:
         if name.startswith("TASKQUEUE_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TASKQUEUE_BACKEND", "tests.cli.shared")
     monkeypatch.setenv("TASKQUEUE_SERVER_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.setattr(console, "width", 160)  # it may have been made long before
+    # set here because the console is created before the environment changes
+    monkeypatch.setattr(console, "width", 160)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
 def store() -> Shared:
-    """The empty store that commands share."""
+    """The empty store that all commands of a test use."""
     return renew()
 
 
 @pytest.fixture
 def cli(store: Shared, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command and return what it left."""
+    """A function that runs a command and returns its exit code and output."""
     assert store.capabilities.shared
 
     def run(*words: str) -> Done:
@@ -67,7 +68,7 @@ def cli(store: Shared, capsys: pytest.CaptureFixture[str]) -> Cli:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
-    """The address of a real server with a memory backend, started as users start it."""
+    """The URL of a real server process with a memory backend."""
     words = ("serve", "--port", "0", "--backend", "taskqueue_memory")
     with process(*words, stderr=None) as serving:
         assert serving.stdout is not None

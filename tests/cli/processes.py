@@ -1,4 +1,4 @@
-"""Commands in processes of their own."""
+"""Run commands in separate processes."""
 
 import subprocess
 import sys
@@ -13,7 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def process(*words: str, stderr: int | None = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
-    """A command, as users start it for programs. It ends with the block at the latest, or if the tests are killed."""
+    """Run a command in a process whose output is not a terminal.
+
+    The process ends with the block at the latest, and also if the test run is killed.
+    """
     with (
         closing(Watchdog("KILL", group=True)) as watchdog,
         subprocess.Popen(

@@ -1,32 +1,32 @@
-"""A backend that commands in one process share: a memory backend that stays when a command closes it."""
+"""A memory backend that several commands in one process share, and that stays open when one of them closes it."""
 
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_memory import MemoryBackend
 
 
 class Shared(MemoryBackend):
-    """Says that processes can share it, which holds for commands that run in one."""
+    """A memory backend that claims to be shared between processes, which is true for commands in one process."""
 
     capabilities = Capabilities(names=frozenset(Capability), shared=True)
 
     async def aclose(self) -> None:
-        """Stay open for the next command."""
+        """Do nothing, because the next command still needs the backend."""
 
 
 _current: dict[str, Shared] = {}
 
 
 def renew(name: str = "store") -> Shared:
-    """Start anew and empty."""
+    """Create a new empty store with this name."""
     _current[name] = Shared()
     return _current[name]
 
 
 def create_backend() -> Shared:
-    """Return the present one."""
+    """Return the current store."""
     return _current["store"]
 
 
 def create_old() -> Shared:
-    """Return the one that a migration leaves."""
+    """Return the store from which a migration moves tasks away."""
     return _current["old"]

@@ -1,4 +1,4 @@
-"""What becomes of errors: one line, an exit code, never a trace."""
+"""Errors of commands: one line on stderr, an exit code, and no traceback."""
 
 import builtins
 import os
@@ -38,12 +38,12 @@ from tests.cli.shared import Shared
     ],
 )
 def test_exit_codes(error: TaskQueueError, code: int) -> None:
-    """D6: a script can tell a quarantined worker from an outage, a refusal and a mistake."""
+    """D6: the exit code distinguishes a quarantined worker, an outage, a refusal and wrong input."""
     assert exit_code(error) == code
 
 
 def test_a_server_out_of_reach_is_4(cli: Cli) -> None:
-    """One red line says what to do about it."""
+    """If the server cannot be reached, the command exits with 4 and one line that says what to do."""
     done = cli("stats", "--server", "http://127.0.0.1:1", "--json")
     assert done.code == 4
     assert done.told["error"]["code"] == "backend_unavailable"
@@ -55,7 +55,7 @@ def test_a_server_out_of_reach_is_4(cli: Cli) -> None:
 def test_a_backend_of_one_process_goes_through_the_server(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A memory backend of one's own would always be empty: the server is asked instead."""
+    """If the configured backend exists in one process only, commands connect to the server instead."""
     monkeypatch.setenv("TASKQUEUE_BACKEND", "taskqueue_memory")
     assert cli("stats").code == 4
     assert "share" in cli("stats", "--help").out
@@ -71,7 +71,7 @@ def test_a_backend_of_one_process_goes_through_the_server(
 def test_wrong_settings_are_2(
     name: str, value: str, said: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G3: a backend that cannot be found, and any other wrong setting, is named."""
+    """G3: a backend that cannot be found, or another wrong setting, exits with 2 and is named."""
     monkeypatch.setenv(name, value)
     done = cli("stats")
     assert done.code == 2
@@ -79,7 +79,7 @@ def test_wrong_settings_are_2(
 
 
 def test_a_bug_is_one_line_too(cli: Cli, store: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong, there is no trace on the screen, but the place is named."""
+    """An unexpected exception is reported in one line with its location, and without a traceback."""
 
     async def broken() -> Any:
         raise ZeroDivisionError("oh\nno")
@@ -93,7 +93,7 @@ def test_a_bug_is_one_line_too(cli: Cli, store: Shared, monkeypatch: pytest.Monk
 
 
 def test_an_interrupt_is_130(cli: Cli, store: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C is no failure of ours, and says nothing."""
+    """Ctrl-C exits with 130 and prints nothing."""
 
     async def interrupted() -> Any:
         raise KeyboardInterrupt
@@ -104,7 +104,7 @@ def test_an_interrupt_is_130(cli: Cli, store: Shared, monkeypatch: pytest.Monkey
 
 
 def test_a_reader_that_leaves_is_no_bug() -> None:
-    """`taskqueue ... | head` does not end in a trace."""
+    """If the reader of the output exits, as in `taskqueue ... | head`, no traceback is printed."""
     read, write = os.pipe()
     os.close(read)
     try:
@@ -119,7 +119,7 @@ def test_a_reader_that_leaves_is_no_bug() -> None:
 def test_without_the_extra_it_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command exists without its libraries, and asks for them."""
+    """Without the libraries of the command line, the command names the extra to install."""
     real = builtins.__import__
 
     def without(name: str, *rest: Any, **more: Any) -> Any:
@@ -133,7 +133,7 @@ def test_without_the_extra_it_says_how_to_get_it(
 
 
 def test_version_and_help(cli: Cli) -> None:
-    """They work without settings, and help lists the exit codes."""
+    """Version and help work without settings, and the help lists the exit codes."""
     told = cli("version", "--json").told
     assert set(told) == {"version", "python", "backends"}
     assert told["python"] in cli("version").out
@@ -144,13 +144,13 @@ def test_version_and_help(cli: Cli) -> None:
 
 
 def test_settings_of_the_current_folder_are_read(cli: Cli) -> None:
-    """A taskqueue.toml beside the work is enough; the environment wins over it."""
+    """Settings are read from taskqueue.toml in the current folder; environment variables override them."""
     Path("taskqueue.toml").write_text('server_url = "http://127.0.0.1:2"\nbackend = "nowhere"\n')
     assert cli("stats").code == 0
 
 
 def test_a_worker_without_handlers_prints_one_value(cli: Cli) -> None:
-    """With --json the error is the only JSON value, since nothing was started."""
+    """If a worker has no handlers, the error is the only JSON value on stdout."""
     Path("idle_worker.py").write_text("from taskqueue_worker import Worker\n\nworker = Worker()\n")
     done = cli("worker", "idle_worker:worker", "--json")
     assert done.code == 2
@@ -160,7 +160,7 @@ def test_a_worker_without_handlers_prints_one_value(cli: Cli) -> None:
 def test_a_setting_that_excludes_another_is_an_input_error(
     cli: Cli, store: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A limit on a sharded queue is refused with the reason."""
+    """A capacity limit for a sharded queue is refused with the reason."""
     monkeypatch.setenv("TASKQUEUE_SHARDING", "true")
     assert store is not None
     assert cli("queue", "set", "k", "--shards", "4").code == 0

@@ -1,4 +1,4 @@
-"""What volatile means: the server of the memory backend is killed in the middle of a job."""
+"""A killed server with a memory backend loses its tasks, but publishers and workers recover."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ ROUNDS = [0, *(pytest.param(n, marks=pytest.mark.chaos) for n in range(1, 20))]
 
 @contextmanager
 def running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A server or a worker that has said that it runs."""
+    """Run a server or worker process, and wait until it has printed its start message."""
     with process(*words, stderr=subprocess.DEVNULL) as started:
         assert started.stdout is not None
         assert json.loads(started.stdout.readline())
@@ -28,11 +28,11 @@ def running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def done(cli: Cli, url: str) -> int:
-    """Count the tasks that are done."""
+    """Return the number of tasks that are done."""
     known = {
         stats["key"]: stats["ledger"] for stats in cli("stats", "--server", url, "--json").told
     }
-    if "double" not in known:  # a fresh server, and no worker is back yet
+    if "double" not in known:  # a new server whose worker has not reconnected yet
         return 0
     assert known["double"]["balanced"]
     return int(known["double"]["done"])
@@ -42,7 +42,10 @@ def done(cli: Cli, url: str) -> int:
 def test_a_killed_server_takes_its_tasks_and_nothing_else(
     number: int, cli: Cli, tmp_path: Path
 ) -> None:
-    """Fault A6: publishers are told, the worker comes back by itself, and publishing again does the job."""
+    """Fault A6: while the server is down, publishing fails with an error.
+
+    Afterwards the worker reconnects by itself, and publishing the tasks again completes them.
+    """
     url = f"http://127.0.0.1:{(port := free_port())}"
     serve = ("serve", "--backend", "taskqueue_memory", "--port", str(port))
     batch = tmp_path / "tasks"
@@ -52,7 +55,7 @@ def test_a_killed_server_takes_its_tasks_and_nothing_else(
     publish = ("publish", "double", "--batch", str(batch), "--server", url, "--json")
     with running(*serve) as server, running("worker", "tests.cli.work:worker", "--url", url):
         assert cli(*publish).told["accepted"] == COUNT
-        wait_until(lambda: done(cli, url) > number, "some are done", tick=0, seconds=60)
+        wait_until(lambda: done(cli, url) > number, "some tasks are done", tick=0, seconds=60)
         server.send_signal(signal.SIGKILL)
         server.wait()
         refused = cli(*publish)
@@ -61,4 +64,4 @@ def test_a_killed_server_takes_its_tasks_and_nothing_else(
         with running(*serve):
             assert done(cli, url) == 0
             assert cli(*publish).told["accepted"] == COUNT
-            wait_until(lambda: done(cli, url) == COUNT, "the worker came back", seconds=60)
+            wait_until(lambda: done(cli, url) == COUNT, "the worker has reconnected", seconds=60)

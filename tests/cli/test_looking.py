@@ -1,4 +1,4 @@
-"""``taskqueue stats``, ``status``, ``result`` and ``dlq``."""
+"""The commands ``taskqueue stats``, ``status``, ``result`` and ``dlq``."""
 
 import asyncio
 import sys
@@ -16,7 +16,7 @@ from tests.cli.shared import Shared
 
 @pytest.fixture
 def worked(store: Shared) -> Shared:
-    """A queue with one task done, three dead, one waiting; and another queue with one waiting."""
+    """A queue with one done, three dead and one waiting task, and another queue with one waiting task."""
 
     async def work() -> None:
         tasks = [Task(key="k", id=task_id) for task_id in ("good", "d1", "d2", "d3", "new")]
@@ -33,7 +33,7 @@ def worked(store: Shared) -> Shared:
 
 @pytest.mark.usefixtures("worked")
 def test_stats_show_every_ledger(cli: Cli) -> None:
-    """Law 1: each queue's account is shown with its sum, and 0 says that all of them balance."""
+    """Law 1: stats shows the ledger of each queue, and exits with 0 if all of them balance."""
     done = cli("stats", "--json")
     assert done.code == 0
     first, second = done.told
@@ -48,21 +48,21 @@ def test_stats_show_every_ledger(cli: Cli) -> None:
 
 @pytest.mark.usefixtures("worked")
 def test_stats_of_an_unknown_queue(cli: Cli) -> None:
-    """A queue that nobody has used is an error that names those that are known, not a row of zeros."""
+    """Stats of an unknown queue is an error that names the existing queues, not a row of zeros."""
     asked = cli("stats", "typo", "--json")
     assert asked.code == 2
     assert "an existing queue: k, other" in asked.told["error"]["detail"]
 
 
 def test_stats_without_queues_say_how_to_begin(cli: Cli) -> None:
-    """An empty store is no error."""
+    """Stats of an empty store is not an error, and says how to publish a task."""
     assert "taskqueue publish" in cli("stats").out
     assert cli("stats", "--json").told == []
 
 
 @pytest.mark.usefixtures("worked")
 def test_an_imbalance_is_loud(cli: Cli, store: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law 1: were a ledger ever off, the command would say by how much and end with 1."""
+    """Law 1: if a ledger does not balance, stats shows the difference and exits with 1."""
     right = store.control.stats
 
     async def wrong(key: str) -> Any:
@@ -79,7 +79,7 @@ def test_an_imbalance_is_loud(cli: Cli, store: Shared, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("worked")
 def test_status_gives_the_reason_of_the_end(cli: Cli) -> None:
-    """C16: the status of a task whose attempts are used up says so."""
+    """C16: the status of a task without attempts left names this reason."""
     done = cli("status", "k", "d1", "--json")
     assert done.code == 0
     assert (done.told["state"], done.told["attempt"]) == ("dead", 1)
@@ -93,7 +93,7 @@ def test_status_gives_the_reason_of_the_end(cli: Cli) -> None:
 
 @pytest.mark.usefixtures("worked")
 def test_a_result_is_printed_as_it_was_stored(cli: Cli) -> None:
-    """The result's own text; a missing one is told with the task's state."""
+    """A result is printed exactly as stored; if there is none, the error names the state of the task."""
     assert cli("result", "k", "good").out == '{"x":  1.50}\n'
     assert cli("result", "k", "good", "--json").told == {
         "key": "k",
@@ -108,7 +108,7 @@ def test_a_result_is_printed_as_it_was_stored(cli: Cli) -> None:
 
 @pytest.mark.usefixtures("worked")
 def test_dead_letters_are_listed_with_reason_and_error(cli: Cli) -> None:
-    """C16: a human finds out which task died, when, why, and with which error."""
+    """C16: a dead letter is listed with its task id, its time, its reason and its last error."""
     done = cli("dlq", "list", "k", "--json")
     assert [letter["task"]["id"] for letter in done.told] == ["d1", "d2", "d3"]
     letter = done.told[0]
@@ -126,7 +126,7 @@ def test_dead_letters_are_listed_with_reason_and_error(cli: Cli) -> None:
 
 
 def test_dead_letters_are_redriven_and_discarded(cli: Cli, worked: Shared) -> None:
-    """Some or all, and only on purpose: what is redriven waits again, what is discarded is counted."""
+    """Dead letters are redriven and discarded by id or all at once, and the ledger counts both."""
     assert cli("dlq", "redrive", "k", "d1", "nobody", "--json").told == {"count": 1}
     assert cli("dlq", "discard", "k", "d2", "--yes", "--json").told == {"count": 1}
     assert "1 dead letter" in cli("dlq", "redrive", "k", "--all", "--yes").out
@@ -136,7 +136,7 @@ def test_dead_letters_are_redriven_and_discarded(cli: Cli, worked: Shared) -> No
 
 
 def test_dead_letters_are_chosen_by_what_they_say(cli: Cli, worked: Shared) -> None:
-    """C17: by reason, error and age, which narrow each other down."""
+    """C17: dead letters can be selected by reason, error and age; conditions are combined with "and"."""
     assert cli("dlq", "redrive", "k", "--error", "TypeError", "--json").told == {"count": 0}
     assert cli("dlq", "redrive", "k", "--older-than", "3600", "--json").told == {"count": 0}
     words = ("--error", "ValueError", "--older-than", "0", "--reason")
@@ -163,7 +163,7 @@ def test_dead_letters_are_chosen_by_what_they_say(cli: Cli, worked: Shared) -> N
 def test_nothing_far_reaching_happens_unasked(
     words: list[str], cli: Cli, worked: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody can be asked, --yes is demanded, and nothing is done."""
+    """Without a terminal, a command on many dead letters requires --yes; otherwise it changes nothing."""
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
     assert cli("dlq", *words).code == 2
     assert asyncio.run(worked.control.ledger("k")).dead == 3
@@ -173,7 +173,7 @@ def test_nothing_far_reaching_happens_unasked(
 def test_a_person_is_asked(
     answer: str, code: int, left: int, cli: Cli, worked: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a terminal, discarding waits for a yes."""
+    """On a terminal, discarding dead letters asks for confirmation."""
     terminal = SimpleNamespace(isatty=lambda: True, readline=lambda: answer)
     monkeypatch.setattr(sys, "stdin", terminal)
     assert cli("dlq", "discard", "k", "--all").code == code

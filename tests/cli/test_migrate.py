@@ -1,4 +1,4 @@
-"""``taskqueue migrate``, and the configuration of two backends."""
+"""The command ``taskqueue migrate``, and the configuration of two backends."""
 
 import asyncio
 from typing import Any
@@ -16,13 +16,13 @@ KEY = "resize"
 
 @pytest.fixture
 def old(monkeypatch: pytest.MonkeyPatch) -> Shared:
-    """The empty store that is left for the one that commands share."""
+    """The empty store from which the migration moves tasks to the shared store."""
     monkeypatch.setenv("TASKQUEUE_MIGRATE_FROM", "tests.cli.shared:create_old")
     return renew("old")
 
 
 def ledgers(*stores: Shared) -> list[Any]:
-    """The books of each."""
+    """Return the ledger of the queue in each store."""
 
     async def read() -> list[Any]:
         return [await store.control.ledger(KEY) for store in stores]
@@ -31,7 +31,7 @@ def ledgers(*stores: Shared) -> list[Any]:
 
 
 def settle(store: Shared) -> None:
-    """Execute what is there."""
+    """Execute all waiting tasks of a store."""
 
     async def work() -> None:
         async with store.subscribe([KEY], "worker") as subscription:
@@ -41,7 +41,10 @@ def settle(store: Shared) -> None:
 
 
 def test_from_start_to_finish(cli: Cli, store: Shared, old: Shared) -> None:
-    """A20: what is published goes where it should in each phase, and each command says what is left."""
+    """A20: in each phase of a migration, new tasks go to the right store.
+
+    Each command shows the phase and the unfinished queues.
+    """
     assert "not started" in cli("migrate", "status").out
     assert cli("publish", KEY, "--id", "a").code == 0
     started = cli("migrate", "start", "--json").told
@@ -67,7 +70,7 @@ def test_from_start_to_finish(cli: Cli, store: Shared, old: Shared) -> None:
 
 
 def test_and_back(cli: Cli, store: Shared, old: Shared) -> None:
-    """Fault J2: a rollback opens the old side; each command may be given twice."""
+    """Fault J2: after a rollback, new tasks go to the old store again; repeating a command is harmless."""
     for _ in range(2):
         assert cli("migrate", "start", "--json").told["phase"] == "started"
     cli("publish", KEY, "--id", "a")
@@ -81,7 +84,7 @@ def test_and_back(cli: Cli, store: Shared, old: Shared) -> None:
 
 
 def test_without_an_old_side(cli: Cli) -> None:
-    """What is missing is named, as it is set."""
+    """Without a backend to migrate from, the error names the variable to set."""
     done = cli("migrate", "status")
     assert done.code == 2
     assert "TASKQUEUE_MIGRATE_FROM" in done.err
@@ -100,7 +103,7 @@ def test_without_an_old_side(cli: Cli) -> None:
 def test_what_cannot_be_migrated(
     variable: str, word: str, said: str, cli: Cli, old: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A20: a mistake in the configuration is told before anything is changed."""
+    """A20: a mistake in the configuration of a migration is reported before anything changes."""
     monkeypatch.setenv(f"TASKQUEUE_{variable}", word)
     done = cli("migrate", "start")
     assert done.code == 2
@@ -109,7 +112,7 @@ def test_what_cannot_be_migrated(
 
 
 def test_two_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A20: each side has its settings, and the old one's come under its own name and nowhere else."""
+    """A20: if both backends are Redis, each has its own settings; those of the old one have the prefix ``OLD_``."""
     monkeypatch.setenv("TASKQUEUE_BACKEND", "redis")
     monkeypatch.setenv("TASKQUEUE_MIGRATE_FROM", "redis")
     monkeypatch.setenv("TASKQUEUE_MIGRATE_MODE", "strict")
@@ -128,7 +131,7 @@ def test_two_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_queue_through_the_front_door(old: Shared, store: Shared) -> None:
-    """A20: whoever opens the configured backend, an application too, has both."""
+    """A20: an application that opens the configured backend uses both stores of the migration."""
 
     async def use() -> None:
         backend = open_backend()

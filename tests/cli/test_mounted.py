@@ -1,4 +1,4 @@
-"""Commands that other packages bring."""
+"""Commands that other packages add to the command line."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from taskqueue_core.errors import ConfigurationError
 
 
 def app_with(*points: EntryPoint) -> typer.Typer:
-    """A program with one command of its own, and these."""
+    """Return an app with one command of its own and the commands of these entry points."""
     app = typer.Typer()
-    app.command(name="own")(lambda: print("own"))  # noqa: T201 - it is what the command does
+    app.command(name="own")(lambda: print("own"))  # noqa: T201 - a command prints its output
     mounted.mount(app, points)
     return app
 
 
 def test_a_package_adds_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an entry point leads to is asked to add its commands (G10)."""
+    """A package adds commands with the function ``add_to`` of its entry point (G10)."""
 
     def add_to(app: typer.Typer) -> None:
-        app.command(name="theirs")(lambda: print("theirs"))  # noqa: T201 - as above
+        app.command(name="theirs")(lambda: print("theirs"))  # noqa: T201 - a command prints its output
 
     monkeypatch.setitem(sys.modules, "their_commands", SimpleNamespace(add_to=add_to))
     app = app_with(EntryPoint("x", "their_commands", mounted.COMMANDS_GROUP))
@@ -36,7 +36,10 @@ def test_a_package_adds_commands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_package_that_is_broken_spoils_no_other_command() -> None:
-    """Its command says why it cannot be loaded, whatever it is given (G10)."""
+    """A package that cannot be imported does not affect other commands.
+
+    Its own command reports the import error (G10).
+    """
     app = app_with(EntryPoint("broken", "no_such_module_anywhere", mounted.COMMANDS_GROUP))
     assert CliRunner().invoke(app, ["own"]).output == "own\n"
     result = CliRunner().invoke(app, ["broken", "--any", "word"])
@@ -45,7 +48,7 @@ def test_a_package_that_is_broken_spoils_no_other_command() -> None:
 
 
 def test_the_pipeline_costs_other_commands_nothing() -> None:
-    """Neither Spark nor what it brings is imported before a command of the pipeline runs (G10)."""
+    """Spark and its dependencies are not imported until a pipeline command runs (G10)."""
     script = "import sys, taskqueue_cli.app; print(*{'pyspark', 'hiredis', 'pyarrow', 'jinja2'} & {*sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""What commands print, and what they log, on a terminal and elsewhere."""
+"""What commands print and log, on a terminal and elsewhere."""
 
 import io
 import logging
@@ -13,10 +13,10 @@ from tests.cli.conftest import Cli
 
 
 class Terminal(io.StringIO):
-    """A stream that somebody watches."""
+    """A text stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
 
@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 def test_json_is_indented_only_for_people_and_only_if_long(
     stream: Callable[[], io.StringIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program gets one line, a person too where it fits."""
+    """JSON output is one line, except for long values on a terminal."""
     monkeypatch.setattr(console, "width", 80)
     monkeypatch.setattr(sys, "stdout", out := stream())
     print_json({"a": 1})
@@ -34,7 +34,7 @@ def test_json_is_indented_only_for_people_and_only_if_long(
 
 
 def test_logs_for_people_are_short() -> None:
-    """Time, level, message and fields, on one line and with nothing that acts on the terminal."""
+    """Log lines on a terminal contain time, level, message and fields in one line, without control characters."""
     record = logging.makeLogRecord(
         {"name": "taskqueue.x", "levelname": "INFO", "msg": "hi\x1b[2J", "reason": "a\nb"}
     )
@@ -43,6 +43,6 @@ def test_logs_for_people_are_short() -> None:
 
 
 def test_a_position_is_printed_unless_it_is_the_first(cli: Cli) -> None:
-    """Who is first in line needs no number."""
+    """A publish prints the position of the task in the queue, unless the task is the first."""
     assert "ahead of it" not in cli("publish", "k", "--id", "a").out
     assert "1 ahead of it" in cli("publish", "k", "--id", "b").out

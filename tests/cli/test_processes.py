@@ -1,4 +1,4 @@
-"""``taskqueue serve`` and ``taskqueue worker`` as processes, with commands that talk to them."""
+"""``taskqueue serve`` and ``taskqueue worker`` as processes, together with other commands."""
 
 import json
 import signal
@@ -13,12 +13,12 @@ from tests.redis.servers import wait_until
 
 
 def worker(target: str, *words: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """A worker process, which is killed if the test did not end it."""
+    """Run a worker process, which is killed at the end of the block if it is still running."""
     return process("worker", f"tests.cli.work:{target}", *words)
 
 
 def wait_for(cli: Cli, server: str, key: str, task_id: str, state: str) -> None:
-    """Ask until a task is in a state."""
+    """Wait until a task has this state."""
     words = ("status", key, task_id, "--server", server, "--json")
     wait_until(lambda: cli(*words).told.get("state") == state, f"{task_id} is {state}", seconds=60)
 
@@ -27,7 +27,7 @@ def wait_for(cli: Cli, server: str, key: str, task_id: str, state: str) -> None:
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
 )
 def test_from_publish_to_result(number: signal.Signals, cli: Cli, server: str) -> None:
-    """G5: one worker serves two keys over its connection; every command reaches the same server."""
+    """G5: a worker serves two keys over one connection, and publish, status, result and stats use the same server."""
     task_id = f"p{number}"
     with worker("worker", "--url", server, "--worker-id", f"w{number}", "--concurrency", "1") as w:
         assert w.stdout is not None
@@ -49,7 +49,7 @@ def test_from_publish_to_result(number: signal.Signals, cli: Cli, server: str) -
 
 
 def test_a_worker_that_only_fails_ends_with_3(cli: Cli, server: str) -> None:
-    """D6: a worker whose handlers only fail takes itself out of service, and its exit code says so."""
+    """D6: a worker whose handlers only fail stops itself and exits with 3."""
     for n in range(6):
         cli("publish", "fails", "--id", f"f{n}", "--max-attempts", "1", "--server", server)
     with worker("failing", "--url", server, "--concurrency", "1") as w:
@@ -60,7 +60,7 @@ def test_a_worker_that_only_fails_ends_with_3(cli: Cli, server: str) -> None:
 
 
 def test_a_poison_task_ends_visibly(cli: Cli, server: str) -> None:
-    """C16 and C26: a task that can only fail is a dead letter with its error, and its status gives the reason."""
+    """C16 and C26: a task that always fails becomes a dead letter with its error, and its status names the reason."""
     words = ["--max-attempts", "1", "--server", server]
     cli("publish", "double", '"not a number"', "--id", "poison", *words)
     with worker("worker", "--url", server):
@@ -82,13 +82,13 @@ def test_a_poison_task_ends_visibly(cli: Cli, server: str) -> None:
         (["worker", "tests.cli.work:worker", "--local", "--url", "http://x"], "remove --url"),
         (["worker", "tests.cli.work:worker", "--backend", "nowhere"], "nowhere"),
         (["worker", "tests.cli.work:worker", "--backend", "server"], "no subscriptions"),
-        (["serve", "--host", "0.0.0.0"], "loopback"),  # noqa: S104 - it must be refused
+        (["serve", "--host", "0.0.0.0"], "loopback"),  # noqa: S104 - the command must refuse it
         (["serve", "--backend", "server"], "set --backend to a store"),
         (["serve", "--backend", "nowhere", "--port", "0"], "nowhere"),
     ],
 )
 def test_what_cannot_start_ends_with_2(words: list[str], said: str, cli: Cli) -> None:
-    """G3, fault K4: a wrong target, address or backend is told at once, as JSON where that was asked for."""
+    """G3, fault K4: a wrong worker module, address or backend exits with 2; with --json the error is JSON."""
     done = cli(*words, "--json")
     assert done.code == 2
     assert said in json.loads(done.out.splitlines()[-1])["error"]["detail"]
@@ -96,7 +96,7 @@ def test_what_cannot_start_ends_with_2(words: list[str], said: str, cli: Cli) ->
 
 
 def test_a_port_that_is_taken_is_reported(cli: Cli, server: str) -> None:
-    """The second server on a port says so, and what to do."""
+    """If the port is in use, the server exits with 2 and names the setting to change."""
     port = server.rpartition(":")[2]
     done = cli("serve", "--port", port, "--backend", "taskqueue_memory", "--json")
     assert done.code == 2

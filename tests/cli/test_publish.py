@@ -1,4 +1,4 @@
-"""``taskqueue publish``."""
+"""The command ``taskqueue publish``."""
 
 import asyncio
 import io
@@ -15,7 +15,7 @@ from tests.cli.shared import Shared
 
 
 def take(store: Shared, key: str = "k") -> list[Task]:
-    """Every waiting task, in order."""
+    """Return every waiting task, in order."""
 
     async def receive() -> list[Task]:
         async with store.subscribe([key], "c") as subscription:
@@ -25,7 +25,7 @@ def take(store: Shared, key: str = "k") -> list[Task]:
 
 
 def test_a_publish_is_confirmed(cli: Cli) -> None:
-    """D1: the command ends with 0 once the store has confirmed, and says what it confirmed."""
+    """D1: publish exits with 0 once the store has confirmed the task, and prints the confirmation."""
     done = cli("publish", "k", '{"n": 1}', "--id", "a", "--json")
     assert done.code == 0
     assert (done.told["key"], done.told["task_id"], done.told["status"]) == ("k", "a", "accepted")
@@ -35,7 +35,7 @@ def test_a_publish_is_confirmed(cli: Cli) -> None:
 
 
 def test_another_payload_under_the_same_id_fails(cli: Cli) -> None:
-    """Law 7: a conflict is told, in one line and as JSON, and ends with 1."""
+    """Law 7: publishing an id again with another payload exits with 1 and reports the conflict in one line."""
     cli("publish", "k", "1", "--id", "a")
     done = cli("publish", "k", "2", "--id", "a", "--json")
     assert done.code == 1
@@ -44,7 +44,7 @@ def test_another_payload_under_the_same_id_fails(cli: Cli) -> None:
 
 
 def test_every_option_reaches_the_task(store: Shared, cli: Cli) -> None:
-    """What is given on the command line is what a worker gets, to the byte."""
+    """Every option of the command reaches the task, and the payload is unchanged."""
     before = store.now()
     words = ["--priority", "7", "--tenant", "t", "--ordering-key", "o", "--max-attempts", "3"]
     words += ["--header", "a=b=c", "--header", "d=", "--expires-in", "60"]
@@ -58,7 +58,7 @@ def test_every_option_reaches_the_task(store: Shared, cli: Cli) -> None:
 
 
 def test_a_delayed_task_waits(store: Shared, cli: Cli) -> None:
-    """Law 8: --delay counts from the store's time."""
+    """Law 8: --delay counts from the time of the store."""
     before = store.now()
     assert cli("publish", "k", "--delay", "100").code == 0
     assert asyncio.run(store.control.ledger("k")).scheduled == 1
@@ -70,7 +70,7 @@ def test_a_delayed_task_waits(store: Shared, cli: Cli) -> None:
 def test_a_payload_may_come_from_elsewhere(
     where: str, store: Shared, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From stdin or a file, without the line break at its end."""
+    """A payload can be read from stdin or from a file, without its trailing line break."""
     text = b'{"text": "\xc3\xa4"}\n'
     Path("payload.json").write_bytes(text)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
@@ -95,7 +95,7 @@ def test_a_payload_may_come_from_elsewhere(
     ],
 )
 def test_wrong_input_ends_with_2(words: list[str], said: str, cli: Cli, store: Shared) -> None:
-    """Every mistake names what is wrong, publishes nothing and shows no trace."""
+    """Wrong input exits with 2, names the mistake and publishes nothing."""
     done = cli("publish", *words)
     assert done.code == 2
     assert said in done.err
@@ -104,7 +104,10 @@ def test_wrong_input_ends_with_2(words: list[str], said: str, cli: Cli, store: S
 
 
 def test_a_batch_publishes_every_line(cli: Cli, store: Shared) -> None:
-    """D1: 0 means that each line is stored; lines may leave out the key, and blank ones count for nothing."""
+    """D1: a batch exits with 0 once every line is stored.
+
+    Lines without a key use the key of the command, and blank lines are skipped.
+    """
     lines = [{"payload": {"n": n}, "id": f"t{n}", "priority": n % 10} for n in range(1203)]
     text = "\n".join(map(json.dumps, lines)) + '\n\n{"key": "other", "delay": 5}\n'
     Path("tasks.ndjson").write_text(text)
@@ -119,7 +122,7 @@ def test_a_batch_publishes_every_line(cli: Cli, store: Shared) -> None:
 
 
 def test_a_bad_line_does_not_hold_up_the_others(cli: Cli, store: Shared) -> None:
-    """C26: no line is dropped silently; each that was not stored is named with its number and reason."""
+    """C26: each line that was not stored is reported with its number and reason; all other lines are stored."""
     cli("publish", "k", "1", "--id", "taken")
     bad = [
         "nonsense",
@@ -143,7 +146,7 @@ def test_a_bad_line_does_not_hold_up_the_others(cli: Cli, store: Shared) -> None
 
 
 def test_a_batch_that_cannot_be_read_ends_with_2(cli: Cli) -> None:
-    """A missing file is wrong input."""
+    """A batch file that does not exist exits with 2."""
     done = cli("publish", "--batch", "missing")
     assert done.code == 2
     assert "No such file" in done.err

@@ -1,4 +1,4 @@
-"""``taskqueue queue``, and what other commands say about limits."""
+"""The command ``taskqueue queue``, and how other commands show limits."""
 
 import asyncio
 from typing import Any
@@ -16,17 +16,17 @@ KEY = "resize"
 
 
 def in_force(store: Shared, key: str = KEY) -> QueueSettings:
-    """The settings in the store."""
+    """Return the current settings of a queue in the store."""
     return asyncio.run(store.control.settings(key))
 
 
 def publish(store: Shared, *ids: str, key: str = KEY) -> None:
-    """Put tasks in."""
+    """Publish tasks with these ids."""
     asyncio.run(store.publisher.publish(*(Task(key=key, id=task_id) for task_id in ids)))
 
 
 def test_limits_are_set_one_by_one(cli: Cli, store: Shared) -> None:
-    """What is named is changed, and what is not stays; all that is in force is told."""
+    """Setting one limit leaves the others unchanged, and the command prints all limits that are in force."""
     publish(store, "a")
     done = cli("queue", "set", KEY, "--capacity", "10", "--rate", "100/1m")
     assert (done.code, done.err) == (0, "")
@@ -55,7 +55,7 @@ def test_limits_are_set_one_by_one(cli: Cli, store: Shared) -> None:
     ],
 )
 def test_rates(words: str, limit: tuple[Any, ...], cli: Cli) -> None:
-    """A number in seconds, minutes or hours."""
+    """A rate is a number of tasks in a time of seconds, minutes or hours."""
     told = cli("queue", "set", KEY, "--rate", words, "--json").told["rate_limit"]
     assert tuple(told.values()) == limit
 
@@ -78,7 +78,7 @@ def test_rates(words: str, limit: tuple[Any, ...], cli: Cli) -> None:
     ],
 )
 def test_bad_limits_are_named(words: list[str], field: str, cli: Cli, store: Shared) -> None:
-    """Fault K4: with what is allowed; nothing is set."""
+    """Fault K4: an invalid limit is refused with its field and the allowed values, and nothing is changed."""
     done = cli("queue", "set", KEY, *words, "--json")
     assert (done.code, done.told["error"]["field"]) == (2, field)
     assert "; allowed: " in done.told["error"]["detail"]
@@ -86,7 +86,10 @@ def test_bad_limits_are_named(words: list[str], field: str, cli: Cli, store: Sha
 
 
 def test_order_and_tenants(cli: Cli, store: Shared) -> None:
-    """B12, OPEN-B4: everything that orders a queue is set, printed and reset; a weight leaves the others alone."""
+    """B12, OPEN-B4: all settings about order and tenants can be set, shown and reset.
+
+    Setting the weight of one tenant leaves the other weights unchanged.
+    """
     publish(store, "a")
     tenants = ["--tenant-capacity", "1000", "--tenant-max-inflight", "5", "--tenant-rate", "7/1m"]
     weights = ["--weight", "a=3", "--weight", "b=2"]
@@ -123,7 +126,10 @@ def test_order_and_tenants(cli: Cli, store: Shared) -> None:
 
 
 def test_settings_that_need_fair_order_are_named(cli: Cli, store: Shared) -> None:
-    """Fault K4: which setting, and what it needs, whichever of the two is missing."""
+    """Fault K4: if a setting requires fair order, the error names the setting and the requirement.
+
+    This holds whether the setting or the order is changed.
+    """
     for words, field in (
         (["--tenant-capacity", "5"], "tenant_capacity"),
         (["--weight", "a=2"], "weights"),
@@ -139,7 +145,10 @@ def test_settings_that_need_fair_order_are_named(cli: Cli, store: Shared) -> Non
 
 
 def test_bindings(cli: Cli, store: Shared) -> None:
-    """D9: a queue keeps its own copy unless it is a topic; what is bound is told, and what is not is an error."""
+    """D9: a bound queue keeps a copy of each task, unless it is a topic.
+
+    The command prints all bindings, and unbinding an unknown queue is an error.
+    """
     publish(store, "a")
     done = cli("queue", "bind", KEY, "mail", "audit")
     assert (done.code, done.err) == (0, "")
@@ -170,12 +179,12 @@ def test_bindings(cli: Cli, store: Shared) -> None:
 
 
 def test_nothing_to_set(cli: Cli) -> None:
-    """A command that would do nothing is a mistake."""
+    """``queue set`` without any option is an error."""
     assert cli("queue", "set", KEY).code == 2
 
 
 def test_a_version_is_compared(cli: Cli, store: Shared) -> None:
-    """Fault K6: whoever names a version learns that somebody else was there."""
+    """Fault K6: with --version, a command fails if the settings have changed since that version."""
     cli("queue", "set", KEY, "--capacity", "5")
     for words in (["set", KEY, "--capacity", "6"], ["reset", KEY]):
         done = cli("queue", *words, "--version", "0", "--json")
@@ -190,7 +199,7 @@ def test_a_version_is_compared(cli: Cli, store: Shared) -> None:
     [([], "paused", "paused"), (["--intake"], "intake_paused", "intake paused")],
 )
 def test_pausing(words: list[str], flag: str, shown: str, cli: Cli, store: Shared) -> None:
-    """Either half can be paused and resumed, as often as one likes."""
+    """Delivery and intake can each be paused and resumed, and repeating a command is harmless."""
     publish(store, "a")
     for _ in range(2):
         done = cli("queue", "pause", KEY, *words)
@@ -202,7 +211,7 @@ def test_pausing(words: list[str], flag: str, shown: str, cli: Cli, store: Share
 
 
 def test_an_unused_queue(cli: Cli, store: Shared) -> None:
-    """It can be paused before its first task, and a mistyped name is noticed."""
+    """A queue can be paused before its first task, with a warning in case the name is mistyped."""
     done = cli("queue", "pause", "typo", "--json")
     assert (done.code, done.told["paused"]) == (0, True)
     assert "no task has been published to 'typo'" in done.err
@@ -214,7 +223,7 @@ def test_an_unused_queue(cli: Cli, store: Shared) -> None:
 
 
 def test_queues_are_listed(cli: Cli, store: Shared) -> None:
-    """Each with what waits, what runs and what limits it; stats names the limits too."""
+    """The list of queues shows waiting tasks, running tasks and limits; stats shows the limits, too."""
     assert "taskqueue publish" in cli("queue", "list").out
     assert cli("queue", "list", "--json").told == []
     publish(store, "a", "b")
@@ -233,7 +242,7 @@ def test_queues_are_listed(cli: Cli, store: Shared) -> None:
 
 
 def test_a_refused_publish(cli: Cli, store: Shared) -> None:
-    """B13: why, how full, and when to come again; the command ends with 1."""
+    """B13: a refused publish exits with 1 and reports the reason, the depth and when to retry."""
     cli("queue", "set", KEY, "--capacity", "1")
     publish(store, "a")
     done = cli("publish", KEY, "--json")
@@ -249,7 +258,10 @@ def test_a_refused_publish(cli: Cli, store: Shared) -> None:
 def test_a_file_of_tasks_waits_for_room(
     cli: Cli, store: Shared, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B13: with --wait a file gets in as there is room; what does not in time is told line by line."""
+    """B13: with --wait, the tasks of a file are published as capacity becomes free.
+
+    Lines that are refused until the time is over are reported with their numbers.
+    """
     cli("queue", "set", KEY, "--capacity", "2")
     file = tmp_path / "tasks.ndjson"
     file.write_text("".join(f'{{"id":"t{n}"}}\n' for n in range(4)))
@@ -272,14 +284,14 @@ def test_a_file_of_tasks_waits_for_room(
 
 
 def test_a_journal_is_a_setting(cli: Cli) -> None:
-    """G10: on and off by name; a store without one says so."""
+    """G10: the journal can be switched on and off by an option; a store without a journal reports an error."""
     done = cli("queue", "set", KEY, "--journal", "--json")
     assert (done.code, done.told["error"]["field"]) == (2, "journal")
     assert cli("queue", "set", KEY, "--no-journal", "--json").told["journal"] is False
 
 
 def test_through_a_server(cli: Cli, server: str) -> None:
-    """B13: the same commands, by way of the server; its words about a refusal come through."""
+    """B13: queue commands work through a server in the same way, and its refusals are reported unchanged."""
     there = ("--server", server, "--json")
     assert cli("queue", "set", "http", "--capacity", "1", *there).told["capacity"] == 1
     assert cli("publish", "http", *there).told["status"] == "accepted"

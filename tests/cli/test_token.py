@@ -1,4 +1,4 @@
-"""``taskqueue token``: what a person does to let somebody in, and to shut them out."""
+"""The command ``taskqueue token``, which creates, lists and revokes tokens."""
 
 import hashlib
 import os
@@ -20,14 +20,17 @@ MAIL = ("--verbs", "publish,consume", "--keys", "mail-*, x")
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that the settings name; there is none yet."""
+    """The path of the token file in the settings; the file does not exist yet."""
     found = tmp_path / "tokens.toml"
     monkeypatch.setenv("TASKQUEUE_TOKENS_FILE", str(found))
     return found
 
 
 def test_a_new_token(cli: Cli, path: Path) -> None:
-    """Security 1: 32 random bytes, of which the file gets a hash; stdout has the token and nothing else."""
+    """Security 1: a new token has 32 random bytes, and the file contains only its hash.
+
+    Stdout contains the token and nothing else.
+    """
     done = cli("token", "new", "mail", *MAIL)
     assert done.code == 0
     (secret,) = done.out.splitlines()
@@ -45,7 +48,10 @@ def test_a_new_token(cli: Cli, path: Path) -> None:
 
 
 def test_only_for_its_owner(cli: Cli, path: Path) -> None:
-    """Security 26: mode 0600 whatever the mask, no draft is left, and one that others may read is not touched."""
+    """Security 26: the token file has mode 0600 whatever the umask, and no temporary file remains.
+
+    A file that others can read is not changed.
+    """
     old = os.umask(0)
     try:
         cli("token", "new", "mail", *MAIL)
@@ -60,7 +66,7 @@ def test_only_for_its_owner(cli: Cli, path: Path) -> None:
 
 
 def test_json(cli: Cli, path: Path) -> None:
-    """Every command has one value for programs."""
+    """With --json, each command prints one JSON value."""
     made = cli("token", "new", "mail", *MAIL, "--expires", "2030-01-01", "--json").told
     assert made.pop("token").startswith("tq_")
     assert made.pop("file") == str(path)
@@ -80,7 +86,10 @@ def test_json(cli: Cli, path: Path) -> None:
 
 
 def test_rotation(cli: Cli, path: Path) -> None:
-    """Security 6: a second token of the name, then the first is revoked; others and remarks stay as they are."""
+    """Security 6: a second token with the same name can be added, and then the first one revoked.
+
+    Other entries and comments in the file stay unchanged.
+    """
     cli("token", "new", "other", *MAIL)
     path.write_text(path.read_text() + "# a remark\n")
     first = cli("token", "new", "mail", *MAIL).out.strip()
@@ -98,14 +107,14 @@ def test_rotation(cli: Cli, path: Path) -> None:
 
 
 def test_one_of_a_name(cli: Cli, path: Path) -> None:
-    """An id tells two of a name apart."""
+    """An id selects one of several tokens with the same name."""
     ids = [cli("token", "new", "mail", *MAIL, "--json").told["id"] for _ in range(3)]
     cli("token", "revoke", "mail", "--id", ids[1])
     assert [entry.short for entry in Tokens.load(path).entries] == [ids[0], ids[2]]
 
 
 def test_the_list(cli: Cli, path: Path) -> None:
-    """Whose, for what, until when; no hash."""
+    """The list shows name, id, verbs, keys and expiry of each token, and no hash."""
     cli("token", "new", "a", *MAIL)
     cli("token", "revoke", "a")
     assert "the server rejects every client" in cli("token", "list").out
@@ -119,7 +128,7 @@ def test_the_list(cli: Cli, path: Path) -> None:
 
 
 def test_limits(cli: Cli, path: Path) -> None:
-    """Security 22: how fast and how many sockets, in the file, in what is said, and in the list."""
+    """Security 22: the rate and socket limits of a token are stored in the file and shown by the commands."""
     done = cli(
         "token", "new", "mail", *MAIL, "--rate", "50", "--burst", "200", "--connections", "1"
     )
@@ -151,7 +160,7 @@ def test_limits(cli: Cli, path: Path) -> None:
     ],
 )
 def test_what_is_wrong(cli: Cli, path: Path, words: tuple[str, ...], told: str) -> None:
-    """Exit code 2, a reason, and no file."""
+    """A wrong option exits with 2 and a reason, and creates no file."""
     done = cli("token", *words)
     assert done.code == 2
     assert told in done.err
@@ -159,7 +168,7 @@ def test_what_is_wrong(cli: Cli, path: Path, words: tuple[str, ...], told: str) 
 
 
 def test_an_unknown_name(cli: Cli, path: Path) -> None:
-    """The error names those that there are."""
+    """Revoking an unknown name is an error that lists the existing names."""
     cli("token", "new", "mail", *MAIL)
     done = cli("token", "revoke", "male")
     assert done.code == 2
@@ -168,7 +177,10 @@ def test_an_unknown_name(cli: Cli, path: Path) -> None:
 
 
 def test_no_file_is_named(cli: Cli, tmp_path: Path) -> None:
-    """It says how to name one; where it is named, the server must know of it, too."""
+    """Without a configured token file, the error says how to configure one.
+
+    With --file, the command reminds that the server must be configured, too.
+    """
     done = cli("token", "list")
     assert done.code == 2
     assert "TASKQUEUE_TOKENS_FILE" in done.err
@@ -180,7 +192,7 @@ def test_no_file_is_named(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_side_by_side(path: Path) -> None:
-    """Whoever changes the file at the same time as others loses nothing of theirs."""
+    """Concurrent changes of the token file by several writers lose no entry."""
 
     def some(number: int) -> None:
         for turn in range(5):
@@ -197,7 +209,7 @@ def test_side_by_side(path: Path) -> None:
 
 
 def test_written_otherwise(path: Path) -> None:
-    """What this command cannot take out without harm it leaves alone."""
+    """A token in a TOML form that the command cannot edit safely is left alone, with an error."""
     digest = hashlib.sha256(b"x").hexdigest()
     row = f'{{name = "a", sha256 = "{digest}", verbs = ["admin"], keys = ["*"]}}'
     path.touch(0o600)

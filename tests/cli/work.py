@@ -12,26 +12,26 @@ failing = Worker(quarantine=lambda: Quarantine(2, cooldown=0.05, probes=1))
 
 @worker.task("double")
 def double(n: int) -> int:
-    """Double."""
+    """Return twice the number."""
     return 2 * n
 
 
 @worker.task("who")
 async def who(context: Context) -> dict[str, object]:
-    """Tell the attempt."""
+    """Return the attempt number of the task."""
     return {"attempt": context.attempt}
 
 
 @failing.task("fails")
 def fails() -> None:
-    """Fail."""
+    """Raise an error."""
     raise ValueError("always")
 
 
 class Telling(MemoryBackend):
-    """A backend that prints when its worker has begun to serve."""
+    """A backend that prints a line when its worker subscribes."""
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> MemorySubscription:
-        """Print it."""
-        print("subscribed", flush=True)  # noqa: T201 - the test reads it
+        """Print a line and return the subscription."""
+        print("subscribed", flush=True)  # noqa: T201 - the test waits for this line
         return super().subscribe(keys, consumer)

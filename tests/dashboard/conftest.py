@@ -1,4 +1,4 @@
-"""The application without a network, and a client that asks as a browser without scripts does."""
+"""An application without a network, and an HTTP client that requests pages as a browser without scripts does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["pytest_asyncio_loop_factories"]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples are taken five times a second, that nobody waits for the next one for long."""
+    """Take samples five times per second, so that tests do not wait long for the next one."""
     monkeypatch.setattr(poller, "_SECOND", 0.2)
 
 
@@ -39,7 +39,7 @@ async def it() -> AsyncIterator[Running]:
 
 @pytest.fixture
 async def client(it: Running) -> AsyncIterator[httpx2.AsyncClient]:
-    """Follows no redirects: each is looked at."""
+    """An HTTP client that does not follow redirects, so that tests can check them."""
     transport = httpx2.ASGITransport(app=cast("Any", it.server).app)
     async with httpx2.AsyncClient(
         transport=transport, base_url=it.server.url, headers=PAGE
@@ -49,6 +49,6 @@ async def client(it: Running) -> AsyncIterator[httpx2.AsyncClient]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    """One browser for the tests of a file, which takes its time to start; each test has a profile of its own."""
+    """One browser for all tests of a file, because its start is slow; each test has its own profile."""
     async with browsing() as browser:
         yield browser

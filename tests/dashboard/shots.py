@@ -1,7 +1,7 @@
-"""Makes the pictures of docs/dashboard.md: ``python -m tests.dashboard.shots [folder]``.
+"""Take the screenshots of docs/dashboard.md: ``python -m tests.dashboard.shots [folder]``.
 
-A server with a load of its own is looked at for half a minute. With ``all`` as a second word there are pictures of
-every page, in both themes and for a telephone, to be looked at by whoever changes them.
+A server with generated load is recorded for half a minute. With ``all`` as the second argument, screenshots of every
+page are taken, in both themes and at phone width, for a visual check of a change.
 """
 
 from __future__ import annotations

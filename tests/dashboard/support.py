@@ -1,4 +1,4 @@
-"""A server under a load as a demonstration has it, a browser that looks at it, and tokens that may be taken away."""
+"""Helpers for dashboard tests: a server under load, a browser, and an authentication plugin with revocable tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RAW = re.compile(r'data-ledger-([a-z-]+)="([0-9]+)"')
 
 @asynccontextmanager
 async def browsing() -> AsyncIterator[Browser]:
-    """Start the browser; no page may find fault with its policy, nor fail in a script."""
+    """Start a browser until the end of the block."""
     program = chromium()
     async with async_playwright() as play:
         browser = await play.chromium.launch(
@@ -49,7 +49,7 @@ async def browsing() -> AsyncIterator[Browser]:
 async def looking(
     browser: Browser, it: Running, path: str = "/", **options: Any
 ) -> AsyncIterator[Page]:
-    """Open a page; when it is left, nothing may have been complained about on its console."""
+    """Open a page; at the end of the block its console must contain no message and no script error."""
     context = await browser.new_context(base_url=it.server.url, **options)
     context.set_default_timeout(SECONDS_MS)
     page = await context.new_page()
@@ -68,25 +68,25 @@ async def looking(
 
 
 def raw_ledger(text: str) -> Ledger:
-    """Return the ledger that a page's attributes hold."""
+    """Return the ledger in the attributes of a page."""
     return Ledger(**{name.replace("-", "_"): int(number) for name, number in _RAW.findall(text)})
 
 
 async def shown_ledger(page: Page) -> Ledger:
-    """Return the ledger that a page in the browser holds, all of it of one moment."""
+    """Return the ledger of a page in the browser, with all values from the same sample."""
     tag = await page.locator("#ledger").evaluate("element => element.cloneNode().outerHTML")
     return raw_ledger(tag)
 
 
 class Gate:
-    """Tokens with what they may; any may be taken away."""
+    """An authentication plugin whose tokens a test can revoke."""
 
     def __init__(self, **tokens: Identity) -> None:
         self.tokens = tokens
 
     @hookimpl
     def authenticate(self, token: str | None) -> Identity | None:
-        """Say who it is."""
+        """Return the identity of the token, or None if the token is not accepted."""
         return self.tokens.get(token or "")
 
 
@@ -94,17 +94,17 @@ ADMIN = Identity(name="operator", verbs=frozenset({"admin", "publish"}))
 
 
 class Load:
-    """What goes on behind the pages: a worker on a socket and a publisher, until the end of the block."""
+    """A worker and a publisher that run in the background while pages are tested."""
 
     def __init__(self, it: Running) -> None:
         self.it = it
         self.queue = Queue(it.context.backend)
         self.healed = False
-        """whether the tasks of ``broken`` work by now"""
+        """whether tasks of the queue ``broken`` succeed from now on"""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Load]:
-        """Publish and work."""
+        """Run the publisher and the worker until the end of the block."""
         once = QueueSettings(retry=RetryPolicy(max_attempts=1))
         await control_of(self.it.context.backend).configure("broken", once)
         worker = Worker(self.it.server.url, worker_id="worker-a", concurrency=20)
@@ -141,7 +141,7 @@ class Load:
 
 @asynccontextmanager
 async def loaded(**changes: Any) -> AsyncIterator[tuple[Running, Load]]:
-    """A server under load."""
+    """Run a server under load."""
     async with running(MemoryBackend(), **changes) as it, Load(it).running() as load:
         yield it, load
 

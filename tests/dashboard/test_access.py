@@ -1,4 +1,4 @@
-"""Who sees what: signing in and out, tokens for some queues, tokens that are taken away."""
+"""Access to the dashboard: signing in and out, tokens for some queues only, and revoked tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.fast_clock
 
 @pytest.fixture
 def gate(it: Running) -> Gate:
-    """Three tokens."""
+    """An authentication plugin with three tokens."""
     gate = Gate(all=ADMIN, a=ONLY_A, w=NO_ADMIN)
     it.context.hooks.register(gate)
     return gate
@@ -30,7 +30,7 @@ def gate(it: Running) -> Gate:
 
 @pytest.fixture
 async def signed_in(client: httpx2.AsyncClient, gate: Gate) -> httpx2.AsyncClient:
-    """The browser of one who may see the queues that begin with ``alpha``."""
+    """A client that is signed in with a token for the queues that begin with ``alpha``."""
     del gate
     answer = await post(client, "/login", token="a", next="/workers")
     assert (answer.status_code, answer.headers["location"]) == (303, "/workers")
@@ -38,7 +38,10 @@ async def signed_in(client: httpx2.AsyncClient, gate: Gate) -> httpx2.AsyncClien
 
 
 async def test_signing_in(client: httpx2.AsyncClient, gate: Gate) -> None:
-    """Security 1, 2: a page asks for a token, which stays out of addresses and pages; one without admin is refused."""
+    """Security 1, 2: the sign-in page accepts a token with the verb admin and refuses any other.
+
+    The token never appears in URLs or pages.
+    """
     answer = await client.get("/queues/alpha/dead?filter=a%20b")
     assert answer.status_code == 303
     assert answer.headers["location"] == "/login?next=%2Fqueues%2Falpha%2Fdead%3Ffilter%3Da%2520b"
@@ -65,7 +68,7 @@ async def test_signing_in(client: httpx2.AsyncClient, gate: Gate) -> None:
 
 
 async def test_who_is_not_known(client: httpx2.AsyncClient, gate: Gate) -> None:
-    """Security 2: nothing is shown or done without a token but the form that asks for it, and files."""
+    """Security 2: without a token, only the sign-in form and static files are accessible."""
     del gate
     for one in dashboard.OPERATIONS:
         path = one.path.replace("{key}", "alpha").replace("{id}", "one")
@@ -83,7 +86,7 @@ async def test_who_is_not_known(client: httpx2.AsyncClient, gate: Gate) -> None:
 
 
 async def test_some_queues_only(it: Running, signed_in: httpx2.AsyncClient) -> None:
-    """Security 2: a token for key A sees nothing of key B on any page: no name, no worker, no figure."""
+    """Security 2: a token for key A sees nothing of key B on any page: no name, no worker and no count."""
     await it.publish("one", key="alpha")
     await it.publish("one", "secret-id", key="bravo")
     subscriptions = [
@@ -128,7 +131,7 @@ async def _events(client: httpx2.AsyncClient, path: str) -> AsyncIterator[str]:
 
 
 async def test_a_stream_of_some_queues() -> None:
-    """Security 2: the stream of one who may see key A says nothing of key B."""
+    """Security 2: the event stream for a token of key A contains nothing about key B."""
     async with running() as it:
         it.context.hooks.register(Gate(a=ONLY_A))
         await it.publish("one", key="alpha")
@@ -143,7 +146,7 @@ async def test_a_stream_of_some_queues() -> None:
 
 
 async def test_a_stream_of_a_token_that_is_taken_away() -> None:
-    """Security 6: the stream says why it ends, and its place is free again."""
+    """Security 6: after its token is revoked, the event stream ends with the reason and frees its place."""
     async with running() as it:
         gate = Gate(all=ADMIN)
         it.context.hooks.register(gate)

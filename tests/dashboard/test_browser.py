@@ -1,4 +1,4 @@
-"""What only a browser shows: the keyboard, themes, widths, and pages that are not reloaded as a whole."""
+"""Dashboard behaviour that needs a browser: keyboard, themes, widths and partial updates of pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VISIBLE = "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
 
 
 async def _tab_to(page: Page, name: str) -> None:
-    """Press Tab until what has the focus has this name; it must always be seen where the focus is."""
+    """Press Tab until the element with this name has the focus; the focus must be visible at every step."""
     for _ in range(60):
         await page.keyboard.press("Tab")
         told = await page.evaluate(
@@ -28,11 +28,14 @@ async def _tab_to(page: Page, name: str) -> None:
             assert await page.evaluate(_VISIBLE), told
         if told == name:
             return
-    raise AssertionError(f"{name} cannot be reached")
+    raise AssertionError(f"{name} is not reachable with Tab")
 
 
 async def test_by_keyboard_alone(browser: Browser) -> None:
-    """Skip to the content, pause and resume, find a task, redrive it: no mouse, and the focus is never lost."""
+    """Every action is possible with the keyboard alone: skip to the content, pause, resume, search and redrive.
+
+    The focus is never lost.
+    """
     async with running() as it:
         await bury(it, "dead-1")
         await it.publish("alive")
@@ -65,7 +68,10 @@ async def _focused(page: Page, name: str) -> bool:
 
 
 async def test_settings_in_the_browser(browser: Browser) -> None:
-    """An error stands beside its field, which has the focus; what was typed stays; what is right is in force."""
+    """A wrong value is shown next to its field, which gets the focus, and other input is kept.
+
+    A valid form changes the settings.
+    """
     async with running() as it:
         await it.publish("one")
         async with looking(browser, it, "/queues/k") as page:
@@ -85,7 +91,10 @@ async def test_settings_in_the_browser(browser: Browser) -> None:
 
 
 async def test_dead_letters_in_the_browser(browser: Browser) -> None:
-    """Chosen letters are redriven, others discarded after a confirmation; Enter in a box presses no button."""
+    """Selected dead letters can be redriven, or discarded after a confirmation.
+
+    Pressing Enter in a checkbox triggers no button.
+    """
     async with running() as it:
         await bury(it, "one", "two", "three")
         async with looking(browser, it, "/queues/k/dead") as page:
@@ -108,7 +117,7 @@ async def test_dead_letters_in_the_browser(browser: Browser) -> None:
 
 
 async def test_a_page_follows(browser: Browser) -> None:
-    """New queues appear by themselves, the place that has the focus keeps it, and the server's return is noticed."""
+    """New queues appear without a reload, and the focused element keeps the focus."""
     async with running() as it:
         await it.publish("one")
         async with looking(browser, it) as page:
@@ -128,7 +137,7 @@ _OVERLAPS = """parts => parts.some((one, place) => {
 
 
 async def test_widths_and_themes(browser: Browser) -> None:
-    """No page is wider than the window, no figure lies on another, and the theme that was chosen stays."""
+    """No page is wider than the window, numbers do not overlap, and the chosen theme is kept."""
     async with running() as it:
         await it.publish("one", "two", tenant="acme")
         await bury(it, "a" * 60)
@@ -163,7 +172,7 @@ async def test_widths_and_themes(browser: Browser) -> None:
 
 
 async def test_without_scripts(browser: Browser) -> None:
-    """Without JavaScript the same clicks do the same; what needs a script is not there."""
+    """Without JavaScript, buttons and search work through forms, and elements that need a script are hidden."""
     async with running() as it:
         await it.publish("one")
         async with looking(browser, it, java_script_enabled=False) as page:
@@ -180,7 +189,7 @@ async def test_without_scripts(browser: Browser) -> None:
 async def test_a_token_that_is_taken_away(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Security 6: who has a page open when the token is revoked is told no more within ten seconds."""
+    """Security 6: if a token is revoked, an open page goes to the sign-in page within ten seconds."""
     monkeypatch.setattr(access, "CHECK_SECONDS", 0.3)
     async with running() as it:
         gate = Gate(all=ADMIN)

@@ -1,4 +1,4 @@
-"""A person at the dashboard of a running demo: browser, server, worker and clicks are real."""
+"""An operator's session at the dashboard of a server under load, with a real browser, server and worker."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ async def _done(page: Page) -> int:
 
 
 async def test_the_demo(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A person sees it live, pauses a queue, sees flow stop, redrives a dead letter and watches it finish."""
+    """A page shows live counts; a paused queue stops; a dead letter is redriven and runs to its end."""
     monkeypatch.setattr(snapshot, "_WINDOW", 1.0)
     async with loaded() as (it, load), looking(browser, it) as page:
         control = control_of(it.context.backend)
-        # Figures move by themselves.
+        # The counts change without a reload.
         await expect(page.locator("#connection b")).to_have_text("Live")
         before = await _done(page)
         await eventually(lambda: _more_than(page, before))
         rate = page.locator('[data-live="q.resize.done"]')
         await expect(rate).not_to_have_text("0")
         await expect(page.locator("#chart-flow canvas")).to_be_visible()
-        # A click pauses, and flow stops: on the page and in the books.
+        # The Pause button stops the queue, both on the page and in the ledger.
         await page.get_by_role("button", name="Pause resize").click()
         await expect(page.locator(f"{_ROW} .state")).to_contain_text("Paused")
         await expect(page.locator("#said")).to_contain_text("No tasks are delivered")
@@ -42,7 +42,7 @@ async def test_the_demo(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> No
         await page.get_by_role("button", name="Resume resize").click()
         await expect(page.locator(f"{_ROW} .state")).to_have_text("Working")
         await expect(rate).not_to_have_text("0")
-        # What is dead says why, and a click has it done again.
+        # A dead letter shows its error, and the Redrive button runs it again.
         await load.queue.publish("broken", "no such <b>picture</b>", id="picture-7")
         await it.reaches("broken", dead=1)
         await page.get_by_role("link", name="Dead letters of broken").click()
@@ -62,7 +62,7 @@ async def test_the_demo(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> No
             "broken",
             (await control.settings("broken")).model_copy(update={"paused": False}),
         )
-        # The page of its life follows it to the end, without being asked.
+        # The page of the task shows each change until the end, without a reload.
         await expect(page.locator("#task-state")).to_have_text("Done")
         await expect(page.locator("#result")).to_have_text('"mended"')
 
@@ -72,7 +72,7 @@ async def _more_than(page: Page, number: int) -> bool:
 
 
 async def test_figures_equal_the_ledger(browser: Browser) -> None:
-    """C17, law 1: in every sample under load the page shows a ledger of between what the API says before and after."""
+    """C17, law 1: under load, the ledger on the page lies between the API's ledger before and after it."""
     async with (
         loaded() as (it, _load),
         looking(browser, it) as page,

@@ -1,4 +1,4 @@
-"""What is done from the pages works with forms alone: no script is needed, and what is wrong is said."""
+"""All actions of the dashboard work as plain HTML forms without scripts, and report errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.server.support import Running
 
 
 async def bury(it: Running, *ids: str, error: str = "it broke") -> None:
-    """Have dead letters."""
+    """Create dead letters with these ids."""
     await it.publish(*ids)
     subscription = it.context.backend.subscribe(["k"], "worker-1")
     for delivery in (await subscription.receive(len(ids), 1)).deliveries:
@@ -22,7 +22,7 @@ async def bury(it: Running, *ids: str, error: str = "it broke") -> None:
 
 
 async def followed(client: httpx2.AsyncClient, answer: httpx2.Response) -> str:
-    """Return the page that an action leads to; it can be loaded again without doing it again."""
+    """Return the page to which an action redirects, so that a reload does not repeat the action."""
     assert answer.status_code == 303, answer.text
     page = await client.get(answer.headers["location"])
     assert page.status_code == 200
@@ -30,7 +30,7 @@ async def followed(client: httpx2.AsyncClient, answer: httpx2.Response) -> str:
 
 
 async def test_pausing(it: Running, client: httpx2.AsyncClient) -> None:
-    """Both pauses, there and back, from both pages."""
+    """Delivery and intake can be paused and resumed from the queue page and from the overview."""
     await it.publish("one")
     for what, field in (("deliveries", "paused"), ("intake", "intake_paused")):
         for to, holds in (("paused", True), ("resumed", False)):
@@ -44,13 +44,13 @@ async def test_pausing(it: Running, client: httpx2.AsyncClient) -> None:
 
 
 def filled(settings: QueueSettings, **changes: str) -> dict[str, str]:
-    """Return the form as it is shown, with some fields filled in otherwise."""
+    """Return the fields of the settings form, with some of them changed."""
     changed = {name.replace("__", "."): text for name, text in changes.items()}
     return {**settings_form.fields(settings), "version": str(settings.version), **changed}
 
 
 async def test_settings(it: Running, client: httpx2.AsyncClient) -> None:
-    """Limits, rate and order are put in force; fields that the form does not have stay as they are."""
+    """The form changes limits, rate and order; settings that it does not contain stay unchanged."""
     control = it.context.control
     before = await control.configure(
         "k", QueueSettings(dedupe_window=77, order=Order.FAIR, weights={"a": 2})
@@ -84,7 +84,7 @@ async def test_settings(it: Running, client: httpx2.AsyncClient) -> None:
 async def test_wrong_settings(
     it: Running, client: httpx2.AsyncClient, field: str, text: str
 ) -> None:
-    """What a field may not hold is said beside it, what was typed stays, and nothing is changed."""
+    """An invalid value is reported next to its field, other input is kept, and nothing is changed."""
     before = await it.context.control.settings("k")
     form = filled(before) | {"max_processing_time": "60"}
     if field == "rate_limit.interval":
@@ -100,7 +100,10 @@ async def test_wrong_settings(
 async def test_settings_changed_by_another_operator(
     it: Running, client: httpx2.AsyncClient
 ) -> None:
-    """Law 9: a change made meanwhile is neither lost nor hidden: both values are shown, and saving again decides."""
+    """Law 9: if the settings have changed since the form was loaded, both values are shown and nothing is saved.
+
+    Saving the form again overwrites the other change.
+    """
     before = await it.context.control.settings("k")
     form = filled(before, capacity="100")
     await it.context.control.configure("k", before.model_copy(update={"capacity": 50}))
@@ -116,7 +119,7 @@ async def test_settings_changed_by_another_operator(
 
 
 async def test_purging(it: Running, client: httpx2.AsyncClient) -> None:
-    """Security 3: a purge needs the queue's name, typed."""
+    """Security 3: a purge requires that the operator types the queue name."""
     await it.publish("one", "two")
     for confirm in ("", "K", "other"):
         answer = await post(client, "/queues/k/purge", confirm=confirm)
@@ -128,7 +131,10 @@ async def test_purging(it: Running, client: httpx2.AsyncClient) -> None:
 
 
 async def test_dead_letters(it: Running, client: httpx2.AsyncClient) -> None:
-    """One, some, those that fit and all are redriven or, with a confirmation, discarded."""
+    """Dead letters can be redriven one at a time, by selection, by filter or all at once.
+
+    Discarding requires a confirmation.
+    """
     await bury(it, "a1", "a2", "a3")
     await bury(it, "b1", "b2", error="timeout " + "x" * 500)
     page = (await client.get("/queues/k/dead")).text
@@ -158,7 +164,7 @@ async def test_dead_letters(it: Running, client: httpx2.AsyncClient) -> None:
 
 
 async def test_pages_of_dead_letters(it: Running, client: httpx2.AsyncClient) -> None:
-    """Fifty at a time, each of them once, with and without a filter."""
+    """Dead letters are listed in pages of fifty, each letter once, with and without a filter."""
     await bury(it, *(f"t{number:03}" for number in range(120)))
     for query in ("", "filter=broke"):
         address, seen = f"/queues/k/dead?{query}", list[str]()
@@ -172,7 +178,10 @@ async def test_pages_of_dead_letters(it: Running, client: httpx2.AsyncClient) ->
 
 
 async def test_tasks(it: Running, client: httpx2.AsyncClient) -> None:
-    """A task's page says how it is, and cancels, redrives or discards it; what is over is not done again."""
+    """The page of a task shows its state, and can cancel, redrive or discard it.
+
+    Repeating an action reports that the task has already ended.
+    """
     assert (await client.get("/tasks/k/none")).status_code == 404
     await it.publish("one", "two")
     assert (await post(client, "/tasks/k/one", action="cancel")).status_code == 422
@@ -197,7 +206,7 @@ async def test_tasks(it: Running, client: httpx2.AsyncClient) -> None:
 
 
 async def test_forms_of_other_sites(it: Running, client: httpx2.AsyncClient) -> None:
-    """Security 4: a page of another site can send no form, and what is no form is not read."""
+    """Security 4: forms from pages of other sites are refused, and so are bodies that are not a valid form."""
     await it.publish("one")
     for origin in ("https://evil.example", "null"):
         answer = await client.post(

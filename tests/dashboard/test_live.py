@@ -1,4 +1,4 @@
-"""What keeps pages up to date: one sampler, a bounded number of streams, and an end without delay."""
+"""Live updates of the dashboard: one poller, a limited number of event streams, and a quick shutdown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.fast_clock
 async def stream(
     it: Running, view: str = "overview"
 ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-    """Follow a page's stream."""
+    """Open an event stream and yield its events."""
     async with http(it) as client, client.stream("GET", f"/live?view={view}") as answer:
         assert answer.status_code == 200, answer.status_code
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -56,7 +56,7 @@ async def _told(answer: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 async def test_only_what_changed() -> None:
-    """C17: the first event has everything and the history, those after it what has changed since."""
+    """C17: the first event contains all values and the history; later events contain only what has changed."""
     async with running() as it:
         await it.publish("one")
         async with stream(it) as events:
@@ -74,7 +74,7 @@ async def test_only_what_changed() -> None:
 
 
 async def test_without_an_open_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store is asked while somebody looks and not longer, and hooks are measured only then."""
+    """The store is polled, and the metrics plugin is active, only while a page is open."""
     monkeypatch.setattr(poller, "_LINGER_SECONDS", 0.1)
     async with running() as it:
         one = StatsPoller.of(it.context)
@@ -88,7 +88,7 @@ async def test_without_an_open_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_one_token_leaves_pages_to_others() -> None:
-    """Security 22: who has a name may have half of the pages that are kept up to date."""
+    """Security 22: one identity may use at most half of the places for open pages."""
     room = LimitedSlots(4, "too_many_pages", "dashboard pages are open")
     with room.acquire("a"), room.acquire("a"):
         with pytest.raises(ProblemError) as refused, room.acquire("a"):
@@ -108,7 +108,10 @@ async def test_one_token_leaves_pages_to_others() -> None:
 
 
 async def test_so_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Security 12: one page more than may be kept up to date is told to come back; one that is closed makes room."""
+    """Security 12: when too many pages are open, another stream gets 503 with Retry-After.
+
+    A closed page frees its place.
+    """
     monkeypatch.setattr(poller, "MAX_STREAMS", 3)
     async with running() as it, http(it, headers=PAGE) as client:
         async with AsyncExitStack() as stack:
@@ -129,7 +132,7 @@ async def test_so_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_one_that_does_not_read() -> None:
-    """Fault G4: a page that reads nothing holds up nobody, and what waits for it does not grow."""
+    """Fault G4: a page that does not read its events does not delay the events of other pages."""
     async with running() as it:
         await it.publish("one")
         reader, writer = await asyncio.open_connection(
@@ -146,7 +149,7 @@ async def test_one_that_does_not_read() -> None:
 
 
 async def test_the_end_is_not_held_up() -> None:
-    """Fault K: SIGTERM with open pages ends as quickly as without; each stream says that it ends."""
+    """Fault K: a server with open pages stops as quickly as without, and each event stream ends with the reason."""
     last: list[dict[str, Any]] = []
 
     async def follow(events: AsyncIterator[dict[str, Any]], began: asyncio.Event) -> None:
@@ -174,7 +177,10 @@ async def test_the_end_is_not_held_up() -> None:
 
 
 async def test_the_store_is_away() -> None:
-    """C17: pages say that the store does not respond, keep the last values, and recover when it is back."""
+    """C17: during an outage pages say that the store does not respond and keep the last values.
+
+    Afterwards they recover.
+    """
     async with running() as it, http(it, headers=PAGE) as client:
         await it.publish("one")
         async with stream(it) as events:
@@ -208,7 +214,7 @@ async def _until(events: AsyncIterator[dict[str, Any]], name: str, text: str) ->
 
 
 async def test_unbalanced_books_are_seen() -> None:
-    """Law 1: where a ledger does not add up the page says so, in words and as a state."""
+    """Law 1: if a ledger does not balance, the page shows it as a text and as a state."""
     async with running() as it, http(it, headers=PAGE) as client:
         await it.publish("one")
         control = it.context.control
@@ -234,7 +240,10 @@ def _sample(number: int, **ledgers: Ledger) -> Snapshot:
 
 
 def test_the_history_is_bounded() -> None:
-    """Five minutes are kept; rates come of what is there in both samples, so a new queue is no flood."""
+    """The history keeps a limited number of samples.
+
+    Rates use only queues that are in both samples, so that a new queue does not look like a burst.
+    """
     history = History()
     for number in range(HISTORY + 50):
         history.add(_sample(number, a=Ledger(published=number * 10, done=number * 10)))
@@ -253,7 +262,7 @@ def test_the_history_is_bounded() -> None:
 
 
 def test_gauges_are_bounded() -> None:
-    """Security 16: however many keys and tenants there are, so much is kept of them and not more."""
+    """Security 16: run times and tenants are kept for a limited number of queues and tenants."""
     gauges = ProcessGauges(lambda: 10.0)
     tasks = [Task(key=f"k{n}", tenant=f"t{n}") for n in range(1500)]
     tasks += [Task(key="k0", tenant=f"t{n}") for n in range(500)]
@@ -274,7 +283,7 @@ def test_gauges_are_bounded() -> None:
 
 
 async def test_who_settles_is_measured() -> None:
-    """C17: run times and tenants are those of what this server's workers did."""
+    """C17: the page of a queue shows run times and tenants of the tasks that workers of this server have run."""
     async with running() as it, http(it, headers=PAGE) as client:
         await client.get("/")
         await it.publish("one", tenant="acme")

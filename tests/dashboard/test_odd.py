@@ -1,4 +1,4 @@
-"""What is unlikely: many queues, many who look, odd data, a place that nobody gives back."""
+"""Unusual situations: many queues, many viewers, odd data, and streams whose client has gone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.fast_clock
 async def test_pages_do_not_change_under_the_server(
     it: Running, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new version's pages in the place of the old ones are not mixed with the code that runs."""
+    """Pages are read from disk at the start only, so that an upgrade does not mix new pages with running code."""
 
     def gone(*_: object) -> None:
         raise AssertionError("a page was read from disk")
@@ -45,7 +45,7 @@ async def test_pages_do_not_change_under_the_server(
     "odd", [b"[" * 90 + b"]" * 90, b'"\\ud83d\\ude00"', b'"' + b"x" * 100_000 + b'"', b"1e400"]
 )
 async def test_odd_payloads(it: Running, client: httpx2.AsyncClient, odd: bytes) -> None:
-    """Security 25: a payload or an error of whatever kind breaks no page."""
+    """Security 25: no payload or error text breaks a page."""
     assert _pretty(b"no json") == ("no json", 0)
     assert _pretty(b"[" * 3000) == ("[" * 3000, 0)
     assert _pretty(b"\xff") == ("\ufffd", 0)
@@ -59,7 +59,10 @@ async def test_odd_payloads(it: Running, client: httpx2.AsyncClient, odd: bytes)
 
 
 def test_sums_are_over_all_queues() -> None:
-    """C17: charts and rates count the queues that a page has no room for, and a new one is no flood."""
+    """C17: charts and rates include the queues that are not listed on a page.
+
+    A new queue does not look like a burst.
+    """
     history = History()
     several = {f"q{n:03}": Ledger(published=5, waiting=5) for n in range(LISTED + 30)}
     history.add(_sample(1, **several))
@@ -76,7 +79,10 @@ def test_sums_are_over_all_queues() -> None:
 
 
 async def test_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault G4: what many see is made once; who may see other queues gets an event of their own."""
+    """Fault G4: an event is built once for all viewers with the same rights.
+
+    A viewer with other rights gets a separate event.
+    """
     made: list[tuple[int, object]] = []
     event = DashboardView._event
 
@@ -111,7 +117,7 @@ async def test_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_no_old_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C17: who comes back after a pause is not told what was true before it."""
+    """C17: after a pause without viewers, the first event contains current values."""
     monkeypatch.setattr(poller, "_LINGER_SECONDS", 0.05)
     async with running() as it:
         await it.publish("one")
@@ -125,7 +131,7 @@ async def test_no_old_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("version", ["2.3", "2.4"])
 async def test_a_place_is_given_back(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    """Security 12, fault G4: a stream whose events nobody takes ends, and its place is free."""
+    """Security 12, fault G4: an event stream that its client does not read ends and frees its place."""
     monkeypatch.setattr(stream, "_READS", 0.05)
 
     async def never(*_: object) -> None:
@@ -144,7 +150,7 @@ async def test_a_place_is_given_back(monkeypatch: pytest.MonkeyPatch, version: s
 
 
 async def test_a_worker_is_no_dead_letter(it: Running, client: httpx2.AsyncClient) -> None:
-    """The page of dead letters says that there are others when there are, and not when a worker comes."""
+    """The page of dead letters announces a change if its dead letters have changed, and not if a worker connects."""
 
     async def shape() -> str:
         return (await client.get("/queues/k/dead")).text.partition('data-shape="')[2][:12]
@@ -160,7 +166,7 @@ async def test_a_worker_is_no_dead_letter(it: Running, client: httpx2.AsyncClien
 
 @pytest.mark.parametrize("path", ["/login", "/logout"])
 async def test_sessions_of_other_sites(it: Running, client: httpx2.AsyncClient, path: str) -> None:
-    """Security 4: no other site's page begins or ends a session, not even one that may ask the API."""
+    """Security 4: no page of another site can sign in or out, even if its origin may use the API."""
     friend = "https://friend.example"
     assert isinstance(it.context.settings, Settings)
     it.context.hooks.register(Gate(all=ADMIN))
@@ -175,7 +181,7 @@ async def test_sessions_of_other_sites(it: Running, client: httpx2.AsyncClient, 
 
 
 async def test_huge_numbers(it: Running, client: httpx2.AsyncClient) -> None:
-    """C17: figures of any length are shown whole."""
+    """C17: large numbers are shown in full."""
     await it.publish("one")
     stats = await it.context.control.stats("k")
     number = 9_876_543_210_123

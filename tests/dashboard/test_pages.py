@@ -1,4 +1,4 @@
-"""What pages are made of: their size, their headers, their words, and that nothing in them is taken for markup."""
+"""Content of dashboard pages: size, headers, accessibility and escaping."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BUDGET = 200_000
 STATIC = Path(dashboard.__file__).parent / "static"
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 KEY = "<img=x>"
-"""as bad as a name may be"""
+"""the most hostile valid queue name"""
 
 
 async def fill(it: Running) -> None:
-    """Have a queue of each kind: alive, dead, paused, with a hostile name."""
+    """Create queues in several states, with hostile names and texts."""
     subscription = it.context.backend.subscribe([KEY, "k"], "worker-1")
     for key in (KEY, "k"):
         await it.publish("one", "two", key=key, tenant="<b>tenant", payload=b'"</script>"')
@@ -60,7 +60,7 @@ PAGES = (
 
 
 async def test_nothing_is_markup(it: Running, client: httpx2.AsyncClient) -> None:
-    """Security 25: keys, errors, payloads, tenants and what was searched for are text on every page."""
+    """Security 25: keys, errors, payloads, tenants and search texts are escaped on every page."""
     await fill(it)
     for page in PAGES:
         text = (await client.get(page)).text
@@ -73,7 +73,10 @@ async def test_nothing_is_markup(it: Running, client: httpx2.AsyncClient) -> Non
 
 
 async def test_pages_stand_on_good_headers(it: Running, client: httpx2.AsyncClient) -> None:
-    """Security: every page, problem and redirect has the policy, no inline script or style, and is not stored."""
+    """Security: every page and problem has the content security policy and is not cached.
+
+    Pages contain no inline scripts or styles.
+    """
     await fill(it)
     for page in PAGES:
         answer = await client.get(page)
@@ -95,7 +98,7 @@ async def test_pages_stand_on_good_headers(it: Running, client: httpx2.AsyncClie
 
 
 async def test_the_budget(it: Running, client: httpx2.AsyncClient) -> None:
-    """The whole of the largest page with all its files is below 200 kB, as it is sent, without compression."""
+    """The largest page with all its static files is smaller than 200 kB, uncompressed."""
     await fill(it)
     files = sum(len(text) for text in FILES.values())
     sizes = {page: len((await client.get(page)).content) for page in PAGES}
@@ -105,7 +108,7 @@ async def test_the_budget(it: Running, client: httpx2.AsyncClient) -> None:
 
 
 async def test_files_are_kept(client: httpx2.AsyncClient) -> None:
-    """A file under the address of its content is kept for good; another address asks whether it changed."""
+    """A static file with its content hash in the URL is cached forever; without the hash, it is revalidated."""
     page = (await client.get("/")).text
     addresses = re.findall(r'(?:src|href)="(/static/[^"]+)"', page)
     assert {one.split("?")[0].rpartition("/")[2] for one in addresses} == set(FILES)
@@ -125,7 +128,7 @@ async def test_files_are_kept(client: httpx2.AsyncClient) -> None:
 
 
 class Outline(HTMLParser):
-    """Collects what somebody who does not see the page is told."""
+    """The structure of a page, as assistive technology sees it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -136,7 +139,7 @@ class Outline(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note a tag, and within which others it is."""
+        """Record a tag and its ancestors."""
         self.tags.append((tag, dict(attrs)))
         self.within.append(list(self.open))
         if tag not in {"meta", "link", "input", "br", "rect", "path", "polyline"}:
@@ -149,14 +152,14 @@ class Outline(HTMLParser):
                 pass
 
     def of(self, *names: str) -> Iterator[tuple[dict[str, str | None], list[str]]]:
-        """Find elements."""
+        """Yield the attributes and ancestors of all elements with these names."""
         for (tag, attributes), within in zip(self.tags, self.within, strict=True):
             if tag in names:
                 yield attributes, within
 
 
 async def test_everything_has_a_name(it: Running, client: httpx2.AsyncClient) -> None:
-    """Pages can be used without seeing them: language, title, labels, scopes, one first heading, no id twice."""
+    """Pages are accessible: they have a language, a title, labels, table scopes, one h1 and unique ids."""
     await fill(it)
     for page in PAGES:
         answer = await client.get(page)
@@ -200,7 +203,7 @@ def _contrast(one: str, two: str) -> float:
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_contrast(theme: int) -> None:
-    """Text is told from what is behind it as WCAG AA asks, in both themes; lines and edges of fields as well."""
+    """Colours have the contrast that WCAG AA requires, in both themes, for text as well as for lines and borders."""
     css = (STATIC / "app.css").read_text()
     pairs = re.findall(r"--([a-z0-9-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)", css)
     colours = {name: (light, dark)[theme] for name, light, dark in pairs}
@@ -219,12 +222,12 @@ def test_contrast(theme: int) -> None:
      "/a\r\nset-cookie: x=1", "/" + "a" * 3000, "evil", "/é"],
 )  # fmt: skip
 def test_next_is_local(asked: str | None) -> None:
-    """Security: after signing in one stays on this server, whatever the address asked for."""
+    """Security: the redirect after signing in stays on this server, whatever the URL requested."""
     assert local_path(asked) == "/"
 
 
 async def test_finding(it: Running, client: httpx2.AsyncClient) -> None:
-    """The search knows a task by key and id, by its id alone, and a queue by its name."""
+    """The search finds a task by key and id or by its id alone, and a queue by its name."""
     await it.publish("one", key="a")
     await it.publish("one", "two", key="b")
     for asked, found in (
@@ -243,7 +246,7 @@ async def test_finding(it: Running, client: httpx2.AsyncClient) -> None:
 
 
 async def test_more_queues_than_fit(it: Running, client: httpx2.AsyncClient) -> None:
-    """C17: so many queues are listed, and all of them are in the ledger."""
+    """C17: the overview lists a limited number of queues, and its ledger includes all of them."""
     await it.context.backend.publisher.publish(*(Task(key=f"q{n:03}") for n in range(203)))
     page = (await client.get("/")).text
     assert page.count("<tr data-queue=") == 200

@@ -1,4 +1,4 @@
-"""The whole demonstration, as users start it: a server, workers, a kill, and the account."""
+"""The whole demonstration as a process: a server, workers, a killed worker and the report."""
 
 import json
 import os
@@ -17,7 +17,7 @@ BACKEND = "taskqueue_memory:create_backend"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """About sixty files, some of them odd."""
+    """A folder with sixty files, some of them with unusual names or sizes."""
     folder = tmp_path / "files"
     folder.mkdir()
     for n in range(57):
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 @contextmanager
 def demo(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A run in a session of its own, with its temporary files beside its input."""
+    """Run the demonstration in its own process session, with its temporary files next to its input."""
     scratch = folder.parent / "scratch"
     scratch.mkdir(exist_ok=True)
     with subprocess.Popen(
@@ -48,12 +48,12 @@ def demo(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def left_over(folder: Path, pids: list[int]) -> list[object]:
-    """What a run should not have left: files of its own, and processes."""
+    """Return the temporary files and processes that remain after a run."""
     return [*(folder.parent / "scratch").iterdir(), *filter(alive, pids)]
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there."""
+    """Return whether a process exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -62,16 +62,16 @@ def alive(pid: int) -> bool:
 
 
 def pids_in(text: str) -> list[int]:
-    """The processes that the events name."""
+    """Return the process ids that the printed events contain."""
     return [int(part.partition(")")[0]) for part in text.split("(pid ")[1:]]
 
 
 def test_every_task_is_accounted_for(folder: Path) -> None:
-    """OPEN-A5, D4, C16 and C26, law 1.
+    """OPEN-A5, D4, C16 and C26, law 1: every task of the demonstration is accounted for.
 
-    A worker that is killed while it holds deliveries is noticed, another one gets them, and none of
-    their tasks fails. Failed attempts are retried, the poison alone is given up with its reason,
-    what was published twice is stored once; the ledger balances and every result is right.
+    A worker that is killed while it holds deliveries is noticed, another worker gets them, and none of their tasks
+    fails. Failed attempts are retried, only the poison task becomes a dead letter with its reason, and tasks that
+    are published twice are stored once. The ledger balances and every result is right.
     """
     with demo(folder, "--json", "--backend", BACKEND) as process:
         out, err = process.communicate(timeout=90)
@@ -95,7 +95,7 @@ def test_every_task_is_accounted_for(folder: Path) -> None:
 
 
 def connected(process: subprocess.Popen[str]) -> list[int]:
-    """Wait until a worker is there; return the processes that were started."""
+    """Wait until a worker is connected; return the ids of the processes that were started."""
     assert process.stdout is not None
     shown = ""
     while "connected" not in shown:
@@ -112,7 +112,7 @@ def connected(process: subprocess.Popen[str]) -> list[int]:
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
 )
 def test_an_interrupt_ends_what_was_started(number: signal.Signals, folder: Path) -> None:
-    """Ctrl-C ends the server and the workers with the run, and its files go as well."""
+    """Ctrl-C ends the demonstration together with its server and workers, and removes its files."""
     with demo(folder, "--keep-going", "--backend", BACKEND, "--workers", "1") as process:
         pids = connected(process)
         process.send_signal(number)
@@ -122,7 +122,7 @@ def test_an_interrupt_ends_what_was_started(number: signal.Signals, folder: Path
 
 
 def test_a_killed_run_leaves_no_process(folder: Path) -> None:
-    """A run that ends without a chance to clean up takes its server and its workers with it."""
+    """If the demonstration is killed, its server and workers end as well."""
     with demo(folder, "--keep-going", "--backend", BACKEND, "--workers", "1") as process:
         pids = connected(process)
         process.kill()
@@ -135,7 +135,7 @@ def test_a_killed_run_leaves_no_process(folder: Path) -> None:
 
 @pytest.mark.long
 def test_afterwards_it_stays_if_asked_to(folder: Path) -> None:
-    """With --keep-going the server can be looked at until Ctrl-C, and the verdict is the run's."""
+    """With --keep-going the server stays up until Ctrl-C, and the exit code is still that of the run."""
     with demo(folder, "--keep-going", "--json", "--backend", BACKEND, "--limit", "3") as process:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
@@ -147,7 +147,7 @@ def test_afterwards_it_stays_if_asked_to(folder: Path) -> None:
 
 
 def test_a_server_that_cannot_start_is_reported(folder: Path) -> None:
-    """The server's own reason and exit code are passed on."""
+    """If the server cannot start, its error and exit code are passed on."""
     with demo(folder, "--json", "--backend", "no_such_backend") as process:
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 2

@@ -15,13 +15,13 @@ from taskqueue_core.errors import InvalidInput
 
 
 class Results:
-    """A control that knows some results."""
+    """A control interface with some known results."""
 
     def __init__(self, results: dict[str, bytes]) -> None:
         self.known = results
 
     async def results(self, _key: str, *task_ids: str) -> tuple[bytes | None, ...]:
-        """Return what is known."""
+        """Return the known results."""
         return tuple(self.known.get(task_id) for task_id in task_ids)
 
 
@@ -30,7 +30,7 @@ class Results:
     [(b"", 0), (b"a", 1), (b"a\n", 1), (b"a\nb", 2), (b"\n\n", 2), (b"line\n" * 200_000, 200_000)],
 )
 def test_measuring_in_pieces_is_measuring(content: bytes, lines: int, tmp_path: Path) -> None:
-    """What is read in pieces comes out as if it were read at once."""
+    """A file that is measured in chunks has the same measurements as one that is read at once."""
     path = tmp_path / "file"
     path.write_bytes(content)
     assert measure(str(path)) == {
@@ -42,13 +42,13 @@ def test_measuring_in_pieces_is_measuring(content: bytes, lines: int, tmp_path: 
 
 
 def test_a_file_that_cannot_be_read_has_a_result_too(tmp_path: Path) -> None:
-    """Both sides come to the same, and nothing fails over it."""
+    """A file that cannot be read has a result with an error, the same for the worker and the comparison."""
     assert measure(str(tmp_path / "missing")) == {"error": "FileNotFoundError"}
     assert measure(str(tmp_path)) == {"error": "IsADirectoryError"}
 
 
 def test_a_plan_takes_regular_files_and_no_caches(tmp_path: Path) -> None:
-    """Caches, compiled files, links, pipes and names that JSON cannot express are passed over."""
+    """A plan skips caches, compiled files, links, pipes and names that JSON cannot express."""
     for name in ("b.py", "a.py", "a.pyc", "__pycache__/c.py", "site-packages/d.py", "sub/e.txt"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -65,7 +65,7 @@ def test_a_plan_takes_regular_files_and_no_caches(tmp_path: Path) -> None:
 
 
 def test_a_plan_fails_the_same_files_each_time_and_at_least_one(tmp_path: Path) -> None:
-    """Which first attempts fail is decided by the path; ids and queue are new with each run."""
+    """The files whose first attempt fails depend only on their paths; ids and queue name are new in each run."""
     for n in range(500):
         (tmp_path / f"{n}.txt").touch()
     first, second = make_plan(tmp_path, None), make_plan(tmp_path, None)
@@ -82,14 +82,14 @@ def test_a_plan_fails_the_same_files_each_time_and_at_least_one(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["empty", "missing"])
 def test_a_plan_without_files_is_refused(name: str, tmp_path: Path) -> None:
-    """There would be nothing to show."""
+    """A plan without any file is refused."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidInput):
         make_plan(tmp_path / name, None)
 
 
 async def test_a_comparison_finds_what_is_wrong_or_absent(tmp_path: Path) -> None:
-    """A wrong and a missing result are mismatches; a file that somebody changed meanwhile is not."""
+    """A wrong and a missing result are mismatches, but a file that has changed since its task ran is not."""
     for name in ("changed", "missing", "right", "wrong"):
         (tmp_path / name).write_text(name)
     plan = make_plan(tmp_path, None)

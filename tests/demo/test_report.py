@@ -1,4 +1,4 @@
-"""The account: what is wrong is seen, and said in every form."""
+"""The report of the demonstration: it detects every error and shows it in each output form."""
 
 import io
 import re
@@ -18,7 +18,7 @@ from taskqueue_core.tasks import DeadLetter, Ledger, QueueStats, Task
 
 
 def dead(task_id: str, reason: str = "max_retries_exceeded") -> DeadLetter:
-    """A dead letter."""
+    """Return a dead letter."""
     return DeadLetter(
         task=Task(key="k", id=task_id), attempt=3, losses=0, reason=reason, failed_at=1.0
     )
@@ -26,7 +26,7 @@ def dead(task_id: str, reason: str = "max_retries_exceeded") -> DeadLetter:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> DemoPlan:
-    """Three files, one of which fails once."""
+    """A plan with three files, one of which fails once."""
     for name in "abc":
         (tmp_path / name).touch()
     return make_plan(tmp_path, None)
@@ -34,7 +34,7 @@ def plan(tmp_path: Path) -> DemoPlan:
 
 @pytest.fixture
 def report(plan: DemoPlan) -> Report:
-    """A run in which everything holds."""
+    """The report of a run without errors."""
     ledger = Ledger(published=4, done=3, dead=1)
     return Report(
         plan=plan,
@@ -53,7 +53,7 @@ def report(plan: DemoPlan) -> Report:
 
 
 def test_a_run_in_which_everything_holds(report: Report) -> None:
-    """All checks hold, and the figures are those of the run."""
+    """For a run without errors, all checks hold, and the report contains the numbers of the run."""
     assert report.ok
     told = report.to_dict()
     assert (told["ok"], told["tasks_per_second"], told["ledger"]["balanced"]) == (True, 2.0, True)
@@ -77,7 +77,7 @@ def test_a_run_in_which_everything_holds(report: Report) -> None:
     ],
 )
 def test_whatever_does_not_hold_is_seen(change: dict[str, Any], report: Report) -> None:
-    """C26: nothing that was lost, doubled, wrong or given up passes for success."""
+    """C26: if a task was lost, duplicated, wrong or given up, the report shows a failed check."""
     stats = report.stats
     if "ledger" in change:
         ledger = msgspec.structs.replace(stats.ledger, **change["ledger"])
@@ -96,7 +96,7 @@ def test_whatever_does_not_hold_is_seen(change: dict[str, Any], report: Report) 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_person_sees_every_step(terminal: bool, report: Report) -> None:  # noqa: FBT001
-    """Live on a terminal, as lines elsewhere: what happened, the ledger and the verdict."""
+    """On a terminal and elsewhere, the output contains the events, the ledger and the verdict."""
     text = shown(report, terminal=terminal)
     for words in ("3 files of", "worker-1 killed", "published", "Every task is accounted for."):
         assert words in text
@@ -104,7 +104,7 @@ def test_a_person_sees_every_step(terminal: bool, report: Report) -> None:  # no
 
 
 def test_oddities_are_reported(report: Report) -> None:
-    """Wrong files by name, changed and unreadable ones by number."""
+    """The output names files with wrong results, and counts changed and unreadable files."""
     comparison = Comparison(compared=3, mismatches=("/x/wrong.py",), changed=1, unreadable=1)
     text = shown(msgspec.structs.replace(report, comparison=comparison))
     for words in ("/x/wrong.py", "1 files were changed", "1 files could not be read"):
@@ -112,7 +112,7 @@ def test_oddities_are_reported(report: Report) -> None:
 
 
 def test_a_terminal_shows_bars_and_counts(report: Report) -> None:
-    """A bar for the tasks, one for the comparison once that begins, and the counts of the queue."""
+    """On a terminal, progress bars show the tasks and later the comparison, together with the counts of the queue."""
     console = Console(width=100, file=io.StringIO(), force_terminal=True, color_system=None)
     progress = JobProgress(report.plan)
     progress.update(report.stats)
@@ -128,7 +128,7 @@ def test_a_terminal_shows_bars_and_counts(report: Report) -> None:
 
 
 def shown(report: Report, *, terminal: bool = False) -> str:
-    """What a person sees of a run."""
+    """Return the output of a run."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=100, color_system=None)
     options = DemoOptions(path=Path("/x"), backend="b")

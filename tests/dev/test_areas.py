@@ -1,4 +1,4 @@
-"""Tests of how tests are shared out to processes."""
+"""Tests of the order of test files and their distribution to processes."""
 
 import pytest
 
@@ -6,14 +6,14 @@ from tests import areas
 
 
 class Named(pytest.Item):
-    """A test of which only the name counts."""
+    """A pytest item of which only the node id matters."""
 
     def runtest(self) -> None:
-        """Prove nothing."""
+        """Do nothing."""
 
 
 def test_the_longest_areas_come_first(request: pytest.FixtureRequest) -> None:
-    """Tests of the longest areas are put before all others, which stay in their order; none is lost."""
+    """Tests of the slowest areas run first, all others keep their order, and no test is lost."""
     names = [
         "tests/a/test_x.py::t",
         "tests/prefect/test_b.py::t",
@@ -30,6 +30,6 @@ def test_the_longest_areas_come_first(request: pytest.FixtureRequest) -> None:
 
 
 def test_a_process_gets_whole_files() -> None:
-    """Tests of one file run in one process, and so do all tests that share a Spark session."""
+    """All tests of a file run in the same process, and so do all tests that share a Spark session."""
     assert areas.group("tests/core/test_a.py::T::x[a/b::c]") == "tests/core/test_a.py"
     assert areas.group("tests/spark/test_a.py::x") == areas.group("tests/spark/test_b.py::y")

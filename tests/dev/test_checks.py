@@ -12,14 +12,14 @@ HASH = "    --hash=sha256:" + "0" * 64
 
 
 def put(root: Path, name: str, text: str) -> None:
-    """Writes a file and its folders."""
+    """Write a file, and create its folders."""
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
 def test_a_failing_check_does_not_hide_another(capsys: pytest.CaptureFixture[str]) -> None:
-    """A failing check does not hide another; its output is shown, and the last line names it."""
+    """All checks run even if one fails; its output is shown, and the last line names it."""
     assert check.main({"bad": ["sh", "-c", "echo why; exit 1"], "good": ["true"]}) == 1
     lines = capsys.readouterr().out.splitlines()
     assert {" ".join(line.split()[:2]) for line in lines} >= {"bad FAILED", "why", "good ok"}
@@ -28,7 +28,7 @@ def test_a_failing_check_does_not_hide_another(capsys: pytest.CaptureFixture[str
 
 
 def test_a_file_over_the_cap_is_named(tmp_path: Path) -> None:
-    """A file may have as many lines as the cap, and not one more."""
+    """A file with more lines than the limit is reported; a file with exactly the limit is not."""
     put(tmp_path, "src/at_the_cap.py", "\n" * check_files.CAP)
     put(tmp_path, "src/over.lua", "\n" * (check_files.CAP + 1))
     put(tmp_path, "docs/long.md", "\n" * 1000)
@@ -48,7 +48,7 @@ def test_a_file_over_the_cap_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_what_turns_data_into_code_is_found(code: str) -> None:
-    """Each forbidden import and call is found, wherever it stands."""
+    """Each forbidden import and call is found anywhere in a file."""
     assert len(list(check_files.forbidden(ast.parse(code)))) == 1
 
 
@@ -56,7 +56,7 @@ def test_what_turns_data_into_code_is_found(code: str) -> None:
     "code", ["from . import pickles", "yaml.safe_load('')", "model.eval()", "'eval(1)'"]
 )
 def test_what_only_looks_like_it_is_allowed(code: str) -> None:
-    """Names that merely resemble a forbidden one pass."""
+    """Names that only resemble a forbidden name are allowed."""
     assert list(check_files.forbidden(ast.parse(code))) == []
 
 
@@ -85,7 +85,7 @@ PARTS = {
     ],
 )
 def test_public_names_are_a_deliberate_list(init: str, problem: str, tmp_path: Path) -> None:
-    """A package's list is exactly what it offers, and all of it is public where it comes from."""
+    """``__all__`` must list exactly the names that a package offers, and each must be public in its own module."""
     for name, text in (PARTS | {"src/pkg/__init__.py": init}).items():
         put(tmp_path, name, text)
     source = tmp_path / "src"
@@ -95,7 +95,10 @@ def test_public_names_are_a_deliberate_list(init: str, problem: str, tmp_path: P
 
 
 def test_words_have_budgets_that_only_fall(tmp_path: Path) -> None:
-    """A word counts in names, comments, strings and pages; more or fewer than its budget is a failure."""
+    """A word is counted in names, comments, strings and pages.
+
+    More or fewer occurrences than its budget fail the check.
+    """
     put(tmp_path, "README.md", "It is told anew.")
     put(tmp_path, "src/a.py", "class ToldHub:\n    told_by = 1  # by the hubs, untold\n")
     put(tmp_path, "src/b.py", 'KEY = "hub"\n')
@@ -120,13 +123,13 @@ def test_words_have_budgets_that_only_fall(tmp_path: Path) -> None:
 
 
 def test_circles_are_found() -> None:
-    """Modules that import one another are one group, however many are between them."""
+    """Modules that import one another, directly or through other modules, form one group."""
     edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"f"}, "f": {"e"}}
     assert sorted(structure.circles(edges)) == [["a", "b", "c"], ["e", "f"]]
 
 
 def test_the_lock_is_pure_and_fits() -> None:
-    """The committed lock holds pins and hashes alone, and every dependency within its bounds."""
+    """The committed lock file contains only pins with hashes, and each dependency is within its bounds."""
     assert check_lock.main(ROOT) == 0
     assert "://" not in (ROOT / "requirements.lock").read_text()
 
@@ -146,13 +149,13 @@ def test_the_lock_is_pure_and_fits() -> None:
     ],
 )
 def test_an_impure_line_is_found(line: str) -> None:
-    """An address, a path, an option, a comment, or a pin without hash is no line of a lock."""
+    """A line of the lock file with a URL, path, option, comment or pin without hash is reported."""
     lock = f"good-name==1.0 ; sys_platform == 'win32' \\\n{HASH} \\\n{HASH}\n{line}\n"
     assert [one.split(":")[1] for one in check_lock.impurities(lock)] == ["4"]
 
 
 def test_a_lock_that_lags_behind_is_found() -> None:
-    """A dependency that is not pinned, or not within its bounds, tells to solve the lock anew."""
+    """A dependency that is missing from the lock file, or outside its bounds, is reported."""
     project = """
         [project]
         name = "own"

@@ -1,4 +1,4 @@
-"""Tests of the table that says which test proves which capability."""
+"""Tests of the table that shows which test proves which capability."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ TEST = '"""A17 here is no proof."""\n\n\ndef test_it() -> None:\n    """{}"""\n'
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A project with rows and one test that proves the first of them."""
+    """A project with several rows and one test, which proves the first of them."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "tests").mkdir()
     (tmp_path / "docs" / "coverage-rows.toml").write_text(ROWS)
@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_the_table_names_the_proof_of_each_row(root: Path) -> None:
-    """A row shows the part in which its tests are due if that is to come, its tests, or why it needs none."""
+    """A row shows its tests, or the part in which they are due, or the reason why it needs none."""
     assert coverage_table.main([], root) == 0
     assert (root / "docs" / "coverage.md").read_text().splitlines()[-3:] == [
         r"| A17 | one \| two | 1 | `tests/test_x.py::test_it` |",
@@ -51,7 +51,7 @@ def test_the_table_names_the_proof_of_each_row(root: Path) -> None:
 
 
 def test_a_stale_table_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The check fails, and changes nothing, while the page differs from what it would be."""
+    """If the page is out of date, the check fails without changing the page."""
     assert coverage_table.main(["--check"], root) == 1
     assert "stale" in capsys.readouterr().out
     assert not (root / "docs" / "coverage.md").exists()
@@ -70,7 +70,7 @@ def test_a_stale_table_is_refused(root: Path, capsys: pytest.CaptureFixture[str]
 def test_a_gap_is_refused(
     docstring: str, problem: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A row that is due and has no test, and an id that is no row, fail the check."""
+    """The check fails if a row that is due has no test, or if a docstring names an unknown row."""
     (root / "tests" / "test_x.py").write_text(TEST.format(docstring))
     assert coverage_table.main([], root) == 1
     assert problem in capsys.readouterr().out
@@ -91,12 +91,12 @@ def test_a_gap_is_refused(
     ],
 )
 def test_ids_are_read_from_prose(text: str, ids: list[str]) -> None:
-    """Rows stand bare; faults and laws follow their word, one or several; the rest is prose."""
+    """Rows are named by their id alone; faults and laws follow the word "fault" or "law", also in lists."""
     assert list(coverage_table.ids_in(text, families=set("ABCDEFG"))) == ids
 
 
 def test_classes_and_their_tests_are_read(root: Path) -> None:
-    """A class of the kit may name rows for all its tests; helpers prove nothing."""
+    """A class of the conformance kit can name rows for all its tests; methods that are not tests prove nothing."""
     kit = root / "src" / "taskqueue_conformance" / "suites"
     kit.mkdir(parents=True)
     (kit / "publish.py").write_text(
@@ -123,7 +123,7 @@ def test_classes_and_their_tests_are_read(root: Path) -> None:
 def test_bad_rows_are_reported_clearly(
     old: str, new: str, problem: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is wrong with the rows is one line that names the file and the row."""
+    """A mistake in the rows is reported in one line that names the file and the row."""
     (root / "docs" / "coverage-rows.toml").write_text(ROWS.replace(old, new))
     assert coverage_table.main(["--check"], root) == 1
     said = capsys.readouterr().out
@@ -135,6 +135,6 @@ def test_bad_rows_are_reported_clearly(
 def test_absent_rows_are_reported_clearly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the rows the error says which file is absent."""
+    """If the file with the rows is missing, the error names the file."""
     assert coverage_table.main(["--check"], tmp_path) == 1
     assert capsys.readouterr().out == "docs/coverage-rows.toml: the file is absent\n"

@@ -1,4 +1,4 @@
-"""Tests of dev.py, the developer's commands; nothing is installed, pip and Pythons are stubs."""
+"""Tests of the developer commands in dev.py; pip and Python are stubs, and nothing is installed."""
 
 import ast
 import os
@@ -17,7 +17,7 @@ Script = Callable[[str, str], Path]
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    """Writes an executable shell script below the test's folder."""
+    """A function that writes an executable shell script into the folder of the test."""
 
     def write(place: str, body: str) -> Path:
         path = tmp_path / place
@@ -31,7 +31,7 @@ def script(tmp_path: Path) -> Script:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty checkout with a lock and a project, for dev.py to work in."""
+    """An empty checkout with a lock file and a project file, in which dev.py works."""
     root = tmp_path / "checkout"
     root.mkdir()
     (root / "requirements.lock").write_text("a lock")
@@ -43,7 +43,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def installs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is installed into the environments of the checkout, by the last word of the command."""
+    """What was installed into the environments of the checkout, as the last word of each install command."""
     done: list[str] = []
 
     def create(wanted: str | None) -> str:
@@ -68,7 +68,7 @@ WHOLE = ["new", "uv.txt", "requirements.lock", "."]
 def test_a_failing_shim_proves_nothing(
     tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shim that fails is passed over, and the Python installed beside the shims is found."""
+    """A Python shim that fails is skipped, and the Python that is installed next to the shims is found."""
     script("shims/python3.13", "echo 'command not found' >&2; exit 127")
     older = script("shims/python3", "echo 3.12 venv ensurepip")
     real = script("versions/3.13.0/bin/python3", "echo 3.13 venv ensurepip")
@@ -82,7 +82,7 @@ def test_a_failing_shim_proves_nothing(
 
 
 def test_a_hanging_shim_is_given_up(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A candidate that hangs is killed with its children when its time is over."""
+    """A candidate that hangs is killed together with its children after a timeout."""
     monkeypatch.setattr(dev, "PROBE_SECONDS", 0.2)
     start = time.monotonic()
     assert dev.probe(str(script("python3", "sleep 60; echo 3.13"))) is None
@@ -90,7 +90,7 @@ def test_a_hanging_shim_is_given_up(script: Script, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_running_python_is_probed_truly() -> None:
-    """A Python that works is reported with its version and the modules that it has."""
+    """A working Python is reported with its version and the modules that it has."""
     python = dev.probe(sys.executable)
     assert python is not None
     assert python.version == f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -98,7 +98,7 @@ def test_the_running_python_is_probed_truly() -> None:
 
 
 def test_an_old_python_can_read_the_file() -> None:
-    """The syntax is that of Python 3.6, so that an old Python gets as far as the sentence."""
+    """dev.py has the syntax of Python 3.6, so that an old Python can print the error about its version."""
     ast.parse(Path(dev.__file__).read_text(), feature_version=(3, 6))
 
 
@@ -118,7 +118,7 @@ def test_what_to_install_is_said_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without a Python that can make an environment one sentence names the package; code 2."""
+    """If no Python can create an environment, one sentence names the package to install; the exit code is 2."""
     release = tmp_path / "os-release"
     release.write_text("ID=ubuntu\nID_LIKE=debian\n")
     named = dev.package
@@ -147,7 +147,7 @@ def test_what_to_install_is_said_in_one_sentence(
 def test_each_system_has_its_package(
     platform: str, release: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package is named as the system at hand names it."""
+    """The error names the package as the operating system calls it."""
     monkeypatch.setattr(sys, "platform", platform)
     (tmp_path / "os-release").write_text(release)
     assert dev.package("3.12", str(tmp_path / "os-release")) == package
@@ -156,7 +156,7 @@ def test_each_system_has_its_package(
 def test_other_makers_stand_in_for_ensurepip(
     tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without ensurepip an environment is made with virtualenv or uv, whichever is there."""
+    """Without ensurepip, an environment is created with virtualenv or uv if one of them is installed."""
     bare = dev.Python("/python3", "3.13", ("venv",))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert list(dev.recipes(bare, "here")) == []
@@ -168,7 +168,7 @@ def test_other_makers_stand_in_for_ensurepip(
 def test_the_next_python_is_tried(
     checkout: Path, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the newest Python fails to make an environment, the next one makes it."""
+    """If the newest Python fails to create an environment, the next older one is used."""
     newest = script("new/python3", "exit 1")
     make = 'mkdir -p "$3/bin" && cp "$0" "$3/bin/python"'
     next_one = script("old/python3", f'case "$2" in venv) {make} ;; esac')
@@ -181,7 +181,7 @@ def test_the_next_python_is_tried(
 
 
 def test_the_second_time_nothing_is_done(installs: list[str]) -> None:
-    """A finished environment is used as it is, whether its version is asked for or not."""
+    """A finished environment is reused, whether or not its Python version is given."""
     first = dev.environment(None)
     assert installs == WHOLE
     assert dev.environment(None) == dev.environment("3.13") == first
@@ -189,7 +189,10 @@ def test_the_second_time_nothing_is_done(installs: list[str]) -> None:
 
 
 def test_a_change_renews_what_depends_on_it(checkout: Path, installs: list[str]) -> None:
-    """A new project is installed again; with a new lock or interpreter all is made anew."""
+    """A changed project is installed again.
+
+    A changed lock file or interpreter creates the environment again.
+    """
     folder = Path(dev.environment(None))
     (checkout / "pyproject.toml").write_text("another project")
     dev.environment(None)
@@ -205,7 +208,7 @@ def test_a_change_renews_what_depends_on_it(checkout: Path, installs: list[str])
 def test_an_interrupted_set_up_is_repeated(
     installs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What stops during the installation leaves no stamp, and the next command starts over."""
+    """An interrupted installation is not marked as finished, and the next command starts it again."""
 
     def interrupted(_folder: str, *_arguments: str) -> None:
         raise KeyboardInterrupt
@@ -219,7 +222,7 @@ def test_an_interrupted_set_up_is_repeated(
 
 
 def test_a_second_command_waits_for_the_first(checkout: Path) -> None:
-    """While one command sets up, the lock is held, also by the children of one that was killed."""
+    """While an environment is being set up, its lock is held, even by the children of a killed command."""
     with dev.one_at_a_time():
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
     probe = [sys.executable, "-c", LOCKED, str(checkout / ".venv" / "busy")]
@@ -241,7 +244,7 @@ except BlockingIOError:
 def test_pip_is_quiet_until_it_fails(
     checkout: Path, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A command's noise is hidden; of one that fails the end is shown, with one sentence."""
+    """The output of a command is hidden; if it fails, the end of the output is shown with one sentence."""
     folder = str(checkout)
     dev.run_or_fail([str(script("fine", "echo noise"))], folder)
     assert capsys.readouterr() == ("", "")
@@ -254,7 +257,7 @@ def test_pip_is_quiet_until_it_fails(
 def test_what_uv_cannot_do_is_left_to_pip(
     checkout: Path, script: Script, code: int, done: list[str]
 ) -> None:
-    """Both are those of the environment, and are told the same."""
+    """If uv fails, pip is run with the same arguments; both come from the environment."""
     for name in ("uv", "python"):
         script(f"checkout/bin/{name}", f'echo "{name} $*" >> told; exit {code * (name == "uv")}')
     dev.install(str(checkout), "--requirement", "requirements.lock")
@@ -264,7 +267,7 @@ def test_what_uv_cannot_do_is_left_to_pip(
 
 
 def test_a_pin_has_its_hashes(checkout: Path) -> None:
-    """What installs the rest is held to the lock like the rest."""
+    """The installer uv itself is installed with the hash in the lock file."""
     (checkout / "requirements.lock").write_text(
         "uvicorn==2 \\\n    --hash=a\nuv==1 \\\n    --hash=b\n"
     )
@@ -272,12 +275,13 @@ def test_a_pin_has_its_hashes(checkout: Path) -> None:
 
 
 def test_the_environment_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command sees the environment's programs first, and nothing of another environment."""
+    """A command finds the programs of its environment first, and no variable of another environment is passed on."""
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     monkeypatch.setenv("VIRTUAL_ENV", "/elsewhere")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     variables = dev.environ("/here")
-    assert "PYTHONDONTWRITEBYTECODE" not in variables  # every start would compile everything
+    # without bytecode files, every start would compile all modules
+    assert "PYTHONDONTWRITEBYTECODE" not in variables
     assert "PYTHONPATH" not in variables
     assert variables["VIRTUAL_ENV"] == "/here"
     assert variables["PATH"].split(os.pathsep)[0] == "/here/bin"
@@ -301,7 +305,7 @@ def test_the_environment_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch
 def test_a_command_becomes_its_program(
     line: str, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each command runs its program in the chosen environment with the arguments passed on."""
+    """Each command runs its program in the chosen environment and passes on its arguments."""
     became: list[tuple[str, str]] = []
 
     def become(folder: str, command: list[str], **_variables: str) -> int:
@@ -315,7 +319,7 @@ def test_a_command_becomes_its_program(
 
 @pytest.mark.usefixtures("installs")
 def test_all_tests_are_run_after_all_programs_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """U30: a whole run fetches what the tests need first, and has three processes."""
+    """U30: a full test run downloads the required programs first, and then uses three processes."""
     ran: list[str] = []
     monkeypatch.setattr("subprocess.call", lambda command, **_: ran.append(" ".join(command)))
     monkeypatch.setattr(
@@ -328,7 +332,7 @@ def test_all_tests_are_run_after_all_programs_are_fetched(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("installs")
 def test_the_report_is_of_the_job_before(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """G10: `report` reads the journal that `run` left, and says so where there was no run."""
+    """G10: `report` reads the journal that `run` has written, and fails with a message if there is none."""
     became: list[list[str]] = []
     monkeypatch.setattr(
         dev, "replace_process", lambda _folder, command, **_variables: became.append(command)
@@ -347,13 +351,13 @@ def test_the_report_is_of_the_job_before(checkout: Path, monkeypatch: pytest.Mon
 def test_a_wrong_command_line_is_one_sentence(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot be done is refused in one sentence, with code 2."""
+    """An invalid command line is refused in one sentence, with exit code 2."""
     assert dev.main(line.split()) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """Help is what a bare call shows, and it names the commands."""
+    """Without arguments dev.py prints its help, which names every command."""
     assert dev.main([]) == dev.main(["--help"]) == 0
     said = capsys.readouterr().out
     for name in [
@@ -372,7 +376,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_clean_removes_only_what_was_made(checkout: Path) -> None:
-    """Environments, caches and compiled files go; sources and settings stay."""
+    """``clean`` deletes environments, caches and compiled files; sources and settings stay."""
     gone = [".venv/3.13", ".mypy_cache", "src/pkg/__pycache__", "tests/dev/__pycache__"]
     stay = ["src/pkg", "docs", ".git", "examples"]
     for name in gone + stay:

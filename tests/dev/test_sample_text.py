@@ -1,4 +1,4 @@
-"""Tests of the tool that draws comments and messages for a reader."""
+"""Tests of the tool that draws a random sample of comments and messages."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_blocks_and_calls_are_whole(source: Path) -> None:
-    """A block of comment lines is one item, and a message is its whole call; what has too few words is left out."""
+    """A block of comment lines is one item, and a message is its whole call; very short texts are left out."""
     notes, calls = sample_text.collect(source)
     assert [(item.line, item.text) for item in sample_text.sample(notes, "x")] == [
         (1, "A module with some text."),
@@ -49,7 +49,7 @@ def test_blocks_and_calls_are_whole(source: Path) -> None:
 
 
 def test_a_seed_gives_one_sample(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A seed always draws the same 40 items; another seed draws others. The list is numbered."""
+    """The same seed always draws the same 40 items, and another seed draws others; the list is numbered."""
     lines = [f"# This is the comment number {n} of all.\n\n" for n in range(200)]
     (source / "more.py").write_text("".join(lines))
     outputs = []

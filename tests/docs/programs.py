@@ -1,4 +1,4 @@
-"""What tests of pages share: the blocks of a page, and programs that run as the page says."""
+"""Helpers for tests of documentation pages: extract code blocks and run programs as a page shows them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from taskqueue_redis.embedded.watchdog import Watchdog
 
 PATIENCE = 60.0
-"""seconds that end a program that hangs"""
+"""seconds after which a hanging program is killed"""
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Return the code blocks of a language."""
+    """Return the code blocks of a page in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 def run(*words: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """Run a program, which must succeed; return what it prints."""
+    """Run a program and return what it prints; it must exit with 0."""
     done = subprocess.run(
         words, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -31,7 +31,7 @@ def run(*words: str, cwd: Path | None = None, env: Mapping[str, str] | None = No
 
 
 def python(code: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """Run Python code, which must succeed and complain of nothing; return what it prints."""
+    """Run Python code and return what it prints; it must exit with 0 and print nothing on stderr."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False,
@@ -42,7 +42,10 @@ def python(code: str, cwd: Path | None = None, env: Mapping[str, str] | None = N
 
 @contextmanager
 def background(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a program whose output is read. It ends with the block at the latest, or if the tests are killed."""
+    """Run a program in the background.
+
+    It ends with the block at the latest, and also if the test run is killed.
+    """
     with (
         closing(Watchdog("KILL")) as watchdog,
         subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options) as started,

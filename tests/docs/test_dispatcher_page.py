@@ -1,4 +1,4 @@
-"""The dispatcher's page: its commands do what it shows, its code runs, and its tables are what the code has."""
+"""The page about the dispatcher: its commands and code run as shown, and its tables agree with the code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS = re.findall(r"^\$ (.+)\n((?:(?!\$ |```).+\n)*)", PAGE, re.MULTILINE)
 
 
 class Place:
-    """A folder with the page's files, on ports of its own."""
+    """A folder with the files of the page, and free ports in place of those on the page."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,36 +45,36 @@ class Place:
         }
 
     def here(self, text: str) -> str:
-        """Return a text of the page with the ports of this place."""
+        """Replace the ports of a text from the page by the ports of this test."""
         for shown, port in self.ports.items():
             text = text.replace(shown, port)
         return text
 
     def words(self, command: str) -> list[str]:
-        """Return a command of the page, for this environment."""
+        """Return the words of a command from the page, with the Python of this environment."""
         first, *rest = shlex.split(self.here(command))
         if first == "taskqueue":
             return [sys.executable, "-m", "taskqueue_cli", *rest]
         return [sys.executable if first == "python" else first, *rest]
 
     def start(self, words: list[str], **more: Any) -> AbstractContextManager[subprocess.Popen[str]]:
-        """Run a program here until the end of the block."""
+        """Run a program in the folder until the end of the block."""
         return background(words, cwd=self.folder, env=self.env, **more)
 
     def run(self, *words: str) -> str:
-        """Run a program here; return what it prints."""
+        """Run a program in the folder; return what it prints."""
         return run(*words, cwd=self.folder, env=self.env)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """One for all."""
+    """The folder that all tests of the page share."""
     return Place(tmp_path_factory.mktemp("page"))
 
 
 @pytest.fixture(scope="module")
 def running(place: Place) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """Return the processes that the page starts in the background, by the second word of the command."""
+    """The processes that the page starts in the background, by the second word of their command."""
     programs = {}
     with ExitStack() as stack:
         for command, _ in COMMANDS:
@@ -90,7 +90,10 @@ def running(place: Place) -> Iterator[dict[str, subprocess.Popen[str]]]:
 
 
 def test_the_five_commands(place: Place, running: dict[str, subprocess.Popen[str]]) -> None:
-    """C6, C7: from nothing to a job that is done, and whose receiver was told of it with a signature that holds."""
+    """C6, C7: the commands of the page lead to a finished job.
+
+    Its receiver gets a notification with a valid signature.
+    """
     shown = [
         (command, told)
         for command, told in COMMANDS
@@ -110,7 +113,7 @@ def test_the_five_commands(place: Place, running: dict[str, subprocess.Popen[str
 
 @pytest.mark.usefixtures("running")
 def test_the_other_ways_to_submit(place: Place) -> None:
-    """C6, OPEN-C1: with curl, and with the client function, until it is confirmed."""
+    """C6, OPEN-C1: a job can also be submitted with curl and with the client function, and is confirmed."""
     url = place.env["TASKQUEUE_SERVER_URL"]
     outcome, _ = place.run(sys.executable, "client.py", url).split()
     assert outcome in {"leased", "queued"}
@@ -121,7 +124,7 @@ def test_the_other_ways_to_submit(place: Place) -> None:
 
 
 def test_a_server_of_a_model(place: Place) -> None:
-    """B9, C2: the component of the page is a server, and a slot of it is found in process."""
+    """B9, C2: the component on the page serves a model, and a program finds a slot of it without a server."""
     port = str(free_port())
     with place.start([sys.executable, "gpu.py", port]):
         endpoint = f"http://127.0.0.1:{port}/generate"
@@ -129,7 +132,7 @@ def test_a_server_of_a_model(place: Place) -> None:
 
 
 def table(first: str) -> dict[str, str]:
-    """Return a table of the page: the first column and the second, by the head of the first."""
+    """Return the first two columns of the table with this first heading."""
     rest = PAGE[PAGE.index(f"| {first} |") :].splitlines()[2:]
     rows: dict[str, str] = {}
     for line in rest:
@@ -141,7 +144,7 @@ def table(first: str) -> dict[str, str]:
 
 
 def test_every_field_of_a_model() -> None:
-    """C5: all fields of a model's configuration are there, with their defaults."""
+    """C5: the table contains all fields of a model's configuration with their defaults."""
     told = table("field")
     defaults = ModelConfig().model_dump(mode="json")
     assert list(told) == list(defaults)
@@ -151,7 +154,7 @@ def test_every_field_of_a_model() -> None:
 
 
 def test_every_setting() -> None:
-    """All settings are there, with their defaults."""
+    """The table contains all dispatcher settings with their defaults."""
     told = table("`TASKQUEUE_DISPATCH_…`")
     defaults = DispatchSettings.model_construct().model_dump(mode="json")
     assert [name.lower() for name in told] == list(defaults)

@@ -1,4 +1,4 @@
-"""The page about limits: its commands print what it shows, its code runs, and its table is what the code has."""
+"""The page about queue limits: its commands and code run as shown, and its tables agree with the code."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ CODE, CAPACITY = blocks(PAGE, "python")
 
 
 def commands(block: str) -> list[tuple[str, str]]:
-    """Each command of a block with what it prints, as far as the page shows that."""
+    """Return each command of a block, with the output that the page shows for it."""
     return re.findall(r"^\$ (.+)\n((?:(?!\$ ).+\n)*)", block, re.MULTILINE)
 
 
 @pytest.fixture
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Run a server as `taskqueue serve` does, for commands in this process."""
+    """Run a server like that of `taskqueue serve`, for commands in this process; yield its port."""
     for name in os.environ:
         if name.startswith("TASKQUEUE_"):
             monkeypatch.delenv(name)
@@ -49,7 +49,7 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_the_commands_and_the_code(port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """B13: each command does what the page shows; one that is shown to fail fails, and no other."""
+    """B13: each command prints what the page shows, and fails only if the page shows an error."""
     curl()
     follow(commands(OPERATOR)[1:], capsys)
     asked = [f"{one} -sS".replace(":8420", f":{port}") for one, _ in commands(HTTP)]
@@ -66,7 +66,7 @@ def test_the_commands_and_the_code(port: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_order_and_copies(port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """B12, D9, C18: the commands about order, hung tasks and copies do what the page shows."""
+    """B12, D9, C18: the commands about order, hung tasks and copies print what the page shows."""
     assert port
     follow([one for block in ORDER for one in commands(block)], capsys)
     main(["stats", "mail", "audit", "orders", "--json"])
@@ -75,14 +75,14 @@ def test_order_and_copies(port: str, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_capacity_that_follows(port: str) -> None:
-    """B4: the program sets what the page says."""
+    """B4: the program about a changing capacity prints the capacities that the page names."""
     assert port
     first, second = re.findall(r"prints `(.*?)` and `(.*?)`", PAGE)[0]
     assert python(CAPACITY) == f"{first}\n{second}\n"
 
 
 def follow(shown: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
-    """Run commands; each prints what the page shows, if it shows anything."""
+    """Run commands and check that each prints what the page shows, if the page shows any output."""
     for command, expected in shown:
         capsys.readouterr()
         code = main(shlex.split(command)[1:])
@@ -92,7 +92,7 @@ def follow(shown: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_tables() -> None:
-    """Every limit and every reason of a refusal is on the page."""
+    """The tables contain every limit, every reason for a refusal, and its HTTP status."""
     limits = [name for name in QueueSettings().model_dump() if f"| `{name}` |" in PAGE]
     rate = RateLimit(max_tokens=1)
     limited = QueueSettings(

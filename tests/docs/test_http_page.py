@@ -1,4 +1,4 @@
-"""The page about the HTTP API: its commands are answered as it shows, and its table is what the server has."""
+"""The page about the HTTP API: responses are as shown, and its table lists the operations of the server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS = [
 
 
 async def _bury(backend: MemoryBackend) -> None:
-    """Make the dead letters that the page looks at."""
+    """Create the dead letters that the page mentions."""
     said = ("timeout of the printer", "timeout", "timeout", "no paper", "a timeout")
     errors = {f"r{number}": error for number, error in enumerate(said, 1)}
     await backend.publisher.publish(*(Task(key="reports", id=i) for i in errors))
@@ -41,7 +41,7 @@ async def _bury(backend: MemoryBackend) -> None:
 
 @pytest.fixture
 def port() -> Iterator[str]:
-    """Run the server of the page, with the tasks that it describes."""
+    """Run a server with the tasks that the page describes; yield its port."""
     backend = MemoryBackend()
     asyncio.run(_bury(backend))
     with in_thread(ServerProcess(backend, Settings(port=0))) as server:
@@ -49,7 +49,7 @@ def port() -> Iterator[str]:
 
 
 def test_the_commands(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C17: every command is answered as the page shows; dots stand for what may be anything."""
+    """C17: each command prints what the page shows; "..." on the page stands for any text."""
     curl()
     monkeypatch.delenv("http_proxy", raising=False)
     for command, shown in COMMANDS:
@@ -61,5 +61,5 @@ def test_the_commands(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table() -> None:
-    """Every operation is on the page, with what it needs, and no other."""
+    """The table lists exactly the operations of the server, with the verb that each requires."""
     run(sys.executable, "tools/http_table.py", "--check", cwd=ROOT)

@@ -1,4 +1,4 @@
-"""The page about migrations: its code runs."""
+"""The code on the page about migrations runs."""
 
 from pathlib import Path
 
@@ -8,6 +8,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
 
 
 def test_its_code(tmp_path: Path) -> None:
-    """A20: two backends of an application's own, from start to finish."""
+    """A20: the code migrates an application from one backend to another and finishes."""
     (code,) = blocks(PAGE, "python")
     assert python(code, tmp_path) == "finished\n"

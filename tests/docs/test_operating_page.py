@@ -1,4 +1,4 @@
-"""The page for operators: its commands work as shown, and its table of reloads is the code's."""
+"""The page for operators: its commands work as shown, and its table of reloadable settings agrees with the code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ PAGE = (Path(__file__).parents[2] / "docs/operating.md").read_text("utf-8")
 async def test_in_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first block: tokens are made, and several processes on one embedded store ask for them."""
+    """The first block creates tokens and starts several server processes on one Redis store.
+
+    The server requires the tokens.
+    """
     monkeypatch.chdir(tmp_path)
     shown = []
     for command in TOKENS:
@@ -34,7 +37,8 @@ async def test_in_short(
         one.removeprefix("TASKQUEUE_").lower().split("=") for one in variables
     )
     assert told.pop("backend") == "redis"
-    store = f"--embedded-redis={tmp_path / 'store'}"  # in place of one that is there already
+    # The test uses an embedded Redis instead of an existing one.
+    store = f"--embedded-redis={tmp_path / 'store'}"
     async with serving(tmp_path, *words, store, **told) as it:
         assert len(it.pids()) == 2
         async with httpx2.AsyncClient(base_url=it.url, trust_env=False) as client:
@@ -48,6 +52,6 @@ async def test_in_short(
 
 
 def test_what_a_reload_changes() -> None:
-    """The table names every setting that acts at once, and no other."""
+    """The table names exactly the settings that a reload changes."""
     row = next(line for line in PAGE.splitlines() if line.startswith("| `drain`"))
     assert set(re.findall(r"`([a-z_]+)`", row.split("|")[1])) == LIVE

@@ -1,4 +1,4 @@
-"""The pages: their links lead somewhere, their commands are run by tests, and their code works."""
+"""All documentation pages: their links have targets, tests run their commands, and their code works."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 from tests.docs.programs import blocks, run
 
 ROOT = Path(__file__).parents[2]
-MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made below it: a disk takes long to sync each step
+MEMORY = Path("/dev/shm")  # noqa: S108 - in memory, because a disk takes long to sync each step
 PAGES = sorted(
     page
     for pattern in ("*.md", "docs/**/*.md", "examples/*/*.md")
@@ -49,14 +49,14 @@ RUN_BY = {
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links(page: Path) -> None:
-    """Every link to a file of the project leads to one."""
+    """Every link to a file of the project has an existing target."""
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_is_run(page: Path) -> None:
-    """A command that a page shows is known to be run by some test."""
+    """Every command on a page is on the list of commands that some test runs."""
     for command in re.findall(r"^\$ (.+)$", page.read_text(), flags=re.MULTILINE):
         assert any(re.match(known, f"{command} ") for known in RUN_BY), command
 
@@ -66,7 +66,7 @@ def _snippets() -> list[str]:
 
 
 def _passes_the_kit(folder: Path, snippet: str, *only: str) -> None:
-    """Run a part of the kit; other tests prove that the stores pass all of it."""
+    """Run a part of the conformance kit; other tests prove that the backends pass all of it."""
     (folder / "tests").mkdir()
     (folder / "tests" / "test_conformance.py").write_text(snippet)
     source = ROOT / "examples" / "taskqueue_sqlite" / "src"
@@ -86,7 +86,7 @@ def _passes_the_kit(folder: Path, snippet: str, *only: str) -> None:
 
 
 def test_the_kits_page(tmp_path: Path) -> None:
-    """G6: the test class of the page for authors is all that the kit needs."""
+    """G6: the test class on the page for backend authors is enough to run the conformance kit."""
     _, snippet, _ = _snippets()
     (tmp_path / "my_package.py").write_text(
         "from taskqueue_memory import MemoryBackend as MyBackend\n"
@@ -95,7 +95,7 @@ def test_the_kits_page(tmp_path: Path) -> None:
 
 
 def test_the_pages_record_store(tmp_path: Path) -> None:
-    """G3, G6: with a record store, the page's factory and its test class for a durable backend are all it takes."""
+    """G3, G6: with a record store, the factory and the test class on the page make a durable backend complete."""
     factory, _, snippet = _snippets()
     package = tmp_path / "my_package"
     package.mkdir()

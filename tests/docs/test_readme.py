@@ -1,4 +1,4 @@
-"""The README's first steps, run as written."""
+"""The first steps of the README run as written."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ README = (ROOT / "README.md").read_text()
 
 
 class Shell:
-    """Runs the commands of a console block, those that end in ``&`` in the background."""
+    """Runs the commands of a console block; commands that end in ``&`` run in the background."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self._options: dict[str, Any] = {"cwd": folder, "env": environment}
         self._background = ExitStack()
 
     def run(self, command: str) -> str:
-        """Run one command; return what it prints, for a background one its first line."""
+        """Run one command and return its output, or the first line of output of a background command."""
         words = shlex.split(command, comments=True)
         words = [sys.executable, *words[1:]] if words[0] == "python" else words
         if words[-1] != "&":
@@ -42,7 +42,7 @@ class Shell:
         return started.stdout.readline()
 
     def insist(self, command: str) -> str:
-        """Run a command, again while it fails, within bounds: a result may not be there yet."""
+        """Run a command, and retry while it fails, because a result may not exist yet."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -53,13 +53,13 @@ class Shell:
                 time.sleep(0.05)
 
     def close(self) -> None:
-        """End what runs in the background, the last one first."""
+        """End the background processes, the last one first."""
         self._background.close()
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """Make a folder with the README's files, and choose a port."""
+    """A shell in a folder with the files of the README, with a free port for the server."""
     for text in blocks(README, "python"):
         name = text.splitlines()[0].removeprefix("# ")
         (tmp_path / name).write_text(text)
@@ -80,7 +80,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 def test_first_steps(shell: Shell) -> None:
-    """E7, G5, G7: the README's commands do what it shows, from the server to the result."""
+    """E7, G5, G7: the commands from the server to the result print what the README shows."""
     (session,) = (block for block in blocks(README, "console") if "publish.py" in block)
     lines = [line for line in session.splitlines() if not line.startswith("$ pip install")]
     for line, following in zip(lines, [*lines[1:], "$ end"], strict=True):
@@ -91,7 +91,7 @@ def test_first_steps(shell: Shell) -> None:
 
 
 def test_durable_servers(shell: Shell, tmp_path: Path) -> None:
-    """G5: each of the two ways to Redis is one command."""
+    """G5: a durable server, with embedded Redis or with a Redis server, is started by one command."""
     engine = find_engine()
     (session,) = (block for block in blocks(README, "console") if "--embedded-redis" in block)
     embedded, real = re.findall(r"^\$ (.+)$", session, flags=re.MULTILINE)
@@ -104,7 +104,7 @@ def test_durable_servers(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_the_two_commands_are_the_only_set_up() -> None:
-    """G1: the first screen names the two commands, and dev.py has them."""
+    """G1: the first console block contains only commands of dev.py."""
     first = blocks(README, "console")[0]
     assert re.findall(r"^\$ python3 dev.py (\w+)", first, flags=re.MULTILINE) == [
         "run",

@@ -1,4 +1,4 @@
-"""The page about reconciling: its program repairs what it says, through a real server."""
+"""The page about reconciling: its program repairs missing publishes through a real server."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reconciling.md").read_text()
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
-    """Run a server, and give the settings that find it."""
+    """Run a server and return environment variables with its URL."""
     told = {name: text for name, text in os.environ.items() if not name.startswith("TASKQUEUE_")}
     with in_thread(ServerProcess(MemoryBackend(), Settings(port=0))) as server:
         yield told | {"TASKQUEUE_SERVER_URL": server.url}
 
 
 def test_the_program(tmp_path: Path, environment: dict[str, str]) -> None:
-    """D1: it publishes the rows that are old enough and not done, once, however often it runs."""
+    """D1: the program publishes each row that is old enough and not done, and only once in several runs."""
     assert python(CODE, tmp_path, environment) == "0 0 0 0 0\n"
     old, now = time.time() - 61, time.time()
     rows = [("a", old, False), ("b", old, False), ("done", old, True), ("new", now, False)]
@@ -46,6 +46,6 @@ def test_the_program(tmp_path: Path, environment: dict[str, str]) -> None:
 
 
 def test_the_table() -> None:
-    """Each number of the report is explained, in the order in which the program prints them."""
+    """The table explains each number of the report, in the order in which the program prints them."""
     assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == list(Reconciled.__struct_fields__)
     assert re.findall(r"report\.(\w+)", CODE) == list(Reconciled.__struct_fields__)

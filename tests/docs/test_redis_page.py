@@ -1,4 +1,4 @@
-"""The page about Redis: its commands do what it says, and its tables are what the code has."""
+"""The page about Redis: its commands work as shown, and its tables agree with the code."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SHARED = "shared"
 
 
 def commands(*, containing: str) -> list[str]:
-    """Return the page's commands that contain a text."""
+    """Return the commands of the page that contain a text."""
     return [line for line in re.findall(r"^\$ (.+)$", PAGE, re.MULTILINE) if containing in line]
 
 
 def rows(heading: str) -> list[list[str]]:
-    """Return the cells of the first table after a heading, without its head."""
+    """Return the rows of the first table after a heading, without the table head."""
     lines = PAGE.split(f"{heading}\n", 1)[1].splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("| ---")) + 1
     end = next((n for n, line in enumerate(lines) if n > start and not line.startswith("|")), None)
@@ -47,14 +47,17 @@ def rows(heading: str) -> list[list[str]]:
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """Run a Redis for this test."""
+    """Run a Redis server for one test."""
     with RedisServer(find_engine(), tmp_path / "redis") as server:
         yield server
 
 
 @pytest.fixture
 def environment(tmp_path: Path, redis: RedisServer) -> dict[str, str]:
-    """Where commands run: this environment's programs, a port of its own, and ``redis-cli`` that finds the Redis."""
+    """Environment variables for commands of the page.
+
+    They set PATH, a free port, and a ``redis-cli`` that connects to the Redis of this test.
+    """
     binaries = tmp_path / "bin"
     binaries.mkdir()
     client = shlex.quote(str(find_engine(OLDEST).binary.with_name("redis-cli")))
@@ -76,7 +79,7 @@ Shell = Callable[[str], str]
 
 @pytest.fixture
 def shell(tmp_path: Path, environment: dict[str, str]) -> Shell:
-    """Run one command as a shell does; return what it prints."""
+    """A function that runs a command in a shell and returns its output."""
 
     def run(command: str) -> str:
         done = subprocess.run(
@@ -95,7 +98,7 @@ def shell(tmp_path: Path, environment: dict[str, str]) -> Shell:
 
 @pytest.fixture
 def server(tmp_path: Path, environment: dict[str, str], redis: RedisServer) -> Iterator[str]:
-    """Run the server of the page on the test's Redis, and give its first output."""
+    """Run the server as on the page, on the Redis of this test; yield the first line of its output."""
     (command,) = commands(containing="TASKQUEUE_REDIS_URL=redis://127.0.0.1:6379 taskqueue serve")
     words = ["/bin/sh", "-c", f"exec env {command.replace(':6379', f':{redis.port}')}"]
     quiet = {"stderr": subprocess.DEVNULL}
@@ -105,12 +108,15 @@ def server(tmp_path: Path, environment: dict[str, str], redis: RedisServer) -> I
 
 
 def at_port(command: str, environment: dict[str, str]) -> str:
-    """Return a command for the test's server."""
+    """Return a command with the port of the server of this test."""
     return command.replace(":8420", f":{environment['TASKQUEUE_PORT']}")
 
 
 def test_set_up(server: str, shell: Shell, environment: dict[str, str], redis: RedisServer) -> None:
-    """A1, G5: the two variables are all it takes, and the queue's durability is set as the page says."""
+    """A1, G5: two variables are enough to start a server on Redis.
+
+    The command on the page sets the durability of a queue.
+    """
     assert "serving redis" in server
     curl()
     (command,) = commands(containing="curl -X PUT")
@@ -122,7 +128,7 @@ def test_set_up(server: str, shell: Shell, environment: dict[str, str], redis: R
 
 
 def test_access_list(shell: Shell, tmp_path: Path, redis: RedisServer) -> None:
-    """The command writes an access list, which works once it has a password."""
+    """The command writes an access list, which Redis enforces once it contains a password."""
     (command,) = commands(containing="access_list")
     shell(command)
     written = (tmp_path / "taskqueue.acl").read_text()
@@ -138,13 +144,13 @@ def test_access_list(shell: Shell, tmp_path: Path, redis: RedisServer) -> None:
 
 
 def test_a_script_is_shown_whole(shell: Shell) -> None:
-    """The command prints what Redis gets."""
+    """The command prints a Lua script exactly as it is sent to Redis."""
     (command,) = commands(containing="print(source(")
     assert shell(command).rstrip("\n") == source("ack").rstrip("\n")
 
 
 def test_settings_table() -> None:
-    """Every setting is in the table, with its default."""
+    """The table contains every Redis setting with its default."""
     told = {row[0].strip("`").lower(): row[1].strip("`") for row in rows("## Settings")}
     assert list(told) == list(RedisSettings.model_fields)
     for name, field in RedisSettings.model_fields.items():
@@ -157,7 +163,7 @@ def test_settings_table() -> None:
 
 @pytest.fixture
 async def busy(redis: RedisServer) -> RedisServer:
-    """Fill a Redis with tasks of one queue in every state; a consumer still holds some."""
+    """A Redis with tasks of one queue in every state, some of them held by a consumer."""
     backend = RedisBackend(settings=RedisSettings(url=SecretStr(redis.url)))
     settings = await backend.control.settings(KEY)
     changed = settings.model_copy(update={"journal": True, "max_inflight": 100})
@@ -181,7 +187,7 @@ async def busy(redis: RedisServer) -> RedisServer:
     await first.redeliver(taken[5])
     await keep_tenants_busy(backend)
     await backend.control.maintain()
-    # Its process ends without a farewell: consumers stay where they are.
+    # Close without unsubscribing, like a process that was killed, so that the consumers stay registered.
     await backend._context.heartbeat.aclose()
     await backend._context.wakeups.aclose()
     await backend._context.client.aclose()
@@ -189,7 +195,7 @@ async def busy(redis: RedisServer) -> RedisServer:
 
 
 async def keep_tenants_busy(backend: RedisBackend) -> None:
-    """Have everything happen to the tenants and ordering keys of another queue that can."""
+    """Create every kind of key for tenants and ordering keys in another queue."""
     settings = await backend.control.settings(SHARED)
     changed = settings.model_copy(
         update={
@@ -211,7 +217,7 @@ async def keep_tenants_busy(backend: RedisBackend) -> None:
 
 
 async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
-    """What lies in the store is in the table, with its type; and what the table names is there."""
+    """The table lists exactly the Redis keys that exist, each with its type."""
     names = {
         "P": r"\{tq:0\}",
         "Q": rf"\{{tq:0\}}:q:(?:{KEY}|{SHARED})",
@@ -240,7 +246,7 @@ async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
 
 
 async def test_looking_at_a_queue(busy: RedisServer, shell: Shell) -> None:
-    """Each command of the page finds what its comment says."""
+    """Each ``redis-cli`` command on the page prints what its comment says."""
     expected = ("resize", "redelivered", "task-", "one", "later", "task-", "-1", "redelivered")
     shown = commands(containing="redis-cli")
     assert len(shown) == len(expected)
@@ -250,4 +256,4 @@ async def test_looking_at_a_queue(busy: RedisServer, shell: Shell) -> None:
             assert re.search(r"^[0-9a-f]{16}-[0-9]+$", printed, re.MULTILINE), printed
         else:
             assert text in printed, command
-    wait_until(lambda: busy.call("PING") == "PONG", "Redis has survived being looked at")
+    wait_until(lambda: busy.call("PING") == "PONG", "Redis still responds")

@@ -1,4 +1,4 @@
-"""The page about shards: its command and its code run, and its table is what the settings have."""
+"""The page about shards: its command and code run, and its figures agree with the code."""
 
 import asyncio
 import re
@@ -18,13 +18,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "shards.md").read_text()
 
 
 def test_its_code(tmp_path: Path) -> None:
-    """A18, A19: a worker is told of each change of the shard, which are few."""
+    """A18, A19: the context of a task says whether its shard has changed, which happens rarely."""
     (code,) = blocks(PAGE, "python")
     assert 7 <= python(code, tmp_path).count("another shard") <= 40
 
 
 def test_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A16: the number of shards is a setting like others."""
+    """A16: the command creates the number of shards that it sets."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     monkeypatch.setenv("TASKQUEUE_BACKEND", "tests.cli.shared")
@@ -37,7 +37,7 @@ def test_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_its_figures() -> None:
-    """What is refused is named, and so is how long a name may be."""
+    """The page names the settings that a sharded queue refuses, and the maximum length of its name."""
     for name in _WHOLE:
         assert name in PAGE or name.startswith(("tenant", "weights")), name
     assert f"at most {LIMITS.name - LONGEST} characters" in PAGE

@@ -1,4 +1,4 @@
-"""The example backend, as its users meet it: installed into an environment of its own."""
+"""The SQLite example backend, installed into a separate environment as users install it."""
 
 import json
 import os
@@ -15,13 +15,13 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "taskqueue_sqlite"
 LINES = 400
 EXAMPLES = os.environ.get("TASKQUEUE_KIT_EXAMPLES", "8")
-"""random histories that the kit plays; `dev.py soak` sets many"""
+"""number of random histories that the conformance kit plays; `dev.py soak` sets a higher one"""
 MANY = "60"
-MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made below it
+MEMORY = Path("/dev/shm")  # noqa: S108 - the test creates its own folder in it
 
 
 class Environment:
-    """A virtual environment that sees this one's libraries, and has the example installed beside them."""
+    """A virtual environment that uses the libraries of the current one and has the example installed."""
 
     def __init__(self, folder: Path) -> None:
         self._python = folder / "env" / "bin" / "python"
@@ -38,11 +38,11 @@ class Environment:
         )  # fmt: skip
 
     def python(self, *arguments: str, **variables: str) -> str:
-        """Run this environment's Python in an empty folder and return what it prints."""
+        """Run the Python of this environment in an empty folder and return its output."""
         return self._run(str(self._python), *arguments, **variables)
 
     def tests(self, *more: str, examples: str = EXAMPLES) -> str:
-        """Run the example's own tests and return the report."""
+        """Run the tests of the example and return their output."""
         return self.python(
             *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis"),
             *("--basetemp=tests", str(EXAMPLE / "tests"), *more),
@@ -67,19 +67,22 @@ class Environment:
 
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Environment]:
-    """One installation for all tests, in memory where that can be: a disk takes long to sync each step of a store."""
+    """One installation for all tests.
+
+    It is in memory if possible, because a disk takes long to sync each step of the store.
+    """
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         yield Environment(Path(folder))
 
 
 def test_it_is_small() -> None:
-    """G6: a whole durable backend has fewer than 400 lines, docstrings, comments and blank ones included."""
+    """G6: a complete durable backend has fewer than 400 lines, including docstrings, comments and blank lines."""
     files = (EXAMPLE / "src").rglob("*.py")
     assert 0 < sum(len(file.read_text().splitlines()) for file in files) < LINES
 
 
 def test_it_passes_the_kit(installed: Environment) -> None:
-    """G6: the conformance kit, in an environment where the example is a package like any other."""
+    """G6: the example passes the conformance kit when it is installed as a package."""
     report = installed.tests()
     assert " passed" in report
     assert "skipped" not in report
@@ -87,18 +90,18 @@ def test_it_passes_the_kit(installed: Environment) -> None:
 
 @pytest.mark.long
 def test_it_passes_many_histories(installed: Environment) -> None:
-    """G6: the random histories of the kit, more of them."""
+    """G6: the example passes the conformance kit with a larger number of random histories."""
     assert "1 passed" in installed.tests("-k", "test_machine", examples=MANY)
 
 
 def test_it_has_a_name(installed: Environment) -> None:
-    """G3: installing it is all it takes to set it by its name."""
+    """G3: once the example is installed, it can be configured by its name."""
     script = "from taskqueue_core.loading import load_backend; print(type(load_backend('sqlite')).__name__)"
     assert "SQLite" in installed.python("-c", script)
 
 
 def test_it_runs_the_main_job(installed: Environment, tmp_path: Path) -> None:
-    """G3, G6: the main job by module path: every task accounted for, every result right."""
+    """G3, G6: the demonstration runs on the example: every task is accounted for, and every result is right."""
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"line {number}\n" * (number + 1))
     printed = installed.python(

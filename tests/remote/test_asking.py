@@ -1,4 +1,4 @@
-"""Everything that is not publishing: look-ups, control, health, the time."""
+"""Everything except publishing through the remote backend: lookups, control, health and time."""
 
 import json
 
@@ -24,17 +24,17 @@ from taskqueue_remote.client import RemoteClock
 
 
 def remote(answer: httpx2.Response) -> RemoteBackend:
-    """A backend whose server always answers the same."""
+    """Return a backend whose server always sends the same response."""
     return RemoteBackend("http://h/base", transport=httpx2.MockTransport(lambda _: answer))
 
 
 def problem(status: int, code: str, **more: object) -> httpx2.Response:
-    """An error as the server words it."""
+    """Return a problem document as the server sends it."""
     return httpx2.Response(status, json={"status": status, "code": code, "detail": "why"} | more)
 
 
 def test_it_is_a_backend_without_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """G2: publisher and subscription are separate, so a backend may publish alone; it says what to use instead."""
+    """G2: a backend may publish without supporting subscriptions; the error says what to use instead."""
     monkeypatch.setenv("TASKQUEUE_SERVER_URL", "https://h:1/x/")
     backend = create_backend()
     check_backend(backend, "server")
@@ -46,13 +46,13 @@ def test_it_is_a_backend_without_subscriptions(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("url", ["", "h:1", "ftp://h", "http://", "http://h:x", "http://h?a=1"])
 def test_an_address_that_cannot_be_one_is_refused_at_once(url: str) -> None:
-    """A wrong setting is told when the backend is made, not at its first use."""
+    """An invalid URL is refused when the backend is created, not at its first use."""
     with pytest.raises(ConfigurationError, match="http://host:port"):
         RemoteBackend(url)
 
 
 def test_a_token_that_no_header_can_carry_is_refused() -> None:
-    """As above; and the token is not shown."""
+    """A token that is not valid in an HTTP header is refused, and the error does not show it."""
     with pytest.raises(ConfigurationError) as caught:
         RemoteBackend("http://h", "geheim\n")
     assert "geheim" not in str(caught.value)
@@ -78,13 +78,13 @@ def test_a_token_that_no_header_can_carry_is_refused() -> None:
 async def test_problems_become_the_errors_of_a_local_backend(
     answer: httpx2.Response, error: type[Exception]
 ) -> None:
-    """G4: whoever handles the errors of one backend handles those of this one."""
+    """G4: an error response of the server raises the same error class as a local backend."""
     with pytest.raises(error):
         await remote(answer).control.stats("k")
 
 
 async def test_an_invalid_input_keeps_its_parts() -> None:
-    """Field, kind and what is allowed survive the way through HTTP."""
+    """An error about invalid input keeps its field and its text across HTTP."""
     told = InvalidInput("limit", "text of length 9", "1 to 1000")
     answer = problem(422, told.code, field=told.field, detail=str(told))
     with pytest.raises(InvalidInput) as caught:
@@ -93,7 +93,7 @@ async def test_an_invalid_input_keeps_its_parts() -> None:
 
 
 async def test_names_are_checked_before_they_become_paths() -> None:
-    """No key or id reaches another path than its own."""
+    """A key or id that is not valid is refused, so that it cannot change the path of the request."""
     control = remote(httpx2.Response(200)).control
     for name in ("../workers", "a/b", "", "a b", "a?x"):
         with pytest.raises(InvalidInput):
@@ -103,14 +103,14 @@ async def test_names_are_checked_before_they_become_paths() -> None:
 
 
 async def test_settings_that_this_version_does_not_know_are_not_dropped() -> None:
-    """An older client refuses to read, and so to overwrite, what a newer server knows."""
+    """A client refuses to read settings with unknown fields, so that it cannot overwrite those of a newer server."""
     text = QueueSettings().model_dump_json().replace("{", '{"brand_new":1,', 1)
     with pytest.raises(ConfigurationError, match="unknown queue settings: upgrade this client"):
         await remote(httpx2.Response(200, text=text)).control.settings("k")
 
 
 async def test_progress_belongs_to_workers() -> None:
-    """What needs a delivery is refused clearly."""
+    """Operations that need a delivery raise `CapabilityMissing`."""
     delivery = Delivery(task=Task(key="k"), receipt="r", attempt=1, delivered_at=0.0)
     backend = remote(httpx2.Response(200))
     with pytest.raises(CapabilityMissing):
@@ -120,7 +120,7 @@ async def test_progress_belongs_to_workers() -> None:
 
 
 async def test_a_question_that_met_a_closed_connection_is_asked_again() -> None:
-    """An idle connection that the server closed is no outage; what changes something is not repeated."""
+    """A read on a connection that the server has closed is repeated; a change is not."""
     methods: list[str] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -145,13 +145,13 @@ async def test_a_question_that_met_a_closed_connection_is_asked_again() -> None:
     ],
 )
 async def test_health_never_raises(answer: httpx2.Response) -> None:
-    """Whatever a server says, health is an answer."""
+    """Whatever the server responds, `health` returns a result and does not raise."""
     assert not (await remote(answer).health()).ok
 
 
 @pytest.mark.parametrize("error", [httpx2.ConnectError("x"), ValueError("a bug of a transport")])
 async def test_health_never_raises_without_a_server(error: Exception) -> None:
-    """Nor does it where there is none."""
+    """If there is no server, `health` returns a result with the error."""
 
     def handler(_: httpx2.Request) -> httpx2.Response:
         raise error
@@ -163,14 +163,14 @@ async def test_health_never_raises_without_a_server(error: Exception) -> None:
 
 
 async def test_health_passes_on_what_the_server_says() -> None:
-    """Ready means that its store serves."""
+    """The health of the backend is the readiness that the server reports."""
     health = await remote(httpx2.Response(200, json={"ready": True, "reason": "ok"})).health()
     assert health.ok
     assert health.details == {"url": "http://h/base", "ready": True, "reason": "ok"}
 
 
 async def test_time_is_the_servers() -> None:
-    """Delays count from the store's time as soon as one answer has told it."""
+    """After the first response, the time of the backend is the time of the server."""
     headers = {"taskqueue-time": "5000.5"}
     backend = remote(httpx2.Response(200, json={"workers": []}, headers=headers))
     assert backend.now() > 1_000_000_000
@@ -179,7 +179,7 @@ async def test_time_is_the_servers() -> None:
 
 
 def test_the_quickest_answer_sets_the_clock() -> None:
-    """A slow answer does not spoil a good estimate; nonsense does not either; an old one fades."""
+    """The clock estimate comes from the fastest response, until that is too old; invalid headers are ignored."""
     here = 100.0
     clock = RemoteClock(monotonic=lambda: here, system=lambda: 7.0)
     assert clock.now() == 7.0
@@ -200,7 +200,7 @@ def test_the_quickest_answer_sets_the_clock() -> None:
 
 
 async def test_closing_twice_is_harmless() -> None:
-    """And a closed backend opens again at its next call."""
+    """Closing a backend twice is harmless."""
     backend = remote(httpx2.Response(200, json={"workers": []}))
     await backend.control.workers()
     await backend.aclose()
@@ -208,7 +208,7 @@ async def test_closing_twice_is_harmless() -> None:
 
 
 async def test_pages_that_start_again_show_nothing_twice() -> None:
-    """Where the last one of a page was redriven meanwhile, the server starts again: each is listed once."""
+    """If pages of dead letters start again from the beginning, each letter is still returned once."""
     letters = [
         {
             "task": {"id": f"t{n}", "key": "k"},
@@ -224,7 +224,7 @@ async def test_pages_that_start_again_show_nothing_twice() -> None:
 
 
 async def test_the_server_applies_a_filter() -> None:
-    """A filter is one request: the dead letters that match are acted on where they are stored."""
+    """A redrive by filter is one request, because the server applies the filter."""
     requests: list[tuple[str, str, object]] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:

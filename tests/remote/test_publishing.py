@@ -1,4 +1,4 @@
-"""Publishing through a server: what each answer, and each missing answer, tells the publisher."""
+"""Publishing through a server: the result of each response, and of each missing response."""
 
 import json
 from collections.abc import Callable
@@ -23,25 +23,25 @@ URL = "http://127.0.0.1:9"
 
 
 def remote(handler: Handler) -> RemoteBackend:
-    """A backend whose server is a function."""
+    """Return a backend whose server is a function."""
     return RemoteBackend(URL, "secret", transport=httpx2.MockTransport(handler))
 
 
 def accepting(request: httpx2.Request) -> httpx2.Response:
-    """A server that accepts everything."""
+    """Return a response that accepts every task."""
     lines = [json.loads(line) for line in request.content.split(b"\n")]
     answers = [{"key": t["key"], "task_id": t["id"], "status": "accepted"} for t in lines]
     return httpx2.Response(200, content=b"".join(msgspec.json.encode(a) + b"\n" for a in answers))
 
 
 def problem(status: int, code: str, **more: object) -> httpx2.Response:
-    """An error as the server words it."""
+    """Return a problem document as the server sends it."""
     told = {"type": "about:blank", "title": "x", "status": status, "code": code, "detail": "why"}
     return httpx2.Response(status, json=told | more)
 
 
 async def test_a_payload_travels_as_the_bytes_it_is() -> None:
-    """The publisher encodes a payload once: digits, order and blanks arrive as they were."""
+    """A payload is sent byte for byte: number formats, field order and spaces do not change."""
     seen: list[bytes] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -54,7 +54,7 @@ async def test_a_payload_travels_as_the_bytes_it_is() -> None:
 
 
 async def test_a_payload_over_several_lines_stays_one_task() -> None:
-    """D1: a line break between the tokens of a payload does not end the line of a batch."""
+    """D1: line breaks inside a payload do not split its line of a batch."""
     seen: list[bytes] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -69,7 +69,7 @@ async def test_a_payload_over_several_lines_stays_one_task() -> None:
 
 
 async def test_requests_stay_small() -> None:
-    """Large batches are split by count and by bytes, and confirmed in order."""
+    """A large batch is split by number of tasks and by bytes, and the confirmations keep its order."""
     sizes: list[tuple[int, int]] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -89,7 +89,7 @@ async def test_requests_stay_small() -> None:
 
 @pytest.mark.parametrize("error", [httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout])
 async def test_what_was_never_sent_is_unavailable(error: type[httpx2.TransportError]) -> None:
-    """D1: without a connection nothing was stored, and the error says so."""
+    """D1: if no connection can be made, nothing was stored, and the error says that the backend is unavailable."""
 
     def handler(request: httpx2.Request) -> httpx2.Response:
         raise error("no", request=request)
@@ -103,7 +103,7 @@ async def test_what_was_never_sent_is_unavailable(error: type[httpx2.TransportEr
     [httpx2.ReadTimeout, httpx2.WriteTimeout, httpx2.ReadError, httpx2.RemoteProtocolError],
 )
 async def test_a_lost_answer_is_unconfirmed(error: type[httpx2.TransportError]) -> None:
-    """D1: once something may have been sent, only a publish with the same id tells."""
+    """D1: if the response is lost, the task may have been stored, so the publish is unconfirmed and not repeated."""
     calls = 0
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -143,13 +143,13 @@ async def test_a_lost_answer_is_unconfirmed(error: type[httpx2.TransportError]) 
 async def test_each_failing_answer_has_its_error(
     answer: httpx2.Response, error: type[Exception]
 ) -> None:
-    """D1: accepted is only what was confirmed, in so many words and for this very task."""
+    """D1: a publish counts as accepted only if the response confirms exactly this task."""
     with pytest.raises(error):
         await remote(lambda _: answer).publisher.publish(Task(key="k", id="1"))
 
 
 async def test_a_batch_that_broke_off_is_unconfirmed() -> None:
-    """D1: with one request confirmed and the next never sent, nobody is told that nothing was stored."""
+    """D1: if the first request of a batch is confirmed and the second fails, the batch is unconfirmed."""
     calls = 0
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -164,7 +164,7 @@ async def test_a_batch_that_broke_off_is_unconfirmed() -> None:
 
 
 async def test_sending_again_uses_the_same_ids() -> None:
-    """D1: a publish that went unanswered is resent as it was, and its confirmation counts."""
+    """D1: a publish without a response is sent again unchanged, and the later confirmation is returned."""
     bodies: list[bytes] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -180,7 +180,7 @@ async def test_sending_again_uses_the_same_ids() -> None:
 
 
 async def test_a_line_that_the_server_finds_invalid_is_refused() -> None:
-    """One task that a server with narrower limits will not have does not hold up the others."""
+    """A task that the server finds invalid is refused, and the other tasks of the batch are confirmed."""
     first = '{"line":1,"status":"invalid","code":"invalid_input","field":"key","detail":"too long"}'
     second = '{"key":"k","task_id":"2","status":"duplicate","position":4}'
     backend = remote(lambda _: httpx2.Response(200, text=f"{first}\n{second}\n"))
@@ -192,7 +192,10 @@ async def test_a_line_that_the_server_finds_invalid_is_refused() -> None:
 
 @pytest.mark.parametrize("code", [*Refusal, "of_a_newer_server", None])
 async def test_a_refusal_keeps_its_parts(code: str | None) -> None:
-    """B13: why, how full and when to come again; a reason that this version does not know stays a refusal."""
+    """B13: a refusal keeps its code, reason, depth and retry time.
+
+    An unknown code of a newer server is still a refusal.
+    """
     told = {"key": "k", "task_id": "1", "status": "refused", "code": code, "reason": "no room"}
     line = json.dumps(told | {"retry_after": 0.5, "depth": 7})
     (one,) = await remote(lambda _: httpx2.Response(200, text=line)).publisher.publish(
@@ -210,7 +213,7 @@ async def test_a_refusal_keeps_its_parts(code: str | None) -> None:
 
 
 async def test_a_retry_is_scheduled_without_a_delivery() -> None:
-    """G2: to schedule a retry is a promise of its own, by HTTP too; its token makes it idempotent."""
+    """G2: a retry can be scheduled over HTTP without a delivery, and its token makes the request idempotent."""
     seen: list[dict[str, object]] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -243,13 +246,13 @@ async def test_a_retry_is_scheduled_without_a_delivery() -> None:
 async def test_each_failing_retry_has_its_error(
     answer: httpx2.Response, error: type[Exception]
 ) -> None:
-    """D1: a retry is scheduled only if the server said so."""
+    """D1: a retry counts as scheduled only if the server confirms it."""
     with pytest.raises(error):
         await remote(lambda _: answer).publisher.schedule_retry(Task(key="k"), 1.0)
 
 
 async def test_the_token_is_shown_to_the_server_only() -> None:
-    """The token travels in its header, and no error repeats it."""
+    """The token is sent in its header, and no error contains it."""
     seen: list[str] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -263,7 +266,7 @@ async def test_the_token_is_shown_to_the_server_only() -> None:
 
 
 async def test_a_delay_counts_from_the_servers_time() -> None:
-    """Law 8: also in the first call, where this machine's clock is wrong."""
+    """Law 8: a delay counts from the time of the server, even in the first call and with a wrong local clock."""
     sent: list[dict[str, float]] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:

@@ -1,4 +1,4 @@
-"""The backend with a real server on a real port: what its other tests assume is what a server does."""
+"""The remote backend with a real server, which confirms what its other tests assume about the server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,13 +23,13 @@ from taskqueue_server import ServerProcess
 
 @pytest_asyncio.fixture
 async def store() -> MemoryBackend:
-    """The store inside the server."""
+    """The store behind the server."""
     return MemoryBackend()
 
 
 @pytest_asyncio.fixture
 async def remote(store: MemoryBackend) -> AsyncIterator[RemoteBackend]:
-    """A backend that reaches the store through the server."""
+    """A remote backend that is connected to a real server."""
     server = ServerProcess(store, Settings(port=0))
     running = asyncio.create_task(server.run())
     await asyncio.wait(
@@ -45,7 +45,7 @@ async def remote(store: MemoryBackend) -> AsyncIterator[RemoteBackend]:
 
 
 async def test_publishing_is_idempotent(remote: RemoteBackend) -> None:
-    """Law 7: the same id is one task however often it is sent, and another payload under it is a conflict."""
+    """Law 7: publishing an id again is a duplicate, and publishing it with another payload is a conflict."""
     queue = Queue(remote)
     payload = b'{"n": 1.0,\n "s": "\xc3\xa9"}'
     task = Task(key="k", id="a", payload=payload, headers={"h": "v"}, priority=7, tenant="t")
@@ -81,7 +81,7 @@ async def test_what_arrives_is_what_was_published(
 async def test_the_whole_life_of_a_task_is_visible(
     remote: RemoteBackend, store: MemoryBackend
 ) -> None:
-    """G4: control over HTTP reads and does what the store's own control would."""
+    """G4: control over HTTP returns and does the same as the control of the store itself."""
     control, letters = remote.control, remote.dead_letters
     tasks = [Task(key="k", id=f"t{n}") for n in range(6)]
     await remote.publisher.publish(*tasks)
@@ -112,7 +112,7 @@ async def test_the_whole_life_of_a_task_is_visible(
 
 
 async def test_pages_join_without_a_gap(remote: RemoteBackend, store: MemoryBackend) -> None:
-    """More dead letters and ids than one request may have are read in several."""
+    """Dead letters and ids beyond the limit of one request are read in several requests."""
     ids = [f"t{n:04}" for n in range(1203)]
     await remote.publisher.publish(*(Task(key="k", id=task_id) for task_id in ids))
     async with store.subscribe(["k"], "c") as subscription:
@@ -125,7 +125,7 @@ async def test_pages_join_without_a_gap(remote: RemoteBackend, store: MemoryBack
 
 
 async def test_settings_are_compared_and_swapped(remote: RemoteBackend) -> None:
-    """Whoever writes settings without having read the last ones learns it."""
+    """Writing settings with an outdated version raises `SettingsConflict`."""
     control = remote.control
     assert await control.settings("k") == QueueSettings()
     wanted = QueueSettings(retry=RetryPolicy(base=0.2, cap=1))
@@ -137,7 +137,7 @@ async def test_settings_are_compared_and_swapped(remote: RemoteBackend) -> None:
 
 
 async def test_limits_hold_through_the_server(remote: RemoteBackend, store: MemoryBackend) -> None:
-    """B13: settings get there whole, and a refusal comes back with its reason, its depth and its hint."""
+    """B13: settings reach the store unchanged, and a refusal returns its reason, depth and retry time."""
     limit = RateLimit(max_tokens=9, interval=2, interval_unit=IntervalUnit.HOURS)
     wanted = QueueSettings(capacity=1, max_inflight=3, rate_limit=limit, paused=True)
     told = await remote.control.configure("k", wanted)
@@ -163,7 +163,7 @@ async def test_limits_hold_through_the_server(remote: RemoteBackend, store: Memo
 async def test_waiting_for_room_in_the_server(
     remote: RemoteBackend, store: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B13: a publisher elsewhere waits as one beside the store does, and gets in."""
+    """B13: a remote publisher can wait for a queue to accept tasks, like a local one."""
     hints = taskqueue_core.queue._hints
     monkeypatch.setattr(taskqueue_core.queue, "_hints", lambda told: dict.fromkeys(hints(told), 0))
     await pause_queue(store.control, "k", intake=True, paused=True)
@@ -177,7 +177,7 @@ async def test_waiting_for_room_in_the_server(
 async def test_a_retry_long_after_the_end_is_a_new_entry(
     remote: RemoteBackend, store: MemoryBackend
 ) -> None:
-    """G2: an orchestrator schedules a retry with no delivery in hand; the token keeps it from doing so twice."""
+    """G2: a retry can be scheduled without a delivery, and its token prevents a second one."""
     task = Task(key="k", id="a")
     at = store.now() + 100
     schedule = remote.publisher.schedule_retry
@@ -187,20 +187,20 @@ async def test_a_retry_long_after_the_end_is_a_new_entry(
 
 
 async def test_invalid_input_is_reported_as_by_a_local_backend(remote: RemoteBackend) -> None:
-    """The server's own checks reach the caller as the same error, with the field's name."""
+    """Invalid input that the server detects raises the same error as in a local backend, with the field name."""
     with pytest.raises(InvalidInput) as caught:
         await remote.dead_letters.list("k", after="no spaces allowed")
     assert caught.value.field == "after"
 
 
 async def test_the_servers_clock_is_heard(remote: RemoteBackend, store: MemoryBackend) -> None:
-    """Delays count from the store's time."""
+    """The time of the remote backend is the time of the store."""
     assert (await remote.health()).ok
     assert remote.now() == pytest.approx(store.now(), abs=0.1)
 
 
 async def test_pages_are_put_together(remote: RemoteBackend, store: MemoryBackend) -> None:
-    """Fault K6: names of queues, workers and dead letters come in pages, and all of them arrive."""
+    """Fault K6: queues, workers and dead letters are returned completely, although the server sends them in pages."""
     await store.publisher.publish(*(Task(key=f"q{n:04}") for n in range(1000)))
     await store.publisher.publish(*(Task(key=f"r{n:04}") for n in range(500)))
     for n in range(1100):
@@ -220,7 +220,10 @@ async def test_pages_are_put_together(remote: RemoteBackend, store: MemoryBacken
 async def test_dead_letters_one_by_one_and_by_what_they_say(
     remote: RemoteBackend, store: MemoryBackend
 ) -> None:
-    """C17: one is found without a walk through all, and the server sifts; what is not dead is none."""
+    """C17: a dead letter can be read by its id, and the server applies filters.
+
+    For a task that is not a dead letter, None is returned.
+    """
     await store.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(30)))
     subscription = store.subscribe(["k"], "w")
     for n, delivery in enumerate((await subscription.receive(30, 0)).deliveries):

@@ -1,4 +1,4 @@
-"""The project's security list: for each item the tests that prove it, or why there is nothing to prove yet."""
+"""The security list of the project: for each item, the tests that prove it, or why there are none yet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _E = "dispatch/test_egress"
 _C = "dispatch/test_callback"
 ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
     1: (
-        "Workers show a token in a header or the first frame, before accept; hashes, constant time, 5 s, a cap",
+        "Workers send a token in a header or the first frame; constant-time comparison; limits without a token",
         (
             f"{_S}access.py::TestSocket.test_a_good_token",
             f"{_S}access.py::TestSocket.test_a_bad_token_is_refused_before_the_handshake",
@@ -21,7 +21,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     2: (
-        "Verbs times keys, at each subscribe, settlement and operation",
+        "The verbs and keys of a token are checked at each subscribe, settlement and operation",
         (
             f"{_S}access_scopes.py::test_every_route_is_in_a_table",
             f"{_S}access_scopes.py::test_every_operation",
@@ -35,7 +35,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     3: (
-        "Administration needs its own verb; without tokens loopback only; what destroys is confirmed",
+        "Administration needs its own verb; without tokens loopback only; destructive operations are confirmed",
         (
             f"{_S}access_scopes.py::test_what_is_public",
             f"{_S}access.py::test_no_open_server_for_others",
@@ -44,7 +44,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     4: (
-        "Origins",
+        "The Origin header is checked",
         (
             f"{_S}access.py::TestSocket.test_origins",
             f"{_S}access.py::TestSocket.test_a_session_is_no_token_here",
@@ -54,7 +54,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     5: (
-        "TLS, verified",
+        "TLS with verified certificates",
         (
             f"{_S}access_clients.py::TestTls.test_all_clients",
             f"{_S}access_clients.py::TestTls.test_bad_certificates",
@@ -70,7 +70,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     6: (
-        "Rotation; revocation ends live sockets within 10 s",
+        "Tokens can be rotated; a revocation closes open sockets within 10 s",
         (
             f"{_S}access_tokens.py::TestFinding.test_rotation",
             f"{_S}access_staying.py::TestStaying.test_revocation_ends_a_socket",
@@ -83,7 +83,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     7: (
-        "Callbacks go to public addresses alone, at submit and when they are sent, whatever a name says by then",
+        "Callbacks go to public addresses only; this is checked at submission and again when they are sent",
         (
             f"{_E}.py::test_hosts",
             f"{_E}.py::test_other_forms",
@@ -102,7 +102,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     8: (
-        "What receivers answer goes nowhere: its status and length do",
+        "The response of a callback receiver is not stored, except its status and length",
         (
             "dispatch/test_api_odd.py::test_answers_of_receivers_are_never_echoed",
             f"{_C}s_many.py::test_an_error_in_the_sender",
@@ -110,7 +110,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     9: (
-        "Webhooks are signed after Standard Webhooks, with each secret of a rotation, and bounded",
+        "Webhooks are signed as Standard Webhooks requires, with each secret of a rotation, and are limited",
         (
             f"{_C}_signing.py::*",
             f"{_C}s.py::TestDelivered.test_signed_and_recorded",
@@ -124,21 +124,21 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     10: (
-        "No data becomes code",
+        "Data is never executed as code",
         (
             "security/test_code.py::test_nothing_turns_data_into_code",
             "dev/test_checks.py::test_what_turns_data_into_code_is_found",
         ),
     ),
     11: (
-        "Names of tasks resolve through a registry",
+        "Handlers are found through a registry",
         (
             "security/test_code.py::test_nothing_is_imported_by_a_name_of_the_wire",
             "security/test_code.py::test_handlers_come_from_the_registry",
         ),
     ),
     12: (
-        "Limits, each at n and n + 1",
+        "Each limit is tested at n and n + 1",
         (
             "core/test_limits.py::test_each_limit_is_exact",
             "core/test_limits.py::test_depth_is_counted_exactly",
@@ -151,11 +151,11 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
     ),
     13: ("Nothing is decompressed", (f"{_S}abuse.py::TestHandshake.test_nothing_is_compressed",)),
     14: (
-        "No patterns from outside; ours are linear",
+        "No regular expressions from outside; those of the project take linear time",
         ("core/test_limits.py::test_checks_take_linear_time",),
     ),
     15: (
-        "Secrets come out nowhere",
+        "Secrets appear in no output",
         (
             "security/test_canaries.py::test_nothing_comes_out",
             "security/test_canaries.py::test_addresses",
@@ -166,14 +166,14 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     16: (
-        "Labels of metrics are bounded",
+        "The number of metric labels is bounded",
         (
             f"{_S}metrics.py::TestBounds.test_many_queues",
             f"{_S}metrics.py::TestWhoMaySee.test_labels_hold_no_names_of_strangers",
         ),
     ),
     17: (
-        "The access list of Redis that ships",
+        "The access list for Redis that is shipped",
         (
             "redis/test_checks.py::test_the_access_list_that_ships",
             "redis/test_checks.py::test_the_access_list_suffices",
@@ -181,14 +181,14 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     18: (
-        "No exposed Redis",
+        "Redis is never exposed to the network",
         (
             "redis/test_addresses.py::test_exposed_servers_are_refused",
             "redis/test_addresses.py::test_servers_that_are_found_later_are_refused_too",
         ),
     ),
     19: (
-        "Names cannot leave their place among keys",
+        "Names cannot change the structure of Redis keys",
         (
             "core/test_limits.py::test_names_are_plain",
             "redis/test_scripts.py::test_keys_are_built_from_the_partition",
@@ -197,7 +197,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
     ),
     20: ("Lua is static", ("security/test_code.py::test_scripts_are_files",)),
     21: (
-        "Receipts cannot be guessed, and are bound to who got them",
+        "Receipts cannot be guessed, and are bound to the worker that received them",
         (
             f"{_S}access_scopes.py::TestReceipts.test_of_another_key",
             f"{_S}access_scopes.py::TestReceipts.test_adopting_from_another_server",
@@ -205,7 +205,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     22: (
-        "One client cannot starve the others: rates and caps on sockets per name, credit, keys; limits per tenant",
+        "One client cannot starve the others: limits per name on rate, sockets, credit and keys; limits per tenant",
         (
             f"{_S}access_usage.py::TestRate.test_names_are_distinguished",
             f"{_S}access_usage.py::TestRate.test_batches_at_the_same_time",
@@ -224,14 +224,14 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     23: (
-        "Few dependencies, with bounds, locked",
+        "There are few dependencies, with bounds and a lock file",
         (
             "security/test_code.py::test_the_supply",
             "dev/test_checks.py::test_the_lock_is_pure_and_fits",
         ),
     ),
     24: (
-        "Secrets come from the environment or a file, and are in no repr",
+        "Secrets come from the environment or a file, and appear in no repr",
         (
             f"{_S}access_tokens.py::TestFinding.test_reprs",
             f"{_C}_signing.py::test_what_is_no_secret",
@@ -241,7 +241,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     25: (
-        "Errors are codes, without traces and without what was sent",
+        "Errors have codes, and contain neither tracebacks nor input",
         (
             "security/test_canaries.py::test_nothing_comes_out",
             f"{_S}access_scopes.py::test_details_of_the_store_are_for_those_with_a_token",
@@ -250,7 +250,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     26: (
-        "Files are their owner's alone",
+        "Only their owner can read sensitive files",
         (
             "cli/test_token.py::test_only_for_its_owner",
             f"{_S}access_tokens.py::TestFile.test_others_may_not_use_it",
@@ -258,7 +258,7 @@ ITEMS: dict[int, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     27: (
-        "Spark unpickles nothing and reads with a schema",
+        "Spark code unpickles nothing and reads with a schema",
         (
             "security/test_code.py::test_nothing_turns_data_into_code",
             "spark/test_lines.py::*",

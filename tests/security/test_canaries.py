@@ -1,4 +1,4 @@
-"""Secrets that are put in everywhere must not come out anywhere."""
+"""Marked secrets are sent to every input and must not appear in any output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATUS = ("/health", "/ready", "/metrics", "/v1/openapi.json", "/v1/workers", "/
 
 @pytest.fixture
 def logs() -> Iterator[io.StringIO]:
-    """All that the product logs, down to the last detail, and what its server program is let say."""
+    """Everything that the product logs at debug level, and the warnings of its HTTP server."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(name)s %(message)s %(exc_text)s %(args)s"))
@@ -57,7 +57,7 @@ def logs() -> Iterator[io.StringIO]:
 
 
 async def sockets(it: Running, said: list[str]) -> None:
-    """Put them in whatever a socket takes, and note what it answers."""
+    """Send the secrets in every input of a socket, and collect the errors that come back."""
     for options in (
         {"additional_headers": bearer(BAD)},
         {"query": f"?token={GOOD}"},
@@ -80,7 +80,10 @@ async def sockets(it: Running, said: list[str]) -> None:
 
 
 async def test_nothing_comes_out(tmp_path: Path, logs: io.StringIO) -> None:
-    """Security 15, 24 and 25: no token in a log, an error, a metric, a page or a repr; no payload beside its task."""
+    """Security 15, 24 and 25: no token appears in a log, error, metric, page or repr.
+
+    A payload appears only on the pages of its task.
+    """
     said: list[str] = []
     answers: list[str] = []
     path = write(
@@ -141,14 +144,16 @@ async def test_nothing_comes_out(tmp_path: Path, logs: io.StringIO) -> None:
     everything = "\n".join((*said, *answers, logs.getvalue()))
     for token in TOKENS:
         assert token not in everything.replace(f"/{token}", ""), token
-    assert DATA not in "\n".join(said).replace(f"/{DATA}", ""), "in an error, a metric or a repr"
+    assert DATA not in "\n".join(said).replace(f"/{DATA}", ""), (
+        "a payload is in an error, a metric or a repr"
+    )
     assert DATA not in logs.getvalue().replace(f"token 1 ({DATA})", "")
     assert logs.getvalue().count("previous tokens stay in force") == 2
-    assert any("t1" in answer for answer in answers), "pages were looked at"
+    assert any("t1" in answer for answer in answers), "the pages were read"
 
 
 async def test_addresses(monkeypatch: pytest.MonkeyPatch, logs: io.StringIO) -> None:
-    """Security 15 and 24: a password in an address, a token in the environment: not in an error, a health or a repr."""
+    """Security 15 and 24: a password in a URL and a token in the environment appear in no error, health or repr."""
     url = f"http://user:{DATA}@127.0.0.1:1/"
     said = [repr(ServerAddress.of(url))]
     monkeypatch.setenv("TASKQUEUE_TOKEN", GOOD)

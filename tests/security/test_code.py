@@ -1,4 +1,4 @@
-"""What the product's code must not do, read from the code."""
+"""Static checks of the source code for forbidden constructs."""
 
 from __future__ import annotations
 
@@ -23,28 +23,31 @@ IMPORTERS = {
     "taskqueue_spark/cli/session.py": "two libraries, by fixed names",
     "taskqueue_spark/worker_daemon.py": "libraries, by fixed names",
 }
-"""who imports by a name at run time, and whose name that is: never the wire's"""
+"""Modules that import by a name known only at run time, and where the name comes from; it is never from the network."""
 NAMERS = {"__import__", "import_module", "run_path", "run_module"}
 UNVERIFIED = {"taskqueue_redis/config.py": "TASKQUEUE_REDIS_DANGEROUSLY_SKIP_TLS_VERIFICATION"}
 SECRETS = {"token", "secret", "sha256", "digest", "password"}
-"""names of what must not be compared by == where it decides who comes in"""
+"""Names of values that must not be compared by ``==`` in the code for authentication."""
 DOOR = sorted((ROOT / "src/taskqueue_server").glob("*.py"))
 
 
 def trees(files: list[Path]) -> Iterator[tuple[str, ast.AST]]:
-    """Each file by its path under src, parsed."""
+    """Yield the path under src and the syntax tree of each file."""
     for path in files:
         yield str(path.relative_to(ROOT / "src")), parsed(path)
 
 
 @cache
 def parsed(path: Path) -> ast.AST:
-    """A file's tree."""
+    """Return the syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def test_nothing_turns_data_into_code() -> None:
-    """Security 10: no pickle, marshal, shelve, yaml.load, eval or exec; in Spark's code neither (Security 27)."""
+    """Security 10: the source uses no pickle, marshal, shelve, yaml.load, eval or exec.
+
+    The same is true for the code that runs in Spark (Security 27).
+    """
     found = [(path, *what) for path, tree in trees(FILES) for what in forbidden(tree)]
     assert not found
 
@@ -54,19 +57,22 @@ def test_nothing_turns_data_into_code() -> None:
     ["__import__(name)", "importlib.import_module(n)", "import_module(n)", "runpy.run_path(p)"],
 )
 def test_imports_by_name_are_seen(code: str) -> None:
-    """The next test would find them."""
+    """The check for imports by name, which the next test uses, recognises each form of such an import."""
     assert list(importing(ast.parse(code)))
 
 
 def importing(tree: ast.AST) -> Iterator[int]:
-    """The lines that import what is named at run time."""
+    """Yield the lines that import by a name known only at run time."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and name_of(node) in NAMERS:
             yield node.lineno
 
 
 def test_nothing_is_imported_by_a_name_of_the_wire() -> None:
-    """Security 10 and 11: who imports by name is on a short list, and none of them is the server or a handler's way."""
+    """Security 10 and 11: only the modules on a short list import by a name known at run time.
+
+    The server and the protocol are not among them.
+    """
     assert {path for path, tree in trees(FILES) if list(importing(tree))} <= IMPORTERS.keys()
     for path in IMPORTERS:
         assert "/server/" not in path
@@ -74,7 +80,7 @@ def test_nothing_is_imported_by_a_name_of_the_wire() -> None:
 
 
 def test_handlers_come_from_the_registry() -> None:
-    """Security 11: where a worker looks for a handler there is no getattr with a name that is not written there."""
+    """Security 11: a worker finds its handlers without ``getattr`` on a name that is not a constant."""
     for name in ("handlers", "runner", "outcomes", "batch_buffer", "prefetch"):
         tree = ast.parse((ROOT / f"src/taskqueue_worker/{name}.py").read_text("utf-8"))
         for node in ast.walk(tree):
@@ -83,7 +89,7 @@ def test_handlers_come_from_the_registry() -> None:
 
 
 def test_certificates_are_always_looked_at() -> None:
-    """Security 5: no verify=False, CERT_NONE or check_hostname=False, but for the switch with the alarming name."""
+    """Security 5: certificate verification is never disabled, except by one setting with an explicit name."""
     words = ("verify", "ssl", "CERT_NONE", "check_hostname")
     named = [file for file in FILES if any(word in file.read_text("utf-8") for word in words)]
     for path, tree in trees(named):
@@ -97,7 +103,10 @@ def test_certificates_are_always_looked_at() -> None:
 
 
 def test_secrets_are_compared_in_constant_time() -> None:
-    """Security 1: at the door no secret is compared by == or looked up in a table; `Tokens.identify` shows how."""
+    """Security 1: the server code compares no secret by ``==`` or ``in``.
+
+    `Tokens.identify` compares in constant time instead.
+    """
     for path, tree in trees(DOOR):
         for node in ast.walk(tree):
             if not isinstance(node, ast.Compare):
@@ -110,7 +119,10 @@ def test_secrets_are_compared_in_constant_time() -> None:
 
 
 def test_scripts_are_files() -> None:
-    """Security 20: Lua is read from files as it is, never put together; values come as KEYS and ARGV alone."""
+    """Security 20: Lua scripts are read from files and never built from strings.
+
+    Values are passed only as KEYS and ARGV.
+    """
     for path, tree in trees(sorted((ROOT / "src/taskqueue_redis").rglob("*.py"))):
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
@@ -124,7 +136,7 @@ def test_scripts_are_files() -> None:
 
 
 def test_the_supply() -> None:
-    """Security 23: every dependency has a lower and an upper bound, and uvicorn the floor that its fix needs."""
+    """Security 23: every dependency has a lower and an upper bound, and uvicorn has at least the fixed version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(one for some in extras.values() for one in some)]
@@ -136,7 +148,7 @@ def test_the_supply() -> None:
 
 
 def test_the_policy() -> None:
-    """Security 28: whom to write to, and how soon there is an answer."""
+    """Security 28: SECURITY.md says how to report a vulnerability and when to expect a response."""
     text = (ROOT / "SECURITY.md").read_text("utf-8")
     for words in ("Report a vulnerability", "48 hours", "7 days", "14 days"):
         assert words in text

@@ -1,4 +1,4 @@
-"""The list is whole, and the tests that it names are there."""
+"""The security list is complete, and the tests that it names exist."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TESTS = Path(__file__).parents[1]
 
 @cache
 def parsed(path: str) -> list[ast.stmt]:
-    """What stands in a file of tests."""
+    """Return the statements of a test file."""
     return ast.parse((TESTS / path).read_text(encoding="utf-8")).body
 
 
 def test_every_item_has_its_tests_or_a_reason() -> None:
-    """28 items, each in one of the two tables."""
+    """Each of the 28 items is in exactly one of the two tables."""
     assert ITEMS.keys().isdisjoint(LATER)
     assert sorted([*ITEMS, *LATER]) == list(range(1, 29))
     assert all(tests for _, tests in ITEMS.values())
@@ -28,7 +28,7 @@ def test_every_item_has_its_tests_or_a_reason() -> None:
 
 @pytest.mark.parametrize("number", ITEMS)
 def test_its_tests_are_there(number: int) -> None:
-    """Each names its file, and its class and function in it; a star is a whole file."""
+    """Each test in the list exists, with its file, class and function; a star means the whole file."""
     for test in ITEMS[number][1]:
         path, _, name = test.partition("::")
         nodes = parsed(path)

@@ -1,4 +1,4 @@
-"""docs/security.md: its commands, its example and its settings."""
+"""The commands, the example and the numbers in docs/security.md agree with the code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMANDS = re.findall(r"^\$ taskqueue (token .+)$", PAGE, re.MULTILINE)
 def test_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Security 6: in their order they make four tokens, and replace one."""
+    """Security 6: the commands of the page, run in order, create the tokens and replace one of them."""
     path = tmp_path / "tokens.toml"
     monkeypatch.setenv("TASKQUEUE_TOKENS_FILE", str(path))
     made: list[str] = []
@@ -47,7 +47,7 @@ def test_the_commands(
 
 
 def test_the_example_and_the_tables() -> None:
-    """The file is read as it stands, and the tables name all verbs and settings."""
+    """The example token file is valid, and the tables name all verbs and existing settings."""
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     (entry,) = read_entries(text.encode(), Path("tokens.toml"))
     assert entry.expires_at == 1801396800
@@ -64,6 +64,6 @@ def test_the_example_and_the_tables() -> None:
 
 
 def test_the_numbers() -> None:
-    """What the page promises is what the code keeps."""
+    """The times and limits on the page are those of the code."""
     assert (RELOAD_SECONDS, CHECK_SECONDS, HELLO_SECONDS) == (2.0, 3.0, 5.0)
     assert f"{connections.MAX_STRANGERS} sockets may be in that state" in PAGE

@@ -1,4 +1,4 @@
-"""A server as operators start it for everybody: with tokens and TLS."""
+"""A server process that is open to other machines, with tokens and TLS."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVE = ("serve", "--port", "0", "--backend", "taskqueue_memory")
 
 @pytest.fixture(autouse=True)
 def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings of the machine reach a test."""
+    """Remove the settings of the machine."""
     for name in os.environ:
         if name.startswith("TASKQUEUE_"):
             monkeypatch.delenv(name)
@@ -31,7 +31,10 @@ def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_for_any_host_with_tokens_and_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Security 3, 5 and 6: any host, https, tokens alone; a new file counts at once when it is asked for."""
+    """Security 3, 5 and 6: a server with tokens and TLS may listen on every address.
+
+    A changed token file applies after SIGHUP.
+    """
     files = make_files(tmp_path)
     path = write(tmp_path / "tokens.toml", entry(ADMIN, "admin"))
     log = tmp_path / "log"
@@ -40,7 +43,7 @@ def test_for_any_host_with_tokens_and_tls(
         "TASKQUEUE_TLS_CERTIFICATE": str(files.good),
         "TASKQUEUE_TLS_KEY": str(files.key),
     }
-    command = [sys.executable, "-m", "taskqueue_cli", *SERVE, "--json", "--host", "0.0.0.0"]  # noqa: S104 - as the page has it
+    command = [sys.executable, "-m", "taskqueue_cli", *SERVE, "--json", "--host", "0.0.0.0"]  # noqa: S104 - the page about security shows it
     with (
         log.open("wb") as stderr,
         subprocess.Popen(
@@ -51,9 +54,9 @@ def test_for_any_host_with_tokens_and_tls(
             assert server.stdout is not None
             url = json.loads(server.stdout.readline())["url"]
             assert url.startswith("https://0.0.0.0:")
-            url = url.replace("0.0.0.0", "localhost")  # noqa: S104 - as above
+            url = url.replace("0.0.0.0", "localhost")  # noqa: S104 - the server is bound to all addresses
             publish = ("publish", "a", "--id", "1", "--server", url, "--json")
-            assert main(publish) == 4, "an unknown authority"
+            assert main(publish) == 4, "the certificate authority is unknown"
             monkeypatch.setenv("TASKQUEUE_TLS_CA", str(files.authority))
             monkeypatch.setenv("TASKQUEUE_TOKEN", ADMIN)
             capsys.readouterr()
@@ -80,7 +83,7 @@ def test_for_any_host_with_tokens_and_tls(
 def test_a_file_for_all_eyes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Security 26: the server does not start with it, and says what to do."""
+    """Security 26: the server does not start with a token file that others can read, and says how to fix it."""
     path = write(tmp_path / "tokens.toml", entry(ADMIN, "admin"))
     path.chmod(0o644)
     monkeypatch.setenv("TASKQUEUE_TOKENS_FILE", str(path))

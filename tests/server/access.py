@@ -1,4 +1,4 @@
-"""Tokens for tests, in files, and servers that ask for them."""
+"""Helpers for tests of authentication: tokens, token files, and servers that require a token."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def entry(
     keys: Iterable[str] = ("*",),
     **more: Any,
 ) -> dict[str, Any]:
-    """A row of the file."""
+    """Return one entry of a token file."""
     row = {"name": name, "sha256": hashed(token).hex(), "verbs": [*verbs], "keys": [*keys]}
     return row | more
 
 
 def write(path: Path, *rows: dict[str, Any]) -> Path:
-    """Write a file of tokens, readable for its owner alone."""
+    """Write a token file that only its owner can read."""
     lines = []
     for row in rows:
         lines.append("[[token]]")
@@ -46,7 +46,7 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
 
 
 def everybody(path: Path) -> Path:
-    """Write a file with an admin of all keys, one who may do everything with ``a``, and one with ``b``."""
+    """Write a token file for an admin of all keys, an owner of key ``a`` and an owner of key ``b``."""
     return write(
         path,
         entry(ADMIN, "admin"),
@@ -56,24 +56,24 @@ def everybody(path: Path) -> Path:
 
 
 def bearer(token: str) -> dict[str, str]:
-    """The header that shows a token."""
+    """Return the Authorization header that carries a token."""
     return {"Authorization": f"Bearer {token}"}
 
 
 @asynccontextmanager
 async def guarded(path: Path, **changes: Any) -> AsyncIterator[Running]:
-    """Run a server that asks for tokens."""
+    """Run a server that requires tokens."""
     async with running(tokens_file=path, **changes) as it:
         yield it
 
 
 def spoil(path: Path, text: str | None) -> None:
-    """Put something else in the file, or remove it."""
+    """Overwrite the token file with other text, or delete the file if ``text`` is None."""
     path.write_text(text, "utf-8") if text else path.unlink()
 
 
 class Plugin:
-    """Knows one token, for some time."""
+    """An authentication plugin that accepts a single token until the test revokes it."""
 
     TASKQUEUE_HOOK_API = 1
 
@@ -84,12 +84,12 @@ class Plugin:
 
     @hookimpl
     def authenticate(self, token: str | None) -> Identity | None:
-        """Say who it is."""
+        """Return the identity of the token, or None if the token is not accepted."""
         self.asked += 1
         return self.identity if token == "good" and self.known else None
 
     def backend(self) -> InstrumentedBackend:
-        """A backend with this plugin."""
+        """Return a backend with this authentication plugin."""
         hooks = Hooks()
         hooks.register(self)
         return InstrumentedBackend(MemoryBackend(), hooks)

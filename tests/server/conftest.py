@@ -1,4 +1,4 @@
-"""The HTTP API without a network: requests go straight into the application."""
+"""Fixtures for the HTTP API without a network: requests go straight to the application."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["pytest_asyncio_loop_factories"]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Pass over, where no long test is wanted, the file whose imports take longer than all others together."""
+    """Skip the test file with the slowest imports, unless long tests are requested."""
     long = "not long" not in config.option.markexpr
     return None if long or collection_path.name != "test_schema.py" else True
 
 
 @pytest.fixture
 def backend() -> MemoryBackend:
-    """The store behind the API."""
+    """The memory backend behind the API."""
     return MemoryBackend()
 
 
 @pytest.fixture
 async def api(backend: MemoryBackend) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a running application."""
+    """An HTTP client of a running application."""
     async with app_client(backend) as client:
         yield client

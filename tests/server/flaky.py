@@ -1,4 +1,4 @@
-"""A memory backend whose store can be taken away."""
+"""Memory backends for tests of outages: a test can make their store unavailable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ VERBS = ("receive", "ack", "redeliver", "dead_letter", "adopt", "close")
 
 
 class Flaky(MemoryBackend):
-    """Raises `BackendUnavailable` while ``down``, waiting receives too; loses the next ``lost`` answers to acks."""
+    """A memory backend whose calls, also waiting receives, raise `BackendUnavailable` while ``down`` is set.
+
+    The next ``lost`` acks take effect, but their responses are lost.
+    """
 
     def __init__(self, slowness: float = 0.0) -> None:
         super().__init__(clock=LoopClock())
@@ -26,14 +29,14 @@ class Flaky(MemoryBackend):
         self.calls: list[str] = []
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> Any:
-        """Return a subscription that fails while the store is away."""
+        """Return a subscription whose calls fail while the store is unavailable."""
         subscription = super().subscribe(keys, consumer)
         for verb in VERBS:
             setattr(subscription, verb, self._guarded(verb, getattr(subscription, verb)))
         return subscription
 
     async def health(self) -> Health:
-        """Tell whether the store is away."""
+        """Return the health of the backend, which is bad while the store is unavailable."""
         if self.down.is_set():
             return Health(ok=False, backend="memory")
         return await super().health()
@@ -66,6 +69,6 @@ class Flaky(MemoryBackend):
 
 
 class Plain(MemoryBackend):
-    """Has nothing but what the server cannot do without."""
+    """A memory backend that has only the capabilities which the server requires."""
 
     capabilities = Capabilities(names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL}))

@@ -1,6 +1,7 @@
-"""The descriptions of the HTTP API and of the workers' socket, as they were last agreed on.
+"""The agreed descriptions of the HTTP API and of the worker websocket protocol.
 
-``python -m tests.server.golden`` writes the files in ``tests/server/golden``. A difference is a change for clients.
+``python -m tests.server.golden`` rewrites the files in ``tests/server/golden``. Any difference is a change that clients
+see.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _VERSION = "0"
 
 
 def described() -> dict[str, Any]:
-    """Return each document by the name of its file; the API's has the operations of the dispatcher too."""
+    """Return each document by its file name; the HTTP description includes the operations of the dispatcher."""
     documents = {
         "openapi.json": openapi.document([*OPERATIONS, *DISPATCH], _VERSION, tags=TAGS),
         "asyncapi.json": asyncapi.document(_VERSION),

@@ -1,4 +1,4 @@
-"""A server in a thread, with an event loop of its own: for tests that run programs, and wait for their end."""
+"""Run a server in a thread with its own event loop, for tests that start programs and wait for them to exit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS = 60.0
 
 @contextmanager
 def in_thread(server: ServerProcess) -> Iterator[ServerProcess]:
-    """Run a server until the end of the block."""
+    """Run a server in a thread until the end of the block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(server.run(),))
     thread.start()

@@ -1,4 +1,4 @@
-"""A server on a port of its own, which prints its address."""
+"""A program that runs a server on a free port and prints its address."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.server.support import settings
 
 
 async def main() -> None:
-    """Serve until a signal comes."""
+    """Run the server until a signal arrives."""
     server = ServerProcess(MemoryBackend(), settings(), on_ready=lambda url: print(url, flush=True))  # noqa: T201
     await server.run()
 

@@ -1,4 +1,4 @@
-"""A peer that sends anything: proper frames at the wrong time, broken ones, and bytes that are none."""
+"""A hostile peer for fuzzing: it sends valid frames at the wrong time, broken frames, and bytes that are not frames."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ _BURST = 40
 
 
 class Noise:
-    """Connects, sends bursts, and connects again where it was sent away. It never names the honest worker's key."""
+    """A peer that connects, sends bursts of frames, and reconnects after it was disconnected.
+
+    It never subscribes to the key of the well-behaved worker.
+    """
 
     def __init__(self, it: Observed, chance: random.Random, stolen: list[str]) -> None:
-        """``stolen`` are receipts of another worker."""
+        """``stolen`` contains receipts that were issued to another worker."""
         self._it = it
         self._chance = chance
         self._stolen = stolen
@@ -30,7 +33,7 @@ class Noise:
         self._rude = 0.0
 
     async def make(self, frames: int) -> None:
-        """Send so many frames; leave nothing open."""
+        """Send ``frames`` frames, then close the connection."""
         end = self.sent + frames
         try:
             while self.sent < end:
@@ -52,7 +55,7 @@ class Noise:
             with contextlib.suppress(ConnectionError):
                 self._raw = await RawSocket.opened(self._it.port)
                 break
-        # Mostly polite, so that many frames reach a session; now and then without any manners.
+        # Most bursts start with a valid hello, so that many frames reach a session; a few start with anything.
         self._rude = self._chance.choice([0.0005, 0.002, 0.01, 0.3])
         if self._chance.random() < 0.97:
             self._raw.say(
@@ -89,7 +92,7 @@ class Noise:
         return frame(text, mask=mask)
 
     def _proper(self) -> dict[str, Any]:
-        """A frame that is allowed at any time, about things that are not there or not its own."""
+        """Return a frame that is valid at any time but names receipts that do not exist or belong to another worker."""
         chance = self._chance
         some = [self._receipt() for _ in range(chance.randrange(4))]
         one = self._receipt()

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, seen from outside: its memory, descriptors, tasks and log."""
+"""Run a server in a separate process, and observe its memory, file descriptors, asyncio tasks and log."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _SECONDS = 20.0
 
 
 class Looked(msgspec.Struct, frozen=True):
-    """What a server told about itself."""
+    """Measurements that a server process reports about itself."""
 
     rss: int
-    """bytes, once what is free was given back"""
+    """resident memory in bytes, after the allocator returned its free memory"""
     fds: int
     tasks: int
     connections: int
     strangers: int
-    """connections without a hello"""
+    """number of connections that have not sent a hello"""
 
 
 class Observed:
-    """A server that is running elsewhere."""
+    """A server that runs in another process."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, log: Path) -> None:
         self._process = process
@@ -50,48 +50,48 @@ class Observed:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port on which the server listens."""
         return int(self.url.rsplit(":", 1)[1])
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Process id of the server."""
         return self._process.pid
 
     @property
     def peak(self) -> int:
-        """The most memory that it ever had, in bytes; `forget_peak` starts anew."""
+        """Peak memory of the process in bytes, since its start or the last call of `forget_peak`."""
         text = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
         found = re.search(r"VmHWM:\s+(\d+) kB", text)
         assert found
         return 1024 * int(found[1])
 
     def forget_peak(self) -> None:
-        """Measure the peak from now on."""
+        """Reset the peak memory, so that `peak` measures from now on."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5", encoding="ascii")
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the server process is running."""
         return self._process.returncode is None
 
     @property
     def log(self) -> str:
-        """All that it has logged."""
+        """Everything that the server has logged so far."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     @property
     def trouble(self) -> list[str]:
-        """Lines of the log that tell of a fault of its own."""
+        """Return the log lines that report a fault of the server itself."""
         return [line for line in self.log.splitlines() if _TROUBLE.search(line)]
 
     def worker(self, worker_id: str = "w", *keys: str, **hello: Any) -> Worker:
-        """A worker by hand, as `support.Running.worker`."""
+        """Return a worker that the test controls by hand; see `support.Running.worker`."""
         url = self.url.replace("http", "ws") + "/v1/socket"
         return Worker(url, {"worker_id": worker_id, "keys": keys or ("k",), **hello})
 
     async def raw(self, worker_id: str | None = None, *keys: str, **hello: Any) -> RawSocket:
-        """A socket of plain bytes, with a hello if there is a ``worker_id``."""
+        """Return a raw socket, which has sent a hello if a ``worker_id`` is given."""
         raw = await RawSocket.opened(self.port, **hello.pop("socket", {}))
         if worker_id is not None:
             raw.say("hello", worker_id=worker_id, keys=keys or ("k",), **hello)
@@ -100,7 +100,7 @@ class Observed:
         return raw
 
     async def publish(self, key: str, payloads: Sequence[bytes]) -> None:
-        """Publish tasks, named 0, 1, and so on."""
+        """Publish one task for each payload, with the ids 0, 1, 2 and so on."""
         tasks = [Task(key=key, id=str(n), payload=p) for n, p in enumerate(payloads)]
         backend = RemoteBackend(self.url)
         for start in range(0, len(tasks), 500):
@@ -108,21 +108,24 @@ class Observed:
         await backend.aclose()
 
     async def look(self) -> Looked:
-        """Ask it about itself."""
+        """Query the server process for its measurements."""
         return msgspec.convert(await self._ask("look"), Looked)
 
     async def longest_turn(self, turns: int = 40) -> float:
-        """Processor seconds of the longest of so many turns of its loop: for so long others had to wait."""
+        """Return the processor seconds of the longest of ``turns`` event loop iterations.
+
+        No other connection is served during one iteration.
+        """
         return float((await self._ask(f"turns {turns}"))["seconds"])
 
     async def ledger(self, key: str) -> Ledger:
-        """Its books of a queue, which must balance."""
+        """Return the ledger of a queue, which must balance."""
         found = msgspec.convert(await self._ask(f"ledger {key}"), Ledger)
         assert found.balanced
         return found
 
     async def reaches(self, key: str, seconds: float = _SECONDS, **counts: int) -> None:
-        """Wait until the ledger has these counts."""
+        """Wait until the ledger of a queue has these counts."""
 
         async def there() -> bool:
             found = await self.ledger(key)
@@ -133,7 +136,7 @@ class Observed:
     async def settles_to(
         self, before: Looked, *, rss: int = 4 << 20, seconds: float = _SECONDS
     ) -> Looked:
-        """Wait until nothing is left of what came since; return how it looks then."""
+        """Wait until the server is back at the measurements of ``before``; return the new measurements."""
         found = before
 
         async def there() -> bool:
@@ -149,7 +152,7 @@ class Observed:
         try:
             await eventually(there, seconds)
         except AssertionError:
-            raise AssertionError(f"{found} is left, of {before}") from None
+            raise AssertionError(f"{found} does not return to {before}") from None
         return found
 
     async def _ask(self, line: str) -> Any:
@@ -160,11 +163,11 @@ class Observed:
             return json.loads(await self._process.stdout.readline())
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill the server process, as a crash would."""
         self._process.kill()
 
     async def ended(self) -> None:
-        """Stop it in good order, if it runs, and wait for its end."""
+        """Stop the server gracefully if it is running, and wait for its exit."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -185,7 +188,10 @@ async def observed(
     faultless: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Observed]:
-    """Run a server elsewhere until the end of the block. Its log must not tell of a fault, if it is ``faultless``."""
+    """Run a server in another process until the end of the block.
+
+    If ``faultless``, the log of the server must not report a fault.
+    """
     chosen = {"port": 0, "lease": 3.0, "grace": 0.2, "drain": 0.5, **settings}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
@@ -213,7 +219,7 @@ async def observed(
 
 
 async def eventually_connected(it: Observed, count: int) -> None:
-    """Wait until so many are connected."""
+    """Wait until the server has ``count`` connections."""
 
     async def there() -> bool:
         return (await it.look()).connections == count

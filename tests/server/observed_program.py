@@ -1,8 +1,8 @@
-"""A server in a process of its own that tells about itself: one JSON object per line of input.
+"""A server process that reports measurements of itself: one JSON object for each command line on stdin.
 
-Usage: ``python observed_program.py BACKEND SETTINGS-AS-JSON``. ``look`` tells memory, descriptors, tasks and
-connections; ``ledger KEY`` its counts; ``turns N`` the longest of so many turns of its loop; the end of the input stops
-the server.
+Usage: ``python observed_program.py BACKEND SETTINGS-AS-JSON``. The command ``look`` reports memory, descriptors, tasks
+and connections; ``ledger KEY`` reports the counts of a queue; ``turns N`` reports the longest of N event loop
+iterations. The end of stdin stops the server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from taskqueue_server.logs import set_up_logs
 
 
 def look(server: ServerProcess) -> dict[str, Any]:
-    """What must not grow. Memory is that of living objects: what the allocator keeps is given back first."""
+    """Return the measurements that must not grow.
+
+    Free memory is returned to the system first, so that only live objects count.
+    """
     assert server.context is not None
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -41,7 +44,10 @@ def look(server: ServerProcess) -> dict[str, Any]:
 
 
 async def longest(turns: int) -> dict[str, float]:
-    """Processor seconds, which others on the machine do not add to, of the longest of so many turns of the loop."""
+    """Return the processor seconds of the longest of ``turns`` event loop iterations.
+
+    Processor time is used because other load on the machine does not affect it.
+    """
     found = 0.0
     for _ in range(turns):
         began = time.thread_time()
@@ -51,13 +57,13 @@ async def longest(turns: int) -> dict[str, float]:
 
 
 def tell(answer: dict[str, Any]) -> None:
-    """Write a line."""
+    """Write a response as one JSON line."""
     sys.stdout.write(f"{json.dumps(answer)}\n")
     sys.stdout.flush()
 
 
 async def obey(server: ServerProcess) -> None:
-    """Answer each line; stop the server at the end of the input."""
+    """Respond to each command line; stop the server at the end of stdin."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -73,7 +79,7 @@ async def obey(server: ServerProcess) -> None:
 
 
 async def main(backend: str, settings: dict[str, Any]) -> None:
-    """Serve until the input ends."""
+    """Run the server until stdin ends."""
     chosen = Settings(**settings)
     server = ServerProcess(
         open_backend(backend, chosen),

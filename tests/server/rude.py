@@ -1,4 +1,4 @@
-"""Frames of websockets by hand, over a plain socket: for peers that keep no rules."""
+"""Hand-written websocket frames over a plain TCP socket, for peers that violate the protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS = 10.0
 
 
 def frame(payload: bytes, opcode: int = TEXT, *, fin: bool = True, mask: bytes = bytes(4)) -> bytes:
-    """A client's frame."""
+    """Return the bytes of one client frame."""
     size = len(payload)
     first = bytes([(0x80 if fin else 0) | opcode])
     if size < 126:
@@ -31,31 +31,32 @@ def frame(payload: bytes, opcode: int = TEXT, *, fin: bool = True, mask: bytes =
 
 
 class RawSocket:
-    """A connection that was upgraded, without a library on this side."""
+    """A websocket connection after its handshake, without a websocket library on the client side."""
 
     def __init__(self, socket: plain.socket, patience: float = _SECONDS) -> None:
         self.socket = socket
         self._patience = patience
         self.closed_with: int | None = None
-        """the server's close code, once it was read"""
+        """close code that the server sent, once it has been read"""
         self.reason = b""
         self._buffer = b""
         self._early = b""
-        """what came together with the handshake"""
+        """bytes that arrived together with the handshake response"""
         self._loop = asyncio.get_running_loop()
 
     @classmethod
     async def opened(
         cls, port: int, *, receive_buffer: int = 0, patience: float = _SECONDS
     ) -> Self:
-        """Connect and upgrade; with a small ``receive_buffer`` what is not read soon fills up the way.
+        """Connect and perform the websocket handshake.
 
-        Whatever takes longer than ``patience`` is a `TimeoutError`.
+        A small ``receive_buffer`` makes the connection fill up soon if nothing is read. Operations that take
+        longer than ``patience`` seconds raise `TimeoutError`.
         """
         raw = plain.socket()
         if receive_buffer:
             raw.setsockopt(plain.SOL_SOCKET, plain.SO_RCVBUF, receive_buffer)
-        raw.setblocking(False)  # noqa: FBT003 - it takes no keyword
+        raw.setblocking(False)  # noqa: FBT003 - the function accepts no keyword argument
         raw.setsockopt(plain.IPPROTO_TCP, plain.TCP_NODELAY, 1)
         it = cls(raw, patience)
         try:
@@ -83,12 +84,12 @@ class RawSocket:
             raise ConnectionRefusedError(head.splitlines()[0])
 
     async def send(self, data: bytes) -> None:
-        """Send bytes as they are."""
+        """Send bytes unchanged."""
         async with asyncio.timeout(self._patience):
             await self._loop.sock_sendall(self.socket, data)
 
     def say(self, kind: str, **fields: Any) -> None:
-        """Send a small frame of the protocol at once."""
+        """Send a small protocol frame at once."""
         self.socket.send(frame(msgspec.json.encode({"type": kind, **fields})))
 
     async def _receive(self, size: int) -> bytes:
@@ -99,7 +100,7 @@ class RawSocket:
             return await self._loop.sock_recv(self.socket, size)
 
     async def heard(self, size: int = 65536) -> bytes:
-        """What comes next: bytes of frames, empty at the end. A close is noted."""
+        """Return the next bytes of frames, or nothing at the end of the connection; a close code is stored."""
         try:
             data = await self._receive(size)
         except ConnectionResetError:
@@ -108,13 +109,14 @@ class RawSocket:
         return data
 
     async def end(self) -> int | None:
-        """Read until the server says that it ends, or ends; return its close code, if it told one."""
+        """Read until the server closes the connection; return its close code, or None if it sent none."""
         while self.closed_with is None and await self.heard():
             pass
         return self.closed_with
 
     def _note(self, data: bytes) -> None:
-        # The server's frames are not masked; only the start of each matters here.
+        # Store the close code if these bytes contain a close frame. Server frames are not masked, and only the
+        # header of each frame matters here.
         self._buffer += data
         while len(self._buffer) >= 2:
             opcode, size, at = self._buffer[0] & 15, self._buffer[1], 2
@@ -128,7 +130,7 @@ class RawSocket:
                 self.closed_with, self.reason = int.from_bytes(payload[:2], "big"), payload[2:]
 
     def close(self, *, reset: bool = False) -> None:
-        """End it, with a reset if wanted."""
+        """Close the connection, with a TCP reset if ``reset`` is set."""
         if reset:
             with contextlib.suppress(OSError):
                 self.socket.setsockopt(plain.SOL_SOCKET, plain.SO_LINGER, _RESET)

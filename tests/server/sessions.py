@@ -1,4 +1,4 @@
-"""Sessions of the server without sockets, and what is said to them and by them, for their tests."""
+"""Helpers for tests of server sessions without sockets: deliveries, frames and prepared sessions."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def delivery(receipt: str, payload: bytes = b"null") -> Delivery:
 
 
 def text(kind: str, **fields: Any) -> str:
-    """Return a frame's text."""
+    """Return the text of a frame."""
     return msgspec.json.encode({"type": kind, **fields}).decode()
 
 
 def said(events: list[Event] | list[str]) -> list[dict[str, Any]]:
-    """Return the frames that are to be sent."""
+    """Return the frames that these events send, decoded."""
     texts = [event.text for event in events if isinstance(event, SendFrames)] or [
         event for event in events if isinstance(event, str)
     ]
@@ -37,7 +37,7 @@ def said(events: list[Event] | list[str]) -> list[dict[str, Any]]:
 
 
 def greeted(**hello: Any) -> ServerSession:
-    """Return a session that waits for its welcome."""
+    """Return a session that has received a hello but not been welcomed yet."""
     session = ServerSession()
     (event,) = session.feed(text("hello", worker_id="w", keys=["k"], **hello))
     assert isinstance(event, Greeted)
@@ -45,7 +45,7 @@ def greeted(**hello: Any) -> ServerSession:
 
 
 def ready(credit: int = 10, *held: str) -> ServerSession:
-    """A session with credit left, and these receipts held beyond it."""
+    """Return a welcomed session with ``credit`` unused credit and these receipts held in addition."""
     session = greeted(credit=credit + len(held))
     session.welcome("c", 15.0, "1")
     session.deliver([delivery(receipt) for receipt in held])
@@ -53,7 +53,10 @@ def ready(credit: int = 10, *held: str) -> ServerSession:
 
 
 def refused(events: list[Event], code: str) -> None:
-    """An error frame with the code, and a close whose reason fits and repeats nothing of the user's."""
+    """Check that the events are an error frame with this code and a close.
+
+    The reason must fit into a close frame and must not repeat input of the user.
+    """
     say, hangup = events
     assert isinstance(say, SendFrames)
     assert msgspec.json.decode(say.text)["code"] == code

@@ -1,4 +1,4 @@
-"""A real server in this process, raw workers to talk to it, and waiting without luck."""
+"""Run a real server in this process, talk to it as a raw worker, and wait for conditions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.clock import JumpingLoop, LoopClock
 
 PROBLEM = "application/problem+json"
 SECONDS = 5.0
-"""a bound for what takes milliseconds"""
+"""seconds before a wait fails, although the events take milliseconds"""
 
 
 def settings(**changes: Any) -> Settings:
-    """Settings of a quick server on any free port, from nowhere but here."""
+    """Return settings for a fast server on a free port, which ignore the environment and settings files."""
     quick: dict[str, Any] = {"port": 0, "lease": 3.0, "grace": 0.2, "drain": 0.5}
     return Settings.model_construct(
         **{**Settings.model_construct().model_dump(), **quick, **changes}
@@ -42,7 +42,7 @@ def settings(**changes: Any) -> Settings:
 async def eventually(
     condition: Callable[[], Awaitable[Any]] | Callable[[], Any], seconds: float = SECONDS
 ) -> Any:
-    """Return the first true answer of a condition; fail where it does not come true in time."""
+    """Return the first true result of a condition; fail if the condition does not become true in time."""
     loop = asyncio.get_running_loop()
     pause = seconds / 50 if isinstance(loop, JumpingLoop) else 0.005
     end = loop.time() + seconds
@@ -52,12 +52,12 @@ async def eventually(
             found = await found
         if found:
             return found
-        assert loop.time() < end, "it did not come true in time"
+        assert loop.time() < end, "the condition did not become true in time"
         await asyncio.sleep(pause)
 
 
 class Running:
-    """A running server and what is behind it."""
+    """A running server together with its backend."""
 
     def __init__(self, server: ServerProcess, backend: Backend) -> None:
         self.server = server
@@ -66,18 +66,18 @@ class Running:
 
     @property
     def context(self) -> ServerContext:
-        """What the server's connections share."""
+        """State that the connections of the server share."""
         assert self.server.context is not None
         return self.server.context
 
     @property
     def ws(self) -> str:
-        """Return the socket's address."""
+        """Address of the worker websocket."""
         return self.server.url.replace("http", "ws") + "/v1/socket"
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port on which the server listens."""
         return int(self.server.url.rsplit(":", 1)[1])
 
     async def answers(
@@ -87,7 +87,10 @@ class Running:
         seconds: float = SECONDS,
         patience: float | None = None,
     ) -> list[int]:
-        """The statuses of what is answered to bytes until the server closes, or until ``patience`` is over if given."""
+        """Send raw bytes and return the HTTP status codes of the responses.
+
+        Read until the server closes the connection or, if ``patience`` is given, for that many seconds.
+        """
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         said = bytearray()
         try:
@@ -102,7 +105,7 @@ class Running:
         except ConnectionError:
             pass
         except TimeoutError:
-            assert patience, "it was not closed"
+            assert patience, "the server did not close the connection"
         finally:
             writer.close()
         return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", said)]
@@ -114,12 +117,12 @@ class Running:
         headers: Mapping[str, str] | None = None,
         **hello: Any,
     ) -> Worker:
-        """A worker that says hello when it is entered; ``headers`` are those of its handshake."""
+        """Return a worker that sends its hello when it is entered; ``headers`` are the headers of its handshake."""
         hello = {"worker_id": worker_id, "keys": keys or ("k",), **hello}
         return Worker(self.ws, hello, headers)
 
     def socket(self, *, query: str = "", **options: Any) -> Any:
-        """A bare socket."""
+        """Return a websocket that has sent no hello."""
         options = {"subprotocols": [Subprotocol(SUBPROTOCOL)], "compression": None, **options}
         return connect(self.ws + query, proxy=None, ping_interval=None, **options)
 
@@ -128,13 +131,13 @@ class Running:
         await self.backend.publisher.publish(*(Task(key=key, id=i, **fields) for i in ids))
 
     async def ledger(self, key: str = "k") -> Ledger:
-        """The ledger; it must balance whenever one looks."""
+        """Return the ledger of a queue, which must balance at any time."""
         found: Ledger = await self.backend.control.ledger(key)  # type: ignore[attr-defined]
         assert found.balanced
         return found
 
     async def count(self, state: State, key: str = "k") -> int:
-        """Return how many entries are in a state."""
+        """Return the number of tasks in a state."""
         return int(getattr(await self.ledger(key), state.value))
 
     async def reaches(self, key: str = "k", seconds: float = SECONDS, **counts: int) -> None:
@@ -148,7 +151,7 @@ class Running:
 
 
 class Worker:
-    """Frames in and out, by hand."""
+    """A worker whose frames the test sends and receives by hand."""
 
     def __init__(
         self, url: str, hello: dict[str, Any], headers: Mapping[str, str] | None = None
@@ -173,7 +176,8 @@ class Worker:
         try:
             await self.send("hello", **self._hello)
             self.welcome = await self.frame("welcome")
-        except BaseException:  # it is never entered: nobody else closes it
+        # ``__aexit__`` does not run if ``__aenter__`` fails, so the socket is closed here.
+        except BaseException:
             self.socket.transport.abort()
             raise
         return self
@@ -186,7 +190,10 @@ class Worker:
         await self.socket.send(msgspec.json.encode({"type": kind, **fields}).decode())
 
     async def frame(self, *kinds: str, seconds: float = SECONDS) -> dict[str, Any]:
-        """The next frame of one of these kinds; others are answered or remembered."""
+        """Return the next frame of one of these kinds.
+
+        Pings that arrive before it are answered, and other frames are kept for later calls.
+        """
         async with asyncio.timeout(seconds):
             while True:
                 frame: dict[str, Any] = msgspec.json.decode(await self.socket.recv())
@@ -198,14 +205,14 @@ class Worker:
                     self.passed_over.append(frame)
 
     async def deliveries(self, count: int) -> list[dict[str, Any]]:
-        """As many deliveries."""
+        """Return the next ``count`` deliveries."""
         found: list[dict[str, Any]] = []
         while len(found) < count:
             found += (await self.frame("deliver"))["deliveries"]
         return found
 
     async def settled(self, count: int) -> tuple[list[str], list[str]]:
-        """Which receipts were settled, and which had been lost."""
+        """Return the receipts that were settled and the receipts that were reported as lost, ``count`` in total."""
         ok: list[str] = []
         lost: list[str] = []
         while len(ok) + len(lost) < count:
@@ -215,7 +222,7 @@ class Worker:
         return ok, lost
 
     async def closed(self, seconds: float = SECONDS) -> int | None:
-        """The close code, once the server has closed."""
+        """Return the close code, once the server has closed the connection."""
         async with asyncio.timeout(seconds):
             try:
                 while True:
@@ -224,7 +231,7 @@ class Worker:
                 return self.socket.close_code
 
     def break_off(self) -> None:
-        """End as a killed process does: without a word."""
+        """Break the connection without a close frame, as a killed process does."""
         self.socket.transport.abort()
 
 
@@ -232,7 +239,7 @@ class Worker:
 async def running(
     backend: Backend | None = None, *, extensions: Sequence[Extension] = (), **changes: Any
 ) -> AsyncIterator[Running]:
-    """Run a server until the end of the block. It must leave nothing behind."""
+    """Run a server until the end of the block, which must leave no tasks and no connections behind."""
     before = asyncio.all_tasks()
     behind = backend or MemoryBackend(clock=LoopClock())
     server = ServerProcess(behind, settings(**changes), extensions=extensions)
@@ -255,21 +262,24 @@ async def running(
 
 @asynccontextmanager
 async def http(it: Running, **options: Any) -> AsyncIterator[httpx2.AsyncClient]:
-    """An HTTP client of a running server; it loads no authorities, which would take a while, unless it is told to."""
+    """Return an HTTP client of a running server.
+
+    It does not load CA certificates, which is slow, unless the options require it.
+    """
     told: dict[str, Any] = {"trust_env": False, "verify": False, **options}
     async with httpx2.AsyncClient(base_url=it.server.url, **told) as client:
         yield client
 
 
 class Door:
-    """A plugin that knows tokens."""
+    """An authentication plugin that identifies tokens with a function of the test."""
 
     def __init__(self, know: Callable[[str], Identity | None]) -> None:
         self._know = know
 
     @hookimpl
     def authenticate(self, token: str | None) -> Identity | None:
-        """Say who it is."""
+        """Return the identity of the token, or None if the token is not accepted."""
         return self._know(token) if token else None
 
 
@@ -277,7 +287,10 @@ class Door:
 async def app_client(
     backend: Backend, know: Callable[[str], Identity | None] | None = None
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a running application without a network; ``know`` says who a token is, where one is needed."""
+    """Return an HTTP client of a running application, without a network.
+
+    If ``know`` is given, the server requires tokens, and ``know`` returns the identity of a token.
+    """
     hooks = Hooks()
     if know is not None:
         hooks.register(Door(know))
@@ -291,12 +304,12 @@ async def app_client(
 
 
 def receipts(deliveries: list[dict[str, Any]]) -> list[str]:
-    """The receipts of deliveries."""
+    """Return the receipts of deliveries."""
     return [delivery["receipt"] for delivery in deliveries]
 
 
 def problem(answer: httpx2.Response, status: int, code: str, field: str | None = None) -> Any:
-    """Check a problem document; every one has the same shape and no trace of a stack."""
+    """Check that a response is a problem document, which has a fixed shape and contains no stack trace."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == PROBLEM
     body = answer.json()

@@ -1,4 +1,4 @@
-"""Peers without manners: they are shown the door, and cost little."""
+"""Misbehaving clients over HTTP and websockets: the server refuses or disconnects them, and they use few resources."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.fast_clock
 
 
 def memory() -> int:
-    """Bytes that this process has in memory."""
+    """Return the memory of this process in bytes."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 async def refused(it: Running, **options: Any) -> int:
-    """The status with which a handshake is refused."""
+    """Return the HTTP status of a refused handshake."""
     with pytest.raises(InvalidStatus) as caught:
         async with it.socket(**options):
             pass
@@ -39,21 +39,21 @@ async def refused(it: Running, **options: Any) -> int:
 
 
 def descriptors() -> int:
-    """How many this process has open."""
+    """Return the number of file descriptors that this process has open."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class TestHandshake:
-    """Who gets as far as a socket."""
+    """Which handshakes the server accepts."""
 
     @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:8420", ""])
     async def test_no_page_of_a_browser(self, origin: str) -> None:
-        """A request that tells an origin comes from a page, and is refused before the handshake."""
+        """A handshake with an Origin header comes from a web page and is refused."""
         async with running() as it:
             assert await refused(it, additional_headers={"Origin": origin}) == 403
 
     async def test_no_name_but_this_machines(self) -> None:
-        """A page that had its own name rebound to this machine still tells its name."""
+        """A handshake with a foreign Host header is refused, as a web page sends it after DNS rebinding."""
         async with running() as it:
             head = b"GET /v1/socket HTTP/1.1\r\nHost: evil.example\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             key = (
@@ -62,7 +62,10 @@ class TestHandshake:
             assert await it.answers(head + key) == [421]
 
     async def test_the_subprotocol_is_required(self, caplog: pytest.LogCaptureFixture) -> None:
-        """Who does not ask for it is told which one; among several it is chosen. No refusal is logged as an error."""
+        """A handshake without the subprotocol is refused with the name of the required one.
+
+        If a client offers several subprotocols, the server chooses its own. No refusal is logged as an error.
+        """
         async with running() as it:
             assert await refused(it, subprotocols=None) == 426
             assert await refused(it, subprotocols=[Subprotocol("other")]) == 426
@@ -72,12 +75,12 @@ class TestHandshake:
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
     async def test_nothing_is_compressed(self) -> None:
-        """Fault G8: a bomb of 1000:1 cannot be sent, whatever the client offers."""
+        """Fault G8: the server never negotiates compression, so a compression bomb cannot be sent."""
         async with running() as it, it.socket(compression="deflate") as socket:
             assert "Sec-WebSocket-Extensions" not in socket.response.headers
 
     async def test_a_head_must_come_in_time(self) -> None:
-        """Faults G11 and K5: a connection without a request, or with half of one, is cut."""
+        """Faults G11 and K5: a connection that sends no request, or half of one, is closed after a timeout."""
         whole = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
         async with running() as it:
             reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
@@ -91,7 +94,7 @@ class TestHandshake:
             writer.close()
 
     async def test_connections_are_limited(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """So many sockets in all, and one more is sent away with the code for later."""
+        """The number of sockets is limited; any further one is closed with the code for "try again later"."""
         monkeypatch.setattr(connections.Connections.__init__, "__defaults__", (2, 2))
         async with running() as it, it.worker("w1"), it.worker("w2"), it.socket() as late:
             await asyncio.wait_for(late.wait_closed(), 3)
@@ -99,10 +102,13 @@ class TestHandshake:
 
 
 class TestSlowReaders:
-    """Faults G1 and G2: who does not read costs no more than its credit, and not for ever."""
+    """Faults G1 and G2: a client that does not read uses no more memory than its credit, and only until a deadline."""
 
     async def test_one_that_never_reads_is_dropped(self) -> None:
-        """Fault G1: at most its credit is out, others are served, and after the deadline all is back."""
+        """Fault G1: a worker that never reads holds at most its credit and is disconnected after the deadline.
+
+        Other workers are served meanwhile, and all its tasks return to the queue.
+        """
         before = memory()
         payload = b'"' + b"x" * 100_000 + b'"'
         async with running(lease=5, grace=2) as it, it.worker("good", "g", credit=1) as good:
@@ -115,12 +121,12 @@ class TestSlowReaders:
                 await it.reaches(waiting=200, in_flight=0, seconds=20)
                 async with it.worker("heir", credit=200) as heir:
                     lost = [d.get("losses", 0) for d in await heir.deliveries(200)]
-                assert 0 < sum(lost) < 100  # what never left the server was not lost
-                # One payload is shared by all tasks here, so what grows is what was buffered.
+                assert 0 < sum(lost) < 100  # Only deliveries that left the server count as lost.
+                # All tasks share one payload object here, so memory grows only by what the server has buffered.
                 assert memory() - before < 100 * len(payload) + 16 * 1024 * 1024
 
     async def test_what_was_never_sent_is_back_at_once(self) -> None:
-        """E7: it need not wait for a worker that cannot have it, whatever the grace."""
+        """E7: a delivery that was never sent to the worker returns to the queue at once, without the grace period."""
         async with running(lease=5, grace=30) as it:
             payload = b'"' + b"x" * 100_000 + b'"'
             await it.publish(*(f"t{i}" for i in range(100)), payload=payload)
@@ -133,7 +139,7 @@ class TestSlowReaders:
                 await eventually(back, 10)
 
     async def test_a_flood_of_pings_is_not_answered_into_the_void(self) -> None:
-        """Fault G10: pongs that nobody reads do not pile up."""
+        """Fault G10: pongs do not accumulate in memory if the client does not read them."""
         async with running(lease=30) as it:
             with await stuck(it) as bad:
                 before = memory()
@@ -142,7 +148,7 @@ class TestSlowReaders:
                 assert memory() - before < 6 * 1024 * 1024
 
     async def test_asking_without_reading_ends_it(self) -> None:
-        """A worker that asks for answers and never reads them blocks itself only, until the deadline."""
+        """A worker that never reads the responses to its requests blocks only itself, until the deadline."""
         receipt = b'"' + b"r" * 190 + b'"'
         flood = frame(b'{"type":"ack","receipts":[%b,%b]}' % (receipt, receipt)) * 100
 
@@ -157,10 +163,10 @@ class TestSlowReaders:
 
 
 class TestAnswers:
-    """Those who ask over HTTP and never read."""
+    """HTTP clients that never read the response."""
 
     async def test_an_answer_that_is_never_read(self) -> None:
-        """Fault G1, over HTTP: the connection is broken after a while, and what it kept in memory is free."""
+        """Fault G1, over HTTP: a client that never reads its response is disconnected after a timeout."""
         async with running() as it:
             ids = [f"t{i}" for i in range(40)]
             await it.publish(*ids)
@@ -181,14 +187,13 @@ class TestAnswers:
 
 
 class TestFrames:
-    """Faults G8, G9 and G10: on the wire."""
+    """Faults G8, G9 and G10: bad frames over a real socket."""
 
     async def test_an_error_is_named_before_the_close(self) -> None:
-        """Fault G9: the error frame says what was wrong, the close repeats its code and nothing else."""
+        """Fault G9: the error frame says what was wrong; the close that follows contains only the error code."""
         async with running() as it, it.worker() as worker:
-            await worker.send(
-                "from_the_future"
-            )  # a newer worker may say more than this server understands
+            # A newer worker may send frames that this server does not know.
+            await worker.send("from_the_future")
             assert (await worker.frame("error"))["code"] == "unknown_type"
             await worker.socket.send('{"type":"ack"}')
             error = await worker.frame("error")
@@ -196,7 +201,7 @@ class TestFrames:
             assert worker.socket.close_reason == error["code"] == "invalid_frame"
 
     async def test_hundreds_that_come_and_go_leave_nothing(self) -> None:
-        """Fault G10: no task, descriptor or subscription is left of them."""
+        """Fault G10: after hundreds of short connections no task, descriptor or subscription of them remains."""
         async with running(grace=0) as it:
             await it.publish("a")
             start = descriptors()
@@ -218,7 +223,7 @@ class TestFrames:
 
 
 async def stuck(it: Running, credit: int = 0) -> RawSocket:
-    """A worker with a tiny buffer that says hello and reads nothing."""
+    """Connect a worker with a tiny receive buffer that sends a hello and never reads."""
     raw = await RawSocket.opened(it.port, receive_buffer=4096)
     raw.say("hello", worker_id="stuck", keys=["k"], credit=credit)
     await eventually(lambda: it.context.registry.connections("stuck") == 1)

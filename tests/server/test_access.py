@@ -1,4 +1,4 @@
-"""Who gets in, with what, and for how long."""
+"""Authentication at the server: which tokens are accepted, where they are sent, and how long they stay valid."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from tests.server.support import PROBLEM, Running, eventually, http, problem, ru
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file of three tokens."""
+    """The path of a file with three tokens."""
     return everybody(tmp_path / "tokens.toml")
 
 
 async def refused(it: Running, headers: Mapping[str, str], **options: Any) -> tuple[int, str]:
-    """The status with which a handshake is refused, and the code of the problem."""
+    """Return the HTTP status of a refused handshake and the code in its problem document."""
     with pytest.raises(InvalidStatus) as caught:
         async with it.socket(additional_headers=headers, **options):
             pass
@@ -54,7 +54,7 @@ async def refused(it: Running, headers: Mapping[str, str], **options: Any) -> tu
 
 
 async def closed(it: Running, *keys: str, **hello: Any) -> tuple[int, str]:
-    """The code and the reason with which a hello is answered."""
+    """Return the code and the reason of the close that answers a hello."""
     with pytest.raises(ConnectionClosed) as caught:
         async with it.worker("w1", *keys, **hello):
             pass
@@ -63,10 +63,10 @@ async def closed(it: Running, *keys: str, **hello: Any) -> tuple[int, str]:
 
 
 class TestSocket:
-    """Before the handshake is accepted."""
+    """Authentication of websockets, by a header of the handshake or by the hello."""
 
     async def test_a_good_token(self, path: Path) -> None:
-        """Fault K1 and security 1: the token in the header, or in the first frame."""
+        """Fault K1 and security 1: a worker may send its token in the header or in the hello frame."""
         async with guarded(path) as it:
             async with it.worker("w1", "a", headers=bearer(A)) as worker:
                 assert worker.welcome["lease"]
@@ -87,13 +87,13 @@ class TestSocket:
     async def test_a_bad_token_is_refused_before_the_handshake(
         self, path: Path, shown: dict[str, str]
     ) -> None:
-        """Fault K1 and security 1: 401, and nobody was connected."""
+        """Fault K1 and security 1: a bad token is refused with 401, and no connection is made."""
         async with guarded(path) as it:
             assert await refused(it, shown) == (401, "unauthenticated")
             assert len(it.context.registry) == 0
 
     async def test_two_headers(self, path: Path) -> None:
-        """Two tokens are none: programs on the way may disagree which of them counts."""
+        """A request with two Authorization headers is refused, because proxies may disagree about which one applies."""
         async with guarded(path) as it:
             shown = f"Authorization: Bearer {A}\r\n".encode()
             head = b"GET /v1/queues HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
@@ -101,14 +101,14 @@ class TestSocket:
             assert await it.answers(head + 2 * shown + b"\r\n") == [401]
 
     async def test_an_expired_token(self, path: Path) -> None:
-        """Fault K1: good until then, and not after it."""
+        """Fault K1: a token is refused after it has expired."""
         write(path, entry(A, expires_at=time.time() - 1))
         async with guarded(path) as it:
             assert await refused(it, bearer(A)) == (401, "unauthenticated")
             assert await closed(it, "a", token=A) == (4401, "unauthenticated")
 
     async def test_another_scope(self, path: Path) -> None:
-        """Fault K1 and security 2: a good token, and not for this."""
+        """Fault K1 and security 2: a valid token is refused for a key or verb that it does not grant."""
         write(path, entry(A, keys=["a"]), entry(B, verbs=["publish", "admin"]))
         async with guarded(path) as it:
             assert await refused(it, bearer(B)) == (403, "forbidden")
@@ -116,7 +116,7 @@ class TestSocket:
             for keys in (("b",), ("a", "b")):
                 assert await closed(it, *keys, headers=bearer(A)) == (4401, "forbidden")
                 assert await closed(it, *keys, token=A) == (4401, "forbidden")
-            # The header counts: a hello cannot make up for it.
+            # The token in the header decides, even if the hello contains a better one.
             write(path, entry(A, keys=["a"]), entry(B))
             assert await it.context.access.reload()
             assert await closed(it, "b", headers=bearer(A), token=B) == (4401, "forbidden")
@@ -125,7 +125,10 @@ class TestSocket:
     async def test_a_token_in_the_address(
         self, path: Path, query: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Fault K1 and security 1: refused before the handshake, and in no log of ours."""
+        """Fault K1 and security 1: a request with a token in its URL is refused before the handshake.
+
+        The token appears in no log of the server.
+        """
         caplog.set_level(logging.INFO)
         async with guarded(path) as it:
             shown = {} if A in query else bearer(A)
@@ -134,7 +137,7 @@ class TestSocket:
         assert not [record for record in ours if A in record.getMessage()]
 
     async def test_a_session_is_no_token_here(self, path: Path) -> None:
-        """Security 4: browsers send cookies along from any page, so a socket never looks at them."""
+        """Security 4: a websocket is never authenticated by a cookie, because browsers send cookies from any page."""
         cookie = session_cookie(A, secure=False).partition(";")[0]
         async with guarded(path) as it:
             assert await closed(it, "a", headers={"Cookie": cookie}) == (4401, "unauthenticated")
@@ -156,7 +159,7 @@ class TestSocket:
     async def test_origins(
         self, path: Path, origin: str | None, listed: list[str], *, welcome: bool
     ) -> None:
-        """Security 4: none with a token, or one on the list; else 403 before the handshake."""
+        """Security 4: a handshake with a token needs no Origin header or one on the list; any other gets 403."""
         headers = bearer(A) | ({} if origin is None else {"Origin": origin})
         async with guarded(path, origins=frozenset(listed)) as it:
             if welcome:
@@ -168,7 +171,10 @@ class TestSocket:
     async def test_strangers_do_not_keep_workers_out(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Fault G11 and security 1: sockets without a token are few, and those with one get in beside them."""
+        """Fault G11 and security 1: the server limits the number of sockets that have sent no token.
+
+        When the limit is reached, a socket with a token is still accepted.
+        """
         monkeypatch.setattr(connections.Connections.__init__, "__defaults__", (1000, 3))
         async with guarded(path) as it:
             strangers = [await it.socket() for _ in range(3)]
@@ -201,7 +207,7 @@ class TestSocket:
 
 
 async def test_plugins_go_first_and_the_file_knows_the_others(path: Path) -> None:
-    """Both may be in use at a time; whoever knows a token says what it may."""
+    """Plugins and the token file can be used together: a plugin is asked first, and then the file."""
     plugin = Plugin()
     async with running(plugin.backend(), tokens_file=path) as it, http(it) as client:
         for token in ("good", ADMIN):
@@ -214,7 +220,10 @@ async def test_plugins_go_first_and_the_file_knows_the_others(path: Path) -> Non
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "queue.example", ""])  # noqa: S104 - refused
 def test_no_open_server_for_others(host: str, path: Path) -> None:
-    """Security 3: without authentication loopback only, and the error says how to make a token."""
+    """Security 3: a server without authentication listens on loopback only.
+
+    The error about another host says how to create a token.
+    """
     hooks = Hooks()
     with pytest.raises(ConfigurationError, match="taskqueue token new"):
         check_host(settings(host=host), hooks)
@@ -224,7 +233,7 @@ def test_no_open_server_for_others(host: str, path: Path) -> None:
 
 
 def test_an_open_server_says_so(path: Path) -> None:
-    """Security 3: whoever starts one is told."""
+    """Security 3: at its start, a server without authentication warns that every user of the machine can use it."""
     hooks = Hooks()
     for host in ("127.0.0.1", "localhost", "::1", "127.8.0.1"):
         check_host(settings(host=host), hooks)
@@ -247,14 +256,14 @@ def test_an_open_server_says_so(path: Path) -> None:
     ],
 )
 async def test_names(path: Path, host: str, allowed: list[str], status: int) -> None:
-    """With authentication a server answers to the names on its list, to any where there is none."""
+    """With authentication, a server accepts the host names on its list, or every host name if there is no list."""
     async with guarded(path, allowed_hosts=frozenset(allowed)) as it, http(it) as client:
         headers = bearer(ADMIN) | {"Host": host}
         assert (await client.get("/v1/queues", headers=headers)).status_code == status
 
 
 async def test_a_bad_file_is_no_server(path: Path) -> None:
-    """What cannot be read at the start lets nobody in: there is no server."""
+    """A server whose token file cannot be read does not start."""
     spoil(path, "[[")
     with pytest.raises(ConfigurationError, match="tokens file"):
         async with guarded(path):
@@ -262,5 +271,5 @@ async def test_a_bad_file_is_no_server(path: Path) -> None:
 
 
 def test_everything_is_a_verb() -> None:
-    """The verbs of an identity are those of the file."""
+    """The verbs of an identity are the same as the verbs of the token file."""
     assert Identity(name="n").verbs == frozenset(ALL)

@@ -1,4 +1,4 @@
-"""Clients of a server that asks for tokens, and the two ends of TLS."""
+"""Workers and publishers of a server that requires tokens, and TLS between clients and server."""
 
 from __future__ import annotations
 
@@ -31,18 +31,21 @@ from tests.worker.fake import running as working
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file of three tokens."""
+    """The path of a file with three tokens."""
     return everybody(tmp_path / "tokens.toml")
 
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Certificates, good ones and others."""
+    """Valid and invalid TLS certificates."""
     return make_files(tmp_path_factory.mktemp("tls"))
 
 
 async def test_a_worker_shows_its_token_before_it_is_connected(path: Path) -> None:
-    """Security 1: in the header. It works for its keys, and for no others."""
+    """Security 1: a worker sends its token in the header.
+
+    It is refused if the token does not grant all keys of its handlers.
+    """
     async with running(tokens_file=path) as it:
         assert await publish_and_work(it, it.server.url) == ["t1"]
         other = Worker(it.server.url, token=A)
@@ -58,7 +61,10 @@ async def test_a_worker_shows_its_token_before_it_is_connected(path: Path) -> No
 
 
 async def test_a_worker_whose_token_is_revoked(path: Path) -> None:
-    """Security 6: it is sent away, comes once more, is refused and ends; its task is back for others, no loss."""
+    """Security 6: a worker whose token is revoked is disconnected, reconnects once, is refused and exits.
+
+    Its task returns to the queue and does not count as lost.
+    """
     async with running(tokens_file=path, grace=30) as it:
         worker = Worker(it.server.url, token=A)
         began = asyncio.Event()
@@ -81,7 +87,7 @@ async def test_a_worker_whose_token_is_revoked(path: Path) -> None:
 
 
 async def publish_and_work(it: Running, url: str, ca: Path | None = None) -> list[str]:
-    """Publish a task with the token of ``a``, run it, and return what ran."""
+    """Publish a task with the token of key ``a``, run it in a worker, and return the tasks that ran."""
     done: list[str] = []
     remote = RemoteBackend(url, A, tls_ca=ca)
     worker = Worker(url, token=A, tls_ca=ca)
@@ -98,7 +104,7 @@ async def publish_and_work(it: Running, url: str, ca: Path | None = None) -> lis
 
 
 async def test_another_key_from_afar(path: Path) -> None:
-    """Security 2: what the server refuses is an error that says so."""
+    """Security 2: a publish that the server forbids is refused with the reason, and a forbidden retry is an error."""
     async with running(tokens_file=path) as it:
         remote = RemoteBackend(it.server.url, A)
         (told,) = await remote.publisher.publish(Task(key="b"))
@@ -116,7 +122,7 @@ async def test_another_key_from_afar(path: Path) -> None:
 
 @pytest.mark.parametrize("token", ["a\nb", "ä", " x", "\x7f"])
 def test_a_token_that_no_header_can_carry(token: str) -> None:
-    """It is refused before anything is sent, and not shown."""
+    """A token that no HTTP header can carry is refused before anything is sent, and is not shown."""
     with pytest.raises(ConfigurationError) as caught:
         Worker("http://127.0.0.1:1", token=token)
     assert token not in str(caught.value)
@@ -133,7 +139,7 @@ def test_a_token_that_no_header_can_carry(token: str) -> None:
     ],
 )
 def test_plain_text(url: str, caplog: pytest.LogCaptureFixture, *, warned: bool) -> None:
-    """Who shows a token to all on the way is told so, once; the token is not."""
+    """A client that would send a token unencrypted over the network logs one warning, without the token."""
     RemoteBackend(url, "secret")
     assert caplog.text.count("unencrypted") == warned
     RemoteBackend(url)
@@ -142,7 +148,7 @@ def test_plain_text(url: str, caplog: pytest.LogCaptureFixture, *, warned: bool)
 
 
 async def test_a_redirect_is_not_followed(path: Path) -> None:
-    """A token is for the server that it was given for."""
+    """A client does not follow redirects, because its token is meant for one server only."""
     async with running(tokens_file=path) as it:
 
         def away(connection: ServerConnection, _: Request) -> Response:
@@ -161,7 +167,7 @@ async def test_a_redirect_is_not_followed(path: Path) -> None:
 
 
 class TestTls:
-    """Security 5: TLS 1.2 or later, and no client that does not look at the certificate."""
+    """Security 5: TLS 1.2 or later, and every client verifies the certificate."""
 
     @asynccontextmanager
     async def secure(self, path: Path, certificate: Path, key: Path) -> AsyncIterator[Running]:
@@ -171,7 +177,7 @@ class TestTls:
             yield it
 
     async def test_all_clients(self, path: Path, files: Files) -> None:
-        """Security 5: with the authority's certificate worker and publisher get through."""
+        """Security 5: a worker and a publisher that trust the certificate authority can connect."""
         async with self.secure(path, files.good, files.key) as it:
             url = it.server.url.replace("127.0.0.1", "localhost")
             assert await publish_and_work(it, url, files.authority) == ["t1"]
@@ -180,7 +186,10 @@ class TestTls:
     async def test_bad_certificates(
         self, path: Path, files: Files, which: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Security 5: self-signed, expired, for another host, of an unknown authority: refused by both clients."""
+        """Security 5: a worker and a publisher refuse a certificate that they cannot trust.
+
+        It is self-signed, expired, issued for another host, or signed by an unknown authority.
+        """
         certificate = files.good if which == "unknown_authority" else getattr(files, which)
         ca = None if which == "unknown_authority" else files.authority
         async with self.secure(path, certificate, files.key) as it:
@@ -194,7 +203,7 @@ class TestTls:
         assert A not in caplog.text
 
     async def test_old_versions(self, path: Path, files: Files) -> None:
-        """Security 5: neither end speaks TLS 1.1."""
+        """Security 5: neither the server nor a client accepts TLS 1.1."""
         trust = trusting(files.authority)
         assert trust is not None
         assert trust.minimum_version >= ssl.TLSVersion.TLSv1_2
@@ -206,7 +215,7 @@ class TestTls:
             assert server.minimum_version is ssl.TLSVersion.TLSv1_2
 
     def test_files_that_are_none(self, path: Path, files: Files, tmp_path: Path) -> None:
-        """Security 5: the error names the setting."""
+        """Security 5: the error about an unusable certificate file names the setting."""
         missing = tmp_path / "missing.pem"
         for given, told in (
             ({"tls_certificate": missing}, "TASKQUEUE_TLS_CERTIFICATE: .*No such file"),

@@ -1,4 +1,4 @@
-"""Browsers: sessions in cookies, and pages of other sites."""
+"""Authentication of browsers: session cookies, and requests from pages of other sites."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAUSE = "/v1/queues/a/pause"
 
 
 def request(scheme: str = "http", **headers: str) -> Request:
-    """A request to ``host``."""
+    """Return a request to ``host``."""
     told = {"host": "host", **headers}
     raw = [(name.encode(), value.encode()) for name, value in told.items()]
     scope: dict[str, Any] = {"type": "http", "scheme": scheme, "path": "/", "headers": raw}
@@ -30,17 +30,17 @@ def request(scheme: str = "http", **headers: str) -> Request:
 
 
 def shown(cookie: str) -> str:
-    """What a browser sends back of a ``Set-Cookie``."""
+    """Return the Cookie header that a browser sends after this ``Set-Cookie`` header."""
     return cookie.partition(";")[0]
 
 
 class TestCookie:
-    """What stands in it."""
+    """Content and attributes of the session cookie."""
 
     @pytest.mark.parametrize("token", [ADMIN, 'ä ; = " , \\ \n', "x" * 1000])
     @pytest.mark.parametrize("secure", [True, False])
     def test_there_and_back(self, token: str, *, secure: bool) -> None:
-        """Whatever a token is made of; out of reach for scripts and for other sites."""
+        """Any token survives the round trip through a cookie, which scripts and other sites cannot read."""
         cookie = session_cookie(token, secure=secure)
         asked = request("https" if secure else "http", cookie=shown(cookie))
         assert token_of(asked) == token
@@ -51,7 +51,10 @@ class TestCookie:
         assert "Domain" not in cookie
 
     def test_the_header_goes_first(self) -> None:
-        """Who shows a token by header is no browser that was made to."""
+        """A token in the header takes precedence over a session cookie.
+
+        Another site can make a browser send the cookie, but not the header.
+        """
         cookie = shown(session_cookie(A, secure=False))
         asked = request(cookie=cookie, authorization=f"Bearer {ADMIN}")
         assert token_of(asked) == ADMIN
@@ -59,12 +62,15 @@ class TestCookie:
         assert token_of(request(cookie=cookie, authorization="Basic x")) is None
 
     def test_over_tls_only_the_safe_name_counts(self) -> None:
-        """Another host of the same domain can set the plain name, and not the other."""
+        """Over TLS only the cookie with the ``__Host-`` prefix counts.
+
+        Another host of the same domain can set a cookie without the prefix.
+        """
         assert token_of(request("https", cookie=shown(session_cookie(A, secure=False)))) is None
 
     @pytest.mark.parametrize("value", ["", "%%%", "A", "/w==", "x" * 9000, "_____"])
     def test_what_is_none(self, value: str) -> None:
-        """A broken cookie is nobody."""
+        """A malformed session cookie does not authenticate a request."""
         assert token_of(request(cookie=f"taskqueue-session={value}")) is None
 
     @pytest.mark.parametrize(
@@ -80,7 +86,7 @@ class TestCookie:
     def test_behind_a_proxy(
         self, scheme: str, origin: str, listed: list[str], *, secure: bool
     ) -> None:
-        """The cookie is for TLS only where the browser came by it, which a listed origin tells."""
+        """The cookie is marked Secure only if the browser uses TLS, which is known from an origin on the list."""
         asked = request(scheme, origin=origin)
         cookie = login_cookie(asked, A, listed)
         assert cookie.startswith("__Host-") == secure
@@ -93,7 +99,10 @@ class TestCookie:
 
 
 class TestOtherSites:
-    """Security 4: a page of another site may neither read nor do anything, though its browser shows the session."""
+    """Security 4: a page of another site can neither read nor change anything.
+
+    This holds although the browser sends the session cookie with its requests.
+    """
 
     @pytest.mark.parametrize(
         ("origin", "status"),
@@ -106,7 +115,7 @@ class TestOtherSites:
         ],
     )
     async def test_doing_something(self, tmp_path: Path, origin: str | None, status: int) -> None:
-        """Security 4: with a session an unsafe method needs the origin of this server, no other and not none."""
+        """Security 4: with a session cookie, an unsafe method requires the Origin of this server."""
         path = everybody(tmp_path / "tokens.toml")
         listed = frozenset({"https://listed.example"})
         async with running(tokens_file=path, origins=listed) as it, http(it) as client:
@@ -121,7 +130,7 @@ class TestOtherSites:
             assert (await it.backend.control.settings("a")).paused == (status == 200)  # type: ignore[attr-defined]
 
     async def test_looking(self, tmp_path: Path) -> None:
-        """A session may look without an origin, as browsers do; with another's it may not."""
+        """A session cookie may read without an Origin header, which browsers omit, but not with a foreign one."""
         path = everybody(tmp_path / "tokens.toml")
         async with running(tokens_file=path) as it, http(it) as client:
             headers = {"cookie": shown(session_cookie(ADMIN, secure=False))}
@@ -144,7 +153,10 @@ class TestOtherSites:
     async def test_origins(
         self, tmp_path: Path, origin: str | None, listed: list[str], status: int
     ) -> None:
-        """Security 4: over HTTP with a token: none, this server's, or one on the list."""
+        """Security 4: a request with a token needs no Origin header.
+
+        If it has one, it must be the origin of this server or one on the list.
+        """
         path = everybody(tmp_path / "tokens.toml")
         async with running(tokens_file=path, origins=frozenset(listed)) as it, http(it) as client:
             headers = bearer(ADMIN)
@@ -153,14 +165,14 @@ class TestOtherSites:
             assert (await client.post(PAUSE, headers=headers)).status_code == status
 
     async def test_two_origins(self, tmp_path: Path) -> None:
-        """Two are none that could be trusted."""
+        """A request with two Origin headers is refused."""
         path = everybody(tmp_path / "tokens.toml")
         async with running(tokens_file=path) as it, http(it) as client:
             headers = [("authorization", f"Bearer {ADMIN}"), *[("origin", it.server.url)] * 2]
             problem(await client.get("/v1/queues", headers=headers), 403, "origin")
 
     async def test_without_authentication(self) -> None:
-        """An open server on loopback has no sessions: what shows one by chance is served as others are."""
+        """An open server on loopback has no sessions, so a request with a session cookie is served like any other."""
         async with running() as it, http(it) as client:
             headers = {"cookie": shown(session_cookie("old", secure=False))}
             assert (await client.post(PAUSE, headers=headers)).status_code == 200

@@ -1,4 +1,4 @@
-"""A token's verbs and keys hold in every operation, on every page and on every socket."""
+"""The verbs and keys of a token are enforced in every HTTP operation, on every page and on every websocket."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PUBLIC = {
     "POST /logout",
     "GET /static/{name}",
 }
-"""what needs no token: none of it tells of a queue, a task or a worker"""
+"""Operations that need no token; none of them shows a queue, a task or a worker."""
 SOCKETS = {
     "/v1/socket",
     "/api/task_runs/subscriptions/scheduled",
@@ -55,23 +55,23 @@ LISTS = {
     "GET /live",
     "GET /find",
 }
-"""of which everybody gets those parts that are about their keys"""
+"""Operations that show each token only the parts about its own keys."""
 BODIES: dict[str, Any] = {
     "POST /v1/tasks": {"key": "a", "id": "x"},
     "POST /v1/tasks/batch": {"key": "a", "id": "x"},
     "POST /v1/retries": {"task": {"key": "a", "id": "x"}, "delay": 1},
 }
-"""where the key stands in the body"""
+"""Operations whose key is in the request body."""
 WRONG = "tq_wrong"
 
 
 def name(one: Operation) -> str:
-    """An operation in two words."""
+    """Return the method and path of an operation."""
     return f"{one.method} {one.path}"
 
 
 async def ask(client: httpx2.AsyncClient, one: Operation, token: str | None) -> httpx2.Response:
-    """Do an operation with the key ``a``."""
+    """Call an operation with the key ``a``."""
     path = one.path.replace("{key}", "a").replace("{id}", "x")
     headers = {"content-type": one.media_type, "accept": "application/json"}
     body = BODIES.get(name(one), one.example or {})
@@ -84,7 +84,10 @@ async def ask(client: httpx2.AsyncClient, one: Operation, token: str | None) -> 
 
 
 def denied(answer: httpx2.Response, status: int) -> None:
-    """Check a refusal. Pages send who is unknown to the place where they say who they are."""
+    """Check that a request was refused.
+
+    A dashboard page redirects a client without a token to the sign-in page instead.
+    """
     if answer.status_code in {302, 303}:
         assert status == 401
         assert answer.headers["location"].startswith("/login")
@@ -93,7 +96,7 @@ def denied(answer: httpx2.Response, status: int) -> None:
 
 
 def test_every_route_is_in_a_table() -> None:
-    """Security 2: there is no way in but by operations that say what they need, and by sockets."""
+    """Security 2: every route is an operation in the tables, which state the required rights, or a known websocket."""
     app = create_app(MemoryBackend(), settings())
     paths = {route.path for route in app.routes if isinstance(route, Route)}
     assert paths == {one.path for one in EVERYTHING}
@@ -103,7 +106,10 @@ def test_every_route_is_in_a_table() -> None:
 
 
 def test_what_is_public() -> None:
-    """Security 3: whatever has no verb is on this list, for a reason; whatever lists is on the other."""
+    """Security 3: every operation without a verb is on the list of public operations.
+
+    An operation that checks the key itself is a filtered list, or has the key in its body.
+    """
     assert {name(one) for one in EVERYTHING if not one.verbs} == PUBLIC
     assert {name(one) for one in GUARDED if one.scope is Scope.HANDLER} == LISTS | {*BODIES}
     for one in GUARDED:
@@ -112,7 +118,7 @@ def test_what_is_public() -> None:
 
 
 async def test_every_operation(tmp_path: Path) -> None:
-    """Fault K1, security 2: 401 without a token, 403 without the verb or the key, and neither with both."""
+    """Fault K1, security 2: 401 without a token, 403 without the verb or the key, and success with verb and key."""
     rows = [entry(ADMIN, "admin"), entry(A, "a", keys=["a"]), entry(B, "b", keys=["b"])]
     rows += [entry(f"no {verb}", verbs=[v for v in ALL if v != verb]) for verb in ALL]
     rows += [entry("consumes", verbs=["consume"])]
@@ -133,14 +139,14 @@ async def test_every_operation(tmp_path: Path) -> None:
                 denied(await ask(client, one, A), 403)
         assert await it.backend.control.queues() == ()  # type: ignore[attr-defined]
         for one in GUARDED:
-            if name(one) != "GET /live":  # which has no end
+            if name(one) != "GET /live":  # the response of an event stream never ends
                 token = ADMIN if one.scope is Scope.SERVER else A
                 answer = await ask(client, one, token)
                 assert answer.status_code not in {401, 403, 500}, (name(one), answer.text)
 
 
 async def test_lists_leave_out_what_is_anothers(tmp_path: Path) -> None:
-    """Security 2: of a queue of another key, its workers and its figures a token sees nothing."""
+    """Security 2: a token sees nothing of a queue whose key it does not grant: no worker and no count."""
     path = everybody(tmp_path / "tokens.toml")
     async with (
         running(tokens_file=path) as it,
@@ -155,7 +161,8 @@ async def test_lists_leave_out_what_is_anothers(tmp_path: Path) -> None:
                 query = "?q=canary" if one.path == "/find" else ""
                 answer = await client.get(one.path + query, headers=bearer(A))
                 assert answer.status_code in {200, 303, 404}, answer.text
-                if one.path == "/find":  # which repeats the question
+                # This page repeats the search text of the request, so the key may appear in it.
+                if one.path == "/find":
                     there = await client.get("/find?q=nowhere", headers=bearer(A))
                     told = answer.text.replace("canary", "nowhere")
                     assert (answer.status_code, told) == (there.status_code, there.text)
@@ -170,7 +177,7 @@ async def test_lists_leave_out_what_is_anothers(tmp_path: Path) -> None:
 
 
 async def test_what_is_public_reveals_nothing(tmp_path: Path) -> None:
-    """Security 3: whoever comes by learns of no queue, task or worker."""
+    """Security 3: public operations reveal no queue, task or worker."""
     path = everybody(tmp_path / "tokens.toml")
     async with (
         running(tokens_file=path) as it,
@@ -185,7 +192,7 @@ async def test_what_is_public_reveals_nothing(tmp_path: Path) -> None:
 
 
 async def test_details_of_the_store_are_for_those_with_a_token(tmp_path: Path) -> None:
-    """Security 3 and 25: where it is, what it runs and what it said last is nothing for passers-by."""
+    """Security 3 and 25: the address, version and last error of the store are shown only with a token."""
 
     class Store(MemoryBackend):
         async def health(self) -> Health:
@@ -202,7 +209,7 @@ async def test_details_of_the_store_are_for_those_with_a_token(tmp_path: Path) -
 
 
 async def test_settings_reach_into_no_other_queue(tmp_path: Path) -> None:
-    """Security 2: who may not touch ``b`` cannot have what goes to ``a`` copied there; what is bound may stay."""
+    """Security 2: a token without rights on ``b`` cannot bind a queue to ``b``; existing bindings may stay."""
     path = everybody(tmp_path / "tokens.toml")
     async with running(tokens_file=path) as it, http(it) as client:
 
@@ -223,11 +230,11 @@ async def test_settings_reach_into_no_other_queue(tmp_path: Path) -> None:
 
 
 class TestReceipts:
-    """Security 2 and 21: a socket settles what it was given, and nothing else, whoever says so."""
+    """Security 2 and 21: a socket can settle only the receipts that it was given, whatever the worker claims."""
 
     @pytest.mark.parametrize("verb", ["ack", "redeliver", "retry", "dead_letter", "progress"])
     async def test_of_another_key(self, tmp_path: Path, verb: str) -> None:
-        """Fault G5: with a token of ``b``, the receipt of a task of ``a`` is one that was lost; nothing changes."""
+        """Fault G5: with a token for ``b``, settling a receipt of ``a`` is answered as lost and changes nothing."""
         path = everybody(tmp_path / "tokens.toml")
         async with (
             running(tokens_file=path) as it,
@@ -251,7 +258,10 @@ class TestReceipts:
 
     @pytest.mark.parametrize("worker_id", ["w1", "w2"])
     async def test_adopting_what_is_anothers(self, tmp_path: Path, worker_id: str) -> None:
-        """Fault G5: also who says that it holds it, even under the same name, takes nothing away."""
+        """Fault G5: a worker whose hello names a receipt of another token does not get it.
+
+        This also holds if both workers have the same worker id.
+        """
         path = everybody(tmp_path / "tokens.toml")
         async with (
             running(tokens_file=path) as it,
@@ -269,7 +279,10 @@ class TestReceipts:
             assert await one.settled(1) == ([receipt], [])
 
     async def test_adopting_from_another_server(self, tmp_path: Path) -> None:
-        """Where nobody here knows whose it is, it goes back to its queue: not seen, not settled, not lost."""
+        """A delivery that was issued through another server cannot be adopted with a token of another key.
+
+        The delivery returns to its queue: it is neither shown nor settled nor counted as lost.
+        """
         path = everybody(tmp_path / "tokens.toml")
         async with running(tokens_file=path) as it:
             await it.publish("t1", key="a")
@@ -288,7 +301,7 @@ class TestReceipts:
 async def test_who_waits_is_let_go_with_its_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Security 6: a request that waits for a task ends when its token does."""
+    """Security 6: a request that waits for a task ends when its token expires."""
     monkeypatch.setattr(access, "RELOAD_SECONDS", 0.05)
     path = everybody(tmp_path / "tokens.toml")
     async with running(tokens_file=path) as it, http(it) as client:

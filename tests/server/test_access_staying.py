@@ -1,4 +1,4 @@
-"""Who was let in stays only as long as the token is good."""
+"""Open connections are closed when their token is revoked or expires."""
 
 from __future__ import annotations
 
@@ -24,23 +24,26 @@ from tests.server.support import eventually, http, problem, running, settings
 
 pytestmark = pytest.mark.fast_clock
 WITHIN = 10.0
-"""seconds from a change to its effect"""
+"""seconds within which a change of the tokens must take effect"""
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file of three tokens."""
+    """The path of a file with three tokens."""
     return everybody(tmp_path / "tokens.toml")
 
 
 class TestStaying:
-    """Security 6: what was good at the door may be good no more."""
+    """Security 6: a token that was valid when a connection was made may become invalid later."""
 
     @pytest.mark.parametrize("change", ["revoked", "other_keys", "other_verbs", "expired"])
     async def test_revocation_ends_a_socket(
         self, path: Path, change: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Security 6: its deliveries are back in ten seconds, whatever the grace; others stay connected."""
+        """Security 6: the deliveries of a revoked worker return to the queue within ten seconds, whatever the grace.
+
+        Other workers stay connected.
+        """
         now = LoopClock().now
         monkeypatch.setattr(module, "time", SimpleNamespace(time=now))
         rows = {
@@ -64,7 +67,7 @@ class TestStaying:
             assert (await other.frame("pong"))["n"] == 7
 
     async def test_the_same_rights_may_stay(self, path: Path) -> None:
-        """Security 6: a token that may do more, or is called otherwise, ends nothing."""
+        """Security 6: a connection stays open if its token gets more rights or another name."""
         async with guarded(path) as it, it.worker("w1", "a", headers=bearer(A)) as worker:
             write(path, entry(A, "renamed", keys=["a", "c"]))
             assert await it.context.access.reload()
@@ -72,7 +75,7 @@ class TestStaying:
             assert (await worker.frame("pong"))["n"] == 7
 
     async def test_on_request_at_once(self, path: Path) -> None:
-        """Security 6: who asks for it need not wait until somebody looks."""
+        """Security 6: a reload request checks the connections at once instead of at the next interval."""
         async with guarded(path) as it, it.worker("w1", "a", token=A) as worker:
             write(path, entry(B))
             it.context.access.ask_to_reload()
@@ -82,7 +85,10 @@ class TestStaying:
     async def test_a_bad_file_changes_nothing(
         self, path: Path, text: str | None, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Neither lets anybody in nor throws anybody out; the log says what is wrong; a good file then counts."""
+        """A broken token file neither admits nor disconnects a client.
+
+        The log names the problem, and the next valid file applies.
+        """
         async with guarded(path) as it, it.worker("w1", "a", headers=bearer(A)) as worker:
             spoil(path, text)
             assert not await it.context.access.reload()
@@ -98,7 +104,7 @@ class TestStaying:
             assert await worker.closed() == 4001
 
     async def test_a_plugin_is_asked_again(self) -> None:
-        """Security 6: also who was let in by a plugin stays only as long as that says so."""
+        """Security 6: a connection that a plugin admitted is closed once the plugin rejects its token."""
         plugin = Plugin()
         async with (
             running(plugin.backend(), lease=60) as it,
@@ -112,7 +118,7 @@ class TestStaying:
             assert await it.count(State.WAITING, "a") == 1
 
     async def test_a_body_that_still_comes_is_not_taken(self, path: Path) -> None:
-        """Security 6: tasks that a batch brings after its token was revoked are not published."""
+        """Security 6: tasks of a batch that arrive after its token was revoked are not published."""
         async with guarded(path) as it, http(it) as client:
 
             async def lines() -> AsyncIterator[bytes]:
@@ -131,7 +137,10 @@ class TestStaying:
     async def test_a_file_that_could_not_be_read_is_read_again(
         self, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Security 6: a disk that fails once, as the revoked token is taken out, does not keep it alive."""
+        """Security 6: a token file that cannot be read is read again, so that a revocation in it takes effect.
+
+        The read error is logged once.
+        """
         really, failures = tokens.load, 0
 
         def load(where: Path) -> bytes:
@@ -152,7 +161,10 @@ class TestStaying:
 
     @pytest.mark.parametrize("answer", ["yes", True, {"name": "x"}])
     async def test_what_is_no_identity_admits_no_client(self, answer: Any) -> None:
-        """Fault K1: a plugin that answers something else is wrong; others are still asked about."""
+        """Fault K1: if a plugin returns something other than an identity, no client is admitted by it.
+
+        The other plugins are still asked.
+        """
         plugin = Plugin(answer)
         async with running(plugin.backend()) as it, http(it) as client:
             for where in ("/v1/queues", "/v1/tasks/a/x"):
@@ -162,7 +174,10 @@ class TestStaying:
                     pass
 
     async def test_one_that_cannot_be_checked_does_not_spare_the_others(self) -> None:
-        """Security 6: who may not be judged is sent away, and so is whoever comes after it."""
+        """Security 6: a connection whose token cannot be checked is closed.
+
+        The connections after it in the same round are still checked.
+        """
         plugin = Plugin()
         hooks = Hooks()
         hooks.register(plugin)
@@ -180,7 +195,7 @@ class TestStaying:
             assert [event.is_set() for event in events] == [True, False, True, True]
 
     async def test_each_token_is_asked_about_once(self) -> None:
-        """A round over many connections of few tokens is cheap."""
+        """A check of many connections queries each distinct token once."""
         plugin = Plugin()
         hooks = Hooks()
         hooks.register(plugin)
@@ -200,7 +215,7 @@ class TestStaying:
     async def test_a_plugin_that_fails_stops_no_round(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A round that failed is logged, and the next one comes."""
+        """A failed check is logged, and the next check still runs."""
         access = AccessControl(settings(tokens_file=path), Hooks())
         rounds = 0
 

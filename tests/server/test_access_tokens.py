@@ -1,4 +1,4 @@
-"""The tokens file: what it may say, who may read it, and how a token is found in it."""
+"""The tokens file: its format and limits, its permissions, and how a token is found in it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SECRET = "tq_0123456789"
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the file is."""
+    """The path of the token file."""
     return tmp_path / "tokens.toml"
 
 
 class TestFinding:
-    """Whose a token is."""
+    """How a token is matched to an identity."""
 
     def test_scopes(self, path: Path) -> None:
-        """Security 2: verbs times keys; a pattern is a key, or a beginning with one star."""
+        """Security 2: a token grants each of its verbs on each of its keys; a key pattern may end in one star."""
         write(path, entry(SECRET, "mail", ["publish"], ["mail-*", "x"]))
         found = Tokens.load(path).identify(SECRET, time.time())
         assert found is not None
@@ -46,7 +46,7 @@ class TestFinding:
         assert not found.is_allowed("admin", "x")
 
     def test_rotation(self, path: Path) -> None:
-        """Security 6: two tokens of one name are good at a time, until one expires or is taken out."""
+        """Security 6: two tokens of one name can be valid at the same time, until one expires or is removed."""
         soon = time.time() + 1000
         write(path, entry("old", "n", expires_at=soon), entry("new", "n"))
         both = Tokens.load(path)
@@ -57,21 +57,24 @@ class TestFinding:
 
     @pytest.mark.parametrize("shown", [None, "", "x", SECRET + "x", SECRET[:-1], "x" * 5000])
     def test_tokens_that_match_no_identity(self, path: Path, shown: str | None) -> None:
-        """Fault K1: no token, a wrong one, a part of one, one too long; also its hash is no token."""
+        """Fault K1: a missing, wrong, partial or too long token matches no identity.
+
+        The hash of a token does not match either.
+        """
         tokens = Tokens.load(write(path, entry(SECRET)))
         assert tokens.identify(shown, 0.0) is None
         assert tokens.identify(hashed(SECRET).hex(), 0.0) is None
         assert tokens.identify(SECRET, 0.0)
 
     def test_an_empty_file_admits_no_token(self, path: Path) -> None:
-        """No entry is nobody, and not everybody."""
+        """An empty token file admits no token."""
         assert Tokens.load(write(path)).identify(SECRET, 0.0) is None
 
     @pytest.mark.parametrize("place", [0, 7, 15, None])
     def test_every_entry_is_compared(
         self, path: Path, monkeypatch: pytest.MonkeyPatch, place: int | None
     ) -> None:
-        """Security 1: hashes are compared in constant time, all of them, wherever the right one is."""
+        """Security 1: all hashes are compared, each in constant time, whichever entry matches."""
         compared: list[int] = []
         really = hmac.compare_digest
 
@@ -87,7 +90,7 @@ class TestFinding:
         assert (found and found.name) == (None if place is None else f"n{place}")
 
     def test_nothing_ends_the_comparison(self) -> None:
-        """Security 1: by its construction: one loop over all, without return, break or another comparison."""
+        """Security 1: the comparison is one loop over all entries, without return, break or another comparison."""
         source = textwrap.dedent(inspect.getsource(Tokens.identify))
         (function,) = ast.parse(source).body
         (loop,) = (node for node in ast.walk(function) if isinstance(node, ast.For))
@@ -97,7 +100,7 @@ class TestFinding:
         assert "compare_digest(entry.sha256, shown)" in ast.unparse(loop)
 
     def test_reprs(self, path: Path) -> None:
-        """Security 24: neither a token nor its hash is in a repr."""
+        """Security 24: no repr contains a token or its hash."""
         tokens = Tokens.load(write(path, entry(SECRET)))
         for thing in (tokens, tokens.entries, tokens.identify(SECRET, 0.0), vars(tokens)):
             assert SECRET not in repr(thing)
@@ -106,7 +109,7 @@ class TestFinding:
 
 
 class TestExpiry:
-    """When a token stops to be good."""
+    """How the expiry time of a token is written."""
 
     @pytest.mark.parametrize(
         "line",
@@ -122,7 +125,7 @@ class TestExpiry:
         ],
     )
     def test_forms(self, path: Path, line: str) -> None:
-        """Seconds or a time, as text or as TOML has it; UTC unless it says."""
+        """An expiry is a number of seconds or a time, as text or as a TOML time, and in UTC unless it has an offset."""
         write(path, entry(SECRET))
         path.write_text(path.read_text(encoding="utf-8") + f"expires_at = {line}\n", "utf-8")
         (found,) = Tokens.load(path).entries
@@ -130,7 +133,7 @@ class TestExpiry:
 
 
 class TestFile:
-    """What is refused, and how that is told."""
+    """Which token files are refused, and what the error says."""
 
     @pytest.mark.parametrize(
         ("change", "field"),
@@ -163,7 +166,7 @@ class TestFile:
         ],
     )
     def test_wrong_entries(self, path: Path, change: dict[str, Any], field: str) -> None:
-        """Security 25: the entry and the field are named, and neither a hash nor what stood there is shown."""
+        """Security 25: the error names the entry and the field, and shows neither a hash nor the wrong value."""
         write(path, entry("first"), entry("second", "two") | change)
         with pytest.raises(ConfigurationError) as caught:
             Tokens.load(path)
@@ -183,7 +186,7 @@ class TestFile:
         ],
     )
     def test_wrong_files(self, path: Path, text: bytes, told: str) -> None:
-        """Whatever is no list of tokens is refused whole."""
+        """A file that is not a valid list of tokens is refused as a whole."""
         write(path)
         path.write_bytes(text)
         with pytest.raises(ConfigurationError) as caught:
@@ -191,7 +194,7 @@ class TestFile:
         assert told in str(caught.value)
 
     def test_limits(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Security 12: so many entries and no more; one token is not two entries."""
+        """Security 12: the number of entries is limited, and one token cannot be in two entries."""
         monkeypatch.setattr(module, "MAX_ENTRIES", 2)
         assert len(Tokens.load(write(path, entry("a"), entry("b"))).entries) == 2
         with pytest.raises(ConfigurationError, match="more than 2"):
@@ -201,7 +204,10 @@ class TestFile:
 
     @pytest.mark.parametrize("mode", [0o620, 0o604, 0o602, 0o660, 0o644])
     def test_others_may_not_use_it(self, path: Path, mode: int) -> None:
-        """Security 26: who could write it could let anybody in."""
+        """Security 26: a token file is refused if other users may read or write it.
+
+        A user who can write the file could add a token.
+        """
         write(path, entry(SECRET)).chmod(mode)
         with pytest.raises(ConfigurationError, match="chmod 600"):
             Tokens.load(path)
@@ -222,19 +228,22 @@ class TestFile:
     def test_as_kubernetes_mounts_it(
         self, monkeypatch: pytest.MonkeyPatch, mode: int, owner: int, us: int, *, refused: bool
     ) -> None:
-        """Security 26: what root gave a group to read may be read by it; nobody else may use a file of ours."""
+        """Security 26: a file of root may be readable by its group, as Kubernetes mounts it.
+
+        Any other file must be accessible to its owner only.
+        """
         monkeypatch.setattr(os, "geteuid", lambda: us)
         found = os.stat_result((mode, 1, 1, 1, owner, 0, 1, 0, 0, 0))
         assert module._is_open(found) is refused
 
     def test_a_pipe_is_not_waited_for(self, path: Path) -> None:
-        """Nobody writes into it: whoever waited for that would never look again."""
+        """A pipe in place of the token file is refused at once, because reading it could block forever."""
         os.mkfifo(path, 0o600)
         with pytest.raises(ConfigurationError, match="not a regular file"):
             Tokens.load(path)
 
     def test_its_owner_keeps_it(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Security 6: root revokes a token, and the server, which is another user, can still read the file."""
+        """Security 6: after root has revoked a token, the server's user still owns the file and can read it."""
         add(path, "n", SECRET, verbs=["publish"], keys=["*"])
         path.chmod(0o400)
         given: list[tuple[int, int]] = []
@@ -251,7 +260,7 @@ class TestFile:
         assert stat.S_IMODE(really(path).st_mode) == 0o400
 
     def test_missing_and_no_file(self, path: Path) -> None:
-        """There is a reason, and no trace of a stack."""
+        """A missing file is an error with a reason and without a stack trace."""
         assert signature(path) is None
         with pytest.raises(ConfigurationError, match="No such file"):
             Tokens.load(path)
@@ -259,7 +268,7 @@ class TestFile:
             Tokens.load(path.parent)
 
     def test_a_change_shows(self, path: Path) -> None:
-        """Another file in its place is another file, though it is as long and as old."""
+        """A replaced file is recognised as changed, even if its size and modification time are the same."""
         write(path, entry("a"))
         first = signature(path)
         stamp = path.stat()

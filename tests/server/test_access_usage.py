@@ -1,4 +1,4 @@
-"""What one name may use: so many requests and tasks a second, so many sockets at a time."""
+"""Limits for each identity: requests and tasks per second, and sockets open at the same time."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ EVENTS = "/api/events/in"
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that moves only when the test sets it."""
 
     def __init__(self) -> None:
         self.now = 100.0
 
     def __call__(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return self.now
 
 
 def identity(name: str = "n", **limits: Any) -> Identity:
-    """Somebody with limits."""
+    """Return an identity with these limits."""
     return Identity(name=name, **limits)
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock that stands still."""
+    """A clock that the test controls."""
     return Clock()
 
 
 @pytest.fixture
 def usage(clock: Clock) -> Quotas:
-    """Nothing used."""
+    """Quotas without any usage yet."""
     return Quotas(clock)
 
 
 def waits(usage: Quotas, who: Identity, tasks: int = 0) -> int:
-    """After how many seconds one that is refused may come again; 0 for one that is not."""
+    """Return the seconds after which a refused request may be retried, or 0 if the request is admitted."""
     try:
         usage.spend(who, tasks)
     except ProblemError as error:
@@ -64,13 +64,16 @@ def waits(usage: Quotas, who: Identity, tasks: int = 0) -> int:
 
 
 class TestRate:
-    """Security 12 and 22: how fast."""
+    """Security 12 and 22: the request rate of an identity."""
 
     @pytest.mark.parametrize(
         ("limits", "most"), [({"rate": 5}, 5), ({"rate": 2, "burst": 7}, 7), ({"rate": 0.5}, 1)]
     )
     def test_exactly(self, usage: Quotas, clock: Clock, limits: dict[str, Any], most: int) -> None:
-        """So many at once and not one more; then one for each part of a second that passes; no more are saved up."""
+        """Exactly one burst is admitted at once, and then one request for each interval of the rate.
+
+        Idle time never saves up more than one burst.
+        """
         who = identity(**limits)
         for _ in range(3):
             assert [waits(usage, who) for _ in range(most)] == [0] * most
@@ -83,7 +86,7 @@ class TestRate:
             clock.now += 1e6
 
     def test_a_client_that_waits_as_asked_is_admitted(self, usage: Quotas, clock: Clock) -> None:
-        """``Retry-After`` is enough, and refusals cost nothing."""
+        """A client that waits for the time in ``Retry-After`` is admitted, and refused requests use no quota."""
         who = identity(rate=0.1, burst=1)
         assert not waits(usage, who)
         for _ in range(100):
@@ -92,7 +95,7 @@ class TestRate:
         assert not waits(usage, who)
 
     def test_tasks_count(self, usage: Quotas, clock: Clock) -> None:
-        """A batch is taken whole, and what was too much holds up what comes after it."""
+        """A batch is always admitted as a whole; the tasks beyond the rate delay later requests."""
         who = identity(rate=10)
         assert not waits(usage, who)
         assert not waits(usage, who, 1000)
@@ -103,7 +106,7 @@ class TestRate:
         assert not waits(usage, who)
 
     def test_batches_at_the_same_time(self, usage: Quotas) -> None:
-        """What was let in together does not exceed the largest batch by more than a piece."""
+        """Batches that are admitted at the same time exceed the maximum debt by at most one batch."""
         who = identity(rate=10, burst=1000)
         let_in = 0
         while not waits(usage, who, 1000):
@@ -112,21 +115,27 @@ class TestRate:
         assert let_in >= MAX_DEBT
 
     def test_names_are_distinguished(self, usage: Quotas) -> None:
-        """Tokens of one name share; another name has its own; who has no limit never waits."""
+        """Tokens of one name share a quota, and other names have their own. Without a limit nothing is refused."""
         assert not waits(usage, identity(rate=1))
         assert waits(usage, identity(rate=1, keys=("a",)))
         assert not waits(usage, identity("m", rate=1))
         assert not any(waits(usage, identity(), 10**6) for _ in range(100))
 
     def test_a_new_rate_counts_at_once(self, usage: Quotas, clock: Clock) -> None:
-        """A lower one leaves no more than its own burst, a higher one lets in sooner."""
+        """A changed rate applies at once.
+
+        A lower rate allows no more than its own burst; a higher rate shortens the wait.
+        """
         assert not waits(usage, identity(rate=100))
         assert [waits(usage, identity(rate=2)) for _ in range(3)] == [0, 0, 1]
         clock.now += 0.1
         assert not waits(usage, identity(rate=100))
 
     def test_memory_is_bounded(self, usage: Quotas, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Names of plugins may be many: the one that was longest away goes first; those without limits never came."""
+        """Quotas are kept for a limited number of names, and the name that was unused for longest is dropped.
+
+        Names without limits are never stored.
+        """
         monkeypatch.setattr(quotas, "MAX_NAMES", 10)
         for n in range(100):
             assert not waits(usage, identity("busy", rate=1000))
@@ -138,10 +147,13 @@ class TestRate:
 
 
 class TestSockets:
-    """Security 12 and 22: how many at a time."""
+    """Security 12 and 22: the number of sockets that an identity may have open."""
 
     def test_exactly(self, usage: Quotas) -> None:
-        """So many and not one more, whoever leaves twice; nothing is kept of who has none."""
+        """Exactly the allowed number of sockets is admitted, even if one socket is closed twice.
+
+        Nothing is stored for an identity without a limit.
+        """
         who = identity(connections=2)
         first, second = usage.enter(who), usage.enter(who)
         assert first
@@ -158,7 +170,7 @@ class TestSockets:
         assert set(usage._sockets) == {"n", "m"}
 
     def test_refused_clients_are_forgotten(self, usage: Quotas) -> None:
-        """Who has left is forgotten."""
+        """Nothing is stored for an identity that has no open socket."""
         place = usage.enter(identity(connections=1))
         assert place
         place.close()
@@ -182,13 +194,13 @@ class TestSockets:
     ],
 )
 def test_what_is_no_identity(wrong: dict[str, Any]) -> None:
-    """Security 2: "mail-*" in the place of ("mail-*",) would be all keys, by the star in it."""
+    """Security 2: a string in place of a list is refused: in "mail-*" the character "*" would match every key."""
     with pytest.raises(TypeError, match="Identity"):
         Identity(**{"name": "n", **wrong})
 
 
 def test_lists_do_as_well() -> None:
-    """What a plugin changes later changes nobody's rights."""
+    """An identity copies its lists, so that later changes by a plugin do not change the rights."""
     keys = ["a"]
     found = Identity(name="n", verbs={"admin"}, keys=keys)  # type: ignore[arg-type]
     keys.append("*")
@@ -197,17 +209,17 @@ def test_lists_do_as_well() -> None:
 
 
 async def statuses(it: Running, tokens: Iterable[str], path: str = "/v1/queues/a") -> list[int]:
-    """Ask, one after the other."""
+    """Send one request for each token, one after the other, and return the status codes."""
     async with http(it) as client:
         return [(await client.get(path, headers=bearer(one))).status_code for one in tokens]
 
 
 class TestServer:
-    """What a server does with it."""
+    """How a running server enforces the limits of an identity."""
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
-        """One token that may do little, a second one of its name, and one that may do all."""
+        """A token file with two limited tokens of the same name, and an admin token without limits."""
         return write(
             tmp_path / "tokens.toml",
             entry(A, "a", keys=["a"], rate=0.01, burst=3, connections=1),
@@ -216,7 +228,7 @@ class TestServer:
         )
 
     async def test_requests(self, path: Path) -> None:
-        """Security 22: one that is too fast is told when to come again, and is alone in that."""
+        """Security 22: a client over its rate gets 429 with Retry-After, and other identities are not affected."""
         async with guarded(path) as it, http(it) as client:
             assert await statuses(it, [A, B, A, A, B]) == [200, 200, 200, 429, 429]
             answer = await client.get("/v1/queues/a", headers=bearer(A))
@@ -229,12 +241,12 @@ class TestServer:
             assert (await client.get("/health", headers=bearer(A))).status_code == 200
 
     async def test_what_is_forbidden_counts(self, path: Path) -> None:
-        """Security 22: whoever tries what it may not is as fast as others."""
+        """Security 22: requests that are answered with 403 count against the rate, too."""
         async with guarded(path) as it:
             assert await statuses(it, [A] * 5, "/v1/queues/b") == [403, 403, 403, 429, 429]
 
     async def test_tasks_of_a_batch(self, path: Path) -> None:
-        """Security 22: each counts; the batch itself is answered line by line as ever."""
+        """Security 22: each task of a batch counts against the rate; an admitted batch is answered completely."""
         async with guarded(path) as it, http(it) as client:
             body = "".join(json.dumps({"key": "a", "id": f"t{n}"}) + "\n" for n in range(20))
             headers = bearer(A) | {"content-type": "application/x-ndjson"}
@@ -245,7 +257,10 @@ class TestServer:
             assert int(answer.headers["retry-after"]) > 1500
 
     async def test_sockets(self, path: Path) -> None:
-        """Security 22: by header or by hello, 1013 for one too many, and room as soon as one has left."""
+        """Security 22: a socket over the limit is closed with 1013, whether its token is in the header or in the hello.
+
+        A closed socket frees its place at once.
+        """
         async with guarded(path) as it:
             async with it.worker("w1", "a", headers=bearer(A)):
                 async with it.socket(additional_headers=bearer(B)) as late:
@@ -264,7 +279,7 @@ class TestServer:
             await eventually(lambda: not it.context.usage._sockets)
 
     async def test_who_says_nothing_has_a_place(self, path: Path) -> None:
-        """Security 22: a good token in the header is no way around the cap on those that have said no hello."""
+        """Security 22: a socket with a valid token in its header counts against the limit before it sends a hello."""
         async with guarded(path) as it, it.socket(additional_headers=bearer(A)) as silent:
             await eventually(lambda: it.context.usage._sockets)
             async with it.socket(additional_headers=bearer(A)) as late:
@@ -274,7 +289,10 @@ class TestServer:
             await eventually(lambda: not it.context.usage._sockets)
 
     async def test_who_was_cut_off_comes_back_at_once(self, path: Path) -> None:
-        """The place is free before the grace is over, or else nobody could adopt what it still runs."""
+        """A broken connection frees its place before its grace is over.
+
+        Otherwise the worker could not reconnect and adopt its running tasks.
+        """
         async with guarded(path, grace=30) as it:
             async with it.worker("w1", "a", headers=bearer(A), credit=1) as worker:
                 await it.publish("t1", key="a")
@@ -288,7 +306,10 @@ class TestServer:
                 await again.closed()
 
     async def test_sockets_of_prefect(self, path: Path) -> None:
-        """Security 22: both sockets of a worker count; it is told to come later, and never ended."""
+        """Security 22: both websockets of a Prefect worker count.
+
+        A socket over the limit is closed with 1013, "try again later".
+        """
         async with guarded(path) as it:
             for where in (EVENTS, None):
                 told = url_of(it, where) if where else url_of(it)
@@ -297,7 +318,7 @@ class TestServer:
                     await eventually(lambda: it.context.usage._sockets)
                     for headers in (bearer(A), None):
                         async with Taker(told, quiet=True, headers=headers) as late:
-                            # by the header it is known at once
+                            # With a token in the header, the server refuses before the client sends anything.
                             with contextlib.suppress(ConnectionClosed):
                                 await late.send("auth", token=A)
                             await asyncio.wait_for(late.socket.wait_closed(), 30)
@@ -305,7 +326,7 @@ class TestServer:
                 await eventually(lambda: not it.context.usage._sockets)
 
     async def test_a_plugin_gives_limits(self) -> None:
-        """They are the identity's, wherever it comes from."""
+        """The limits of an identity from a plugin are enforced like those from the token file."""
         plugin = Plugin(identity("good", rate=0.01, burst=2, connections=1))
         async with running(plugin.backend()) as it:
             assert await statuses(it, ["good"] * 3) == [200, 200, 429]
@@ -317,7 +338,7 @@ class TestServer:
                 assert late.close_code == 1013
 
     async def test_other_limits_end_nothing(self, path: Path) -> None:
-        """Who waits goes on waiting: its rights are the same."""
+        """If only the limits of a token change, a request that is waiting continues."""
         async with guarded(path) as it, http(it) as client:
             await it.publish("t1", key="a")
             asked = asyncio.create_task(client.get("/v1/tasks/a/t1?wait=5", headers=bearer(A)))

@@ -1,4 +1,4 @@
-"""The AsyncAPI document is complete, and true of every frame."""
+"""The AsyncAPI document describes every websocket frame completely and correctly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MESSAGES: dict[str, dict[str, Any]] = DOCUMENT["components"]["messages"]
 
 
 def resolve(reference: str) -> Any:
-    """What a reference leads to."""
+    """Return the part of the document to which a reference points."""
     found: Any = DOCUMENT
     for step in reference.removeprefix("#/").split("/"):
         found = found[step]
@@ -35,7 +35,7 @@ def resolve(reference: str) -> Any:
 
 
 def schema_of(tag: str) -> dict[str, Any]:
-    """The schema of a frame's payload, which brings along what it refers to."""
+    """Return the schema of a frame's payload, including the schemas to which it refers."""
     return {**MESSAGES[tag]["payload"], "components": DOCUMENT["components"]}
 
 
@@ -43,13 +43,13 @@ VALIDATORS = {tag: jsonschema_rs.Draft202012Validator(schema_of(tag)) for tag in
 
 
 def fits(value: Any) -> bool:
-    """Whether the document has a frame like this."""
+    """Return whether a frame is valid according to the document."""
     tag = value.get("type") if isinstance(value, dict) else None
     return isinstance(tag, str) and tag in VALIDATORS and VALIDATORS[tag].is_valid(value)
 
 
 def references(value: Any) -> list[str]:
-    """Every reference in it."""
+    """Return every reference in a part of the document."""
     if isinstance(value, dict):
         own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
         return own + [one for inner in value.values() for one in references(inner)]
@@ -57,7 +57,7 @@ def references(value: Any) -> list[str]:
 
 
 async def test_it_is_served(api: httpx2.AsyncClient) -> None:
-    """E1: any language can be generated from what the server itself tells."""
+    """E1: the server serves its AsyncAPI document, from which a client in any language can be generated."""
     answer = await api.get("/v1/asyncapi.json")
     told = answer.json()
     assert told["asyncapi"] == "3.1.0"
@@ -65,7 +65,7 @@ async def test_it_is_served(api: httpx2.AsyncClient) -> None:
 
 
 def test_every_frame_is_there_and_every_reference_leads_somewhere() -> None:
-    """No frame is left out, in either direction, and none is made up."""
+    """The document contains every frame of both directions and no other, and all its references resolve."""
     directions = {"receive": frames.ClientFrame, "send": frames.ServerFrame}
     for action, union in directions.items():
         told = {
@@ -81,7 +81,7 @@ def test_every_frame_is_there_and_every_reference_leads_somewhere() -> None:
 
 @pytest.mark.parametrize("tag", MESSAGES)
 def test_examples_fit(tag: str) -> None:
-    """Those of the document, and those of the page about the protocol."""
+    """The examples in the document and in docs/protocol.md are valid according to the document."""
     shown = [one["payload"] for one in MESSAGES[tag]["examples"]]
     shown += [json.loads(t) for _, t in EXAMPLES if json.loads(t)["type"] == tag]
     assert len(shown) > 1
@@ -90,7 +90,7 @@ def test_examples_fit(tag: str) -> None:
 
 
 def test_close_codes_are_those_of_the_page() -> None:
-    """Each close code of the page is in the document, and the other way round."""
+    """The document and docs/protocol.md list the same close codes."""
     table = PAGE.partition("| close code |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1] for line in table.splitlines()[2:]]
     assert {int(code) for row in rows for code in row.split("·")} == set(CLOSE_CODES)
@@ -98,10 +98,13 @@ def test_close_codes_are_those_of_the_page() -> None:
 
 
 class Described(Driver):
-    """Holds what is said against the document too."""
+    """A session fuzzer that also validates each frame against the AsyncAPI document."""
 
     def data(self) -> str | bytes:
-        """What the decoder takes is described, but for the names in a hello, which the session checks."""
+        """Return a message; if it decodes to a frame other than a hello, it must be valid according to the document.
+
+        The session checks the names in a hello, which a schema cannot express.
+        """
         text = super().data()
         with contextlib.suppress(ProtocolViolation, UnicodeEncodeError):
             frame = decode_client(text)
@@ -110,7 +113,7 @@ class Described(Driver):
         return text
 
     def check_text(self, text: str) -> None:
-        """What the server says is described."""
+        """Check that a frame of the server is valid according to the document."""
         super().check_text(text)
         value = json.loads(text)
         VALIDATORS[value["type"]].validate(value)
@@ -119,14 +122,14 @@ class Described(Driver):
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_what_the_session_says_and_takes_fits(seed: int) -> None:
-    """Whatever comes: a frame that the server sends fits, and so does each one of a worker that it takes."""
+    """Under random input, the document covers every frame that the server sends or accepts from a worker."""
     driver = Described(seed)
     for _ in range(100):
         driver.step()
 
 
 def test_what_a_server_says_seldom_fits() -> None:
-    """Frames that no worker provokes."""
+    """Frames that the server sends without a request of a worker are valid according to the document."""
     session = ready(5, "r1", "r2")
     texts = [text for text, _ in session.deliver([delivery("r3", b'{"a":1}')])]
     texts += session.degraded(ok=False, reason="x") + session.ping() + session.revoke(["r2"])
@@ -140,7 +143,7 @@ _LEAVES = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-2, 10_002),
-    st.sampled_from([-0.5, 0.25, 1.5]),  # that 1.0 is no integer here is beyond a schema
+    st.sampled_from([-0.5, 0.25, 1.5]),  # a JSON schema cannot reject 1.0 as an integer
     st.sampled_from(["", "a", "k", "é", "x" * 200, "x" * 201, "a b", "-a", "{k}"]),
 )
 _VALUES = st.one_of(_LEAVES, st.lists(_LEAVES, max_size=3), st.dictionaries(st.just("r"), _LEAVES))
@@ -156,7 +159,7 @@ _OF_WORKERS = [json.loads(text) for side, text in EXAMPLES if side == "worker"]
 def test_the_server_takes_exactly_what_fits(
     frame: dict[str, Any], changes: dict[int, Any], gone: int
 ) -> None:
-    """A worker that is written by the document is never told that its frame is invalid, and the other way round."""
+    """The session accepts a frame of a worker exactly if the frame is valid according to the document."""
     names = [name for name in frame if name != "type"]
     changed = dict(frame)
     for number, value in changes.items():

@@ -1,4 +1,4 @@
-"""How a server leaves: in this process, and as a process of its own that gets signals."""
+"""Graceful shutdown of the server, in this process and in a separate process that receives signals."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ asyncio.run(main())
 
 
 class Child:
-    """A server in a process of its own."""
+    """A server that runs in a child process."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
         self.process = process
         self.url = url
 
     def worker(self, worker_id: str = "w", **hello: object) -> Worker:
-        """A worker of this server."""
+        """Return a worker that connects to this server."""
         url = self.url.replace("http", "ws") + "/v1/socket"
         return Worker(url, {"worker_id": worker_id, "keys": ["k"], **hello})
 
@@ -58,19 +58,19 @@ class Child:
                 assert answer.status_code == 201
 
     async def ended(self, seconds: float) -> int:
-        """The exit code, within so many seconds."""
+        """Return the exit code of the process, which must exit within this many seconds."""
         return await asyncio.wait_for(self.process.wait(), seconds)
 
 
 def environment() -> dict[str, str]:
-    """Of a child that finds this source tree."""
+    """Return environment variables with which a child process imports this source tree."""
     source = str(Path(__file__).parents[2] / "src")
     return {**os.environ, "PYTHONPATH": source, "PYTHONUNBUFFERED": "1"}
 
 
 @asynccontextmanager
 async def child(drain: float = 2.0) -> AsyncIterator[Child]:
-    """Start a server; kill it at the end if it is still there."""
+    """Start a server process, and kill it at the end of the block if it is still running."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -91,10 +91,13 @@ async def child(drain: float = 2.0) -> AsyncIterator[Child]:
 
 @pytest.mark.fast_clock
 class TestDraining:
-    """Fault A7: a server that is told to leave."""
+    """Fault A7: a server that is asked to stop."""
 
     async def test_workers_may_settle_what_they_run(self) -> None:
-        """Fault A7: nothing new comes, verdicts still count, and the socket closes once all are in."""
+        """Fault A7: a draining server delivers no tasks, but accepts outcomes of running ones.
+
+        It closes a socket once everything is settled.
+        """
         async with running(drain=5) as it:
             await it.publish(*(f"t{i}" for i in range(4)))
             async with it.worker(credit=5) as worker:
@@ -115,7 +118,10 @@ class TestDraining:
             assert (stats.delivered, stats.redelivered) == (4, 0)
 
     async def test_what_is_not_settled_in_time_goes_back(self) -> None:
-        """Fault A7: after the time to drain the rest is handed back, attempts and losses unchanged."""
+        """Fault A7: tasks that are not settled within the drain time return to the queue.
+
+        Their attempts and losses do not change.
+        """
         loop = asyncio.get_running_loop()
         async with running(drain=30, lease=60) as it:
             await it.publish("a", "b")
@@ -134,7 +140,7 @@ class TestDraining:
             assert (status.attempt, status.losses, status.state) == (1, 0, State.WAITING)
 
     async def test_idle_workers_and_strangers_are_sent_away_at_once(self) -> None:
-        """Fault A7: who holds nothing need not be waited for."""
+        """Fault A7: connections without deliveries are closed at once."""
         async with running(drain=30) as it, it.worker(credit=5) as idle, it.socket() as stranger:
             it.server.stop()
             assert await idle.closed(2) == 1012
@@ -142,7 +148,7 @@ class TestDraining:
             assert stranger.close_code == 1012
 
     async def test_no_new_connection_is_accepted(self) -> None:
-        """Readiness turns at the first moment, and a socket is refused."""
+        """As soon as the drain starts, ``/ready`` returns 503 and new sockets are refused."""
         async with running(drain=3) as it:
             await it.publish("a")
             async with http(it) as client, it.worker(credit=1) as worker:
@@ -161,7 +167,7 @@ class TestDraining:
                 await draining
 
     async def test_a_worker_that_does_not_read_does_not_delay_the_drain(self) -> None:
-        """Fault A7: a worker that takes no frame at all is cut off when the time is over."""
+        """Fault A7: a worker that does not read its frames is disconnected when the drain time is over."""
         loop = asyncio.get_running_loop()
         async with running(drain=30, lease=60) as it:
             await it.publish(*(f"t{i}" for i in range(50)), payload=b'"' + b"x" * 200_000 + b'"')
@@ -177,7 +183,7 @@ class TestDraining:
             assert (await it.ledger()).waiting == 50
 
     async def test_a_broken_socket_in_its_grace_does_not_delay_the_drain(self) -> None:
-        """Fault A7: the grace ends with the server, and the task is back."""
+        """Fault A7: the drain ends the grace of a broken connection, and its task returns to the queue."""
         loop = asyncio.get_running_loop()
         async with running(drain=5, grace=30) as it:
             await it.publish("a")
@@ -192,7 +198,7 @@ class TestDraining:
             assert (await it.ledger()).waiting == 1
 
     async def test_an_immediate_end_is_no_fault_of_the_workers(self) -> None:
-        """Law 3: what is cut off by the server's own haste is handed back, not lost."""
+        """Law 3: if the server stops immediately, running tasks return to the queue and do not count as lost."""
         backend = MemoryBackend()
         async with running(backend, drain=60) as it:
             await it.publish("a")
@@ -210,10 +216,10 @@ class TestDraining:
 
 
 class TestSignals:
-    """Faults A1 and A7: real processes."""
+    """Faults A1 and A7: signals to real processes."""
 
     async def test_sigterm_drains(self) -> None:
-        """Fault A7: the worker settles what it runs, then the process ends in good order."""
+        """Fault A7: after SIGTERM the worker settles its running task, and the server then exits with code 0."""
         async with child() as it:
             await it.publish("a")
             async with it.worker(credit=2) as worker:
@@ -228,7 +234,10 @@ class TestSignals:
             assert (await it.process.stdout.read()).strip() == b"ended"
 
     async def test_it_ends_in_time_though_a_worker_does_not(self) -> None:
-        """Fault A7: with the time to drain, and long before the lease, the process is gone, whatever its workers do."""
+        """Fault A7: the process exits after the drain time, even if a worker settles nothing.
+
+        The drain time is far shorter than the lease.
+        """
         async with child(drain=0.5) as it:
             await it.publish("a")
             async with it.worker(credit=1) as worker:
@@ -238,7 +247,7 @@ class TestSignals:
                 assert await it.ended(30) == 0
 
     async def test_a_second_signal_ends_it_at_once(self) -> None:
-        """Who cannot wait asks twice; there is no trace of an error all the same."""
+        """A second SIGTERM ends the drain at once, without a traceback in the log."""
         async with child(drain=60) as it:
             await it.publish("a")
             async with it.worker(credit=1) as worker:
@@ -251,7 +260,10 @@ class TestSignals:
                 assert b"Traceback" not in await it.process.stderr.read()
 
     async def test_a_killed_workers_tasks_are_back_within_a_second(self) -> None:
-        """D4, REV-E3 and fault A1: kill -9 of a worker gives its tasks to another after the grace, as lost once."""
+        """D4, REV-E3 and fault A1: after kill -9 of a worker, another worker gets its tasks once the grace is over.
+
+        Each task counts as lost once.
+        """
         assert Settings.model_fields["grace"].default <= 0.5
         async with running(grace=0.1, lease=60) as it:
             await it.publish("a", "b")

@@ -1,4 +1,4 @@
-"""Limits of the flow over real sockets: for the workers of all servers together, and at once."""
+"""Queue limits and pauses over real sockets: they apply at once, and to the workers of all servers together."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from tests.server.support import SECONDS, Running, Worker, http, receipts, runni
 
 _SETTINGS = "/v1/queues/k/settings"
 _MOMENT = 0.1
-"""in which something would have happened: it takes a few milliseconds"""
+"""seconds to wait before checking that nothing happened; an event would take a few milliseconds"""
 
 
 class Shared(MemoryBackend):
-    """A store that one server may leave while another uses it."""
+    """A memory backend that stays open when one of two servers closes it."""
 
     async def aclose(self) -> None:
-        """Stay open."""
+        """Do nothing, because the other server still uses the backend."""
 
 
 @asynccontextmanager
 async def two_servers() -> AsyncIterator[tuple[Running, Running, httpx2.AsyncClient]]:
-    """Two servers on one store, and a client of the first."""
+    """Run two servers on one store; yield both and an HTTP client of the first."""
     store = Shared()
     async with running(store) as one, running(store) as other, http(one) as api:
         yield one, other, api
 
 
 async def held(worker: Worker, count: int) -> list[str]:
-    """The receipts of as many deliveries."""
+    """Wait for ``count`` deliveries and return their receipts."""
     return receipts(await worker.deliveries(count))
 
 
 async def test_a_pause_reaches_the_workers_of_every_server() -> None:
-    """F6, F7, OPEN-F1: once a pause is confirmed nothing is handed out anywhere; workers stay, settle and go on."""
+    """F6, F7, OPEN-F1: once a pause is confirmed, no server delivers tasks of the queue.
+
+    Workers stay connected, can settle, and receive tasks again after the resume.
+    """
     async with (
         two_servers() as (one, other, api),
         one.worker("w1", credit=2) as w1,
@@ -63,7 +66,10 @@ async def test_a_pause_reaches_the_workers_of_every_server() -> None:
 
 
 async def test_a_limit_in_flight_holds_over_all_servers() -> None:
-    """F2: never more than the limit run, whoever asks; a settled one makes room, and so does a dead worker's."""
+    """F2: the limit on tasks in flight applies to all servers together.
+
+    Another task is delivered when one is settled, or when a worker dies.
+    """
     async with two_servers() as (one, other, api), one.worker("w1", credit=5) as dying:
         await api.put(_SETTINGS, json={"max_inflight": 1})
         await one.publish("a")
@@ -81,7 +87,10 @@ async def test_a_limit_in_flight_holds_over_all_servers() -> None:
 
 
 async def test_a_rate_is_kept_and_can_be_changed() -> None:
-    """F3, F7: a burst may spend the whole bucket and no more; a changed limit acts on who waits for the old one."""
+    """F3, F7: no more than one burst is delivered at once.
+
+    A changed rate also applies to a worker that is already waiting.
+    """
     async with running() as one, http(one) as api, one.worker(credit=5) as worker:
         limit = {"max_tokens": 2, "interval": 1, "interval_unit": "HOURS"}
         await api.put(_SETTINGS, json={"rate_limit": limit})
@@ -95,7 +104,7 @@ async def test_a_rate_is_kept_and_can_be_changed() -> None:
 
 
 async def test_room_that_a_worker_makes_lets_a_publisher_in() -> None:
-    """B13: a full queue refuses at once; what is handed out takes no room any more."""
+    """B13: a publish to a full queue is refused at once; a delivered task no longer counts against the capacity."""
     async with running() as one, http(one) as api:
         await api.put(_SETTINGS, json={"capacity": 1})
 

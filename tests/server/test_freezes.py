@@ -1,4 +1,4 @@
-"""A server that was frozen itself: who went silent meanwhile is still found out, and who did not is not blamed."""
+"""A server whose process was frozen: it detects workers that have become silent, and keeps the live ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.server.support import running
 pytestmark = pytest.mark.fast_clock
 LEASE = 15.0
 FROZEN = 60.0
-"""seconds for which the event loop stands still, as when the process is stopped"""
+"""seconds for which the event loop is blocked, as if the process had been stopped"""
 
 
 async def test_a_silent_worker_is_given_up_after_a_freeze() -> None:
-    """Faults A4 and B10: a worker that vanished during the freeze does not keep its tasks for ever."""
+    """Faults A4 and B10: a worker that disappeared while the server was frozen loses its tasks."""
     async with running(lease=LEASE, grace=0) as it:
         await it.publish("a")
         async with it.worker(credit=1) as worker:
@@ -29,7 +29,7 @@ async def test_a_silent_worker_is_given_up_after_a_freeze() -> None:
 
 
 async def test_a_live_worker_keeps_its_tasks_through_a_freeze() -> None:
-    """Fault B10: what a worker said during the freeze is read before it is called silent."""
+    """Fault B10: frames that a worker sent while the server was frozen are read before the worker is judged silent."""
     async with running(lease=LEASE, grace=0) as it, it.worker(credit=1) as worker:
         await it.publish("a")
         (got,) = await worker.deliveries(1)

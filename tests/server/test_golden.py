@@ -1,4 +1,4 @@
-"""What clients are generated from stays as it is, unless it is changed on purpose."""
+"""The API descriptions from which clients are generated change only on purpose."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from tests.server.golden import FOLDER, described
 
 @pytest.mark.parametrize("name", ["openapi.json", "asyncapi.json"])
 def test_descriptions_are_as_agreed(name: str) -> None:
-    """E1: no rename of a class, function or module changes what clients see."""
+    """E1: the served descriptions are equal to the agreed files, so that a rename in the code does not change them."""
     agreed = json.loads((FOLDER / name).read_text("utf-8"))
-    assert described()[name] == agreed, "if this is meant: python -m tests.server.golden"
+    assert described()[name] == agreed, (
+        "if the change is intended, run python -m tests.server.golden"
+    )
 
 
 def test_every_operation_has_a_name_of_its_own() -> None:
-    """E1: generated clients name their functions after it."""
+    """E1: every operation has a unique id, because generated clients name their functions after it."""
     paths = described()["openapi.json"]["paths"]
     names = [operation["operationId"] for path in paths.values() for operation in path.values()]
     assert all(names)

@@ -1,6 +1,7 @@
-"""Frames that break every rule, over real sockets against a server in a process of its own.
+"""Frames that violate the protocol, over real sockets against a server in a separate process.
 
-``TASKQUEUE_FUZZ_FRAMES`` sets how many are sent at random; a run is replayed from the seed that it names.
+``TASKQUEUE_FUZZ_FRAMES`` sets the number of random frames. To repeat a run, set ``TASKQUEUE_FUZZ_SEED`` to the seed
+that it printed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MB = 1 << 20
 
 
 MALFORMED: dict[str, tuple[bytes, int | None]] = {
-    # name: what is sent, and the code it is closed with
+    # name: bytes to send, and the close code expected from the server
     "bad UTF-8": (frame(b'{"type":"\xff\xfe"}'), 1007),
     "bad UTF-8 and a close": (frame(b"\xff") + frame((1000).to_bytes(2, "big"), CLOSE), 1000),
     "half of a character": (frame(b'{"type":"\xc3'), 1007),
@@ -83,14 +84,14 @@ HELLOS: dict[str, dict[str, Any]] = {
 
 
 async def honest(it: Observed, key: str) -> tuple[Worker, list[str]]:
-    """A worker that holds three of five tasks, whatever others do."""
+    """Return a well-behaved worker that holds three of five tasks, and the receipts of the three."""
     await it.publish(key, [b"1"] * 5)
     worker = await it.worker("honest", key, credit=3).__aenter__()
     return worker, receipts(await worker.deliveries(3))
 
 
 async def undisturbed(it: Observed, key: str, worker: Worker, held: list[str]) -> None:
-    """What the worker held it holds still, and settles."""
+    """Check that the worker still holds its tasks and can settle them."""
     books = await it.ledger(key)
     assert (books.waiting, books.in_flight, books.published) == (2, 3, 5)
     await worker.send("ack", receipts=held)
@@ -100,17 +101,21 @@ async def undisturbed(it: Observed, key: str, worker: Worker, held: list[str]) -
 
 
 async def test_what_is_malformed_is_named_and_harmless() -> None:
-    """Faults G8, G9 and G10: each has its code and a short reason, takes no memory, and is never logged as it came."""
+    """Faults G8, G9 and G10: each malformed frame gets its close code and a short reason.
+
+    It uses little memory, and its content is never logged unescaped.
+    """
     async with observed(lease=20, grace=0.05) as it:
         worker, held = await honest(it, "safe")
-        with await it.raw("warm") as raw:  # what is loaded once is loaded
+        # The first bad frame loads modules, whose memory must not count below.
+        with await it.raw("warm") as raw:
             await raw.send(frame(b"{"))
             assert await raw.end() == 4400
         before = await it.look()
         it.forget_peak()
         for name, (data, code) in MALFORMED.items():
             with await it.raw("bad") as raw:
-                # The server may refuse a frame by its head, and close before all of it is sent.
+                # The server may close the connection after the frame header, before the client has sent everything.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     await raw.send(data)
                 assert await raw.end() == code, name
@@ -120,7 +125,7 @@ async def test_what_is_malformed_is_named_and_harmless() -> None:
                 said = {"type": "hello", "worker_id": "w", "keys": ["k"], **hello}
                 await raw.send(frame(msgspec.json.encode(said)))
                 assert await raw.end() == 4400, name
-        for _ in range(3):  # after the farewell nobody listens
+        for _ in range(3):  # The server ignores everything after a close frame.
             with await it.raw("late") as raw:
                 bye = frame((1000).to_bytes(2, "big"), CLOSE)
                 await raw.send(bye + frame(b'{"type":"credit","n":5}') * 100 + b"\xff" * 1000)
@@ -133,7 +138,10 @@ async def test_what_is_malformed_is_named_and_harmless() -> None:
 
 
 async def test_sockets_that_say_nothing() -> None:
-    """Fault G11: so many may wait, the others are sent away; workers that are in are served, and nothing piles up."""
+    """Fault G11: the number of sockets without a hello is limited, and further ones are closed with 1013.
+
+    Connected workers are still served, and no memory accumulates.
+    """
     async with observed(lease=20) as it:
         worker, held = await honest(it, "safe")
         before = None
@@ -161,7 +169,10 @@ async def test_sockets_that_say_nothing() -> None:
 
 
 async def test_no_descriptors_are_left() -> None:
-    """Fault G11: workers that are in are served, the log stays short, and others get in as soon as there is room."""
+    """Fault G11: without free file descriptors, connected workers are still served and the log stays short.
+
+    New workers can connect as soon as descriptors are free.
+    """
     async with observed(lease=20, faultless=False) as it:
         worker, held = await honest(it, "safe")
         free = 20 + (await it.look()).fds
@@ -183,9 +194,12 @@ async def _tried(it: Observed, opened: AsyncExitStack) -> None:
 
 
 async def test_fuzz_over_sockets() -> None:
-    """Fault G9: no frame, however it came about, ends the server, changes what is another's, or leaves a trace."""
+    """Fault G9: random frames do not stop the server or change tasks of another worker.
+
+    They leave no memory, tasks or descriptors behind.
+    """
     seed = int(os.environ.get("TASKQUEUE_FUZZ_SEED", secrets.randbelow(1 << 31)))
-    print(f"seed {seed}, {FRAMES} frames")  # noqa: T201 - shown where it fails
+    print(f"seed {seed}, {FRAMES} frames")  # noqa: T201 - shown if the test fails
     async with observed(lease=20, grace=0) as it:
         worker, held = await honest(it, "safe")
         noises = [Noise(it, random.Random(seed + n), held) for n in range(4)]
@@ -207,6 +221,6 @@ async def test_fuzz_over_sockets() -> None:
 
 
 async def _answer(worker: Worker) -> None:
-    """Live on: answer pings, and take it if a receipt was revoked or settled by another, which must not be."""
+    """Answer pings, and fail if a receipt of this worker is revoked or settled by another peer."""
     await worker.frame("revoke", "settled", seconds=3600)
-    raise AssertionError("somebody else settled what is held here")
+    raise AssertionError("another peer settled a delivery of this worker")

@@ -1,4 +1,4 @@
-"""Many tasks in one request."""
+"""Publishing many tasks in one HTTP request, with one JSON document per line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NDJSON = {"content-type": "application/x-ndjson"}
 
 
 async def send(api: httpx2.AsyncClient, content: Any) -> list[dict[str, Any]]:
-    """Publish, and return the answers."""
+    """Publish a batch and return the result of each line."""
     answer = await api.post("/v1/tasks/batch", content=content, headers=NDJSON)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/x-ndjson"
@@ -28,14 +28,14 @@ async def send(api: httpx2.AsyncClient, content: Any) -> list[dict[str, Any]]:
 
 
 def lines(*tasks: dict[str, Any]) -> bytes:
-    """Tasks as lines."""
+    """Return the tasks as JSON lines."""
     return b"".join(msgspec.json.encode(task) + b"\n" for task in tasks)
 
 
 async def test_one_answer_per_line_in_order(
     api: httpx2.AsyncClient, backend: MemoryBackend
 ) -> None:
-    """D1: each line has its own answer, and bad ones do not hold up the others."""
+    """D1: each line of a batch gets its own result, and invalid lines do not affect the other lines."""
     body = (
         lines({"key": "k", "id": "a"}, {"key": "k", "id": "b", "priority": 11})
         + b"not json\n\n"
@@ -64,7 +64,7 @@ async def test_one_answer_per_line_in_order(
 async def test_thousands_are_published_in_full_batches(
     api: httpx2.AsyncClient, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store is called once per thousand tasks, and the answers keep their order."""
+    """A large batch calls the store once per thousand tasks and returns the results in the order of the lines."""
     sizes: list[int] = []
     publish = backend.publisher.publish
 
@@ -79,7 +79,7 @@ async def test_thousands_are_published_in_full_batches(
 
 
 async def test_lines_may_come_in_any_pieces(api: httpx2.AsyncClient) -> None:
-    """Fault E7: one byte at a time is as good as all at once."""
+    """Fault E7: a batch that arrives one byte at a time is accepted like one that arrives at once."""
     body = lines({"key": "k", "id": "a"}, {"key": "k", "id": "b"})
 
     async def bytewise() -> AsyncIterator[bytes]:
@@ -90,7 +90,7 @@ async def test_lines_may_come_in_any_pieces(api: httpx2.AsyncClient) -> None:
 
 
 async def test_a_line_that_is_too_long_is_one_bad_line(api: httpx2.AsyncClient) -> None:
-    """Fault K3: it is not kept, and the next one counts."""
+    """Fault K3: a line beyond the size limit is reported as invalid, and the lines after it are still published."""
     huge = {"key": "k", "payload": "x" * 700_000}
     whole = {"key": "k", "id": "b", "payload": "x" * (LIMITS.payload - 2)}
     answers = await send(api, lines({"key": "k", "id": "a"}, huge, whole, huge))
@@ -100,7 +100,7 @@ async def test_a_line_that_is_too_long_is_one_bad_line(api: httpx2.AsyncClient) 
 
 
 async def test_an_empty_body_has_an_empty_answer(api: httpx2.AsyncClient) -> None:
-    """Empty lines are no tasks."""
+    """A batch without tasks gets an empty response; empty lines are skipped."""
     assert await send(api, b"") == []
     assert await send(api, b"\n \n") == []
 
@@ -108,7 +108,7 @@ async def test_an_empty_body_has_an_empty_answer(api: httpx2.AsyncClient) -> Non
 async def test_so_many_lines_and_no_more(
     api: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit itself passes, one line more does not."""
+    """A batch with the maximum number of lines is accepted; one more line is refused with 413."""
     monkeypatch.setattr(batch, "MAX_LINES", 3)
     assert len(await send(api, b"{}\n" * 3)) == 3
     answer = await api.post("/v1/tasks/batch", content=b"{}\n" * 4, headers=NDJSON)
@@ -118,7 +118,10 @@ async def test_so_many_lines_and_no_more(
 async def test_an_outage_is_an_error_as_a_whole(
     api: httpx2.AsyncClient, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D1: what is not confirmed is not claimed; sending all again with the same ids is safe."""
+    """D1: if the store fails in the middle of a batch, the response is 503 and nothing is reported as confirmed.
+
+    Sending the batch again with the same ids publishes nothing twice.
+    """
     publish = backend.publisher.publish
 
     async def once(*tasks: Task) -> tuple[Confirmation, ...]:
@@ -138,7 +141,7 @@ async def test_an_outage_is_an_error_as_a_whole(
 
 
 async def test_the_wrong_type_of_body(api: httpx2.AsyncClient) -> None:
-    """Fault K5: types are what they say."""
+    """Fault K5: a request with the wrong content type is refused with 415."""
     problem(await api.post("/v1/tasks/batch", json={"key": "k"}), 415, "content_type")
     answer = await api.post("/v1/tasks", content=b"{}", headers=NDJSON)
     problem(answer, 415, "content_type")
@@ -147,7 +150,7 @@ async def test_the_wrong_type_of_body(api: httpx2.AsyncClient) -> None:
 
 
 async def test_a_body_without_an_end() -> None:
-    """Fault K5: a body in chunks is cut off at the limit."""
+    """Fault K5: a chunked request body without an end is refused once it exceeds the limit."""
     async with running() as it, http(it) as client:
 
         async def endless() -> AsyncIterator[bytes]:
@@ -158,5 +161,5 @@ async def test_a_body_without_an_end() -> None:
             answer = await client.post("/v1/tasks/batch", content=endless(), headers=NDJSON)
             problem(answer, 413, "too_large")
         except httpx2.TransportError:
-            pass  # the server closed while it was still being written to
+            pass  # the server may close the connection before the client has sent everything
         assert (await client.get("/health")).status_code == 200

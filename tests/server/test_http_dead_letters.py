@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: pages, one by one, and by filter."""
+"""Dead letters over HTTP: listing by page, by id and by filter, redrive and discard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _URL = "/v1/queues/k/dead-letters"
 
 
 async def bury_all(backend: MemoryBackend, reasons: dict[str, tuple[str, str]]) -> None:
-    """Make dead letters with these reasons and errors, by id."""
+    """Create dead letters with these reasons and errors, given by task id."""
     await backend.publisher.publish(*(Task(key="k", id=i) for i in reasons))
     subscription = backend.subscribe(["k"], "w")
     for delivery in (await subscription.receive(len(reasons), 0)).deliveries:
@@ -27,14 +27,14 @@ async def bury_all(backend: MemoryBackend, reasons: dict[str, tuple[str, str]]) 
 
 
 async def die(backend: MemoryBackend) -> None:
-    """Have all that waits die of the same once more."""
+    """Dead-letter every waiting task again with the same reason and error."""
     async with backend.subscribe(["k"], "w") as subscription:
         for delivery in (await subscription.receive(1000, 0)).deliveries:
             await subscription.dead_letter(delivery, "no", "e")
 
 
 async def every(api: httpx2.AsyncClient, **query: Any) -> list[list[str]]:
-    """The ids on each page, by cursor; the header says the same as the body."""
+    """Return the ids on each page, following the cursors; the Link header must agree with the body."""
     pages: list[list[str]] = []
     while True:
         answer = await api.get(_URL, params=query)
@@ -50,12 +50,12 @@ async def every(api: httpx2.AsyncClient, **query: Any) -> list[list[str]]:
 
 
 class TestPages:
-    """C17: a list of any length is looked through in pieces."""
+    """C17: a long list of dead letters is returned in pages."""
 
     async def test_a_cursor_leads_through_all(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """C17, fault K6: each letter once, oldest first; the last page says that it is the last."""
+        """C17, fault K6: the pages contain each dead letter once, oldest first, and the last page has no cursor."""
         await bury(backend, *"abcdef")
         assert await every(api, limit=4) == [list("abcd"), list("ef")]
         assert await every(api, limit=3) == [list("abc"), list("def")]
@@ -63,7 +63,10 @@ class TestPages:
         assert await every(api, limit=1000) == [list("abcdef")]
 
     async def test_filters(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
-        """C17: by reason, by what stands in the last error, by age; together they narrow down."""
+        """C17: dead letters can be filtered by reason, by text in the last error and by age.
+
+        Conditions are combined with "and".
+        """
         await bury_all(
             backend,
             {"a": ("no", "timeout of x"), "b": ("no", "key error"), "c": ("max", "a timeout")},
@@ -82,7 +85,10 @@ class TestPages:
         backend: MemoryBackend,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Fault K6: one call looks at so many, and the cursor goes on even from an empty page."""
+        """Fault K6: one request examines a limited number of dead letters.
+
+        Its cursor continues from there, even if the page is empty.
+        """
         asked: list[int] = []
         payload = b'"' + b"x" * 1000 + b'"'
 
@@ -110,7 +116,10 @@ class TestPages:
     async def test_tasks_that_die_again_hide_no_others(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """C17, fault K6: each page is redriven and dies again, at the end of the list; none before that is missed."""
+        """C17, fault K6: tasks that are redriven from a page and die again move to the end of the list.
+
+        The pages that follow still contain all other dead letters.
+        """
         await bury(backend, *"abcdef")
         seen: list[str] = []
         query: dict[str, Any] = {"limit": 2}
@@ -126,7 +135,10 @@ class TestPages:
     async def test_places_of_all_kinds(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """C17, fault K2: an id is a place as well, the longest too; what is no place stands for the beginning."""
+        """C17, fault K2: a task id, even one of maximum length, is accepted as a cursor.
+
+        Text that is neither a cursor nor a known id starts at the beginning.
+        """
         long = "z" * LIMITS.name
         await bury(backend, "a", long, "c")
         body = (await api.get(_URL, params={"limit": 2})).json()
@@ -154,17 +166,20 @@ class TestPages:
         ids=str,
     )
     async def test_bad_filters(self, api: httpx2.AsyncClient, query: Any, field: str) -> None:
-        """Fault K4: what is no time, no text, or no parameter at all is refused by its name, not passed over."""
+        """Fault K4: an invalid filter value or an unknown parameter is refused with the name of the parameter."""
         problem(await api.get(_URL, params=query), 422, "invalid_input", field)
 
 
 class TestOne:
-    """C17: one letter."""
+    """C17: operations on a single dead letter."""
 
     async def test_look_redrive_discard(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """C17, fault K6: seen whole, made waiting again or given up; what is not dead is passed over."""
+        """C17, fault K6: a dead letter can be read completely, redriven or discarded by its id.
+
+        For a task that is not dead the count is 0.
+        """
         await bury(backend, "a", "b", "redrive")
         answer = await api.get(f"{_URL}/a")
         assert b'"payload":[1,  2]' in answer.content
@@ -182,10 +197,13 @@ class TestOne:
 
 
 class TestByFilter:
-    """C17: redrive and discard of what a filter finds."""
+    """C17: redrive and discard of all dead letters that match a filter."""
 
     async def test_redrive(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
-        """C17, fault K6: only those, counted; a second call finds none."""
+        """C17, fault K6: a redrive by filter affects and counts only matching dead letters.
+
+        A second call finds none.
+        """
         reasons = {f"t{n}": ("no", "timeout" if n % 3 else "other") for n in range(250)}
         await bury_all(backend, reasons)
         body = {"filter": {"error": "timeout", "reason": "no"}}
@@ -201,7 +219,10 @@ class TestByFilter:
         backend: MemoryBackend,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Fault K6: a call looks at so many, and the next one goes on where it ended, whether those went or stayed."""
+        """Fault K6: one call examines a limited number of dead letters, and the next call continues after them.
+
+        This holds whether the examined letters matched or not.
+        """
         monkeypatch.setattr(dead_letter_filter, "_LOOKED_AT", 200)
         reasons = {f"t{n:03}": ("no", "timeout" if n % 2 else "other") for n in range(950)}
         await bury_all(backend, reasons)
@@ -232,7 +253,7 @@ class TestByFilter:
         backend: MemoryBackend,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Fault K6: a letter that failed after the call began is let be, so that a call has an end."""
+        """Fault K6: a call ignores dead letters that failed after it began; otherwise it might never end."""
         await bury_all(backend, {f"t{n}": ("no", "e") for n in range(150)})
         redrive, rounds = backend.dead_letters.redrive, []
 
@@ -256,7 +277,10 @@ class TestByFilter:
         backend: MemoryBackend,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Fault K6: all that a call has redriven dies again; the next ones miss none of the others, and have an end."""
+        """Fault K6: if all redriven tasks die again between two calls, the calls that follow skip none of the others.
+
+        The sequence of calls still comes to an end.
+        """
         monkeypatch.setattr(dead_letter_filter, "_LOOKED_AT", 100)
         await bury_all(backend, {f"t{n}": ("no", "e") for n in range(250)})
         body: dict[str, Any] = {"filter": {"error": "e"}}
@@ -292,7 +316,7 @@ class TestByFilter:
     async def test_nothing_is_not_all(
         self, api: httpx2.AsyncClient, backend: MemoryBackend, body: Any, field: str
     ) -> None:
-        """Fault K6: a filter without a condition is a mistake, not everything."""
+        """Fault K6: a filter without any condition is refused, because it would match every dead letter."""
         await bury(backend, "a")
         problem(await api.post(f"{_URL}/redrive", json=body), 422, "invalid_input", field)
         answer = await api.post(f"{_URL}/discard", params={"confirm": "k"}, json=body)
@@ -302,7 +326,10 @@ class TestByFilter:
     async def test_to_discard_is_confirmed(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """Security 3: what cannot be undone needs the queue's name once more, unless each task is named."""
+        """Security 3: to discard all dead letters, or those that match a filter, a request must repeat the queue name.
+
+        To discard a list of ids, this is not necessary.
+        """
         await bury(backend, "a", "b")
         for body in ({"all": True}, {"filter": {"reason": "no"}}):
             for confirm in ("", "?confirm=", "?confirm=K"):

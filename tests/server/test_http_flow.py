@@ -1,4 +1,4 @@
-"""Limits of the flow over HTTP: as a resource, as verbs, and as a refused publisher meets them."""
+"""Queue limits and pauses over HTTP: settings, pause operations, and responses to refused publishes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _LIMITS: dict[str, Any] = {
 
 
 class TestSettings:
-    """The settings of a queue as a resource."""
+    """The settings of a queue as an HTTP resource."""
 
     async def test_limits_are_written_and_read(self, api: httpx2.AsyncClient) -> None:
-        """What is put is in force, and seen in every view of the queue; what does not limit is left out."""
+        """Limits that were put are in force and appear in every view of the queue; unset limits are left out."""
         put = await api.put(_SETTINGS, json=_LIMITS)
         assert put.status_code == 200
         assert {name: put.json()[name] for name in _LIMITS} == _LIMITS
@@ -41,7 +41,7 @@ class TestSettings:
         assert [one["flow"] for one in listed] == [_LIMITS, {"paused": True}]
 
     async def test_they_return_to_their_defaults(self, api: httpx2.AsyncClient) -> None:
-        """Fault K6: a reset names the version in force, as a change does; the version grows on."""
+        """Fault K6: resetting settings to their defaults requires the current version, and increases the version."""
         await api.put(_SETTINGS, json=_LIMITS)
         problem(await api.delete(_SETTINGS), 422, "invalid_input", "version")
         for version in ("0", "2"):
@@ -54,12 +54,15 @@ class TestSettings:
 
     @pytest.mark.parametrize("version", ["", "-1", "x", "1e3", "9" * 30])
     async def test_bad_versions(self, api: httpx2.AsyncClient, version: str) -> None:
-        """Fault K4: a plain number."""
+        """Fault K4: a version that is not a plain number is refused."""
         told = await api.delete(_SETTINGS, params={"version": version})
         problem(told, 422, "invalid_input", "version")
 
     async def test_order_and_bindings_are_written_and_read(self, api: httpx2.AsyncClient) -> None:
-        """B12, D9: they are fields of the same resource; the views of a queue show what is not at its default."""
+        """B12, D9: order and bindings are fields of the settings resource.
+
+        The views of a queue show each field that is not at its default.
+        """
         given: dict[str, Any] = {
             "order": "fair",
             "weights": {"a": 3, "b": 2},
@@ -95,17 +98,20 @@ class TestSettings:
     async def test_bad_settings(
         self, api: httpx2.AsyncClient, settings: dict[str, Any], field: str
     ) -> None:
-        """Fault K4: the field is named, also where a value does not go with another one."""
+        """Fault K4: the error names the invalid field, also if it is invalid only in combination with another field."""
         problem(await api.put(_SETTINGS, json=settings), 422, "invalid_input", field)
 
 
 class TestPausing:
-    """Two pauses, each with its verbs."""
+    """The two pauses of a queue, of delivery and of intake, and the operations that set and end them."""
 
     async def test_nothing_is_delivered(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """F6, F7, OPEN-F1: the next receive is empty and no error, and publishing goes on, until it is resumed."""
+        """F6, F7, OPEN-F1: while a queue is paused, a receive returns nothing without an error.
+
+        Publishing continues, and after the resume the task is delivered.
+        """
         subscription = backend.subscribe(["k"], "w")
         paused = await api.post("/v1/queues/k/pause")
         assert (paused.json()["paused"], paused.json()["version"]) == (True, 1)
@@ -119,7 +125,10 @@ class TestPausing:
     async def test_nothing_is_taken_in(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """B13: publishers hear that it is not their doing, and when to come again; what is there is handed out."""
+        """B13: while the intake is paused, a publish gets 503 with the reason and Retry-After.
+
+        Tasks that were published before are still delivered.
+        """
         await api.post("/v1/tasks", json={"key": "k", "id": "before"})
         paused = await api.post("/v1/queues/k/pause", params={"intake": "true"})
         assert (paused.json()["intake_paused"], paused.json()["paused"]) == (True, False)
@@ -137,7 +146,7 @@ class TestPausing:
 
     @pytest.mark.parametrize("word", ["", "1", "yes", "True"])
     async def test_bad_words(self, api: httpx2.AsyncClient, word: str) -> None:
-        """Fault K4: nobody pauses the wrong half by a misread word."""
+        """Fault K4: a value of ``intake`` other than true or false is refused, so that the wrong pause is never set."""
         told = await api.post("/v1/queues/k/pause", params={"intake": word})
         problem(told, 422, "invalid_input", "intake")
         assert (await api.get(_SETTINGS)).json()["version"] == 0
@@ -146,7 +155,10 @@ class TestPausing:
     async def test_side_by_side(
         self, api: httpx2.AsyncClient, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Fault K6: a change in between is no obstacle, and is kept; an endless one is told."""
+        """Fault K6: a pause retries after a concurrent change of the settings and keeps that change.
+
+        If the conflicts never end, the response is 409.
+        """
         right = backend.control.configure
         conflicts = 2
 
@@ -167,10 +179,10 @@ class TestPausing:
 
 
 class TestFullQueue:
-    """B13: what a publisher sees."""
+    """B13: the response to a publish on a full queue."""
 
     async def test_one_task(self, api: httpx2.AsyncClient) -> None:
-        """B13: refused in one request, with the reason, the depth and a time to come again."""
+        """B13: a publish to a full queue gets 429 with the reason, the depth of the queue and Retry-After."""
         await api.put(_SETTINGS, json={"capacity": 1})
         await api.post("/v1/tasks", json={"key": "k", "id": "a"})
         answer = await api.post("/v1/tasks", json={"key": "k", "id": "b"})
@@ -184,7 +196,10 @@ class TestFullQueue:
         assert (await api.get("/v1/queues/k/ledger")).json()["published"] == 1
 
     async def test_a_batch(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
-        """B13: each task has its own answer: queues that are not full, and what fits, are not held up."""
+        """B13: each task of a batch gets its own result.
+
+        Tasks that fit, or that go to another queue, are accepted although other tasks are refused.
+        """
         await api.put(_SETTINGS, json={"capacity": 2})
         await backend.publisher.publish(Task(key="k", id="known"))
         keys = {"new": "k", "beyond": "k", "elsewhere": "other", "known": "k"}
@@ -201,7 +216,7 @@ class TestFullQueue:
 
 
 class TestRefusals:
-    """Every reason has a status of its own kind."""
+    """Each reason for a refusal has its own HTTP status."""
 
     @pytest.mark.parametrize(
         ("code", "status"),
@@ -222,7 +237,7 @@ class TestRefusals:
         code: Refusal | None,
         status: int,
     ) -> None:
-        """B13, A20: what may pass says when to come again; a queue that has moved does not."""
+        """B13, A20: a temporary refusal has Retry-After; the refusal of a queue that has moved does not."""
         hint = None if code is Refusal.MOVED else 2.5
         refused = Confirmation(
             key="k", task_id="a", status=Published.REFUSED, code=code, reason="r", retry_after=hint
@@ -245,7 +260,10 @@ class TestRefusals:
     async def test_an_ordering_key_without_order(
         self, api: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """R8: a store that would not keep it is not given it; the other lines of a batch are not held up."""
+        """R8: a task with an ordering key is refused if the store cannot keep the order.
+
+        The other lines of the batch are accepted.
+        """
         monkeypatch.setattr("taskqueue_server.api.batch.has", lambda *_: False)
         lines = '{"key":"k","id":"a","ordering_key":"e"}\n{"key":"k","id":"b"}'
         kind = {"content-type": "application/x-ndjson"}

@@ -1,4 +1,4 @@
-"""``Idempotency-Key``: the same request, sent again, is the same task."""
+"""The ``Idempotency-Key`` header: a request that is sent again publishes the same task."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ _NDJSON = {"content-type": "application/x-ndjson"}
 async def publish(
     api: httpx2.AsyncClient, key: str, body: dict[str, Any], **headers: str
 ) -> httpx2.Response:
-    """Publish with an Idempotency-Key."""
+    """Publish a task with an Idempotency-Key header."""
     return await api.post("/v1/tasks", json=body, headers={"idempotency-key": key, **headers})
 
 
 async def test_sent_again_it_is_the_same_task(api: httpx2.AsyncClient) -> None:
-    """Law 7: with one key there is one task, whose id is told each time; in quotes or without."""
+    """Law 7: requests with the same idempotency key publish one task and return its id each time.
+
+    The key may be written with or without quotes.
+    """
     body = {"key": "k", "payload": {"x": 1}}
     first = await publish(api, '"order 1"', body)
     assert (first.status_code, first.json()["status"]) == (201, "accepted")
@@ -36,7 +39,7 @@ async def test_sent_again_it_is_the_same_task(api: httpx2.AsyncClient) -> None:
 
 
 async def test_another_body_is_an_error(api: httpx2.AsyncClient) -> None:
-    """Law 7: a key that was used for another payload is a client error, and nothing is stored."""
+    """Law 7: an idempotency key that was used for another payload is a client error, and nothing is stored."""
     await publish(api, "a", {"key": "k", "payload": 1})
     answer = await publish(api, "a", {"key": "k", "payload": 2})
     problem(answer, 422, "idempotency_key_reused", "Idempotency-Key")
@@ -47,7 +50,7 @@ async def test_another_body_is_an_error(api: httpx2.AsyncClient) -> None:
 
 @pytest.mark.parametrize("key", ["", '""', '"', "a b", 'a"b', "x" * 201, '"a\\b"', "é"])
 async def test_what_is_no_key(api: httpx2.AsyncClient, key: str) -> None:
-    """Fault K2: refused with the header's name, and not repeated."""
+    """Fault K2: an invalid idempotency key is refused with the header's name; the key is not repeated."""
     header = {b"idempotency-key": key.encode()}
     answer = await api.post("/v1/tasks", json={"key": "k"}, headers=header)
     problem(answer, 422, "invalid_input", "Idempotency-Key")
@@ -55,14 +58,17 @@ async def test_what_is_no_key(api: httpx2.AsyncClient, key: str) -> None:
 
 
 async def test_only_one(api: httpx2.AsyncClient) -> None:
-    """Fault K2: two keys are none."""
+    """Fault K2: a request with two idempotency keys is refused."""
     headers = [("idempotency-key", "a"), ("idempotency-key", "b")]
     answer = await api.post("/v1/tasks", json={"key": "k"}, headers=headers)
     problem(answer, 422, "invalid_input", "Idempotency-Key")
 
 
 async def test_batches(api: httpx2.AsyncClient) -> None:
-    """A batch sent again publishes nothing twice, line by line; a line with an id of its own is told."""
+    """A batch that is sent again with its idempotency key publishes nothing twice.
+
+    A line with its own task id is reported as invalid.
+    """
     body = b'{"key":"k","payload":1}\n{"key":"k","payload":1}\n\n{"key":"k","id":"own"}\n'
     headers = {**_NDJSON, "idempotency-key": "b"}
     told = []
@@ -78,7 +84,10 @@ async def test_batches(api: httpx2.AsyncClient) -> None:
 
 
 async def test_each_token_has_keys_of_its_own() -> None:
-    """Security 2: nobody learns of another's task by guessing its key."""
+    """Security 2: each identity has its own idempotency keys.
+
+    Otherwise a client could find the task of another by guessing its key.
+    """
     async with app_client(MemoryBackend(), lambda token: Identity(name=token)) as client:
         ids = set()
         for token in ("a", "b"):

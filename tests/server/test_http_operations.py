@@ -18,7 +18,7 @@ from tests.server.support import app_client, problem, settings
 
 
 async def bury(backend: MemoryBackend, *ids: str) -> Subscription:
-    """Make dead letters."""
+    """Create dead letters with these ids."""
     await backend.publisher.publish(*(Task(key="k", id=i, payload=b"[1,  2]") for i in ids))
     subscription = backend.subscribe(["k"], "w")
     for delivery in (await subscription.receive(len(ids), 0)).deliveries:
@@ -27,10 +27,10 @@ async def bury(backend: MemoryBackend, *ids: str) -> Subscription:
 
 
 class TestQueues:
-    """Figures and settings."""
+    """Counts and settings of queues."""
 
     async def test_figures(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
-        """Law 1: the ledger adds up, for one queue and over all."""
+        """Law 1: the ledger balances, for a single queue and for the total of all queues."""
         await backend.publisher.publish(Task(key="a"), Task(key="a"), Task(key="b"))
         (one, two) = (await api.get("/v1/queues")).json()["queues"]
         assert (one["key"], one["ledger"]["waiting"], two["key"]) == ("a", 2, "b")
@@ -42,7 +42,7 @@ class TestQueues:
         assert (await api.get("/v1/queues/nobody")).json()["ledger"]["published"] == 0
 
     async def test_settings_are_versioned(self, api: httpx2.AsyncClient) -> None:
-        """Fault K6: of two that change the same settings the second is told."""
+        """Fault K6: if two clients change the same version of the settings, the second one gets a conflict."""
         url = "/v1/queues/k/settings"
         found = (await api.get(url)).json()
         assert found["version"] == 0
@@ -81,14 +81,17 @@ class TestQueues:
     async def test_bad_settings_are_named(
         self, api: httpx2.AsyncClient, change: Any, field: str
     ) -> None:
-        """Fault K4: with the field's name, what kind of value came and what is allowed, and never the value."""
+        """Fault K4: the error names the field, the kind of value that was sent, and what is allowed.
+
+        It never contains the value.
+        """
         answer = await api.put("/v1/queues/k/settings", json=change)
         told = problem(answer, 422, "invalid_input", field)
         assert re.fullmatch(rf"{field}: got .+; allowed: .+", told["detail"])
         assert "s3cret" not in answer.text
 
     async def test_settings_that_are_not_json(self, api: httpx2.AsyncClient) -> None:
-        """Fault K3: broken, wrongly encoded and endlessly deep bodies have one answer."""
+        """Fault K3: a body that is malformed, wrongly encoded or too deeply nested is refused with 400."""
         for body in (b"{", b"\xff", b"[" * 100_000):
             answer = await api.put(
                 "/v1/queues/k/settings", content=body, headers={"content-type": "application/json"}
@@ -98,7 +101,7 @@ class TestQueues:
     async def test_purge_leaves_alone_what_runs(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """What waits is cancelled and counted, what is in flight stays."""
+        """A purge cancels and counts waiting tasks, and leaves tasks in flight alone."""
         await backend.publisher.publish(*(Task(key="k") for _ in range(3)))
         await backend.subscribe(["k"], "w").receive(1, 0)
         for unconfirmed in ("", "?confirm=", "?confirm=true", "?confirm=K"):
@@ -111,10 +114,10 @@ class TestQueues:
 
 
 class TestDeadLetters:
-    """Pages, redrive and discard."""
+    """Pages, redrive and discard of dead letters."""
 
     async def test_pages(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
-        """Fault K6: paged, in order, with reason and history, the payload as it came."""
+        """Fault K6: dead letters are listed by page and in order, with reason, history and unchanged payload."""
         await bury(backend, "a", "b", "c")
         url = "/v1/queues/k/dead-letters"
         answer = await api.get(url, params={"limit": 2})
@@ -129,14 +132,14 @@ class TestDeadLetters:
 
     @pytest.mark.parametrize("limit", ["0", "1001", "-1", "x", "1e3", "", "9" * 50, "٣"])
     async def test_bad_limits(self, api: httpx2.AsyncClient, limit: str) -> None:
-        """Fault K4: a page size is a plain number within bounds."""
+        """Fault K4: a page size that is not a plain number within the bounds is refused."""
         answer = await api.get("/v1/queues/k/dead-letters", params={"limit": limit})
         problem(answer, 422, "invalid_input", "limit")
 
     async def test_redrive_and_discard(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """Fault K6: idempotent, and ids that are not dead are passed over."""
+        """Fault K6: redrive and discard are idempotent, and ignore ids of tasks that are not dead."""
         await bury(backend, "a", "b", "c", "d")
         url = "/v1/queues/k/dead-letters"
         some = {"ids": ["a", "nobody"]}
@@ -158,7 +161,7 @@ class TestDeadLetters:
     async def test_nothing_is_not_all(
         self, api: httpx2.AsyncClient, backend: MemoryBackend, body: Any
     ) -> None:
-        """All has to be said: an empty list touches nothing."""
+        """An empty request does not affect every dead letter: that needs ``"all": true``."""
         await bury(backend, "a")
         for verb in ("redrive", "discard"):
             answer = await api.post(f"/v1/queues/k/dead-letters/{verb}", json=body)
@@ -167,7 +170,7 @@ class TestDeadLetters:
 
 
 class TestServer:
-    """Health, readiness, workers, housekeeping."""
+    """Health, readiness, workers and maintenance."""
 
     async def test_health(
         self,
@@ -175,7 +178,7 @@ class TestServer:
         backend: MemoryBackend,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """It tells the backend and the version, and turns to 503 with the store."""
+        """Health shows the backend and its version; health and readiness turn to 503 if the store is unhealthy."""
         answer = await api.get("/health")
         assert answer.status_code == 200
         assert {"ok", "backend", "version", "details"} == set(answer.json())
@@ -190,7 +193,7 @@ class TestServer:
         assert (answer.status_code, answer.json()["reason"]) == (503, "store")
 
     async def test_not_ready_before_the_start(self, backend: MemoryBackend) -> None:
-        """A load balancer sends nobody here too early."""
+        """Before its start the server is not ready, so that a load balancer sends no requests."""
         app = create_app(backend, settings())
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://[::1]:1") as client:
@@ -200,7 +203,7 @@ class TestServer:
     async def test_workers_and_maintain(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """Law 10: housekeeping may be asked for at any time."""
+        """Law 10: maintenance can be requested over HTTP at any time."""
         backend.subscribe(["b", "a"], "w1")
         (worker,) = (await api.get("/v1/workers")).json()["workers"]
         assert (worker["worker_id"], worker["connections"]) == ("w1", 1)
@@ -210,7 +213,7 @@ class TestServer:
 
 
 class TestDoor:
-    """Who may use the API at all."""
+    """Which requests the API accepts at all."""
 
     @pytest.mark.parametrize(
         ("host", "status"),
@@ -225,7 +228,7 @@ class TestDoor:
             ("127.0.0.1.evil.example", 421),
             ("localhost.evil.example", 421),
             ("127.0.0.1@evil.example", 421),
-            ("0.0.0.0", 421),  # noqa: S104 - nothing is bound here
+            ("0.0.0.0", 421),  # noqa: S104 - the test binds no address
             ("127.0.0.256", 421),
             ("192.168.0.1", 421),
             ("[::]", 421),
@@ -235,7 +238,7 @@ class TestDoor:
     async def test_names_of_this_machine_only(
         self, api: httpx2.AsyncClient, host: str, status: int
     ) -> None:
-        """A page cannot reach the API by a name that it had pointed here."""
+        """A request with a foreign Host header is refused, which a web page would send after DNS rebinding."""
         answer = await api.get("/health", headers={"host": host})
         assert answer.status_code == status
         assert float(answer.headers["taskqueue-time"]) > 0
@@ -254,12 +257,15 @@ class TestDoor:
     async def test_no_pages_of_other_sites(
         self, api: httpx2.AsyncClient, origin: str, status: int
     ) -> None:
-        """Only the server's own origin, with scheme and port, may call from a page."""
+        """A request from a web page is accepted only from the server's own origin, including scheme and port."""
         answer = await api.get("/v1/ledger", headers={"origin": origin})
         assert answer.status_code == status
 
     async def test_a_plugin_may_ask_for_tokens(self) -> None:
-        """Fault K1: without a token 401, without the right 403, and what anybody may see stays open."""
+        """Fault K1: with an authentication plugin, a request needs a token (401) with the right (403).
+
+        Public operations need no token.
+        """
 
         def know(token: str) -> Identity | None:
             verbs = {"pub": {"publish"}, "adm": {"admin"}}.get(token)
@@ -284,7 +290,7 @@ class TestDoor:
 
 
 class BrokenStore:
-    """Has no queues, but an error."""
+    """A store whose queues cannot be read."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -296,10 +302,10 @@ class BrokenStore:
 
 
 class TestErrors:
-    """What goes wrong is told as a problem document, and no more than that."""
+    """Errors are returned as problem documents without internal details."""
 
     async def test_unknown_paths_and_methods(self, api: httpx2.AsyncClient) -> None:
-        """Both are problems, and a wrong method is told the right ones."""
+        """An unknown path and a wrong method return problem documents; the latter lists the allowed methods."""
         problem(await api.get("/v1/nowhere"), 404, "not_found")
         problem(await api.get("/v1"), 404, "not_found")
         problem(await api.get("/v1/tasks/"), 404, "not_found")
@@ -315,7 +321,7 @@ class TestErrors:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """The log says why, the answer does not."""
+        """An internal error is logged with its traceback, and the response does not show the cause."""
         monkeypatch.setattr(backend.control, "_store", BrokenStore(ZeroDivisionError("s3cret")))
         problem(await api.get("/v1/queues"), 500, "internal")
         assert any(record.exc_info for record in caplog.records)
@@ -323,7 +329,7 @@ class TestErrors:
     async def test_an_outage(
         self, api: httpx2.AsyncClient, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A store that is away is a reason to come again."""
+        """If the store is unavailable, the response is 503 with Retry-After."""
         unavailable = BackendUnavailable("the store is unavailable")
         monkeypatch.setattr(backend.control, "_store", BrokenStore(unavailable))
         answer = await api.get("/v1/queues")
@@ -331,6 +337,6 @@ class TestErrors:
         assert answer.headers["retry-after"] == "1"
 
     async def test_head_is_get_without_a_body(self, api: httpx2.AsyncClient) -> None:
-        """Probes may ask for the head alone."""
+        """A HEAD request returns the headers of the GET request, for probes."""
         answer = await api.head("/health")
         assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")

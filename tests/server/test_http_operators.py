@@ -1,4 +1,4 @@
-"""What operators ask for over HTTP: pages of queues and workers, versions of settings, retries, migration, limits."""
+"""Operations for operators over HTTP: pages of queues and workers, settings versions, retries, migration and limits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SETTINGS = "/v1/queues/k/settings"
 
 
 def as_written(token: str) -> Identity:
-    """Take a token ``verb:pattern`` at its word."""
+    """Return the identity that a token of the form ``verb:pattern`` describes."""
     verb, _, pattern = token.partition(":")
     return Identity(name=token, verbs=frozenset({verb}), keys=(pattern,))
 
 
 async def walk(client: httpx2.AsyncClient, url: str, what: str, name: str, **query: Any) -> Any:
-    """The names on each page, by the links between them."""
+    """Return the names on each page, following the links between the pages."""
     pages = []
     answer = await client.get(url, params=query)
     while True:
@@ -40,10 +40,10 @@ async def walk(client: httpx2.AsyncClient, url: str, what: str, name: str, **que
 
 
 class TestPages:
-    """Fault K6: no list grows with what is in the store."""
+    """Fault K6: the size of a list response is bounded, however many queues and workers there are."""
 
     async def test_queues(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
-        """By name, each once; a page begins after a name, whether or not that queue is there."""
+        """Queues are listed by name, each once. A cursor is a name, which need not belong to a queue."""
         await backend.publisher.publish(*(Task(key=f"q{n}") for n in range(5)))
         names = [f"q{n}" for n in range(5)]
         assert await walk(api, "/v1/queues", "queues", "key", limit=2) == [
@@ -56,7 +56,7 @@ class TestPages:
         assert (await api.get("/v1/queues?after=zzz")).json() == {"queues": []}
 
     async def test_many_queues(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
-        """A page of a hundred among thousands is quick, and no larger than a page among few."""
+        """With thousands of queues, a page of a hundred queues takes less than a second and stays small."""
         for start in range(0, 5000, LIMITS.batch):
             keys = range(start, start + LIMITS.batch)
             await backend.publisher.publish(*(Task(key=f"q{n:05}") for n in keys))
@@ -67,7 +67,7 @@ class TestPages:
         assert len(answer.content) < 100 * 1500
 
     async def test_workers(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
-        """By id, each once."""
+        """Workers are listed by id, each once."""
         for n in range(3):
             backend.subscribe(["k"], f"w{n}")
         assert await walk(api, "/v1/workers", "workers", "worker_id", limit=2) == [
@@ -80,14 +80,14 @@ class TestPages:
         ["limit=0", "limit=1001", "limit=", "after=", "after=%7B", "limit=1&limit=2", "x=1"],
     )
     async def test_nonsense(self, api: httpx2.AsyncClient, query: str) -> None:
-        """Faults K2 and K4: bounds, names, and nothing that is not known."""
+        """Faults K2 and K4: a page size out of bounds, an invalid cursor and an unknown parameter are refused."""
         for url in ("/v1/queues", "/v1/workers"):
             answer = await api.get(f"{url}?{query}")
             field = "query" if "&" in query or "x" in query else query.partition("=")[0]
             problem(answer, 422, "invalid_input", field)
 
     async def test_only_what_the_token_is_for(self) -> None:
-        """Security 2: other tenants' queues and workers are not on any page, nor do they end one early."""
+        """Security 2: pages show only queues and workers of the token's keys, and are still full pages."""
         backend = MemoryBackend()
         await backend.publisher.publish(*(Task(key=f"{'ab'[n % 2]}{n}") for n in range(8)))
         backend.subscribe(["a0"], "wa")
@@ -100,7 +100,7 @@ class TestPages:
 
 
 class TestScopes:
-    """Security 2: every operation with a key refuses a token of another one, and those over all keys refuse it too."""
+    """Security 2: every operation on a key, or on all keys, refuses a token for another key."""
 
     @pytest.mark.parametrize(
         ("method", "url", "body"),
@@ -137,7 +137,7 @@ class TestScopes:
         ],
     )
     async def test_another_key(self, method: str, url: str, body: Any) -> None:
-        """403 with all verbs and another key, and nothing has changed."""
+        """A token with all verbs for another key gets 403, and nothing changes."""
         backend = MemoryBackend()
         await backend.publisher.publish(Task(key="b", id="x"))
 
@@ -156,10 +156,13 @@ class TestScopes:
 
 
 class TestVersions:
-    """Fault K6: settings as a resource with versions."""
+    """Fault K6: versions of the settings resource."""
 
     async def test_if_match(self, api: httpx2.AsyncClient) -> None:
-        """The ETag is the version; with If-Match it must be the one in force, and the body's does not count."""
+        """The ETag of the settings is their version.
+
+        If-Match must name the current version, and then the version in the body is ignored.
+        """
         first = await api.get(_SETTINGS)
         assert first.headers["etag"] == '"0"'
         body = {**first.json(), "version": 999, "max_losses": 1}
@@ -175,7 +178,7 @@ class TestVersions:
 
     @pytest.mark.parametrize("tag", ["*", "0", 'W/"0"', '"0", "1"', '"x"', '"1234567890"', ""])
     async def test_other_tags(self, api: httpx2.AsyncClient, tag: str) -> None:
-        """Fault K4: nothing is replaced whatever it is."""
+        """Fault K4: an If-Match header that is not a single strong version tag is refused, and nothing changes."""
         for method in ("PUT", "DELETE"):
             body: Any = {} if method == "PUT" else None
             answer = await api.request(method, _SETTINGS, json=body, headers={"if-match": tag})
@@ -185,14 +188,14 @@ class TestVersions:
 
 
 class TestRetry:
-    """REV-E2: the next attempt of the task that the path names."""
+    """REV-E2: retrying the task that the path names."""
 
     _URL = "/v1/tasks/k/a/retry"
 
     async def test_a_dead_task_keeps_what_it_was(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """C17: dead, it is tried again with its payload, once per token."""
+        """C17: a dead task is retried with its stored payload, and only once per token."""
         subscription = await bury(backend, "a")
         answer = await api.post(self._URL, json={"token": "t"})
         assert (answer.status_code, answer.json()["status"]) == (201, "accepted")
@@ -204,7 +207,7 @@ class TestRetry:
     async def test_others_need_their_payload(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """A task that the store may forget any moment is not tried again with nothing in its hands."""
+        """A task that is not dead can only be retried with a payload, because the store may have forgotten the task."""
         problem(await api.post(self._URL, json={}), 409, "not_dead")
         answer = await api.post(self._URL, json={"payload": None, "delay": 60, "error": "e"})
         assert answer.status_code == 201
@@ -227,16 +230,19 @@ class TestRetry:
     async def test_bad_ones(
         self, api: httpx2.AsyncClient, body: dict[str, Any], field: str
     ) -> None:
-        """Fault K4: times that are no times."""
+        """Fault K4: invalid times and unknown fields of a retry are refused."""
         answer = await api.post(self._URL, json={"payload": 1, **body})
         problem(answer, 422, "invalid_input", field)
 
 
 class TestMigration:
-    """The way from one backend to another, over HTTP."""
+    """Migration from one backend to another, over HTTP."""
 
     async def test_from_start_to_finish(self) -> None:
-        """Started, left behind what is not done, finished once nothing is, and rolled back."""
+        """A migration can be started, rolled back and started again.
+
+        It can be finished only once the old backend has no unfinished tasks.
+        """
         old, new = MemoryBackend(), MemoryBackend()
         await old.publisher.publish(Task(key="k", id="a"))
         async with app_client(MigratingBackend(old, new)) as client:
@@ -257,14 +263,14 @@ class TestMigration:
             assert (await client.get("/v1/migration")).json()["unfinished"] == []
 
     async def test_there_is_none(self, api: httpx2.AsyncClient) -> None:
-        """Where one backend is served there is nothing to migrate."""
+        """On a server with a single backend, the migration operations return 404."""
         problem(await api.get("/v1/migration"), 404, "not_migrating")
         for step in ("start", "finish", "rollback"):
             problem(await api.post(f"/v1/migration/{step}"), 404, "not_migrating")
 
 
 async def test_limits(api: httpx2.AsyncClient) -> None:
-    """Security 12: what is too much is told, from the one table."""
+    """Security 12: the server reports its limits from the same table that it enforces."""
     told = (await api.get("/v1/limits")).json()
     assert told["limits"]["payload"] == LIMITS.payload
     assert {"control", "dead_letters"} <= set(told["capabilities"])

@@ -1,4 +1,4 @@
-"""Tasks over HTTP."""
+"""Publishing, retrying and looking up tasks over HTTP."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.server.support import PROBLEM, problem
 
 
 class TestPublishing:
-    """D1: a publish is answered once the store has confirmed it."""
+    """D1: a publish is answered only after the store has confirmed it."""
 
     async def test_accepted_duplicate_conflict(self, api: httpx2.AsyncClient) -> None:
-        """Law 7: the same id again is the same task, and another payload is told so."""
+        """Law 7: publishing an id again with the same payload is a duplicate, and with another payload a conflict."""
         first = await api.post("/v1/tasks", json={"key": "k", "id": "a", "payload": {"x": 1}})
         assert first.status_code == 201
         assert first.json() == {"key": "k", "task_id": "a", "status": "accepted", "position": 0}
@@ -28,7 +28,7 @@ class TestPublishing:
         assert (other.status_code, other.json()["status"]) == (409, "conflict")
 
     async def test_an_id_is_made_where_none_is_given(self, api: httpx2.AsyncClient) -> None:
-        """And it is told in the answer."""
+        """If a task has no id, the server generates one and returns it in the response."""
         answer = await api.post("/v1/tasks", json={"key": "k"})
         assert len(answer.json()["task_id"]) == 32
 
@@ -49,7 +49,10 @@ class TestPublishing:
         code: str,
         calls: int,
     ) -> None:
-        """D1 and fault E1: an open outcome is said to be open; asking again is safe."""
+        """D1 and fault E1: if the store does not confirm a publish, the response is 503 with Retry-After.
+
+        The error code says whether the task may have been stored.
+        """
         made = []
 
         async def silent(*_: Task) -> None:
@@ -65,7 +68,7 @@ class TestPublishing:
     async def test_every_field_arrives(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """Nothing is lost or reformatted; the payload's bytes are stored as they came."""
+        """Every field of a task reaches the store, and the bytes of the payload are stored unchanged."""
         fields = {
             "headers": {"a": "b"},
             "priority": 9,
@@ -93,7 +96,7 @@ class TestPublishing:
     async def test_seconds_from_now_are_counted_by_the_stores_clock(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """A delay needs no clock of the client's."""
+        """A delay counts from the clock of the store, so that the clock of the client does not matter."""
         now = backend.now()
         await api.post("/v1/tasks", json={"key": "k", "id": "a", "delay": 100, "expires_in": 200})
         (status,) = await backend.control.statuses("k", "a")
@@ -142,7 +145,7 @@ class TestPublishing:
     async def test_bad_fields_are_named(
         self, api: httpx2.AsyncClient, backend: MemoryBackend, fields: Any, field: str
     ) -> None:
-        """Faults K2 and K4: refused with the field's name, and nothing is stored."""
+        """Faults K2 and K4: an invalid field is refused by name, its value is not repeated, and nothing is stored."""
         answer = await api.post("/v1/tasks", json={"key": "k", **fields})
         body = problem(answer, 422, "invalid_input", field)
         assert len(body["detail"]) < 400
@@ -164,7 +167,7 @@ class TestPublishing:
         ids=["empty", "open", "utf16", "nan", "utf8", "deep", "digits"],
     )
     async def test_what_is_not_json_is_refused(self, api: httpx2.AsyncClient, body: bytes) -> None:
-        """Fault K3: typed errors for what JSON cannot say."""
+        """Fault K3: a body that is not valid JSON is refused with a problem document."""
         answer = await api.post(
             "/v1/tasks", content=body, headers={"content-type": "application/json"}
         )
@@ -172,26 +175,26 @@ class TestPublishing:
         assert answer.headers["content-type"] == PROBLEM
 
     async def test_a_payload_may_have_its_limit_and_no_more(self, api: httpx2.AsyncClient) -> None:
-        """Fault K3: the limit itself passes, one byte more does not."""
+        """Fault K3: a payload of the maximum size is accepted, and one byte more is refused."""
         fits = "x" * (LIMITS.payload - 2)
         assert (await api.post("/v1/tasks", json={"key": "k", "payload": fits})).status_code == 201
         answer = await api.post("/v1/tasks", json={"key": "k", "payload": fits + "x"})
         problem(answer, 422, "invalid_input", "payload")
 
     async def test_an_unknown_name_is_not_repeated(self, api: httpx2.AsyncClient) -> None:
-        """Not even the name of a field is echoed unless it looks like one."""
+        """The error about an unknown field repeats its name only if it looks like a field name."""
         answer = await api.post("/v1/tasks", json={"key": "k", "s3cret <b>": 1})
         problem(answer, 422, "invalid_input")
         assert "s3cret" not in answer.text
 
 
 class TestRetries:
-    """REV-E2: a retry that somebody else decided."""
+    """REV-E2: scheduling a retry that another system has decided on."""
 
     async def test_after_the_end_it_is_a_new_attempt(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """REV-E2 and fault F11: a task acknowledged long ago is tried again at its time."""
+        """REV-E2 and fault F11: a retry of a task that was already acknowledged starts a new attempt."""
         await api.post("/v1/tasks", json={"key": "k", "id": "a"})
         subscription = backend.subscribe(["k"], "w")
         (delivery,) = (await subscription.receive(1, 0)).deliveries
@@ -222,14 +225,14 @@ class TestRetries:
     async def test_bad_ones_are_named(
         self, api: httpx2.AsyncClient, change: dict[str, Any], field: str
     ) -> None:
-        """Fault K4: times that are no times."""
+        """Fault K4: a retry with an invalid time, token or task is refused with the name of the field."""
         body = {"task": {"key": "k", "id": "a"}, **change}
         problem(await api.post("/v1/retries", json=body), 422, "invalid_input", field)
 
     async def test_a_long_error_is_cut(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
-        """An error of any length is taken, and kept up to the limit."""
+        """An error text that is too long is cut to the limit."""
         body = {"task": {"key": "k", "id": "a"}, "delay": 9, "error": "e" * 10_000}
         assert (await api.post("/v1/retries", json=body)).status_code == 201
         (status,) = await backend.control.statuses("k", "a")
@@ -239,10 +242,10 @@ class TestRetries:
 
 
 class TestLookingUp:
-    """Status, result and cancel."""
+    """Looking up the status and the result of a task, and cancelling it."""
 
     async def test_status_and_result(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
-        """Names with signs are found, and a result is answered byte for byte."""
+        """Percent-encoded keys and ids in a path are decoded, and a result is returned byte for byte."""
         await api.post("/v1/tasks", json={"key": "k:1", "id": "a@b"})
         answer = await api.get("/v1/tasks/k%3A1/a%40b")
         assert answer.json()["state"] == "waiting"
@@ -255,7 +258,7 @@ class TestLookingUp:
         assert result.headers["content-type"] == "application/json"
 
     async def test_unknown_and_impossible_names(self, api: httpx2.AsyncClient) -> None:
-        """Fault K2: names in paths are checked like all others."""
+        """Fault K2: keys and ids in paths are validated like those in bodies."""
         problem(await api.get("/v1/tasks/k/nobody"), 404, "unknown_task")
         problem(await api.get("/v1/tasks/%7Bk%7D/a"), 422, "invalid_input", "key")
         problem(await api.get("/v1/tasks/k/%0d%0a"), 422, "invalid_input", "id")
@@ -263,14 +266,17 @@ class TestLookingUp:
         problem(await api.get("/v1/tasks/k/a%2Fb"), 404, "not_found")
 
     async def test_cancel(self, api: httpx2.AsyncClient) -> None:
-        """The answer tells whether the task was live."""
+        """The response to a cancel says whether the task was cancelled by this request."""
         await api.post("/v1/tasks", json={"key": "k", "id": "a"})
         assert (await api.delete("/v1/tasks/k/a")).json() == {"cancelled": True}
         assert (await api.delete("/v1/tasks/k/a")).json() == {"cancelled": False}
         assert (await api.get("/v1/tasks/k/a")).json()["state"] == "cancelled"
 
     async def test_many_at_once(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
-        """Unknown ids are null among statuses and absent among results, which are spliced as they are."""
+        """For many ids at once, an unknown id is null among the statuses and missing among the results.
+
+        The results are returned byte for byte.
+        """
         await backend.publisher.publish(*(Task(key="k", id=i) for i in "abc"))
         subscription = backend.subscribe(["k"], "w")
         first, second = (await subscription.receive(2, 0)).deliveries
@@ -291,7 +297,7 @@ class TestLookingUp:
 
     @pytest.mark.parametrize("kind", ["statuses", "results"])
     async def test_so_many_ids_and_no_more(self, api: httpx2.AsyncClient, kind: str) -> None:
-        """The limit itself passes, one id more does not."""
+        """A lookup of the maximum number of ids is accepted; one id more is refused."""
         ids = [f"t{n}" for n in range(LIMITS.batch + 1)]
         url = f"/v1/queues/k/{kind}"
         assert (await api.post(url, json={"ids": ids[:-1]})).status_code == 200

@@ -1,4 +1,4 @@
-"""What is much is done in pieces, between which all others have their turn, though the store is in this process."""
+"""Large operations run in steps and let other coroutines run in between, even with a store in the same process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _IDS = [f"t{n}" for n in range(_MANY)]
 
 
 class _Turns:
-    """Counts how often others had theirs."""
+    """Counts how often another coroutine has run."""
 
     def __init__(self) -> None:
         self.number = 0
 
     async def take(self) -> None:
-        """Take one after the other."""
+        """Count one step after another, and yield to the event loop after each."""
         while True:
             self.number += 1
             await asyncio.sleep(0)
@@ -32,7 +32,7 @@ class _Turns:
 
 @asynccontextmanager
 async def turns() -> AsyncIterator[_Turns]:
-    """Those of somebody else."""
+    """Run another coroutine until the end of the block, and yield its counter."""
     counted = _Turns()
     other = asyncio.create_task(counted.take())
     await asyncio.sleep(0)
@@ -41,19 +41,22 @@ async def turns() -> AsyncIterator[_Turns]:
 
 
 async def publish(backend: MemoryBackend) -> None:
-    """Many tasks."""
+    """Publish many tasks."""
     await backend.publisher.publish(*(Task(key="k", id=i) for i in _IDS))
 
 
 async def receive(backend: MemoryBackend, number: int) -> tuple[Any, Sequence[Delivery]]:
-    """A subscription, with so many deliveries."""
+    """Return a subscription and ``number`` deliveries."""
     subscription = backend.subscribe(["k"], "w")
     return subscription, (await subscription.receive(number, 0)).deliveries
 
 
 @pytest.mark.parametrize("verb", ["redrive", "discard"])
 async def test_all_the_dead(backend: MemoryBackend, verb: str) -> None:
-    """Fault K6: others have their turn, and may take some away meanwhile: each letter goes once."""
+    """Fault K6: redrive and discard of many dead letters let other coroutines run in between.
+
+    If two calls run at the same time, each dead letter is processed once.
+    """
     await publish(backend)
     subscription, deliveries = await receive(backend, _MANY)
     for delivery in deliveries:
@@ -72,7 +75,7 @@ async def test_all_the_dead(backend: MemoryBackend, verb: str) -> None:
 
 
 async def test_purge(backend: MemoryBackend) -> None:
-    """Fault K6: others have their turn; what is handed out meanwhile runs, and is left alone."""
+    """Fault K6: a purge lets other coroutines run in between, and leaves tasks alone that are delivered meanwhile."""
     await publish(backend)
     async with turns() as others:
         before = others.number
@@ -91,7 +94,7 @@ async def test_purge(backend: MemoryBackend) -> None:
 async def test_a_batch(
     api: httpx2.AsyncClient, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault K5: lines that all arrived at once are published some at a time."""
+    """Fault K5: the lines of a batch are published in several steps, even if they all arrive at once."""
     published: list[int] = []
     publish_some = backend.publisher.publish
     async with turns() as others:

@@ -1,4 +1,7 @@
-"""Waiting for the end of tasks over HTTP: told at once where it happens here, soon where it happens elsewhere."""
+"""HTTP requests that wait for the end of a task.
+
+They are answered at once if the task ends on this server, and soon if it ends on another one.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,18 @@ from tests.server.support import Running, eventually, http, problem, running, se
 
 pytestmark = pytest.mark.fast_clock
 _SOON = 1.0
-"""seconds: far below what is waited for"""
+"""seconds, far less than the requests are willing to wait"""
 
 
 async def waiting(it: Running, number: int) -> None:
-    """Wait until so many wait."""
+    """Wait until the server has ``number`` waiting requests."""
     await eventually(lambda: len(it.context.waiters) == number)
 
 
 async def ask(
     it: Running, url: str = "/v1/tasks/k/a", wait: int = MAX_WAIT
 ) -> tuple[httpx2.Response, float]:
-    """What is answered, and after how many seconds."""
+    """Send a waiting request; return the response and the seconds that it took."""
     async with http(it, timeout=40) as client:
         begun = asyncio.get_running_loop().time()
         answer = await client.get(url, params={"wait": wait})
@@ -42,7 +45,7 @@ async def _event(event: asyncio.Event) -> None:
 
 
 class _Counting:
-    """A control that counts its look-ups, and may be away."""
+    """A control interface that counts status lookups and can simulate an outage."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -50,7 +53,7 @@ class _Counting:
         self.away = False
 
     async def statuses(self, key: str, *ids: str) -> tuple[TaskStatus | None, ...]:
-        """Count and ask."""
+        """Count the call, and query the wrapped control interface."""
         self.calls.append(len(ids))
         if self.away:
             raise BackendUnavailable("away")
@@ -59,10 +62,13 @@ class _Counting:
 
 
 class TestTheEnd:
-    """Who waits is told of the end."""
+    """A waiting request is answered when its task ends."""
 
     async def test_an_end_on_this_server_is_answered_at_once(self) -> None:
-        """An ack through this server's socket answers the waiting request with the result, with no other look."""
+        """An ack over a socket of the same server answers the waiting request at once.
+
+        No other status lookup is needed.
+        """
         async with running() as it, it.worker(keys=("k",)) as worker:
             it.context.waiters._period = 60
             await it.publish("a")
@@ -80,7 +86,7 @@ class TestTheEnd:
 
     @pytest.mark.parametrize("end", ["cancel", "discard", "elsewhere"])
     async def test_other_ends(self, end: str) -> None:
-        """A cancelled task has ended, a dead one too, and what ends on another server is seen soon."""
+        """A cancelled or dead task has ended, too; an end on another server is noticed within a second."""
         async with running() as it, http(it) as client:
             await it.publish("a")
             asked = asyncio.create_task(ask(it))
@@ -101,7 +107,7 @@ class TestTheEnd:
             assert seconds < _SOON
 
     async def test_what_has_ended_is_answered_at_once(self, api: httpx2.AsyncClient) -> None:
-        """So is what nobody knows."""
+        """A request for a task that has already ended, or that is unknown, does not wait."""
         await api.post("/v1/tasks", json={"key": "k", "id": "a"})
         await api.delete("/v1/tasks/k/a")
         async with asyncio.timeout(_SOON):
@@ -112,7 +118,7 @@ class TestTheEnd:
             problem(await api.get("/v1/tasks/k/x/result?wait=30"), 404, "no_result")
 
     async def test_time_is_up(self) -> None:
-        """Then the answer tells how it stands; and a second of waiting is one."""
+        """When the wait time is over, the response contains the current state of the task."""
         async with running() as it:
             await it.publish("a")
             answer, seconds = await ask(it, wait=1)
@@ -120,7 +126,7 @@ class TestTheEnd:
             assert 1 <= seconds < 1.5
 
     async def test_nonsense_where_there_is_a_result(self) -> None:
-        """Fault K4: it is refused whether or not there would have been a wait."""
+        """Fault K4: an invalid wait time is refused even if the result already exists."""
         async with running() as it, http(it) as client:
             await it.publish("a")
             async with it.backend.subscribe(["k"], "w") as subscription:
@@ -132,16 +138,16 @@ class TestTheEnd:
 
     @pytest.mark.parametrize("wait", ["31", "-1", "1.5", "x", "", "NaN", "inf", "9" * 30])
     async def test_nonsense(self, api: httpx2.AsyncClient, wait: str) -> None:
-        """Fault K4: a time to wait is a whole number up to the limit."""
+        """Fault K4: the wait time must be a whole number of seconds within the limit."""
         for url in ("/v1/tasks/k/a", "/v1/tasks/k/a/result"):
             problem(await api.get(url, params={"wait": wait}), 422, "invalid_input", "wait")
 
 
 class TestBounds:
-    """Many who wait cost little, and there are not too many."""
+    """Waiting requests are cheap and limited in number."""
 
     async def test_one_look_for_all(self, backend: MemoryBackend) -> None:
-        """Five hundred who wait cost one look-up a period, not one each, and nothing once they are gone."""
+        """Five hundred waiting requests cause one status lookup per period, and none once they have been answered."""
         app = create_app(backend, settings())
         control = _Counting(backend.control)
         waiters = ResultWaiters(control, app.state.context.hooks, asyncio.Event(), period=0.05)  # type: ignore[arg-type]
@@ -154,7 +160,7 @@ class TestBounds:
         tasks = [asyncio.create_task(waiters.wait("k", f"t{n}", 30, forever())) for n in range(500)]
         await eventually(lambda: len(control.calls) >= 6)
         assert set(control.calls[1:-1]) == {500}
-        control.away = True  # an outage ends no waiting
+        control.away = True  # waiting continues during an outage of the store
         seen = len(control.calls)
         await eventually(lambda: len(control.calls) >= seen + 2)
         assert not any(task.done() for task in tasks)
@@ -167,7 +173,10 @@ class TestBounds:
         await backend.aclose()
 
     async def test_no_more_than_so_many(self) -> None:
-        """Security 12 and 22: one more than the limit is sent away, with a time to come again; room is used again."""
+        """Security 12 and 22: when too many requests are waiting, another one gets 503 with Retry-After.
+
+        Finished requests free their places.
+        """
         async with running() as it, http(it) as client:
             it.context.waiters._slots._most = 2
             await it.publish("a", "b")
@@ -187,7 +196,10 @@ class TestBounds:
                 assert answer.json()["state"] == "cancelled"
 
     async def test_one_token_cannot_take_all_the_room(self, backend: MemoryBackend) -> None:
-        """Security 22: one token may fill half of it; others still find theirs; nothing is kept of who was there."""
+        """Security 22: one identity may use at most half of the places for waiting requests.
+
+        When its requests have ended, nothing about it is stored.
+        """
         await backend.publisher.publish(Task(key="k", id="a"))
         waiters = ResultWaiters(backend.control, Hooks(), asyncio.Event(), most=4)
         forever = asyncio.Event()
@@ -211,7 +223,7 @@ class TestBounds:
         await backend.aclose()
 
     async def test_who_hangs_up_waits_no_longer(self) -> None:
-        """Security 12: nothing is kept for a client that is gone."""
+        """Security 12: a request whose client has disconnected frees its place."""
         async with running() as it:
             await it.publish("a")
             asked = asyncio.create_task(ask(it))
@@ -221,7 +233,7 @@ class TestBounds:
             await waiting(it, 0)
 
     async def test_a_drain_answers_all_waiting_requests(self) -> None:
-        """Who waits is answered when the server leaves, and does not keep it."""
+        """A draining server answers all waiting requests at once, so that they do not delay its exit."""
         async with running(drain=20.0) as it:
             await it.publish("a")
             asked = [asyncio.create_task(ask(it)) for _ in range(3)]
@@ -235,7 +247,7 @@ class TestBounds:
             assert asyncio.get_running_loop().time() - begun < _SOON
 
     async def test_a_drain_while_the_store_is_silent(self, backend: MemoryBackend) -> None:
-        """Fault G14: a look-up that hangs keeps nobody who waits, and is left behind by nobody."""
+        """Fault G14: a status lookup that hangs does not delay a drain, and its task is cancelled."""
         await backend.publisher.publish(Task(key="k", id="a"))
         asked, draining = asyncio.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""HTTP as bytes: requests that lie about themselves, never end, or come all at once, and numbers at their edges."""
+"""HTTP at byte level: malformed requests, slow or endless bodies, pipelining, and numbers at their limits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ _LAST = _PLAIN + b"connection: close\r\n\r\n"
     ids=lambda value: value[:70].decode("latin-1") if isinstance(value, bytes) else "",
 )
 async def test_malformed_requests(request_: bytes, expected: list[int]) -> None:
-    """Faults K1 and K5: a bad request is answered with 4xx or not at all, stores nothing, harms no other client."""
+    """Faults K1 and K5: a malformed request gets an error status or no response, and stores nothing.
+
+    Other clients are still served.
+    """
     async with running() as it:
         found = await it.answers(request_, patience=0.2)
         assert set(found) <= set(expected)
@@ -55,7 +58,7 @@ async def test_malformed_requests(request_: bytes, expected: list[int]) -> None:
 
 
 async def test_a_body_that_ends_early() -> None:
-    """Fault K5: half a body publishes nothing."""
+    """Fault K5: a request whose body ends too early publishes nothing."""
     half = _HEAD + b"content-length: 99\r\n\r\n" + _BODY
     async with running() as it:
         assert await it.answers(half, end=True) in ([], [400])
@@ -64,7 +67,10 @@ async def test_a_body_that_ends_early() -> None:
 
 @pytest.mark.fast_clock
 async def test_a_slow_body() -> None:
-    """Fault K5: a body has its time, however steadily it drips; then 408, and the connection is closed."""
+    """Fault K5: a body that is not complete within the time limit gets 408, and the connection is closed.
+
+    This holds even if bytes keep arriving.
+    """
     async with running() as it:
         reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
         writer.write(_HEAD + b"content-length: 1000\r\n\r\n")
@@ -75,13 +81,14 @@ async def test_a_slow_body() -> None:
                 await asyncio.wait([said], timeout=1)
             assert b"408" in said.result()
             assert b'"too_slow"' in said.result()
-            with contextlib.suppress(ConnectionResetError):  # the last drops came too late
+            # the server may have closed the connection before the last bytes were sent
+            with contextlib.suppress(ConnectionResetError):
                 assert not await reader.read()
         writer.close()
 
 
 async def test_a_bomb_in_chunks() -> None:
-    """Fault K5: a body without end is cut at the limit, and what came is not kept."""
+    """Fault K5: a chunked body without an end is refused at the size limit, and its bytes are not kept in memory."""
     sent = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -96,7 +103,7 @@ async def test_a_bomb_in_chunks() -> None:
         try:
             answer = await client.post("/v1/tasks", content=body(), headers=headers)
         except (httpx2.WriteError, httpx2.ReadError):
-            pass  # it closed before all was written
+            pass  # the server may close the connection before the client has sent everything
         else:
             problem(answer, 413, "too_large")
         assert sent * 65536 < 4 * LIMITS.body
@@ -105,7 +112,7 @@ async def test_a_bomb_in_chunks() -> None:
 
 
 async def test_pipelined() -> None:
-    """Fault K5: requests in one go are answered in order, each by itself; one that is wrong hurts none before it."""
+    """Fault K5: pipelined requests are answered in order; a malformed one does not affect those before it."""
     post = _HEAD + b"content-length: %d\r\n\r\n" % len(_BODY) + _BODY
     async with running() as it:
         assert await it.answers(_OK * 20 + _LAST) == [200] * 21
@@ -119,7 +126,7 @@ async def test_pipelined() -> None:
     ["", "text/plain", "application/jsonx", "application/x-ndjson", "application/xml", "json"],
 )
 async def test_wrong_types(api: httpx2.AsyncClient, kind: str) -> None:
-    """Fault K5: a body of another type is not read, whatever it holds."""
+    """Fault K5: a body with the wrong content type is refused without being parsed."""
     for method, url in (
         ("POST", "/v1/tasks"),
         ("POST", "/v1/tasks/k/a/retry"),
@@ -148,7 +155,7 @@ _NUMBERS = (
 async def test_payloads_are_kept_as_they_are(
     api: httpx2.AsyncClient, backend: MemoryBackend, payload: str
 ) -> None:
-    """Fault K3: numbers beyond 64 bits, escapes, repeated keys: what JSON can say arrives byte for byte."""
+    """Fault K3: payloads with large numbers, escapes, repeated keys or deep nesting are stored byte for byte."""
     body = b'{"key":"k","id":"a","payload":' + payload.encode() + b"}"
     headers = {"content-type": "application/json"}
     assert (await api.post("/v1/tasks", content=body, headers=headers)).status_code == 201
@@ -167,7 +174,7 @@ async def test_payloads_are_kept_as_they_are(
 async def test_numbers_that_are_none(
     api: httpx2.AsyncClient, backend: MemoryBackend, field: str, number: str
 ) -> None:
-    """Fault K4: not a number, infinite, negative, beyond the year 9999 or 64 bits: refused, and nothing is stored."""
+    """Fault K4: a number that is NaN, infinite, negative or too large is refused, and nothing is stored."""
     body = b'{"key":"k","%s":%s}' % (field.encode(), number.encode())
     headers = {"content-type": "application/json"}
     answer = await api.post("/v1/tasks", content=body, headers=headers)

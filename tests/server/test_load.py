@@ -1,4 +1,4 @@
-"""The socket under load, against a server in a process of its own: what one peer does costs the others nothing."""
+"""The worker socket under load: the behaviour of one client does not slow down the other clients."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ from tests.server.support import Worker, eventually, receipts, running
 MB = 1 << 20
 PAYLOAD = 50_000
 TURN = 0.05
-"""processor seconds that one turn of a server's loop may take: all that one peer has sent would take many times that"""
+"""maximum processor seconds of one event loop iteration, far less than for all that one client has sent"""
 
 
 def bodies(count: int, size: int = PAYLOAD) -> list[bytes]:
-    """Payloads of which no two are alike."""
+    """Return ``count`` different payloads of ``size`` bytes."""
     return [b'"%06d' % n + b"x" * (size - 8) + b'"' for n in range(count)]
 
 
 async def warmed(it: Observed, key: str, count: int) -> None:
-    """Have a well-behaved worker take so many and hand them back, so that what is loaded once is loaded."""
+    """Deliver ``count`` tasks to a worker and take them back.
+
+    This allocates the memory that the server keeps, before anything is measured.
+    """
     async with it.worker("warm", key, credit=count) as worker:
         await worker.deliveries(count)
         await worker.send("bye")
@@ -42,7 +45,7 @@ async def warmed(it: Observed, key: str, count: int) -> None:
 
 @asynccontextmanager
 async def good(it: Observed) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-    """A worker with manners, which hands its task back and gets it again as often as it is asked to."""
+    """Run a well-behaved worker; yield a function that redelivers its task to it ``count`` times."""
     await it.publish("g", [b"1"])
     async with it.worker("good", "g", credit=1) as worker:
 
@@ -56,11 +59,14 @@ async def good(it: Observed) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
 
 
 class TestSlowReaders:
-    """Faults G1 and G2."""
+    """Faults G1 and G2: workers that read slowly or not at all."""
 
     @pytest.mark.long
     async def test_never_reading_costs_the_credit(self) -> None:
-        """Fault G1: no more than the credit is out or in memory; after the deadline it is closed, and all is back."""
+        """Fault G1: a worker that never reads holds no more tasks and memory than its credit allows.
+
+        After the deadline it is disconnected, and all its tasks return to the queue.
+        """
         credit, stuck = 40, 3
         async with observed(lease=2.5, grace=0.05) as it, AsyncExitStack() as sockets:
             await it.publish("k", bodies(200))
@@ -71,7 +77,7 @@ class TestSlowReaders:
                 sockets.enter_context(raw)
                 raw.say("credit", n=credit)
 
-            await stick("first")  # what the very first one costs stays with the process
+            await stick("first")  # The first connection allocates memory that the process keeps.
             await it.reaches("k", waiting=200 - credit, in_flight=credit)
             await it.reaches("k", waiting=200, in_flight=0)
             before = await it.look()
@@ -84,10 +90,13 @@ class TestSlowReaders:
                 await asyncio.sleep(0.05)
             assert it.peak - before.rss <= stuck * credit * PAYLOAD + MB
             assert (await it.ledger("k")).waiting == 200
-            await it.settles_to(before, rss=2 * MB)  # Python takes its memory by pieces of one
+            await it.settles_to(before, rss=2 * MB)  # Python allocates memory in blocks of 1 MiB.
 
     async def test_reading_a_byte_at_a_time_disturbs_no_other_client(self) -> None:
-        """Fault G2: who reads a byte now and then is as good as one that never reads; others are served as before."""
+        """Fault G2: a worker that reads one byte at a time is disconnected like one that never reads.
+
+        Other workers are served as usual.
+        """
         async with observed(lease=1.0, grace=0.05) as it, good(it) as turns:
             await it.publish("k", bodies(100))
             await turns(1)
@@ -106,7 +115,7 @@ class TestSlowReaders:
 
 
 async def trickle(raw: RawSocket) -> None:
-    """Read a byte now and then, until the server has enough of it."""
+    """Read one byte every 0.2 seconds, until the server closes the connection."""
     with contextlib.suppress(TimeoutError, OSError):
         heard = b"?"
         while heard:
@@ -114,17 +123,20 @@ async def trickle(raw: RawSocket) -> None:
 
 
 async def gone(task: asyncio.Task[None]) -> None:
-    """End a task."""
+    """Cancel a task and wait for its end."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.fast_clock
 class TestDeadPeers:
-    """Faults G3 and G4."""
+    """Faults G3 and G4: workers that no longer respond, or respond without making progress."""
 
     async def test_a_link_that_leads_nowhere(self) -> None:
-        """Fault G3: all sockets stay open and nothing passes: it is found within a lease, and its task is back soon."""
+        """Fault G3: if the network drops all packets, the server notices within a lease.
+
+        The task of the worker returns to the queue after the grace.
+        """
         lease, grace = (
             Settings.model_fields["lease"].default,
             Settings.model_fields["grace"].default,
@@ -147,7 +159,10 @@ class TestDeadPeers:
             await eventually(lambda: len(it.context.registry) == 0)
 
     async def test_pings_are_no_progress(self) -> None:
-        """Fault G4: who answers and never settles keeps a task for max_processing_time; then it counts as lost."""
+        """Fault G4: a worker that answers pings but settles nothing keeps a task for max_processing_time only.
+
+        Then the task counts as lost and is delivered again.
+        """
         async with running(lease=5, grace=0.5) as it, it.worker("idle", credit=1) as idle:
             limits = QueueSettings(max_processing_time=12)
             await control_of(it.backend).configure("k", limits)
@@ -174,11 +189,11 @@ ENDS = [
 
 
 class TestEndsUnderFire:
-    """Fault G13: the server sends at full speed meanwhile."""
+    """Fault G13: connections that end while the server sends at full speed."""
 
     @pytest.mark.parametrize(("farewell", "losses"), ENDS)
     async def test_each_is_back_once(self, farewell: bytes | None, losses: int) -> None:
-        """Fault G13: what is unsettled goes back once, as lost or not; nothing is doubled."""
+        """Fault G13: each unsettled task returns to the queue once, and counts as lost only after an abnormal end."""
         async with running(lease=1.0, grace=0.02) as it:
             await it.publish(*(f"t{n}" for n in range(120)), payload=bodies(1, 60_000)[0])
             with await RawSocket.opened(it.port, receive_buffer=4096) as raw:
@@ -200,7 +215,7 @@ class TestEndsUnderFire:
             async with it.worker("heir", credit=120) as heir:
                 got = await heir.deliveries(120)
                 assert len({one["task"]["id"] for one in got}) == 120
-                # What never left the server was not lost with the peer.
+                # Deliveries that never left the server do not count as lost.
                 assert max(one.get("losses", 0) for one in got) == losses
                 await heir.send("ack", receipts=receipts(got))
                 assert len((await heir.settled(120))[0]) == 120
@@ -208,7 +223,7 @@ class TestEndsUnderFire:
 
 @contextmanager
 def flood(port: int, data: bytes) -> Iterator[None]:
-    """Send the same at full speed, over and over, and read whatever comes."""
+    """Send the same bytes repeatedly at full speed, and read all responses, until the end of the block."""
     raw = plain.create_connection(("127.0.0.1", port))
     raw.sendall(
         b"GET /v1/socket HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
@@ -255,10 +270,10 @@ FLOODS = {
 
 
 class TestFloods:
-    """Fault G10: frames at full speed."""
+    """Fault G10: clients that send frames at full speed."""
 
     async def test_a_flood_starves_no_other_client(self) -> None:
-        """Fault G10: whatever is sent without a pause, others have their turn, and no memory is taken."""
+        """Fault G10: while one client sends without a pause, other clients are served and memory use stays small."""
         async with observed(lease=10) as it, good(it) as turns:
             await turns(1)
             before = await it.look()
@@ -275,7 +290,10 @@ class TestFanIn:
     """One socket for all keys of a worker."""
 
     async def test_a_hundred_keys_are_one_socket(self) -> None:
-        """E7, REV-E6: as many tasks of the loop as for one key; each key has its turn; all is settled on one socket."""
+        """E7, REV-E6: a worker with a hundred keys uses one socket, and as many asyncio tasks as a worker with one key.
+
+        All keys are served, and everything is settled on the one socket.
+        """
         keys = [f"k{n}" for n in range(100)]
         async with running() as it:
             for key in keys:
@@ -294,7 +312,7 @@ class TestFanIn:
                 assert sorted((await many.settled(300))[0]) == sorted(both)
 
     async def test_a_full_queue_takes_back_what_it_gave(self) -> None:
-        """REV-E4: who retries or hands back is neither refused nor dropped, though nothing more may be published."""
+        """REV-E4: redelivered and retried tasks return even to a full queue, which refuses new tasks."""
         async with running() as it:
             await control_of(it.backend).configure("k", QueueSettings(capacity=6))
             await it.publish(*(f"t{n}" for n in range(6)))

@@ -1,4 +1,4 @@
-"""Workers whose server was killed: all come back at once, and all are let in, some at a time."""
+"""Reconnect storm: after the server was killed, all workers reconnect at once and are admitted a few at a time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.worker.fake import running
 LARGE = 1000
 REAL = 2
 SECONDS = 30.0
-"""in which all must be back"""
+"""seconds within which all workers must be connected again"""
 
 
 @pytest.fixture(autouse=True)
 def _descriptors() -> Iterator[None]:
-    """As many descriptors as the crowd needs, here and in the server, which inherits them."""
+    """Raise the descriptor limit of this process and of the server, which inherits it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * LARGE)), hard))
     yield
@@ -35,18 +35,18 @@ def _descriptors() -> Iterator[None]:
 
 
 class Crowd:
-    """Light workers that reconnect as ours do, with the same pauses."""
+    """Lightweight workers that reconnect with the same backoff as real workers."""
 
     def __init__(self, port: int, size: int) -> None:
         self._port = port
         self.size = size
         self.welcomed = 0
-        """how many are in now"""
+        """number of workers that are connected and welcomed"""
         self.refused = 0
-        """how often one was sent away for later"""
+        """number of connections that were refused with close code 1013"""
 
     async def one(self, number: int) -> None:
-        """Be there, and come back whenever the connection ends."""
+        """Run one worker that reconnects whenever its connection ends."""
         backoff = Backoff()
         while True:
             with contextlib.suppress(OSError, TimeoutError):
@@ -72,12 +72,12 @@ class Crowd:
 
 
 async def everybody(it: Observed, crowd: Crowd) -> float:
-    """Wait until all are in; return the seconds that this took."""
+    """Wait until all workers are connected; return the seconds that this took."""
     loop = asyncio.get_running_loop()
     began = loop.time()
 
     async def there() -> bool:
-        await asyncio.sleep(0.05)  # to ask more often would be a load of its own
+        await asyncio.sleep(0.05)  # More frequent queries would add load to the server.
         found = await it.look()
         assert found.strangers <= MAX_STRANGERS
         return crowd.welcomed == crowd.size and found.connections == crowd.size + REAL
@@ -95,7 +95,10 @@ async def everybody(it: Observed, crowd: Crowd) -> float:
     ],
 )
 async def test_all_come_back(size: int) -> None:
-    """Fault G7: in 30 s all are in, some at a time, others sent away for later; then all work as before."""
+    """Fault G7: within 30 seconds all workers are connected again, and then real workers still run tasks.
+
+    Only a limited number connects at a time, and the others are asked to try again later.
+    """
     async with observed(lease=20, grace=0.1) as first:
         port, crowd = first.port, Crowd(first.port, size)
         async with AsyncExitStack() as opened:
@@ -109,7 +112,7 @@ async def test_all_come_back(size: int) -> None:
             crowd.refused = 0
             async with observed(lease=20, grace=0.1, port=port) as second:
                 took = await everybody(second, crowd)
-                print(f"{size} back after {took:.1f} s; {crowd.refused} sent away for later")  # noqa: T201
+                print(f"{size} connected after {took:.1f} s; {crowd.refused} refused")  # noqa: T201
                 assert took < SECONDS
                 await second.publish("real", [b'{"n": 1}'] * 20)
                 await second.reaches("real", done=20)
@@ -118,7 +121,7 @@ async def test_all_come_back(size: int) -> None:
 
 
 def working(url: str) -> Worker:
-    """A real worker."""
+    """Return a real worker."""
     worker = Worker(url, concurrency=2)
 
     @worker.task("real")
@@ -129,14 +132,14 @@ def working(url: str) -> Worker:
 
 
 async def gone(members: list[asyncio.Task[None]]) -> None:
-    """Send the crowd home."""
+    """Disconnect all workers of the crowd."""
     for member in members:
         member.cancel()
     await asyncio.gather(*members, return_exceptions=True)
 
 
 def test_descriptors_for_as_many_as_may_come() -> None:
-    """Fault G11: the server lets itself have what its sockets need; what the system forbids it does without."""
+    """Fault G11: the server raises its descriptor limit to what its sockets need, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))

@@ -1,4 +1,4 @@
-"""Logs that programs read, and the log of who asked for what."""
+"""JSON logs, and the access log."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ EVIL = "a\r\nb\x1b[2J\u2028\x7f\x00"
 
 
 class Lines:
-    """What was logged, read as JSON: one object per line."""
+    """Logged JSON lines, one object per line."""
 
     def __init__(self) -> None:
         self.stream = io.StringIO()
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """Return the whole log as text."""
         return self.stream.getvalue()
 
     def of(self, event: str) -> list[dict[str, Any]]:
-        """The lines of one event."""
+        """Return the lines of one event."""
         found = [json.loads(line) for line in self.text.splitlines()]
         return [line for line in found if line["event"] == event]
 
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
-    """Logs as JSON, on a root logger as a program has it before it sets up logs."""
+    """Collect JSON logs, on a root logger without handlers, as in a program before it sets up logging."""
     root, ours, program = map(logging.getLogger, (None, "taskqueue", "uvicorn"))
     before = [(log, log.handlers[:], log.level, log.propagate) for log in (root, ours, program)]
     root.handlers[:] = ours.handlers[:] = []
@@ -59,10 +59,10 @@ def lines() -> Iterator[Lines]:
 
 
 class TestJson:
-    """An object per line, of known fields."""
+    """The JSON format of log lines."""
 
     def test_a_line(self, lines: Lines) -> None:
-        """Time, level, logger and message come first; only fields on the list follow."""
+        """A line starts with time, level, logger and message, followed only by the allowed fields."""
         log = logging.getLogger("taskqueue.server.test")
         log.info("hello", extra={"status": 200, "token": SECRET, "payload": SECRET})
         (line,) = lines.of("hello")
@@ -76,7 +76,10 @@ class TestJson:
 
     @pytest.mark.parametrize("form", ["json", "text", "people"])
     def test_no_value_forges_a_line(self, form: str) -> None:
-        """Security 15: in no format does a value or trace begin a line, act on a terminal, or become a field."""
+        """Security 15: in no log format can a value start a new line, control the terminal, or add a field.
+
+        This also holds for text in a traceback.
+        """
         shown = formatter(for_people=form == "people", as_json=form == "json")
         with pytest.raises(ValueError, match="invalid literal") as raised:
             int("x")
@@ -101,7 +104,7 @@ class TestJson:
     async def test_queues_without_a_consumer(
         self, lines: Lines, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Fault K1: they are named, once, as far as a line goes."""
+        """Fault K1: queues that have waiting tasks but no consumer are named in one log line of limited length."""
         monkeypatch.setattr(maintenance, "_EVERY", 0.001)
         async with running() as it:
             await it.backend.publisher.publish(*(Task(key=f"queue-{n}") for n in range(50)))
@@ -113,16 +116,16 @@ class TestJson:
 
 @asynccontextmanager
 async def guarded(path: Path) -> AsyncIterator[tuple[Running, httpx2.AsyncClient]]:
-    """Run a server that asks for tokens."""
+    """Run a server that requires tokens; yield it with an HTTP client."""
     async with running(tokens_file=path) as it, http(it) as client:
         yield it, client
 
 
 class TestAccess:
-    """Who asked for what, and how it went."""
+    """The access log of requests and sockets."""
 
     async def test_requests(self, lines: Lines, tmp_path: Path) -> None:
-        """Each request has a line: its path as the API has it, its status, its time, and whose token it showed."""
+        """Each request is logged with the path template of its operation, status, duration and identity."""
         async with guarded(everybody(tmp_path / "tokens.toml")) as (_, client):
             await client.get("/v1/tasks/a/some-id?x=1", headers=bearer(A))
             await client.get("/v1/tasks/b/some-id", headers=bearer(A))
@@ -150,7 +153,7 @@ class TestAccess:
         assert "some-id" not in lines.text
 
     async def test_sockets(self, lines: Lines, tmp_path: Path) -> None:
-        """Fault K1: a refusal before or after the handshake is a warning; who leaves in order is none."""
+        """Fault K1: a refused socket or hello is logged as a warning; a worker that closes normally is not."""
         async with guarded(everybody(tmp_path / "tokens.toml")) as (it, _):
             with pytest.raises(InvalidStatus):
                 async with it.socket(additional_headers={"Origin": f"https://{SECRET}.example"}):
@@ -168,7 +171,7 @@ class TestAccess:
         assert SECRET not in lines.text
 
     async def test_canaries(self, lines: Lines, tmp_path: Path) -> None:
-        """Security 15, fault K1: nothing that a stranger or a worker writes is logged or exposed, however it comes."""
+        """Security 15, fault K1: text from clients and workers never appears in the log or in metrics."""
         path = write(tmp_path / "tokens.toml", entry(f"tq_{SECRET}", "n"))
         shown = {**bearer(f"tq_{SECRET}"), "traceparent": SECRET, "user-agent": SECRET}
         async with guarded(path) as (it, client):
@@ -211,9 +214,9 @@ class TestAccess:
     ],
 )
 async def test_the_command(options: list[str], variables: dict[str, str], tmp_path: Path) -> None:
-    """``taskqueue serve`` logs as it is told, from its first line to its last.
+    """``taskqueue serve`` uses the configured log format from its first line to its last.
 
-    Security 3: open to everybody, it is on loopback, and says so to whoever started it.
+    Security 3: a server without authentication listens on loopback and logs a notice about it.
     """
     async with served(tmp_path, variables, options=options) as it:
         assert it.url.startswith("http://127.0.0.1:")

@@ -1,4 +1,4 @@
-"""The metrics: true, the same on every replica, bounded, for those only who may see them, whatever the store does."""
+"""The Prometheus metrics: their values, their bounds, and which token may see which of them."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class Seen:
         }
 
     def __call__(self, name: str, **labels: str) -> float:
-        """The value of one sample."""
+        """Return the value of one sample."""
         return self.samples["taskqueue_" + name, *sorted(labels.items())]
 
     def has(self, name: str) -> bool:
-        """Whether there is any sample of this name."""
+        """Return whether there is any sample with this name."""
         return any(sample[0] == "taskqueue_" + name for sample in self.samples)
 
     def keys(self) -> set[str]:
-        """All values of the label ``key``."""
+        """Return all values of the label ``key``."""
         return {value for sample in self.samples for name, value in sample[1:] if name == "key"}
 
 
@@ -66,10 +66,13 @@ async def scrape(client: httpx2.AsyncClient, **options: Any) -> Seen:
 
 
 class TestFigures:
-    """They tell what happened."""
+    """The values of the metrics."""
 
     async def test_of_the_store_and_of_the_process(self) -> None:
-        """Law 1, E5: depth, ages, flow and limits of a queue are those of its ledger; latencies and sockets, too."""
+        """Law 1, E5: metrics of a queue equal its ledger, settings and latencies.
+
+        Metrics of the process count its requests, sockets and credit.
+        """
         async with running() as it, http(it) as client:
             control = it.context.control
             wanted = QueueSettings(
@@ -118,7 +121,7 @@ class TestFigures:
                 assert seen("build_info", version=VERSION) == 1
 
     async def test_queues_without_a_consumer(self) -> None:
-        """Fault K1: metrics name a queue with waiting tasks and no subscription, and the age of its oldest task."""
+        """Fault K1: metrics report a queue with waiting tasks and no subscription, and the age of its oldest task."""
         async with running() as it, http(it) as client:
             await it.publish("a")
             await it.context.control.configure("k", QueueSettings(paused=True))
@@ -131,7 +134,7 @@ class TestFigures:
             assert not seen.has("queue_max_inflight_tasks")
 
     async def test_the_same_on_every_replica(self) -> None:
-        """Law 1: of one store all servers tell the same, which one it was that did the work."""
+        """Law 1: all servers on one store report the same queue metrics, whichever server did the work."""
         backend = MemoryBackend()
         names = ("published_total", "queue_tasks", "delivered_total")
         async with running(backend) as here, running(backend) as there:
@@ -148,7 +151,7 @@ class TestFigures:
                 assert not told[0].has("settled_total")
 
     async def test_both_formats(self) -> None:
-        """A scraper gets the format that it asks for, and each can be read by its own parser."""
+        """The Accept header chooses one of two exposition formats, and each is valid for its own parser."""
         async with running() as it, http(it) as client:
             await it.publish("a")
             plain = await client.get("/metrics")
@@ -171,10 +174,10 @@ class TestFigures:
 
 
 class TestWhoMaySee:
-    """What is exposed is exposed to those who may see it."""
+    """Which metrics a token may see."""
 
     async def test_a_token_sees_its_keys_only(self, tmp_path: Path) -> None:
-        """C17, security 2: a token for one key sees the figures of that key, and nothing of the others or the whole."""
+        """C17, security 2: a token for one key sees only the metrics of this key, and none of the process."""
         path = everybody(tmp_path / "tokens.toml")
         async with running(tokens_file=path) as it, http(it) as client:
             await it.publish("1", key="a")
@@ -189,7 +192,7 @@ class TestWhoMaySee:
             assert not some.has("connections")
 
     async def test_labels_hold_no_names_of_strangers(self) -> None:
-        """Security 16, fault K1: no id, tenant, worker, token, path or error becomes a label, whoever makes it up."""
+        """Security 16, fault K1: no label contains a task id, tenant, worker, token, path or error from a client."""
         secret = "c4nary"
         async with running() as it, http(it) as client:
             await it.publish(secret, tenant=secret, headers={secret: secret})
@@ -211,11 +214,11 @@ class TestWhoMaySee:
 
 
 class TestBounds:
-    """However many queues there are, and however slow the store is."""
+    """The number of samples is bounded."""
 
     @pytest.mark.parametrize("number", [1000, pytest.param(10_000, marks=pytest.mark.long)])
     async def test_many_queues(self, number: int) -> None:
-        """Security 16: the busiest queues have figures of their own, the rest is one sum; sizes stay small."""
+        """Security 16: the busiest queues have their own samples, and all other queues share one sum."""
         async with running() as it, http(it) as client:
             tasks = [Task(key=f"q{n}", id="t") for n in range(number)]
             for start in range(0, len(tasks), 1000):
@@ -226,14 +229,19 @@ class TestBounds:
             assert seen("published_total", key="q999") == 3
             told = {str(sample[0]) for sample in seen.samples if ("key", OTHER) in sample}
             assert "taskqueue_queue_subscribers" in told
-            assert not [name for name in told if name.endswith("_total")], "they could go down"
+            assert not [name for name in told if name.endswith("_total")], (
+                "a sum of counters could decrease"
+            )
             assert seen("queue_tasks", key=OTHER, state="waiting") == number + 2 - 3 - 199
             assert seen("queue_unclaimed", key=OTHER) == number - 200
             assert seen("queues") == number
             assert len(seen.text) < 1_000_000
 
     def test_latencies_of_many_queues(self) -> None:
-        """Security 16: a process tells so many queues apart, and the rest together, without loss."""
+        """Security 16: latencies are kept for a limited number of queues.
+
+        Those of all others are summed without loss.
+        """
         local = ProcessMetrics(registry := CollectorRegistry(), lambda: 2.0)
         for n in range(10_000):
             task = Task(key=f"q{n}", id="t")
@@ -249,12 +257,12 @@ class TestBounds:
         assert sum(s.value for s in waits.samples if s.name.endswith("_sum")) == 5000
 
     def test_no_queue_has_the_name_of_the_rest(self) -> None:
-        """The label of the rest is none that a queue may have."""
+        """No queue can have the key that labels the sum of all other queues."""
         with pytest.raises(ValueError, match="key"):
             Task(key=OTHER)
 
     def test_what_clocks_and_outcomes_do(self) -> None:
-        """A clock that is behind adds no negative time; a lost lease is counted, and has no latency."""
+        """A clock difference never adds negative time, and a lost lease is counted without a latency."""
         local = ProcessMetrics(registry := CollectorRegistry(), lambda: 1.0)
         task = Task(key="k", id="t")
         (ahead, unknown) = (
@@ -290,7 +298,7 @@ class TestBounds:
         assert value("housekeeping_passes_total", result="failed") == 1
 
     async def test_each_settlement_that_comes_too_late(self) -> None:
-        """Law 2: they are counted as stale, one by one or many at once."""
+        """Law 2: late settlements are counted as stale, whether sent one by one or in one call."""
         backend = MemoryBackend()
         local = ProcessMetrics(registry := CollectorRegistry(), backend.now)
         observed = InstrumentedBackend(backend, Hooks())
@@ -312,7 +320,7 @@ class TestBounds:
     def test_files_that_others_removed(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """Fault K1: of two processes that forget a third at once, none fails because the other was first."""
+        """Fault K1: removing the files of an ended process does not fail if another process has removed them first."""
 
         def too_late(*_: object) -> None:
             raise FileNotFoundError
@@ -323,7 +331,7 @@ class TestBounds:
         exporter._drop_ended_processes(tmp_path)
 
     async def test_what_fails_is_counted_as_a_failure(self) -> None:
-        """Fault K1: an error without a problem document is answered with 500 and counted as such, not as given up."""
+        """Fault K1: an unexpected error is counted as status 5xx, and not as an aborted request."""
         local = ProcessMetrics(registry := CollectorRegistry(), lambda: 1.0)
 
         context = ServerContext(MemoryBackend(), Settings())

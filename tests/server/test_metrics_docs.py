@@ -1,4 +1,4 @@
-"""The page about metrics, the alerts and the examples say what is so."""
+"""docs/metrics.md, the alert rules and the example configurations agree with the code."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ KEDA = {
     *("url", "valueLocation", "targetValue", "activationTargetValue", "unsafeSsl", "format"),
     *("authMode", "method", "keyParamName"),
 }
-"""what the scaler may be told"""
+"""Trigger settings that KEDA's metrics-api scaler accepts."""
 
 
 def snippets(language: str) -> list[str]:
-    """The page's examples in one language."""
+    """Return the code blocks of the page in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 
 
 def check(expression: str) -> None:
-    """Every metric of an expression exists, with the labels that it asks for."""
+    """Check that every metric in a PromQL expression exists and has the labels that the expression uses."""
     found = re.findall(r"(taskqueue_\w+)(?:\{([^}]*)\})?", expression)
     assert found
     for name, selector in found:
@@ -57,7 +57,7 @@ def check(expression: str) -> None:
 
 
 async def test_the_table_is_what_is_exposed() -> None:
-    """Security 16: every metric that is exposed is on the page, with its kind, help and labels, and no other is."""
+    """Security 16: the table on the page lists exactly the exposed metrics, with kind, help text and labels."""
     async with running() as it, http(it) as client:
         await it.publish("a")
         await client.get("/v1/queues")
@@ -77,7 +77,7 @@ async def test_the_table_is_what_is_exposed() -> None:
 
 
 def test_alerts() -> None:
-    """Each alert asks for metrics that there are, and says what is wrong; the page quotes them as they are."""
+    """Each alert rule uses existing metrics and has a summary, and the page quotes the rules unchanged."""
     rules = {rule["alert"]: rule for group in ALERTS["groups"] for rule in group["rules"]}
     assert {"TaskqueueLedgerImbalance", "TaskqueueStoreDown", "TaskqueueNoSubscriber"} < set(rules)
     assert "TaskqueueOldestTask" in rules
@@ -93,7 +93,7 @@ def test_alerts() -> None:
 
 
 def test_questions() -> None:
-    """The page's queries ask for metrics that there are."""
+    """The PromQL queries on the page use existing metrics."""
     (queries,) = snippets("promql")
     lines = [line for line in queries.splitlines() if not line.startswith("#")]
     assert len(lines) == 4
@@ -102,7 +102,7 @@ def test_questions() -> None:
 
 
 def test_the_scrape_configuration() -> None:
-    """It names the alerts, and shows a token from a file."""
+    """The scrape configuration on the page loads the alert rules and reads the token from a file."""
     (text,) = (text for text in snippets("yaml") if "scrape_configs" in text)
     told = yaml.safe_load(text)
     (job,) = told["scrape_configs"]
@@ -113,7 +113,10 @@ def test_the_scrape_configuration() -> None:
 
 
 def test_the_scaled_object() -> None:
-    """Its trigger is one that KEDA's metrics-api scaler takes, and asks for an operation and a field that there are."""
+    """The trigger of the ScaledObject is valid for KEDA's metrics-api scaler.
+
+    It queries an operation and a field that exist.
+    """
     (text,) = (text for text in snippets("yaml") if "ScaledObject" in text)
     scaled, authentication = yaml.safe_load_all(text)
     for one in (scaled, authentication):
@@ -138,7 +141,7 @@ def test_the_scaled_object() -> None:
 
 
 def test_examples_in_json() -> None:
-    """The answer of the scaler's operation and the line of the log have the fields that there are."""
+    """The JSON examples on the page have the fields of the scaling response and of the log."""
     answer, line = snippets("json")
     assert list(json.loads(answer)) == ["key", *ScalingOut.__struct_fields__[1:]]
     msgspec.json.decode(answer, type=ScalingOut)
@@ -146,6 +149,6 @@ def test_examples_in_json() -> None:
 
 
 def test_the_tracing_example() -> None:
-    """It is a program."""
+    """The tracing example on the page compiles."""
     (program,) = snippets("python")
     compile(program, "tracing.py", "exec")

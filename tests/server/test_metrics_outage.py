@@ -1,4 +1,4 @@
-"""The metrics while the store is away, slow or broken."""
+"""Metrics while the store is unavailable, slow or broken."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.fast_clock
 
 
 class Stuck(MemoryBackend):
-    """A store that answers operators slowly, with an error, or never."""
+    """A memory backend whose list of queues can be delayed, fail or never arrive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class TestOutage:
 
     @pytest.mark.parametrize("error", [BackendUnavailable("away"), RuntimeError("broken")])
     async def test_a_store_that_is_away(self, error: Exception) -> None:
-        """Fault K1: the process's own figures come all the same, and one says that the store does not answer."""
+        """Fault K1: if the store fails, a scrape still returns the metrics of the process, and ``store_up`` is 0."""
         backend = Stuck()
         async with running(backend) as it, http(it) as client:
             await it.publish("a")
@@ -59,7 +59,10 @@ class TestOutage:
             await eventually(back)
 
     async def test_a_store_that_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One pass is under way at a time; a scrape waits so long, and gets older figures until they are stale."""
+        """If the store hangs, a scrape gets the last statistics after a short wait, until they are too old.
+
+        Only one read of the statistics is in progress at a time.
+        """
         backend = Stuck()
         async with running(backend) as it, http(it) as client:
             figures = store_metrics.StoreMetrics(it.context.control, it.backend.now, patience=0.05)
@@ -79,7 +82,7 @@ class TestOutage:
             assert (await scrape(client))("store_up") == 1
 
     async def test_many_scrapers_cost_one_pass(self) -> None:
-        """Figures are read once for all who ask within a second."""
+        """Scrapes within one second share one read of the statistics."""
         backend = Stuck()
         async with running(backend) as it, http(it) as client:
             before = backend.passes
@@ -87,7 +90,7 @@ class TestOutage:
             assert backend.passes == before + 1
 
     async def test_settings_that_do_not_come(self) -> None:
-        """Limits are left out where the store does not tell them; the rest stands."""
+        """If the store does not return the settings of a queue, only the metrics about its limits are missing."""
 
         class Control:
             async def settings(self, key: str) -> QueueSettings:

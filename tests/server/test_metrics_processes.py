@@ -1,4 +1,4 @@
-"""Several processes on one port: whichever answers a scrape tells what all of them count."""
+"""Metrics of several server processes: each process reports the sum over all processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @asynccontextmanager
 async def process(folder: Path) -> AsyncIterator[tuple[str, Process]]:
-    """Run a server that shares what it counts in a folder."""
+    """Run a server process that shares its metrics with other processes in a folder."""
     server = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.server.metrics_program"),
         cwd=ROOT,
@@ -38,7 +38,10 @@ async def process(folder: Path) -> AsyncIterator[tuple[str, Process]]:
 
 
 async def test_they_add_up(tmp_path: Path) -> None:
-    """E5: counters, latencies and sockets are those of all processes. What one counted outlives it, not its sockets."""
+    """E5: counters, latencies and sockets are summed over all processes.
+
+    The counts of an ended process remain in the sum, but its sockets do not.
+    """
     async with (
         process(tmp_path) as (one, _),
         process(tmp_path) as (two, killed),
@@ -78,4 +81,4 @@ async def test_they_add_up(tmp_path: Path) -> None:
             seen = await scrape(client)
             assert seen("settled_total", outcome="done") == 3
             assert seen("connections", state="welcome") == 1
-            assert seen("published_total", key="k") == 2, "the store of a process of its own"
+            assert seen("published_total", key="k") == 2, "each process has its own store"

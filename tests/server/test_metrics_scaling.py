@@ -1,4 +1,4 @@
-"""What a scaler is told about a queue."""
+"""The scaling operation, which tells an autoscaler how many workers a queue needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.server.support import http, problem, running
 
 
 async def asked(client: httpx2.AsyncClient, **query: Any) -> dict[str, Any]:
-    """The answer for one queue."""
+    """Return the scaling response for the queue ``k``."""
     answer = await client.get("/v1/scaling/k", params=query)
     assert answer.status_code == 200, answer.text
     told: dict[str, Any] = answer.json()
@@ -21,7 +21,7 @@ async def asked(client: httpx2.AsyncClient, **query: Any) -> dict[str, Any]:
 
 
 async def test_what_there_is_to_do() -> None:
-    """E7: what waits and runs, for how long, how many work on it, and how many should."""
+    """E7: the response contains the waiting and running tasks, the oldest age, the workers, and the wanted replicas."""
     async with running() as it, http(it) as client:
         assert await asked(client) == {
             "key": "k",
@@ -54,14 +54,17 @@ async def test_what_there_is_to_do() -> None:
             settings = await control.configure("k", QueueSettings(max_inflight=12))
             assert (await asked(client, per_worker=5))["replicas"] == 3
             settings = await control.configure("k", settings.model_copy(update={"max_inflight": 2}))
-            assert (await asked(client, per_worker=1))["replicas"] == 4, "what runs goes on"
+            assert (await asked(client, per_worker=1))["replicas"] == 4, "running tasks continue"
             await control.configure("k", settings.model_copy(update={"paused": True}))
             told = await asked(client, per_worker=2)
             assert (told["replicas"], told["value"]) == (2, 25)
 
 
 async def test_who_may_ask_what(tmp_path: Path) -> None:
-    """C17, security 2, fault K3: a token asks about its own queues, and for a sensible number of tasks per worker."""
+    """C17, security 2, fault K3: a token can query only its own queues.
+
+    The number of tasks per worker must be within its bounds.
+    """
     async with running() as it, http(it) as client:
         for number in ("0", "-1", "x", "10001", ""):
             answer = await client.get("/v1/scaling/k", params={"per_worker": number})

@@ -1,4 +1,4 @@
-"""The description of the API is complete and true."""
+"""The OpenAPI document describes the HTTP API completely and correctly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NAMES = {"key": "k", "id": "a"}
 
 
 def refs(node: Any) -> set[str]:
-    """All references in a document."""
+    """Return all references in a part of the document."""
     if isinstance(node, dict):
         found = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
         return found.union(*map(refs, node.values()))
@@ -43,7 +43,7 @@ def refs(node: Any) -> set[str]:
 
 
 def resolve(schema: dict[str, Any]) -> dict[str, Any]:
-    """The properties of what a reference leads to."""
+    """Return the properties of the schema to which a reference points."""
     name = schema["$ref"].rpartition("/")[2]
     found: dict[str, Any] = DOCUMENT["components"]["schemas"][name]["properties"]
     return found
@@ -51,14 +51,14 @@ def resolve(schema: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def answered(method: str, path: str, status: int, kind: str) -> Any:
-    """What an answer must fit."""
+    """Return the validator of the response with this status and media type."""
     described = DOCUMENT["paths"][path][method.lower()]
     schema = described["responses"][str(status)]["content"][kind]["schema"]
     return jsonschema_rs.validator_for({**schema, "components": DOCUMENT["components"]})
 
 
 def check(answer: httpx2.Response, operation: Any) -> None:
-    """Hold an answer against the description: its status, its type, and each of its lines."""
+    """Check that the status, the media type and each line of a response agree with the document."""
     assert answer.status_code < 500, answer.text
     kind = answer.headers["content-type"]
     fits = answered(operation.method, operation.path, answer.status_code, kind)
@@ -68,7 +68,7 @@ def check(answer: httpx2.Response, operation: Any) -> None:
 
 
 def test_it_is_whole() -> None:
-    """Every operation is there, once, with a summary, and every reference leads somewhere."""
+    """The document contains each operation once, with a summary, and all its references resolve."""
     assert DOCUMENT["openapi"] == "3.1.0"
     described = {
         (method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods
@@ -88,7 +88,7 @@ def test_it_is_whole() -> None:
 
 
 async def ask(api: httpx2.AsyncClient, operation: Any, url: str, body: Any) -> httpx2.Response:
-    """Ask for an operation, with the body if it takes one."""
+    """Call an operation, with the body if it accepts one."""
     headers = {"content-type": operation.media_type} if operation.body else {}
     content = json.dumps(body) if operation.body else None
     return await api.request(operation.method, url, content=content, headers=headers)
@@ -96,7 +96,7 @@ async def ask(api: httpx2.AsyncClient, operation: Any, url: str, body: Any) -> h
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: f"{o.method} {o.path}")
 async def test_it_is_true(api: httpx2.AsyncClient, backend: MemoryBackend, operation: Any) -> None:
-    """Faults K2 to K4: to a proper request, to nonsense and to odd values in each place it answers as described."""
+    """Faults K2 to K4: responses to valid requests and to odd values in each place agree with the document."""
     await bury(backend, "a", "b")
     proper = BODIES.get(operation.path, {"ids": ["a"]})
     plain = url = operation.path.format(**_NAMES)
@@ -123,5 +123,5 @@ async def test_it_is_true(api: httpx2.AsyncClient, backend: MemoryBackend, opera
 
 
 async def test_the_served_description(api: httpx2.AsyncClient) -> None:
-    """What a server tells of itself is what is checked here."""
+    """The server serves the same document that these tests check."""
     assert (await api.get("/v1/openapi.json")).json() == DOCUMENT

@@ -1,4 +1,4 @@
-"""What a worker sees while the store is away, and what a server needs of a backend."""
+"""What a worker observes while the store is unavailable, and which capabilities the server requires."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.fast_clock
 
 
 class TestOutage:
-    """Fault G14: workers are told, keep their connection and go on without a reconnect."""
+    """Fault G14: during an outage workers are notified and keep their connection."""
 
     async def test_workers_are_notified_and_served_again(self) -> None:
-        """Fault G14: degraded, and ok again, on the same connection."""
+        """Fault G14: a worker is notified when the outage starts and when it ends, on the same connection."""
         backend = Flaky()
         async with running(backend) as it, it.worker(credit=5) as worker:
             backend.down.set()
@@ -37,7 +37,7 @@ class TestOutage:
             assert await worker.settled(1) == ([got["receipt"]], [])
 
     async def test_outcomes_wait_until_the_store_is_back(self) -> None:
-        """D1: nothing is confirmed before it is stored, and nothing that was said is forgotten."""
+        """D1: an outcome is confirmed only after it is stored, and outcomes sent during an outage are not lost."""
         backend = Flaky()
         async with running(backend) as it, it.worker(credit=5) as worker:
             await it.publish("a", "b", "c")
@@ -55,7 +55,10 @@ class TestOutage:
             await it.reaches(done=1, dead=1, in_flight=1)
 
     async def test_results_that_wait_are_bounded(self) -> None:
-        """Fault G1: above so many bytes no more frames are read, and none is lost."""
+        """Fault G1: if too many bytes of results are waiting for the store, the server stops reading frames.
+
+        After the outage every result is stored.
+        """
         backend = Flaky()
         async with running(backend, lease=30) as it, it.worker(credit=50) as worker:
             await it.publish(*(f"t{i}" for i in range(40)))
@@ -72,7 +75,7 @@ class TestOutage:
                 await worker.frame("pong")
 
     async def ack_all(self, worker: Worker, got: list[str]) -> None:
-        """Ack with large results, then ask for a pong."""
+        """Ack each receipt with a large result, then send a ping."""
         for receipt in got:
             await worker.send("ack", receipts=[receipt], results={receipt: "x" * 200_000})
         await worker.send("ping", n=1)
@@ -90,7 +93,10 @@ class TestOutage:
             assert await it.count(State.DONE) == 1
 
     async def test_a_worker_that_holds_something_is_sent_away_until_it_can_adopt(self) -> None:
-        """A welcome would claim to know what it still holds: better to ask it to come again."""
+        """A worker that holds deliveries is asked to try again later if the store cannot adopt them.
+
+        A welcome would have to say which deliveries the worker still holds.
+        """
         backend = Flaky()
         async with running(backend, grace=30) as it:
             await it.publish("a")
@@ -107,7 +113,7 @@ class TestOutage:
             backend.down.clear()
 
     async def test_a_connection_that_breaks_before_its_welcome_still_has_a_grace(self) -> None:
-        """E5: what a hello has adopted waits for the worker's next try, as it does after any break."""
+        """E5: if a connection breaks after its hello but before its welcome, its deliveries wait for a grace period."""
         backend = Flaky()
         async with running(backend, grace=30) as it:
             await it.publish("a")
@@ -124,12 +130,12 @@ class TestOutage:
             tries = len(backend.calls)
             backend.down.clear()
             await eventually(lambda: len(backend.calls) > tries)
-            await asyncio.sleep(0.05)  # the welcome is tried, and fails
+            await asyncio.sleep(0.05)  # Give the server time to send the welcome, which fails.
             async with it.worker("w", holding=got) as worker:
                 assert worker.welcome["adopted"] == got
 
     async def test_an_end_during_an_outage_releases_when_the_store_is_back(self) -> None:
-        """E7: the deliveries of a worker that leaves meanwhile are not forgotten."""
+        """E7: deliveries of a worker that disconnects during an outage return to the queue after the outage."""
         backend = Flaky()
         async with running(backend) as it:
             await it.publish("a")
@@ -141,7 +147,7 @@ class TestOutage:
             await it.reaches(waiting=1)
 
     async def test_readiness_and_health_follow_the_store(self) -> None:
-        """Load balancers and operators see the outage."""
+        """During an outage of the store, ``/ready`` and ``/health`` return 503, and ``/alive`` returns 200."""
         backend = Flaky()
         async with running(backend) as it, http(it) as client:
             assert (await client.get("/ready")).status_code == 200
@@ -149,14 +155,19 @@ class TestOutage:
             assert (await client.get("/ready")).json() == {"ready": False, "reason": "store"}
             assert (await client.get("/health")).status_code == 503
             alive = await client.get("/alive")
-            assert (alive.status_code, alive.json()["alive"]) == (200, True), "no cause to restart"
+            assert (alive.status_code, alive.json()["alive"]) == (200, True), (
+                "an outage is no reason to restart the server"
+            )
 
 
 class TestFewCapabilities:
-    """Without handover and revocation the server still works, only less well."""
+    """A server on a backend without the capabilities for handover and revocation."""
 
     async def test_what_a_worker_held_is_lost_and_comes_back(self) -> None:
-        """All is revoked, and delivered again after the grace, as lost."""
+        """Without handover, the deliveries of a reconnecting worker are revoked.
+
+        They are delivered again after the grace and count as lost.
+        """
         async with running(Plain(), grace=2) as it:
             await it.publish("a")
             async with it.worker("w", credit=1) as worker:
@@ -169,7 +180,10 @@ class TestFewCapabilities:
                 assert (again["losses"], again["attempt"]) == (1, 1)
 
     async def test_a_worker_learns_of_a_cancel_when_it_speaks(self) -> None:
-        """Law 2: without revocations a report or verdict on what is gone is answered so, and changes nothing."""
+        """Law 2: without revocation, a worker learns of a cancelled task from the response to its next frame about it.
+
+        Its outcome changes nothing.
+        """
         async with running(Plain()) as it, it.worker(credit=2) as worker:
             await it.publish("a", "b")
             one, two = receipts(await worker.deliveries(2))
@@ -183,7 +197,7 @@ class TestFewCapabilities:
 
     @pytest.mark.parametrize("missing", [Capability.CONTROL, Capability.DEAD_LETTERS])
     async def test_what_it_needs_is_named_at_the_start(self, missing: Capability) -> None:
-        """E3: a backend that lacks what the server needs is refused before anything runs."""
+        """E3: a backend without a required capability is refused at the start, and the error names the capability."""
 
         class Lacking(MemoryBackend):
             capabilities = Capabilities(names=frozenset(Capability) - {missing})
@@ -193,7 +207,7 @@ class TestFewCapabilities:
 
 
 async def test_a_fault_of_the_backend_ends_one_connection_only() -> None:
-    """A backend that raises what it must not takes nobody else along, and nothing is lost."""
+    """An unexpected exception of the backend ends only the connection that caused it, and no task is lost."""
 
     class Faulty(MemoryBackend):
         def subscribe(self, keys: Iterable[str], consumer: str) -> Any:

@@ -1,4 +1,4 @@
-"""Parts of a connection, one by one."""
+"""Unit tests of the websocket channel and the delivery sender of a connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.server.support import eventually
 
 
 class Socket:
-    """A websocket that does as it is told."""
+    """A fake websocket that the test controls."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -34,49 +34,52 @@ class Socket:
         self.scope = {"extensions": {ABORT: {"abort": self.abort}}}
 
     def abort(self) -> None:
-        """Note it."""
+        """Record the abort."""
         self.aborted = True
 
     async def receive(self) -> Any:
-        """Return what the test has put there."""
+        """Return the next message that the test has queued, or raise it if it is an exception."""
         message = await self.messages.get()
         if isinstance(message, Exception):
             raise message
         return message
 
     async def send_text(self, text: str) -> None:
-        """Wait as a full buffer does."""
+        """Send a text, after waiting while the buffer counts as full."""
         await self.writable.wait()
         if self.error:
             raise self.error
         self.sent.append(text)
 
     async def close(self, code: int, reason: str) -> None:
-        """Wait likewise."""
+        """Close, after waiting while the buffer counts as full."""
         await self.writable.wait()
         self.closed = (code, reason)
 
 
 def channel(socket: Any, seconds: float = 1.0) -> WebSocketChannel:
-    """A channel over a socket."""
+    """Return a channel over a socket."""
     return WebSocketChannel(socket, seconds)
 
 
 def noted() -> OutageRetry:
-    """A link to the store that tells nobody."""
+    """Return a retry loop for store calls that notifies no worker about outages."""
 
-    async def tell(ok: bool, reason: str) -> None:  # noqa: FBT001 - as the link calls it
+    async def tell(ok: bool, reason: str) -> None:  # noqa: FBT001 - OutageRetry passes it by position
         pass
 
     return OutageRetry(tell)
 
 
 class TestChannel:
-    """Every way to end is one error."""
+    """Every end of a connection is reported as `ConnectionClosed`."""
 
     @pytest.mark.parametrize("error", [WebSocketDisconnect(1006), RuntimeError("closed already")])
     async def test_sends_after_the_end(self, error: Exception) -> None:
-        """Fault G13: both errors that servers raise mean the same, and others learn of it."""
+        """Fault G13: both exceptions that a send on a closed websocket can raise become `ConnectionClosed`.
+
+        A task that waits for the end of the connection is notified.
+        """
         socket = Socket()
         socket.error = error
         it = channel(socket)
@@ -92,7 +95,7 @@ class TestChannel:
             await it.receive()
 
     async def test_a_full_buffer_breaks_it_in_the_end(self) -> None:
-        """Fault G1: for all who wait for their turn."""
+        """Fault G1: if the peer does not read, all waiting sends fail after a timeout and the connection is aborted."""
         socket = Socket()
         socket.writable.clear()
         it = channel(socket, 0.05)
@@ -101,7 +104,7 @@ class TestChannel:
         assert socket.aborted
 
     async def test_a_cancelled_send_leaves_its_turn(self) -> None:
-        """Fault E4: cancelling at the wait holds up nobody."""
+        """Fault E4: a cancelled send does not block the sends that wait behind it."""
         socket = Socket()
         socket.writable.clear()
         it = channel(socket)
@@ -115,7 +118,7 @@ class TestChannel:
     async def test_closing_does_not_wait_for_a_reader(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is broken then."""
+        """If the peer does not read, a close aborts the connection after a timeout."""
         monkeypatch.setattr("taskqueue_server.worker_socket.websocket._CLOSE_SECONDS", 0.05)
         socket = Socket()
         socket.writable.clear()
@@ -128,7 +131,7 @@ class TestChannel:
         [(1000, True), (1001, True), (1005, False), (1006, False), (1009, True), (4000, False)],
     )
     async def test_codes(self, code: int, *, orderly: bool) -> None:
-        """What the peer meant by its close."""
+        """The close code determines whether the peer closed the connection in an orderly way."""
         socket = Socket()
         socket.messages.put_nowait({"type": "websocket.disconnect", "code": code})
         with pytest.raises(ConnectionClosed) as caught:
@@ -137,12 +140,12 @@ class TestChannel:
 
 
 class TestSender:
-    """Fault E4: whenever it is stopped or cancelled, every delivery is somewhere."""
+    """Fault E4: however the sender ends, every delivery has either been sent or returned to the queue."""
 
     async def start(
         self, credit: int = 5
     ) -> tuple[MemoryBackend, ServerSession, DeliverySender, Socket, Any]:
-        """A pump of its own."""
+        """Return a running delivery sender and the objects around it."""
         backend = MemoryBackend()
         socket: Any = Socket()
         session = ServerSession()
@@ -155,7 +158,7 @@ class TestSender:
         return backend, session, pump, socket, task
 
     async def test_stopped_while_it_waits(self) -> None:
-        """It ends by itself."""
+        """A stopped sender ends while it is waiting for deliveries."""
         _, session, pump, _, task = await self.start()
         session.drain(1.0)
         pump.stop()
@@ -163,7 +166,7 @@ class TestSender:
         await asyncio.wait_for(task, 1)
 
     async def test_stopped_and_cancelled_at_once(self) -> None:
-        """The cancellation is not taken for the stop."""
+        """A sender that is stopped and cancelled at the same moment ends as cancelled."""
         _, session, pump, _, task = await self.start()
         session.drain(1.0)
         pump.stop()
@@ -172,14 +175,14 @@ class TestSender:
         assert task.cancelled()
 
     async def test_stopped_without_credit(self) -> None:
-        """It need not be waiting for the store."""
+        """A stopped sender ends while it is waiting for credit."""
         _, session, pump, _, task = await self.start(credit=0)
         session.drain(1.0)
         pump.stop()
         await asyncio.wait_for(task, 1)
 
     async def test_cancelled_while_it_sends(self) -> None:
-        """What was not sent is handed back and off the books."""
+        """A cancelled sender returns unsent deliveries to the queue and removes them from the session."""
         backend, session, _, socket, task = await self.start()
         socket.writable.clear()
         await backend.publisher.publish(Task(key="k"), Task(key="k"))
@@ -191,7 +194,7 @@ class TestSender:
 
 
 async def test_what_is_adopted_fits_into_the_welcome() -> None:
-    """The longest receipts in the greatest number make no frame beyond the limit."""
+    """Only as many receipts are adopted as fit into a welcome frame, even if the receipts have maximum length."""
     receipts = [f"{n:05}" + "r" * 195 for n in range(LIMITS.credit)]
     asked: list[str] = []
 

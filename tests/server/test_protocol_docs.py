@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does."""
+"""docs/protocol.md agrees with the code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNIONS = {"worker": frames.ClientFrame, "server": frames.ServerFrame}
 
 @pytest.mark.parametrize(("side", "text"), EXAMPLES, ids=lambda value: value[:40])
 def test_every_example_is_a_frame(side: str, text: str) -> None:
-    """The real decoder of the side that receives it takes each example, and knows all of its fields."""
+    """Each example on the page decodes as a frame of its direction, and has no unknown field."""
     frame = DECODE[side](text)
     again = DECODE[side](frames.encode(frame))
     assert again == frame
@@ -37,14 +37,14 @@ def test_every_example_is_a_frame(side: str, text: str) -> None:
 
 @pytest.mark.parametrize("side", ["worker", "server"])
 def test_every_frame_has_an_example(side: str) -> None:
-    """No frame is left out, and none is made up."""
+    """The page has an example of every frame."""
     shown = {type(DECODE[side](text)) for told, text in EXAMPLES if told == side}
     assert shown == set(get_args(UNIONS[side]))
     assert PAGE.count("```json") == len(EXAMPLES)
 
 
 def test_the_examples_make_a_conversation() -> None:
-    """The session on the server's side goes along with the first example."""
+    """The first example of a worker on the page starts a session on the server."""
     session = ServerSession()
     first = next(text for side, text in EXAMPLES if side == "worker")
     session.feed(first)
@@ -53,7 +53,7 @@ def test_the_examples_make_a_conversation() -> None:
 
 
 def test_codes_and_limits_are_those_of_the_code() -> None:
-    """The tables name every close code, and each limit with its number."""
+    """The tables on the page contain every close code, and each limit with its value."""
     meanings = {
         "CLOSE_CLEAN": "after your `bye`",
         "CLOSE_RESTART": "the server is shutting down",

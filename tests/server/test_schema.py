@@ -1,7 +1,8 @@
-"""The HTTP API against its own description: schemathesis asks whatever the description allows, and what it does not.
+"""Property-based tests of the HTTP API: schemathesis sends valid and invalid requests derived from the description.
 
-``TASKQUEUE_SCHEMA_EXAMPLES`` sets how many requests are made up for each operation, beside those at the edges of each
-schema; `dev.py soak` sets it high. `test_openapi` holds the API to its description in the tests of every day.
+``TASKQUEUE_SCHEMA_EXAMPLES`` sets how many random requests are made for each operation, in addition to those at the
+limits of each schema; `dev.py soak` sets it high. `test_openapi` checks the API against its description with fixed
+requests.
 """
 
 from __future__ import annotations
@@ -36,18 +37,20 @@ from tests.server.in_thread import in_thread
 from tests.server.support import Door, settings
 
 pytestmark = pytest.mark.long
-pytest_plugins = ["schemathesis.pytest.plugin"]  # no other file loads it: it takes a second
+# Only this file loads the plugin, because loading takes a second.
+pytest_plugins = ["schemathesis.pytest.plugin"]
 EXAMPLES = int(os.environ.get("TASKQUEUE_SCHEMA_EXAMPLES", "1"))
 _MANY = 100
 TOKEN = "of-the-test-0123456789-0123456789-0123456789"
-_session = requests.Session()  # a connection for each request would take most of the time
+# A shared session keeps connections open, because a new connection for each request would be slow.
+_session = requests.Session()
 _session.trust_env = False
 load_all_checks()
 
 
 @contextmanager
 def _serving(backend: Backend, *plugins: object) -> Iterator[str]:
-    """Run a server in a loop of its own, for schemathesis waits for its answers; its address."""
+    """Run a server in a thread and yield its URL, because schemathesis blocks while it waits for a response."""
     hooks = Hooks()
     for plugin in plugins:
         hooks.register(plugin)
@@ -55,9 +58,8 @@ def _serving(backend: Backend, *plugins: object) -> Iterator[str]:
         assert one.context is not None
         over = asyncio.Event()
         over.set()
-        one.context.waiters = ResultWaiters(
-            one.context.control, one.context.hooks, over
-        )  # nobody ends these tasks
+        # No request can wait for a result, because no task ever ends here.
+        one.context.waiters = ResultWaiters(one.context.control, one.context.hooks, over)
         yield one.url
 
 
@@ -67,35 +69,34 @@ def _known(token: str) -> Identity | None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The address of a server with tokens."""
+    """The URL of a server that requires tokens."""
     with _serving(MemoryBackend(), Door(_known)) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def open_server() -> Iterator[str]:
-    """The address of a server without."""
+    """The URL of a server without authentication."""
     with _serving(MemoryBackend()) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def migrating_server() -> Iterator[str]:
-    """The address of a server without tokens that is on its way from one backend to another."""
+    """The URL of a server without authentication, in a migration between two backends."""
     with _serving(MigratingBackend(MemoryBackend(), MemoryBackend())) as url:
         yield url
 
 
 @schemathesis.serializer("application/x-ndjson")
 def one_line(_: schemathesis.SerializationContext, value: object) -> bytes:
-    """A batch of one line."""
+    """Encode a batch of one line."""
     return msgspec.json.encode(value) if not isinstance(value, bytes) else value
 
 
 schema = schemathesis.openapi.from_dict(document(OPERATIONS, VERSION, open_to_all=False))
-_at_random = (
-    schemathesis.Config()
-)  # no cases are worked out beforehand: the tests of it would not ask them
+# No cases are computed in advance, because the tests of this schema would not use them.
+_at_random = schemathesis.Config()
 _at_random.projects.default.phases.update(phases=["fuzzing"])
 open_schema = schemathesis.openapi.from_dict(
     document(OPERATIONS, VERSION, open_to_all=True), config=_at_random
@@ -109,28 +110,29 @@ _tried_settings = tried(
 )
 _tried = tried(_tried_settings)
 _tried_lightly = tried(_tried_settings, phases=[Phase.generate], max_examples=2 * EXAMPLES)
-# The server's thread makes random numbers meanwhile; that is no strategy's doing.
+# The server thread uses the random module at the same time, about which hypothesis would warn.
 _of_the_server = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 
 @schema.auth()
 class _Shown:
-    """The token, as the description says that it is shown; schemathesis also leaves it out, or shows another."""
+    """Adds the token to a request as the description requires; schemathesis also omits it or sends another one."""
 
     def get(self, *_: object) -> str:
-        """Return it."""
+        """Return the token."""
         return TOKEN
 
     def set(self, case: schemathesis.Case[Any], data: str, *_: object) -> None:
-        """Put it where it belongs."""
+        """Set the Authorization header."""
         case.headers["Authorization"] = f"Bearer {data}"
 
 
 def _keeps_its_word(case: schemathesis.Case[Any], url: str) -> None:
-    # not every rule between fields can be said in a schema
+    # Not every rule about combinations of fields can be expressed in a schema.
     unfit: list[Any] = [positive_data_acceptance]
     if case.operation.path == "/v1/tasks/batch":
-        unfit.append(negative_data_rejection)  # a bad line is answered as one, with 200
+        # The response is 200 with an error for each bad line.
+        unfit.append(negative_data_rejection)
     case.call_and_validate(base_url=url, excluded_checks=unfit, session=_session)
 
 
@@ -138,9 +140,9 @@ def _keeps_its_word(case: schemathesis.Case[Any], url: str) -> None:
 @schema.parametrize()
 @_tried
 def test_fuzz_with_a_token(case: schemathesis.Case[Any], server: str) -> None:
-    """Faults K2 to K5: no request of whatever shape fails the server, and every answer is as it is described.
+    """Faults K2 to K5: no request causes a server error, and every response agrees with the description.
 
-    Security 1 and 12: without the token, or with another, nothing is answered but 401.
+    Security 1 and 12: without a token, or with a wrong one, the response is always 401.
     """
     _keeps_its_word(case, server)
 
@@ -149,7 +151,7 @@ def test_fuzz_with_a_token(case: schemathesis.Case[Any], server: str) -> None:
 @open_schema.include(method="GET").parametrize()
 @_tried_lightly
 def test_fuzz_without_tokens(case: schemathesis.Case[Any], open_server: str) -> None:
-    """Faults K2 and K6: where nobody needs a token the description says so, and is kept too."""
+    """Faults K2 and K6: without authentication the description requires no token, and the responses agree with it."""
     _keeps_its_word(case, open_server)
 
 
@@ -157,13 +159,13 @@ def test_fuzz_without_tokens(case: schemathesis.Case[Any], open_server: str) -> 
 @open_schema.include(path_regex="/(migration|dead-letters)").parametrize()
 @_tried_lightly
 def test_fuzz_while_migrating(case: schemathesis.Case[Any], migrating_server: str) -> None:
-    """Faults K2 to K4: with two backends behind it, too."""
+    """Faults K2 to K4: during a migration between two backends, all responses agree with the description."""
     _keeps_its_word(case, migrating_server)
 
 
 def test_the_servers_description_is_this_one(server: str, open_server: str) -> None:
-    """What a server tells of itself is what is checked here: whether it needs a token, too."""
+    """The server serves the description that these tests use, with or without authentication."""
     for url, it in ((server, schema), (open_server, open_schema)):
-        it.validate()  # it is OpenAPI 3.1
+        it.validate()  # Check that the document is valid OpenAPI 3.1.
         told = httpx2.get(f"{url}/v1/openapi.json", trust_env=False).json()
         assert told == msgspec.json.decode(msgspec.json.encode(it.raw_schema))

@@ -1,4 +1,4 @@
-"""Where and how the server runs, what it logs, and what it does in between."""
+"""Start of the server: its address, plugins, connection registry, maintenance and logs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.server.support import eventually, http, running, settings
 
 
 class TestAddress:
-    """Loopback only, as long as there is no authentication."""
+    """Without authentication, the server listens on loopback addresses only."""
 
     @pytest.mark.parametrize(
         "host",
         [
-            "0.0.0.0",  # noqa: S104 - it is refused
+            "0.0.0.0",  # noqa: S104 - the server refuses to bind it
             "::",
             "192.168.1.1",
             "example.org",
@@ -42,7 +42,7 @@ class TestAddress:
         ],
     )
     def test_no_other_host(self, host: str) -> None:
-        """It does not even begin to listen where others could reach it."""
+        """An address that other machines could reach is refused before the server listens."""
         with pytest.raises(ConfigurationError, match="loopback only"):
             ServerProcess(MemoryBackend(), settings(host=host))
         with pytest.raises(ConfigurationError, match="loopback only"):
@@ -50,16 +50,16 @@ class TestAddress:
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.0.0.9"])
     async def test_any_free_port(self, host: str) -> None:
-        """Port 0 takes a free one, and the address that is reported is the true one."""
+        """With port 0 the server chooses a free port and reports the actual one in its URL."""
         try:
             async with running(host=host) as it, http(it) as client:
                 assert (await client.get("/ready")).status_code == 200
                 assert not it.server.url.endswith(":0")
         except ConfigurationError:
-            assert host == "::1", "only IPv6 may be absent"
+            assert host == "::1", "only IPv6 may be unavailable"
 
     async def test_a_port_that_is_taken(self) -> None:
-        """The message says which setting to change, and the store that was asked already is let go of."""
+        """If the port is in use, the error names the setting to change, and the backend is closed."""
         closed = asyncio.Event()
 
         class Backend(MemoryBackend):
@@ -75,7 +75,7 @@ class TestAddress:
         assert closed.is_set()
 
     async def test_stopping_while_the_store_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A server that is told to stop before it listens ends too, and never says that it is ready."""
+        """A server that is stopped before it listens ends, and never reports that it is ready."""
         backend, answer = MemoryBackend(), asyncio.Event()
 
         async def queues() -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class TestAddress:
         assert not server.ready.is_set()
 
     async def test_on_ready_is_called_once_it_answers(self) -> None:
-        """``on_ready`` comes when connections are accepted, not before."""
+        """``on_ready`` is called once the server accepts connections, not before."""
         told: list[str] = []
 
         def ready(url: str) -> None:
@@ -109,10 +109,10 @@ class TestAddress:
 
 
 class TestHooks:
-    """Plugins see workers come and go."""
+    """Plugins are notified when workers connect and disconnect."""
 
     async def test_connected_and_disconnected(self) -> None:
-        """Each welcomed connection is reported once when it comes and once when it goes, with the reason."""
+        """A plugin is notified of each welcomed connection once at its start and once at its end, with the reason."""
         seen: list[tuple[str, str, tuple[str, ...], str]] = []
 
         class Plugin:
@@ -140,10 +140,10 @@ class TestHooks:
 
 
 class TestRegistry:
-    """REV-E5 and fault G6: counted per worker, removed by connection."""
+    """REV-E5 and fault G6: connections are counted per worker and removed one by one."""
 
     class Member:
-        """A connection that notes what it has to forget."""
+        """A connection that records which receipts it has to forget."""
 
         def __init__(self, connection_id: str, worker_id: str | None = None) -> None:
             self.connection_id = connection_id
@@ -151,11 +151,11 @@ class TestRegistry:
             self.forgotten: list[str] = []
 
         def forget(self, receipts: Any) -> None:
-            """Note."""
+            """Record the receipts."""
             self.forgotten += receipts
 
     def test_removing_one_touches_no_other(self) -> None:
-        """Also when it is removed twice."""
+        """Removing a connection, even twice, does not affect another connection of the same worker."""
         registry = Connections()
         one, two = self.Member("1", "w"), self.Member("2", "w")
         for member in (one, two):
@@ -168,7 +168,7 @@ class TestRegistry:
         assert (len(registry), registry.connections("w")) == (0, 0)
 
     def test_receipts_are_claimed_from_the_same_worker_only(self) -> None:
-        """And not from the connection that claims them."""
+        """Claimed receipts are taken from other connections of the same worker only."""
         registry = Connections()
         mine, old, other = self.Member("1", "w"), self.Member("2", "w"), self.Member("3", "x")
         for member in (mine, old, other):
@@ -178,7 +178,7 @@ class TestRegistry:
         assert (mine.forgotten, old.forgotten, other.forgotten) == ([], ["a", "b"], [])
 
     async def test_room(self) -> None:
-        """Fault G11: for so many in all, and for so many strangers."""
+        """Fault G11: the number of connections and the number of connections without a hello are limited."""
         registry = Connections(max_connections=3, max_strangers=2)
         members = [self.Member(str(n), "w") for n in range(3)]
         registry.add(members[0])
@@ -197,7 +197,7 @@ class TestRegistry:
 
 
 class TestMaintenance:
-    """Law 10: one owned loop, that no failure ends."""
+    """Law 10: the maintenance loop continues after any failure."""
 
     @pytest.fixture(autouse=True)
     def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ class TestMaintenance:
         monkeypatch.setattr(maintenance, "_PASS_SECONDS", 0.02)
 
     async def test_it_survives_everything(self, caplog: pytest.LogCaptureFixture) -> None:
-        """An outage, a fault and a pass that hangs are each logged, and the next pass is made all the same."""
+        """An outage, an exception and a pass that hangs are logged, and the next pass still runs."""
         passes = 0
 
         class Control:
@@ -238,18 +238,18 @@ class TestMaintenance:
         assert any(getattr(record, "recovered", 0) == 2 for record in caplog.records)
 
     async def test_a_running_server_runs_maintenance(self) -> None:
-        """Tasks past their deadline expire though nobody asks."""
+        """Tasks past their deadline expire on a running server without any request."""
         async with running() as it:
             await it.publish("a", deadline=it.backend.now() + 0.05)
             await it.reaches(expired=1)
 
 
 class TestLogs:
-    """Lines of known fields, without anything that could act on a terminal."""
+    """Log lines contain only known fields."""
 
     @pytest.fixture
     def lines(self) -> Iterator[io.StringIO]:
-        """What is logged, on a root logger as a program has it before it sets up logs."""
+        """The log output, on a root logger without handlers, as in a program before it sets up logging."""
         root, ours, program = map(logging.getLogger, (None, "taskqueue", "uvicorn"))
         before = [(log, log.handlers[:], log.level, log.propagate) for log in (root, ours, program)]
         root.handlers[:] = ours.handlers[:] = []
@@ -262,7 +262,7 @@ class TestLogs:
             log.propagate = propagate
 
     def test_fields_on_the_list_only(self, lines: io.StringIO) -> None:
-        """A token or payload that slips into a log call is not written."""
+        """A token or payload that is passed to a log call by mistake is not written."""
         log = logging.getLogger("taskqueue.server.test")
         log.info("hello", extra={"worker_id": "w", "token": "s3cret", "payload": "s3cret"})
         assert "worker_id='w'" in lines.getvalue()
@@ -270,17 +270,20 @@ class TestLogs:
         assert not {"token", "payload", "error", "message"} & FIELDS
 
     def test_what_was_set_up_before_stays(self, lines: io.StringIO) -> None:
-        """A program with logs of its own keeps them."""
+        """A program that has set up logging before keeps its own handlers."""
         set_up_logs(io.StringIO())
         logging.getLogger("taskqueue").warning("once")
         assert lines.getvalue().count("once") == 1
 
 
 class TestRacing:
-    """Coroutines that run as one."""
+    """`first_completed`, which runs coroutines until the first of them ends."""
 
     async def test_the_first_counts_and_the_others_are_cancelled(self) -> None:
-        """Also where it fails."""
+        """The first result or exception is returned, and the other coroutines are cancelled.
+
+        If the call itself is cancelled, so are all its coroutines.
+        """
         ended: list[str] = []
 
         async def waits(name: str) -> str:

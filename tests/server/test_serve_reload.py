@@ -1,4 +1,4 @@
-"""Settings read anew while a server runs, and what systemd is told of it, in a process of its own."""
+"""Reloading settings while the server runs, and notifications to systemd."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SECONDS = 60.0
 
 
 class Manager:
-    """The side of systemd: a socket that a service tells how it goes."""
+    """A fake systemd: the socket to which a service sends its notifications."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -42,7 +42,7 @@ class Manager:
         self._socket.settimeout(0)
 
     async def told(self, *, beats: bool = False) -> dict[str, str]:
-        """The next message; those of the watchdog only if they are asked for."""
+        """Return the next message, skipping watchdog messages; with ``beats``, return the next watchdog message."""
         loop = asyncio.get_running_loop()
         while True:
             text = await asyncio.wait_for(loop.sock_recv(self._socket, 4096), SECONDS)
@@ -51,7 +51,7 @@ class Manager:
                 return message
 
     def close(self) -> None:
-        """Close."""
+        """Close the socket."""
         self._socket.close()
 
 
@@ -62,7 +62,7 @@ async def served(
     stdin: int | None = None,
     options: Sequence[str] = (),
 ) -> AsyncIterator[Child]:
-    """``taskqueue serve`` in ``folder``; its log is on stderr."""
+    """Run ``taskqueue serve`` in ``folder``; its log is on stderr."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "taskqueue_cli", "serve", "--port", "0", "--json", *options),
         stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
@@ -83,9 +83,12 @@ async def served(
 
 @pytest.mark.parametrize("abstract", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_systemd_is_notified(tmp_path: Path, *, abstract: bool) -> None:
-    """READY once it serves; RELOADING with its time, then READY, for a reload; STOPPING; WATCHDOG in between."""
+    """The server notifies systemd with READY at its start, RELOADING and READY for a reload, and STOPPING at its end.
+
+    In between it sends WATCHDOG messages.
+    """
     if abstract and sys.platform != "linux":
-        return  # the address has no meaning elsewhere
+        return  # abstract socket addresses exist on Linux only
     address = f"@taskqueue-{os.getpid()}" if abstract else str(tmp_path / "notify")
     manager = Manager(address)
     file = tmp_path / "taskqueue.toml"
@@ -114,18 +117,18 @@ async def test_systemd_is_notified(tmp_path: Path, *, abstract: bool) -> None:
 def test_without_systemd_nothing_is_notified(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No address, one that means nothing, and one where nobody listens are all the same."""
+    """If the notification socket is unset, invalid or absent, the server sends nothing and does not fail."""
     for address in ("", "relative", str(tmp_path / "nobody")):
         monkeypatch.setenv("NOTIFY_SOCKET", address)
         systemd.ready()
     monkeypatch.setenv("WATCHDOG_USEC", "1000")
     monkeypatch.setenv("WATCHDOG_PID", "1")
-    with systemd.watched():  # it is another process that is watched
+    with systemd.watched():  # The watchdog is meant for another process.
         pass
 
 
 async def test_a_closed_terminal_is_no_reload(tmp_path: Path) -> None:
-    """Who closes the window ends the server, as without SIGHUP's other meaning; before that, it reads settings."""
+    """SIGHUP from a closed terminal stops the server; any other SIGHUP reloads the settings."""
     main, terminal = pty.openpty()
     try:
         async with served(tmp_path, stdin=terminal) as it:
@@ -143,7 +146,10 @@ async def test_a_closed_terminal_is_no_reload(tmp_path: Path) -> None:
 
 
 async def test_a_renewed_certificate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Security 2: after a reload new connections get the new one; a bad one is told, and the last good one stays."""
+    """Security 2: after a reload, new connections get the renewed certificate.
+
+    If the new file is invalid, the last valid certificate stays in use and the problem is logged.
+    """
     files = make_files(tmp_path)
     chain = tmp_path / "chain.pem"
     chain.write_bytes(files.self_signed.read_bytes())
@@ -171,10 +177,13 @@ async def test_a_renewed_certificate(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 class TestReading:
-    """What a reload does with what it reads."""
+    """Which settings a reload changes."""
 
     def test_only_what_can_change_does(self, caplog: pytest.LogCaptureFixture) -> None:
-        """The rest is named as needing a restart; the names alone are logged."""
+        """A reload applies the settings that can change at run time.
+
+        The names of the others are logged as needing a restart, without values.
+        """
         caplog.set_level(logging.INFO, "taskqueue")
         old = settings()
         new = settings(drain=9.0, grace=3.0, origins=frozenset({"https://a"}), host="::1", port=7)
@@ -188,7 +197,7 @@ class TestReading:
         assert set(live.__dict__["settings"].split()) == {"drain", "grace", "origins"}
 
     def test_bad_settings_change_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
-        """The server goes on with those that it has."""
+        """If the new settings are invalid, the current settings stay in force."""
 
         def read() -> Settings:
             raise ConfigurationError("invalid settings: TASKQUEUE_DRAIN: no number")
@@ -200,7 +209,7 @@ class TestReading:
         assert "TASKQUEUE_DRAIN" in caplog.records[0].__dict__["reason"]
 
     def test_the_level_of_logs_changes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """From the next line on; logs that the application set up itself are left alone."""
+        """A reload changes the log level, unless the application has set up logging itself."""
         ours = logging.getLogger("taskqueue")
         monkeypatch.setattr(ours, "handlers", [])
         monkeypatch.setattr(logging.getLogger(), "handlers", [])
@@ -213,11 +222,14 @@ class TestReading:
         assert ours.level == logging.ERROR
 
     def test_what_may_change_is_a_setting(self) -> None:
-        """No name is left behind when a setting goes."""
+        """Every setting that a reload can change is an existing setting."""
         assert set(Settings.model_fields) >= LIVE
 
     def test_settings_reach_another_process_whole(self) -> None:
-        """Secrets, paths and sets included; the environment there changes none of them."""
+        """Settings that are passed to another process arrive unchanged, including secrets, paths and sets.
+
+        The environment of the other process does not change them.
+        """
         told = settings(
             port=7,
             token=SecretStr("secret"),

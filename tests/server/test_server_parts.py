@@ -1,4 +1,4 @@
-"""What other packages bring into the server is held to the same rules as what it has itself."""
+"""Server extensions of other packages follow the same rules as the built-in parts of the server."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.server.support import http, problem, running, settings
 
 
 async def greet(call: RequestContext) -> Response:
-    """Greet by what the part brought."""
+    """Return the greeting from the state of the extension."""
     call.demand(call.request.path_params["who"].replace("/", "."))
     return answer({"said": call.context.extension_state["greeting"]})
 
 
 async def page(call: RequestContext) -> Response:
-    """Show it."""
+    """Render the page of the extension."""
     return await render(call, "greeting.html", who="<b>you</b>")
 
 
@@ -59,10 +59,10 @@ PAGE = Operation(
 
 
 class Steps(list[str]):
-    """What happened, in order."""
+    """A list of what happened, in order."""
 
     def part(self, **changes: Any) -> Extension:
-        """A part that notes when it is opened, entered and left."""
+        """Return an extension that records when it is opened, entered and left."""
 
         @asynccontextmanager
         async def entered() -> AsyncIterator[str]:
@@ -79,20 +79,20 @@ class Steps(list[str]):
 
 
 class Store(MemoryBackend):
-    """Notes its end."""
+    """A memory backend that records when it is closed."""
 
     def __init__(self, steps: Steps) -> None:
         super().__init__()
         self._steps = steps
 
     async def aclose(self) -> None:
-        """Close, and say so."""
+        """Record the close."""
         self._steps.append("closed")
         await super().aclose()
 
 
 async def test_a_part_lives_within_the_life_of_the_server() -> None:
-    """Fault E4: it is there before the first request, and has left before the backend is closed."""
+    """Fault E4: an extension is entered before the first request, and left before the backend is closed."""
     steps = Steps()
     async with running(Store(steps), extensions=[steps.part()]) as it, http(it) as client:
         assert steps == ["opened", "entered"]
@@ -101,7 +101,10 @@ async def test_a_part_lives_within_the_life_of_the_server() -> None:
 
 
 async def test_its_operations_obey_the_doors_rules(tmp_path: Path) -> None:
-    """Security 2, fault K1: 401 without a token, 403 without the key, and no parameter that is not known."""
+    """Security 2, fault K1: operations of an extension require a token (401) with the key (403).
+
+    Unknown parameters are refused.
+    """
     path = write(tmp_path / "tokens.toml", entry(A, "a", keys=["a.b"]), entry(B, "b", keys=["b"]))
     async with running(extensions=[Steps().part()], tokens_file=path) as it, http(it) as client:
         problem(await client.get("/greetings/a%2Fb"), 401, "unauthenticated")
@@ -114,7 +117,10 @@ async def test_its_operations_obey_the_doors_rules(tmp_path: Path) -> None:
 
 
 async def test_its_operations_are_described_and_counted() -> None:
-    """Fault K6: as those of the server, under the path that people are told."""
+    """Fault K6: operations of an extension appear in the OpenAPI document and in the metrics.
+
+    In both, they have the same path template.
+    """
     part = Steps().part(tags={"greetings": "Be polite."})
     async with running(extensions=[part]) as it, http(it) as client:
         told = (await client.get("/v1/openapi.json")).json()
@@ -132,7 +138,10 @@ async def test_its_operations_are_described_and_counted() -> None:
 async def test_its_pages_are_pages_of_the_dashboard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault K5: escaped, under the same policy, with a link from every page; who is unknown says who one is first."""
+    """Fault K5: a page of an extension is escaped, has the same content policy, and is linked from every page.
+
+    A visitor without a session is redirected to the sign-in page.
+    """
     templates = tmp_path / "greetings_of_a_test" / "templates"
     templates.mkdir(parents=True)
     (templates.parent / "__init__.py").touch()
@@ -173,13 +182,13 @@ async def test_its_pages_are_pages_of_the_dashboard(
     ],
 )
 def test_no_part_takes_anothers_place(extensions: list[Extension]) -> None:
-    """Neither another's name nor a path that is somebody's already."""
+    """An extension whose name or path is already in use is refused."""
     with pytest.raises(ConfigurationError, match=r"use the (name|path)"):
         create_app(MemoryBackend(), settings(), extensions)
 
 
 async def test_a_part_that_cannot_work_ends_the_server() -> None:
-    """Fault E4: at once and with its reason, whether that is found early or late, and nothing stays open."""
+    """Fault E4: an extension that fails to open stops the server with its reason, and the backend is closed."""
 
     def lacks(_: ServerContext) -> AbstractAsyncContextManager[object]:
         raise CapabilityMissing("it needs slots")
@@ -200,17 +209,17 @@ async def test_a_part_that_cannot_work_ends_the_server() -> None:
 
 
 class TestNames:
-    """Parts are found by the names that the settings have, which every process of a server is told."""
+    """Extensions are found by the names in the settings, which are passed to every server process."""
 
     def found(self, monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
-        """Have these installed, and no others."""
+        """Make these the only installed entry points."""
         points = [
             EntryPoint(name, value, extensions.EXTENSIONS_GROUP) for name, value in values.items()
         ]
         monkeypatch.setattr(extensions, "entry_points", lambda **_: points)
 
     def test_in_the_order_of_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Each once, and only what was named is imported."""
+        """Extensions are loaded once each and in the order of their names; only those in the settings are imported."""
         here = f"{__name__}:"
         self.found(monkeypatch, b=here + "made", a=here + "made_too", c="no_such_module:part")
         assert [part.name for part in load_extensions(["b", "a", "b"])] == ["other", "greeting"]
@@ -226,14 +235,14 @@ class TestNames:
     def test_what_is_no_part(
         self, monkeypatch: pytest.MonkeyPatch, value: str | None, reason: str
     ) -> None:
-        """Says what is wrong before anything is served."""
+        """An extension that is missing, cannot be imported or has the wrong type is refused at the start."""
         told = {"other": "builtins:dict"} if value is None else {"wanted": value}
         self.found(monkeypatch, **told)
         with pytest.raises(ConfigurationError, match=reason):
             ServerProcess(MemoryBackend(), settings(extensions=frozenset({"wanted"})))
 
     def test_from_the_environment_to_every_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What the first process was told goes to the others as it stands."""
+        """The extensions in the environment of the first process are passed unchanged to the other processes."""
         monkeypatch.setenv("TASKQUEUE_EXTENSIONS", "dispatch, other")
         told = load_settings(Settings)
         assert told.extensions == {"dispatch", "other"}
@@ -242,10 +251,10 @@ class TestNames:
 
 
 def made() -> Extension:
-    """What an entry point leads to."""
+    """Return an extension, as the target of an entry point."""
     return Steps().part()
 
 
 def made_too() -> Extension:
-    """Another one."""
+    """Return another extension, as the target of an entry point."""
     return Steps().part(name="other")

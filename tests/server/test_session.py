@@ -1,4 +1,4 @@
-"""The server's books, without sockets."""
+"""The server side of a worker session, tested without sockets."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.server.sessions import delivery, greeted, ready, refused, said, text
 
 
 class TestGreeting:
-    """How a session begins."""
+    """The start of a session, from the hello of the worker to the welcome of the server."""
 
     def test_a_hello_is_answered_by_a_welcome(self) -> None:
-        """It names the lease and every limit."""
+        """The welcome contains the connection id, the lease and the limits, and the session is then ready."""
         session = greeted(credit=3)
         (frame,) = said(session.welcome("c1", 15.0, "1.2"))
         assert frame["connection_id"] == "c1"
@@ -37,7 +37,7 @@ class TestGreeting:
         assert session.credit == 3
 
     def test_what_was_adopted_is_held_and_the_rest_revoked(self) -> None:
-        """Fault G13: after a reconnect a worker learns of each receipt whether it is still its own."""
+        """Fault G13: after a reconnect, a worker learns for each receipt whether it still holds the delivery."""
         session = greeted(credit=1, holding=["a", "b", "b", "c"])
         welcome, revoke = said(session.welcome("c1", 15.0, "1", [delivery("b")]))
         assert welcome["adopted"] == ["b"]
@@ -46,7 +46,7 @@ class TestGreeting:
         assert isinstance(session.feed(text("ack", receipts=["b"]))[0], SettlementRequested)
 
     def test_a_second_hello_ends_it(self) -> None:
-        """Fault G10: a worker subscribes once."""
+        """Fault G10: a second hello ends the session, because a worker subscribes only once."""
         refused(ready().feed(text("hello", worker_id="w", keys=["k"])), "unexpected")
         waiting = greeted()
         refused(waiting.feed(text("hello", worker_id="w", keys=["k"])), "unexpected")
@@ -57,7 +57,7 @@ class TestGreeting:
         [text("credit", n=1), text("ack", receipts=["a"]), text("ping"), text("bye")],
     )
     def test_nothing_comes_before_the_hello(self, frame: str) -> None:
-        """Fault G9: a frame in the wrong state ends the session, and is told what was missing."""
+        """Fault G9: a frame in the wrong state ends the session, and the error says what was expected."""
         session = ServerSession()
         events = session.feed(frame)
         refused(events, "unexpected")
@@ -67,7 +67,7 @@ class TestGreeting:
         assert said(early)[0]["message"] == "not possible while new"
 
     def test_another_version_is_refused(self) -> None:
-        """With a code of its own, so that a newer worker can tell."""
+        """An unsupported protocol version is refused with its own error code, so that the worker can recognise it."""
         events = ServerSession().feed(text("hello", worker_id="w", keys=["k"], protocol=2))
         refused(events, "unsupported_protocol")
 
@@ -93,7 +93,10 @@ class TestGreeting:
         ],
     )
     def test_bad_names_and_numbers_are_refused(self, hello: dict[str, Any]) -> None:
-        """Faults G9, G10 and K2: names are short and printable, there are 1 to 1000 keys, and no value is repeated."""
+        """Faults G9, G10 and K2: a hello with invalid names, keys or numbers is refused.
+
+        The error does not repeat the invalid value.
+        """
         events = ServerSession().feed(text("hello", **hello))
         refused(events, "invalid_frame")
         (frame,) = said(events)
@@ -101,7 +104,7 @@ class TestGreeting:
         assert "\x1b" not in frame["message"]
 
     def test_the_server_cannot_welcome_twice_or_unasked(self) -> None:
-        """The guards hold for the server's side as well."""
+        """A server that sends a second welcome, or one without a hello, raises `ProtocolViolation`."""
         with pytest.raises(ProtocolViolation):
             ServerSession().welcome("c", 15.0, "1")
         with pytest.raises(ProtocolViolation):
@@ -109,10 +112,10 @@ class TestGreeting:
 
 
 class TestCredit:
-    """A worker never gets more than it asked for."""
+    """A worker never gets more deliveries than it has requested by credit."""
 
     def test_each_delivery_uses_one(self) -> None:
-        """And grants add up."""
+        """Each delivery uses one credit, and grants add up."""
         session = ready(2)
         session.deliver([delivery("a")])
         assert session.credit == 1
@@ -120,21 +123,21 @@ class TestCredit:
         assert session.credit == 6
 
     def test_more_deliveries_than_credit_are_not_sent(self) -> None:
-        """Fault G1: whatever the shell does, at most the credit is out."""
+        """Fault G1: a batch of deliveries beyond the credit is refused as a whole."""
         session = ready(1)
         with pytest.raises(ProtocolViolation):
             session.deliver([delivery("a"), delivery("b")])
         assert session.busy == 0
 
     def test_settling_gives_no_credit_back(self) -> None:
-        """The worker alone knows when it has room again."""
+        """Settling a delivery grants no new credit, because only the worker knows when it has capacity."""
         session = ready(0, "a")
         session.feed(text("ack", receipts=["a"]))
         session.settled({"a": True})
         assert session.credit == 0
 
     def test_the_total_is_limited(self) -> None:
-        """What is held counts as well as what is granted."""
+        """Held deliveries and credit together must not exceed the limit."""
         session = ready(LIMITS.credit - 1, "a")
         refused(session.feed(text("credit", n=1)), "too_much_credit")
         many = [f"r{i}" for i in range(11)]
@@ -143,11 +146,11 @@ class TestCredit:
 
     @pytest.mark.parametrize("n", [0, -1, 10_001, 1.5, "1", None, True])
     def test_odd_grants_are_refused(self, n: object) -> None:
-        """Fault G9: a grant is a number of at least one, within the limit."""
+        """Fault G9: a grant that is not a positive integer within the limit is refused."""
         refused(ready().feed(text("credit", n=n)), "invalid_frame")
 
     def test_none_is_left_while_draining(self) -> None:
-        """A server on its way out delivers nothing."""
+        """A draining session has no credit and refuses deliveries."""
         session = ready(5)
         session.drain(1.0)
         assert session.credit == 0
@@ -156,10 +159,10 @@ class TestCredit:
 
 
 class TestSettling:
-    """Each receipt ends once."""
+    """Each receipt is settled exactly once."""
 
     def test_every_verb(self) -> None:
-        """REV-E1: each verdict is an outcome of its own."""
+        """REV-E1: each kind of outcome is reported as an outcome of its own."""
         session = ready(0, "a", "b", "c", "d", "e")
         held = {d.receipt: d for d in session.held}
         acked = session.feed('{"type":"ack","receipts":["a"],"results":{"a":[1, 2],"x":3}}')
@@ -190,7 +193,7 @@ class TestSettling:
         ],
     )
     def test_unknown_receipts_change_nothing(self, frame: str) -> None:
-        """Law 2 and fault G5: a receipt never issued here, or of another connection, is answered as lost."""
+        """Law 2 and fault G5: a receipt that this session does not hold is answered as lost and changes nothing."""
         session = ready(3, "a")
         (answer,) = said(session.feed(frame))
         assert answer["type"] == "settled"
@@ -199,13 +202,16 @@ class TestSettling:
         assert (session.credit, session.busy) == (3, 1)
 
     def test_a_mixed_batch_is_parted(self) -> None:
-        """Known receipts are settled, unknown ones answered, repeats passed over."""
+        """In one ack, held receipts are settled, unknown ones are answered as lost, and repeats are ignored."""
         events = ready(0, "a").feed(text("ack", receipts=["a", "x", "a"]))
         assert [type(event) for event in events] == [SettlementRequested, SendFrames]
         assert said(events) == [{"type": "settled", "lease_lost": ["x"]}]
 
     def test_twice_is_once(self) -> None:
-        """Fault G5: a repeat under way shares the answer, and after it the receipt is unknown."""
+        """Fault G5: a second settlement shares the response of the first one while that is in progress.
+
+        After the response, the receipt is unknown.
+        """
         session = ready(0, "a")
         session.feed(text("ack", receipts=["a"]))
         assert session.feed(text("redeliver", receipts=["a"])) == []
@@ -213,7 +219,10 @@ class TestSettling:
         assert said(session.feed(text("ack", receipts=["a"])))[0]["lease_lost"] == ["a"]
 
     def test_revoked_receipts_are_gone(self) -> None:
-        """Settling them is answered as lost; what is under way gets its answer from that."""
+        """After a revoke, settling the receipt is answered as lost.
+
+        A settlement that was already in progress is not revoked.
+        """
         session = ready(0, "a", "b")
         session.feed(text("ack", receipts=["b"]))
         assert said(session.revoke(["a", "b", "x"])) == [{"type": "revoke", "receipts": ["a"]}]
@@ -221,13 +230,13 @@ class TestSettling:
         assert session.busy == 1
 
     def test_moved_receipts_are_gone_without_a_word(self) -> None:
-        """The worker has them on its other connection."""
+        """Receipts that moved to another connection of the same worker are removed without a frame to the worker."""
         session = ready(0, "a")
         session.forget(["a", "x"])
         assert session.busy == 0
 
     def test_progress_settles_nothing(self) -> None:
-        """A number from 0 to 1 or a text."""
+        """Progress is a number from 0 to 1 or a text, and does not settle the delivery."""
         session = ready(0, "a")
         (held,) = session.held
         assert session.feed(text("progress", receipt="a", value=0.5)) == [Progressed(held, 0.5)]
@@ -236,18 +245,18 @@ class TestSettling:
         refused(session.feed(text("progress", receipt="a", value=1.5)), "invalid_frame")
 
     def test_progress_of_what_is_being_settled(self) -> None:
-        """It comes too late to be noted, and the receipt is not lost (fault M5)."""
+        """Progress of a delivery whose settlement is in progress is ignored, and the receipt is not lost (fault M5)."""
         session = ready(0, "a")
         session.feed(text("ack", receipts=["a"]))
         assert session.feed(text("progress", receipt="a", value=0.5)) == []
 
     def test_a_result_that_is_too_large_is_refused(self) -> None:
-        """The limit holds for each result, not only for the frame."""
+        """A result beyond the size limit is refused, even if the frame is within its limit."""
         frame = text("ack", receipts=["a"], results={"a": "x" * LIMITS.result})
         refused(ready(0, "a").feed(frame), "invalid_frame")
 
     def test_many_receipts_make_frames_within_the_limit(self) -> None:
-        """Fault G9: replies to the longest and oddest receipts stay below the frame limit."""
+        """Fault G9: responses about many receipts of maximum length are split into frames within the size limit."""
         odd = ["\u0001" * 195 + f"{i:05}" for i in range(800)]
         events = ready().feed(text("ack", receipts=odd))
         assert len(events) > 1
@@ -258,10 +267,10 @@ class TestSettling:
 
 
 class TestEnding:
-    """Draining and closing."""
+    """The end of a session by draining or closing."""
 
     def test_draining_still_settles(self) -> None:
-        """Said once; verdicts count until the end."""
+        """A drain is announced once, and outcomes are accepted until the session ends."""
         session = ready(5, "a")
         assert said(session.drain(2.0)) == [{"type": "drain", "seconds": 2.0}]
         assert session.drain(2.0) == []
@@ -270,19 +279,19 @@ class TestEnding:
         assert session.busy == 0
 
     def test_bye_closes_and_keeps_the_books(self) -> None:
-        """What is still held is known, so that it can go back."""
+        """After a bye the session still lists its held deliveries, so that they can return to the queue."""
         session = ready(5, "a")
         assert session.feed(text("bye")) == [WorkerLeft()]
         assert session.state is ServerSessionState.CLOSED
         assert len(session.held) == 1
 
     def test_a_reason_fits_into_a_close(self) -> None:
-        """A close frame has room for 123 bytes of reason; a longer one is cut, not refused (fault M5)."""
+        """A close reason is cut to the 123 bytes that fit into a close frame (fault M5)."""
         _, hangup = ready().refuse("r" * 200, "why")
         assert hangup == CloseSocket(CLOSE_PROTOCOL, "r" * 123)
 
     def test_a_closed_session_hears_and_says_nothing(self) -> None:
-        """Fault G10: frames after the end are passed over."""
+        """Fault G10: a closed session ignores incoming frames and sends nothing."""
         session = ready(5, "a", "b")
         session.feed(text("ack", receipts=["a"]))
         session.close()

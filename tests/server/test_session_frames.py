@@ -1,4 +1,4 @@
-"""Frames of the server's session: what goes out, how full they are, and what must not come in."""
+"""The frames that a server session sends, and the frames that it refuses."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.server.sessions import delivery, ready, refused, said, text
 
 
 class TestFrames:
-    """What goes out, and what must not come in."""
+    """Encoding of outgoing frames and validation of incoming ones."""
 
     def test_large_deliveries_are_shared_out_over_frames(self) -> None:
-        """Each frame is within the limit, and tells which deliveries are in it."""
+        """Large deliveries are split into several frames within the size limit, each with its list of deliveries."""
         payload = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
         out = list(ready(10).deliver([delivery(f"r{i}", payload) for i in range(7)]))
         assert [len(sent) for _, sent in out] == [3, 3, 1]
@@ -34,7 +34,7 @@ class TestFrames:
             assert [d.receipt for d in decoded.deliveries] == [d.receipt for d in sent]
 
     def test_what_is_usual_is_left_out(self) -> None:
-        """A first delivery of a plain task says what it is, and nothing of what it is not (fault M5)."""
+        """A frame omits every field that has its default value (fault M5)."""
         ((frame, _),) = ready(1).deliver([delivery("a")])
         assert msgspec.json.decode(frame) == {
             "type": "deliver",
@@ -49,7 +49,7 @@ class TestFrames:
         }
 
     def test_what_was_left_out_is_usual(self) -> None:
-        """A peer that names none of what may be missing means no credit, no number and no loss (fault M5)."""
+        """A missing optional field of a frame has its default value: no credit, number 0 and no losses (fault M5)."""
         hello: Any = decode_client(text("hello", worker_id="w", keys=["k"]))
         assert (hello.credit, hello.token, hello.holding) == (0, None, [])
         ping: Any = decode_client(text("ping"))
@@ -63,23 +63,23 @@ class TestFrames:
         assert (wire.losses, wire.prior, wire.shard, wire.shard_changed) == (0, 0, None, False)
 
     def test_a_bad_field_is_named(self) -> None:
-        """Who wrote a bad frame is told which field it is, and what it should be (fault M5)."""
+        """The error about a bad frame names the field and the expected type (fault M5)."""
         (frame,) = said(ready().feed(text("credit", n=1.5)))
         assert frame["message"] == "Expected `int`, got `float` - at `$.n`"
 
     def test_payloads_go_out_as_they_are(self) -> None:
-        """Bytes are spliced, not encoded anew."""
+        """The bytes of a payload are copied into the frame unchanged."""
         ((frame, _),) = ready(1).deliver([delivery("a", b'{"z": 1.50, "a":[ ] }')])
         assert '"payload":{"z": 1.50, "a":[ ] }' in frame
 
     def test_an_unknown_type_is_no_reason_to_part(self) -> None:
-        """It is answered, and the session goes on."""
+        """A frame of unknown type is answered with an error, and the session continues."""
         session = ready()
         assert said(session.feed(text("from_the_future")))[0]["code"] == "unknown_type"
         assert session.state is ServerSessionState.READY
 
     def test_unknown_fields_are_passed_over(self) -> None:
-        """A newer worker may say more."""
+        """Unknown fields of a frame are ignored, because a newer worker may send them."""
         assert ready().feed(text("credit", n=1, colour="red")) == [CreditGranted(1)]
 
     @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ class TestFrames:
         ids=lambda value: str(value)[:40],
     )
     def test_malformed_frames_end_it(self, frame: str | bytes, code: str) -> None:
-        """Fault G9: malformed input is named by a code, and ends the session."""
+        """Fault G9: a malformed frame is answered with an error code and ends the session."""
         session = ready(5, "a")
         events = session.feed(frame)
         assert [type(event) for event in events] == [SendFrames, CloseSocket]
@@ -116,7 +116,7 @@ class TestFrames:
         assert len(session.held) == 1
 
     def test_ping_is_answered_with_its_number(self) -> None:
-        """However large it is."""
+        """A ping is answered with a pong of the same number, however large the number is."""
         session = ready()
         for n in (0, 7, 2**70, -1):
             assert said(session.feed(text("ping", n=n)))[0].get("n", 0) == n
@@ -124,7 +124,7 @@ class TestFrames:
         assert said(session.ping()) == [{"type": "ping", "n": 1}]
 
     def test_degraded_and_back(self) -> None:
-        """Said to those only who were welcomed."""
+        """Only a welcomed session can be notified of an outage and of its end."""
         session = ready()
         assert said(session.degraded(ok=False, reason="r")) == [{"type": "degraded", "reason": "r"}]
         assert said(session.degraded(ok=True)) == [{"type": "degraded", "ok": True}]

@@ -1,6 +1,6 @@
-"""Whatever a worker sends: the books stay right and nothing is raised.
+"""Fuzz tests of the server session: random frames never raise an exception or corrupt the state.
 
-``TASKQUEUE_FUZZ_FRAMES`` sets how many frames are sent; a failing example is replayed from its seed.
+``TASKQUEUE_FUZZ_FRAMES`` sets how many frames are sent; a failing example can be repeated with its seed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ BROKEN = [
 
 
 class Driver:
-    """A session, a model of what it must hold, and a peer without manners."""
+    """A session, a model of the deliveries that it must hold, and a source of valid and invalid frames."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -113,10 +113,8 @@ class Driver:
         self.issued = 0
         self.greeted = False
 
-    # What comes
-
     def any_value(self, depth: int = 0) -> Any:
-        """Any JSON value, of a few levels."""
+        """Return a random JSON value of limited depth."""
         choice = self.random.randrange(9 if depth < 3 else 7)
         simple = [
             None,
@@ -137,14 +135,14 @@ class Driver:
         }
 
     def receipt(self) -> str:
-        """A receipt that is held, or one that is not."""
+        """Return a random receipt, which the session may or may not hold."""
         known = sorted(self.held | self.pending)
         if known and self.random.random() < 0.7:
             return self.random.choice(known)
         return self.random.choice(["r0", "nobody", f"r{self.random.randrange(50)}", "😀" * 50])
 
     def proper(self) -> dict[str, Any]:
-        """A frame as the protocol has it, though perhaps not now."""
+        """Return a valid frame, which may still be wrong in the current state."""
         some = [self.receipt() for _ in range(self.random.randrange(4))]
         frames: list[dict[str, Any]] = [
             {"type": "credit", "n": self.random.randrange(1, 30)},
@@ -165,7 +163,7 @@ class Driver:
         return self.random.choice(frames)
 
     def data(self) -> str | bytes:
-        """A message: proper, altered or broken."""
+        """Return a message: a valid frame, an altered frame, or broken data."""
         if self.random.random() >= self.rudeness:
             return msgspec.json.encode(self.proper()).decode()
         kind = self.random.random()
@@ -188,10 +186,8 @@ class Driver:
             return "".join(text)
         return msgspec.json.encode(frame).decode()
 
-    # What must hold
-
     def step(self) -> None:
-        """One message, one act of the server, and all that must hold."""
+        """Feed one message, perform one action of the server, and check the state of the session."""
         if self.session.state is ServerSessionState.CLOSED:
             self.check_silence()
             self.__init__(self.random.randrange(2**63))  # type: ignore[misc]
@@ -204,7 +200,7 @@ class Driver:
         assert {d.receipt for d in self.session.held} == self.held
 
     def check(self, event: Event) -> None:
-        """What an event may say."""
+        """Check an event and update the model."""
         match event:
             case SendFrames(text):
                 self.check_text(text)
@@ -224,7 +220,7 @@ class Driver:
                 pass
 
     def greet(self, hello: Hello) -> None:
-        """Once, and only what is adopted is held."""
+        """Welcome the worker, which must not have been welcomed before, and adopt a random part of its receipts."""
         assert not self.greeted
         self.greeted = True
         adopted = [r for r in dict.fromkeys(hello.holding) if self.random.random() < 0.5]
@@ -234,30 +230,30 @@ class Driver:
         self.granted = hello.credit
 
     def check_claim(self, deliveries: tuple[Delivery, ...]) -> None:
-        """Only what is held is settled."""
+        """Check that only held deliveries are settled, each once."""
         receipts = [d.receipt for d in deliveries]
         assert receipts
         assert len(set(receipts)) == len(receipts)
-        assert self.held.issuperset(receipts), "a settlement of what is not held"
+        assert self.held.issuperset(receipts), "a delivery was settled that is not held"
         self.held.difference_update(receipts)
         self.pending.update(receipts)
 
     def check_text(self, text: str) -> None:
-        """The worker can read it."""
+        """Check that a frame is within the size limit and can be decoded."""
         assert len(text.encode()) <= LIMITS.frame
         decode_server(text)
 
     def check_silence(self) -> None:
-        """A closed session is deaf and dumb."""
+        """Check that a closed session ignores messages and sends nothing."""
         assert self.session.feed(self.data()) == []
         assert self.session.ping() == []
 
     def delivery(self, receipt: str) -> Delivery:
-        """A delivery with this receipt."""
+        """Return a delivery with this receipt."""
         return Delivery(task=Task(key="k", id="t"), receipt=receipt, attempt=1, delivered_at=1.0)
 
     def act(self) -> None:
-        """What the server may do at any time."""
+        """Perform a random action of the server: deliver, settle, revoke or drain."""
         if not self.greeted or self.session.state is ServerSessionState.CLOSED:
             return
         texts: list[str] = []
@@ -295,9 +291,10 @@ class Driver:
 )
 @given(st.integers(0, 2**63), st.just(PER_EXAMPLE) | st.integers(1, PER_EXAMPLE))
 def test_no_frame_does_harm(seed: int, frames: int) -> None:
-    """Fault G9: nothing is raised in any state, and the books stay right.
+    """Fault G9: no frame raises an exception in any state, and the session agrees with the model.
 
-    Nothing is settled that is not held, credit is never negative, every reply can be read and is within the limit.
+    Only held deliveries are settled, the credit is never negative, and every response can be decoded and is within
+    the size limit.
     """
     driver = Driver(seed)
     for _ in range(frames):

@@ -1,4 +1,4 @@
-"""The socket over the wire: delivery, settlement, credit, and the ways it can end."""
+"""The worker socket of a real server: delivery, settlement and credit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.server.support import eventually, receipts, running
 
 
 class TestWork:
-    """What a worker is for."""
+    """A worker receives tasks and settles them."""
 
     async def test_a_worker_receives_and_acks(self) -> None:
-        """REV-E6, E7 and G5: one socket serves all keys of a worker, which settles on the same connection."""
+        """REV-E6, E7 and G5: one socket serves all keys of a worker, and the worker settles on the same socket."""
         async with running() as it:
             await it.publish("a", "b", key="k1")
             await it.publish("c", key="k2")
@@ -36,7 +36,7 @@ class TestWork:
             assert (await it.ledger("k2")).done == 1
 
     async def test_tasks_come_as_they_are_published(self) -> None:
-        """A waiting worker gets a new task at once, whole."""
+        """A worker with unused credit gets a new task as soon as it is published, with all its fields."""
         async with running() as it, it.worker(credit=1) as worker:
             await asyncio.sleep(0)
             await it.publish("a", payload=b'{"n": 1.50}', headers={"h": "v"}, tenant="t")
@@ -47,7 +47,7 @@ class TestWork:
             assert got["task"]["tenant"] == "t"
 
     async def test_redeliver_comes_back_at_once_with_the_same_attempt(self) -> None:
-        """REV-E1 and law 3: handing back is no failure."""
+        """REV-E1 and law 3: a redelivered task comes back at once with the same attempt number and no loss."""
         async with running() as it, it.worker(credit=2) as worker:
             await it.publish("a")
             (got,) = await worker.deliveries(1)
@@ -57,7 +57,10 @@ class TestWork:
             assert again["receipt"] != got["receipt"]
 
     async def test_retry_follows_the_policy_of_the_queue(self) -> None:
-        """D3, REV-E1 and law 9: a failed attempt is tried again by the settings in force, then set aside."""
+        """D3, REV-E1 and law 9: a failed task is retried by the current retry policy of its queue.
+
+        When the policy allows no further attempt, the task becomes a dead letter.
+        """
         backend = MemoryBackend()
         policy = RetryPolicy(base=0.01, jitter=0, max_attempts=2)
         async with running(backend) as it, it.worker(credit=5) as worker:
@@ -74,7 +77,7 @@ class TestWork:
             assert [failure.error for failure in letter.history] == ["boom", "boom again"]
 
     async def test_retry_with_a_delay_waits_so_long(self) -> None:
-        """The worker's own delay wins over the policy's."""
+        """A delay in the retry frame overrides the retry policy of the queue."""
         async with running() as it, it.worker(credit=5) as worker:
             await it.publish("a")
             (got,) = await worker.deliveries(1)
@@ -83,7 +86,7 @@ class TestWork:
             assert await it.count(State.SCHEDULED) == 1
 
     async def test_dead_letter_keeps_reason_and_error(self) -> None:
-        """A human will want to know both."""
+        """A dead letter keeps the reason and the error that the worker sent."""
         async with running() as it, it.worker(credit=5) as worker:
             await it.publish("a")
             (got,) = await worker.deliveries(1)
@@ -93,7 +96,7 @@ class TestWork:
             assert (letter.reason, letter.history[-1].error) == ("no", "why")
 
     async def test_progress_is_noted(self) -> None:
-        """And seen in the task's status."""
+        """Progress that a worker reports appears in the status of the task."""
         async with running() as it, it.worker(credit=5) as worker:
             await it.publish("a")
             (got,) = await worker.deliveries(1)
@@ -106,7 +109,7 @@ class TestWork:
             await eventually(noted)
 
     async def test_cancel_takes_a_running_task_away(self) -> None:
-        """Fault F21: the worker is told, and a verdict that comes late changes nothing."""
+        """Fault F21: a worker whose running task is cancelled gets a revoke, and its later outcome changes nothing."""
         async with running() as it, it.worker(credit=5) as worker:
             await it.publish("a")
             (got,) = await worker.deliveries(1)
@@ -118,7 +121,7 @@ class TestWork:
             assert await it.count(State.CANCELLED) == 1
 
     async def test_hundreds_of_acks_are_settled_in_few_calls(self) -> None:
-        """What has queued up while the store answers is settled in one call."""
+        """Acks that arrive while the store is busy are settled together in one call."""
         calls: list[int] = []
 
         class Counting(MemoryBackend):
@@ -144,10 +147,10 @@ class TestWork:
 
 
 class TestCredit:
-    """Flow control."""
+    """Flow control by credit."""
 
     async def test_no_more_than_granted(self) -> None:
-        """Fault G1: in flight never exceeds what the worker has asked for, which may be nothing."""
+        """Fault G1: a worker never has more deliveries than the credit it has granted, even if that is 0."""
         async with running() as it:
             await it.publish(*(f"t{i}" for i in range(20)))
             async with it.worker() as worker:
@@ -170,10 +173,13 @@ class TestCredit:
 
 
 class TestStaleReceipts:
-    """Fault G5 and law 2: what is not held changes nothing."""
+    """Fault G5 and law 2: a receipt that the worker does not hold changes nothing."""
 
     async def test_what_is_not_held(self) -> None:
-        """Of another connection, made up, or settled already: answered as lost, and nothing has changed."""
+        """A receipt of another connection, an invented one and a settled one are answered as lost.
+
+        They change nothing.
+        """
         async with running() as it, it.worker("w1", credit=1) as one, it.worker("w2") as two:
             await it.publish("a")
             receipt = receipts(await one.deliveries(1))
@@ -188,7 +194,7 @@ class TestStaleReceipts:
             assert await it.count(State.DONE) == 1
 
     async def test_after_a_disconnect(self) -> None:
-        """What was handed back is somebody else's."""
+        """Receipts from before a disconnect are revoked and answered as lost."""
         async with running() as it:
             await it.publish("a")
             async with it.worker(credit=1) as worker:
@@ -202,7 +208,7 @@ class TestStaleReceipts:
 
 
 async def test_deliveries_are_shared_out_by_credit() -> None:
-    """Two workers on one key each get what they asked for and no task comes twice."""
+    """Two workers with the same key get as many tasks as their credit allows, and no task is delivered twice."""
     async with (
         running() as it,
         it.worker("w1", credit=30) as one,
@@ -214,7 +220,7 @@ async def test_deliveries_are_shared_out_by_credit() -> None:
 
 
 async def test_one_byte_at_a_time() -> None:
-    """Fault G10: a frame in many fragments is one frame."""
+    """Fault G10: a message that is sent in many fragments is read as one frame."""
     async with running() as it, it.worker(credit=1) as worker:
         await it.publish("a")
         (got,) = await worker.deliveries(1)
@@ -223,7 +229,7 @@ async def test_one_byte_at_a_time() -> None:
 
 
 async def test_the_task_is_rebuilt_from_what_was_sent() -> None:
-    """Every field of a task survives the way from publisher to worker."""
+    """A delivery contains every field of the published task."""
     task = Task(key="k", id="t", payload=b"[1]", headers={"a": "b"}, priority=7, tenant="x")
     async with running() as it, it.worker(credit=1) as worker:
         await it.backend.publisher.publish(task)

@@ -1,4 +1,4 @@
-"""The ways a socket can end, and the ways back."""
+"""The ways in which a worker socket can end, and how a worker reconnects."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ pytestmark = pytest.mark.fast_clock
 
 
 class TestEnds:
-    """E7: whatever is not settled goes back, however the socket ends."""
+    """E7: unsettled tasks return to the queue, however the socket ends."""
 
     @pytest.mark.parametrize("how", ["bye", "close", "leave", "garbage", "binary", "utf8", "size"])
     async def test_an_orderly_end_releases_at_once(self, how: str) -> None:
-        """REV-E3, E7, faults G8 and G9: at once, and not as a loss, long before any grace or lease is over."""
+        """REV-E3, E7, faults G8 and G9: after an orderly end, unsettled tasks return at once and do not count as lost.
+
+        They wait neither for the grace nor for the end of the lease.
+        """
         async with (
             running(grace=30, lease=30) as it,
             it.worker("w2", credit=2) as other,
@@ -56,7 +59,10 @@ class TestEnds:
 
     @pytest.mark.parametrize("how", ["killed", "4000", "1011", "no code"])
     async def test_a_broken_socket_waits_for_the_grace(self, how: str) -> None:
-        """D4 and fault G13: a crash counts one loss, and the tasks are back after the grace, once."""
+        """D4 and fault G13: after a broken connection, tasks return to the queue once, when the grace is over.
+
+        Each counts as lost once.
+        """
         async with running(grace=2, lease=30) as it:
             await it.publish("a")
             async with it.worker("w1", credit=2) as worker:
@@ -79,7 +85,10 @@ class TestEnds:
                 assert (again["attempt"], again["losses"]) == (1, 1)
 
     async def test_silence_is_the_end(self) -> None:
-        """D4, faults G3 and G10: who says nothing whole for a lease is closed, and its tasks go to others as lost."""
+        """D4, faults G3 and G10: a worker that sends no complete message for a lease is disconnected.
+
+        Its task returns to the queue and counts as lost.
+        """
         async with running(lease=15, grace=0.5) as it:
             await it.publish("a")
             async with it.worker("w1", credit=1) as worker:
@@ -94,18 +103,18 @@ class TestEnds:
             assert status.losses == 1
 
     async def test_pings_keep_a_busy_worker_alive(self) -> None:
-        """Fault F22: however long a task runs, it stays with its live worker."""
+        """Fault F22: a worker that answers pings keeps its task, however long the task runs."""
         async with running(lease=15, grace=0) as it, it.worker(credit=1) as worker:
             await it.publish("a")
             (got,) = await worker.deliveries(1)
-            for n in range(1, 13):  # four leases
+            for n in range(1, 13):  # four leases with three pings each
                 assert (await worker.frame("ping", seconds=6))["n"] == n
                 await worker.send("pong", n=n)
             await worker.send("ack", receipts=[got["receipt"]])
             assert await worker.settled(1) == ([got["receipt"]], [])
 
     async def test_outcomes_sent_before_the_end_still_count(self) -> None:
-        """A worker may settle, say bye and go, however long the store takes."""
+        """Outcomes that a worker sent before its bye are stored, even if the store is slow."""
         async with running(Flaky(slowness=0.05)) as it:
             await it.publish(*(f"t{i}" for i in range(50)))
             async with it.worker(credit=50) as worker:
@@ -116,7 +125,7 @@ class TestEnds:
             assert await it.count(State.DONE) == 50
 
     async def test_closing_while_the_server_sends(self) -> None:
-        """Fault G13: a socket that closes under fire loses nothing and doubles nothing."""
+        """Fault G13: if a socket closes while the server is sending, no task is lost or duplicated."""
         async with running(grace=0.05) as it:
             payload = b'"' + b"x" * 20_000 + b'"'
             await it.publish(*(f"t{i}" for i in range(300)), payload=payload)
@@ -132,10 +141,10 @@ class TestEnds:
 
 
 class TestHandover:
-    """A worker that comes back in time keeps what it runs."""
+    """A worker that reconnects in time keeps its running tasks."""
 
     async def test_after_a_break(self) -> None:
-        """E7: within the grace the deliveries wait, and the new connection settles them with the old receipts."""
+        """E7: within the grace, a reconnected worker can settle its tasks with the old receipts."""
         async with running(grace=30) as it:
             await it.publish("a", "b")
             async with it.worker("w", credit=2) as worker:
@@ -149,7 +158,10 @@ class TestHandover:
             assert await it.count(State.DONE) == 2
 
     async def test_before_the_server_has_noticed(self) -> None:
-        """Fault G3: a worker may be back while its old socket still looks alive; that one then lets go."""
+        """Fault G3: a worker can adopt its tasks while the server still considers its old socket alive.
+
+        When the old socket ends, the tasks stay with the new one.
+        """
         async with running(grace=0, lease=30) as it:
             await it.publish("a")
             async with it.worker("w", credit=1) as old:
@@ -163,7 +175,7 @@ class TestHandover:
             assert (await it.ledger()).done == 1
 
     async def test_adopted_ones_return_with_their_new_connection(self) -> None:
-        """The old connection's end no longer touches them, the new one's does."""
+        """Adopted tasks return to the queue after the end of the new connection, not of the old one."""
         async with running(grace=2) as it:
             await it.publish("a")
             async with it.worker("w", credit=1) as worker:
@@ -177,7 +189,7 @@ class TestHandover:
             await it.reaches(waiting=1)
 
     async def test_another_worker_adopts_nothing(self) -> None:
-        """Fault G5: receipts are bound to the worker's identity."""
+        """Fault G5: a worker cannot adopt the tasks of another worker."""
         async with running(grace=2) as it:
             await it.publish("a")
             async with it.worker("w", credit=1) as worker:
@@ -193,7 +205,10 @@ class TestSharedIdentity:
     """REV-E5 and fault G6: two sockets of one worker."""
 
     async def test_closing_one_leaves_the_other(self) -> None:
-        """It stays registered, keeps what it holds and is served further."""
+        """When one socket closes, the worker stays registered with the other one.
+
+        The other socket keeps its tasks and gets new ones.
+        """
         async with running() as it, it.worker("w", credit=1) as one:
             async with it.worker("w") as two:
                 await it.publish("a")

@@ -1,4 +1,4 @@
-"""Traces and metrics by OpenTelemetry's conventions, from a publisher through a real server to a handler."""
+"""OpenTelemetry traces and metrics, from a publisher through a real server to a handler."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ SECRET = "c4nary"
 
 
 class Collected:
-    """What was exported."""
+    """The spans and metrics that a test has exported."""
 
     def __init__(self) -> None:
         self.spans = InMemorySpanExporter()
         self.reader = InMemoryMetricReader()
 
     def named(self, name: str) -> list[ReadableSpan]:
-        """The spans of one name."""
+        """Return the finished spans with this name."""
         return [span for span in self.spans.get_finished_spans() if span.name == name]
 
     async def one(self, name: str) -> ReadableSpan:
-        """The only span of one name, once it has ended."""
+        """Wait for the only span with this name and return it."""
         await eventually(lambda: self.named(name))
         (span,) = self.named(name)
         return span
 
     def points(self, name: str) -> dict[str, float]:
-        """The sums or counts of a metric, by the operation's name and the kind of its error."""
+        """Return the values of a metric, by operation name followed by the error type if there is one."""
         found: dict[str, float] = {}
         data = self.reader.get_metrics_data()
         for resource in data.resource_metrics if data else ():
@@ -72,7 +72,7 @@ class Collected:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
-    """Providers that are set for one test; a program sets them once."""
+    """Install trace and meter providers for one test, because a process can set them only once."""
     collected = Collected()
     tracing = TracerProvider()
     tracing.add_span_processor(SimpleSpanProcessor(collected.spans))
@@ -90,7 +90,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
 
 @asynccontextmanager
 async def working(it: Running, worker: Worker) -> AsyncIterator[None]:
-    """Run a worker of a server."""
+    """Run a worker that is connected to a server."""
     worker.configure(url=it.server.url)
     serving = asyncio.create_task(worker.serve())
     try:
@@ -101,22 +101,25 @@ async def working(it: Running, worker: Worker) -> AsyncIterator[None]:
 
 
 def linked(span: ReadableSpan) -> set[int]:
-    """The spans that a span is linked to."""
+    """Return the ids of the spans to which a span is linked."""
     return {link.context.span_id for link in span.links}
 
 
 def id_of(span: ReadableSpan) -> int:
-    """A span's id."""
+    """Return the id of a span."""
     assert span.context is not None
     found: int = span.context.span_id
     return found
 
 
 class TestThroughAServer:
-    """A publisher, a server and a worker, each of which may be a program of its own."""
+    """A publisher, a server and a worker, which may be separate programs."""
 
     async def test_one_trace_from_the_publisher_to_the_handler(self, seen: Collected) -> None:
-        """E7: the handler's span is the child of its publisher's and linked to it; the user's own spans stand in it."""
+        """E7: the span of the handler is a child of the publisher's span and linked to it.
+
+        Spans that the handler creates are children of the handler's span.
+        """
         worker = Worker(concurrency=2)
         tracer = trace.get_tracer("user")
 
@@ -174,7 +177,7 @@ class TestThroughAServer:
         assert {"send", "receive", "ack"} <= set(seen.points("messaging.client.operation.duration"))
 
     async def test_errors_have_a_kind_and_no_text(self, seen: Collected) -> None:
-        """Security 15, fault K1: a failed handler's span says what kind of error it was, and no payload or message."""
+        """Security 15, fault K1: the span of a failed handler has the error type, but no payload and no message."""
         worker = Worker()
 
         @worker.task("k")
@@ -194,10 +197,13 @@ class TestThroughAServer:
 
 
 class TestInOneProcess:
-    """Publishers and consumers without a server."""
+    """Publishers and consumers in one process, without a server."""
 
     async def test_batches(self, seen: Collected) -> None:
-        """A batch is one span, linked to that of each publish; one of several queues has no destination."""
+        """A batch call has one span, linked to the span of each publish.
+
+        If the batch contains several queues, the span has no destination name.
+        """
         worker = LocalWorker(backend=InstrumentedBackend(MemoryBackend(), Hooks()))
         backend: Any = worker._backend
         queue = Queue(backend)
@@ -220,7 +226,7 @@ class TestInOneProcess:
             assert linked(span) == {id_of(two), id_of(mixed)}
 
     async def test_a_batch_handler(self, seen: Collected) -> None:
-        """It has one span of its own, linked to those of all publishers."""
+        """A batch handler has one span, which is linked to the spans of all publishers."""
         tasks = [Task(key="k", id=str(n)) for n in range(2)]
         with telemetry.publishing(tuple(tasks)) as carrying:
             pass
@@ -233,7 +239,10 @@ class TestInOneProcess:
         assert not trace.get_current_span().get_span_context().is_valid
 
     async def test_who_carries_a_context_keeps_it(self, seen: Collected) -> None:
-        """A task that was observed before is not observed again; where there is no room for a context none is added."""
+        """A task that already carries a trace context keeps it and gets no new span.
+
+        If the headers have no space left, no context is added.
+        """
         backend = InstrumentedBackend(MemoryBackend(), Hooks())
         known = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "tracestate": "a=b"}
         full = {f"h{n}": "" for n in range(LIMITS.headers)}
@@ -247,17 +256,17 @@ class TestInOneProcess:
         headers = [delivery.task.headers for delivery in got.deliveries]
         assert headers[:3] == [known, full, large]
         assert set(headers[3]) == {"traceparent"}
-        assert all_[3].headers == {}, "the caller's task is as it was"
+        assert all_[3].headers == {}, "the task of the caller is unchanged"
 
     async def test_headers_that_are_no_context(self, seen: Collected) -> None:
-        """Fault K1: whatever a stranger writes there, a task is processed, without a link."""
+        """Fault K1: a task with an invalid trace context is processed without a link."""
         for text in ("", "x", "00-0-0-00", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "ÿ" * 50):
             with telemetry.processing([Task(key="k", headers={"traceparent": text})]):
                 pass
         assert [span.links for span in seen.named("process k")] == [()] * 5
 
     async def test_many_queues(self, seen: Collected) -> None:
-        """Security 16: metrics name so many queues; those of others have no name of a queue."""
+        """Security 16: metrics contain a limited number of queue names; all other queues are counted without a name."""
         for n in range(1000):
             with telemetry.operation("ack", [Task(key=f"q{n}")]):
                 pass
@@ -268,7 +277,7 @@ class TestInOneProcess:
         assert len(metric.data.data_points) == spans.MOST_DESTINATIONS + 1
 
     async def test_failures(self, seen: Collected) -> None:
-        """A call that fails has a span that says so, and raises what it raised."""
+        """A failed call has a span with error status, and the error is raised to the caller."""
         inner = ScriptedBackend()
         inner.publish_errors.append(BackendUnavailable("away"))
         backend = InstrumentedBackend(inner, Hooks())
@@ -282,10 +291,10 @@ class TestInOneProcess:
     async def test_a_provider_that_fails(
         self, when: str, seen: Collected, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Fault K1, law 2: what observes harms nothing: what the store has done is answered, and the log tells."""
+        """Fault K1, law 2: an exception in a telemetry plugin is logged and does not affect the result of a call."""
 
         class Broken(SpanProcessor):
-            """A processor of somebody else's."""
+            """A span processor that raises an exception."""
 
         def fail(*_: object, **__: object) -> None:
             raise ZeroDivisionError
@@ -308,7 +317,7 @@ class TestInOneProcess:
         assert seen.points("messaging.client.sent.messages") == {"send": 1}
 
     async def test_an_empty_receive_is_nothing(self, seen: Collected) -> None:
-        """Waiting for work leaves no spans."""
+        """A receive that returns nothing, and a publish of no tasks, create no span."""
         backend = InstrumentedBackend(MemoryBackend(), Hooks())
         await backend.subscribe(["k"], "w").receive(1, 0)
         await backend.publisher.publish()
@@ -319,10 +328,10 @@ class TestInOneProcess:
 
 
 class TestWithoutIt:
-    """It costs nothing where nobody uses it."""
+    """Without OpenTelemetry there is no overhead."""
 
     def test_nothing_is_imported(self) -> None:
-        """Neither publishing nor working imports it; without the package everything works."""
+        """Publishing and consuming do not import OpenTelemetry, and work if it is not installed."""
         program = """
 import sys
 {block}
@@ -353,11 +362,16 @@ print(any(name.startswith("opentelemetry.") for name in sys.modules))
             assert done.stdout == "False\n"
 
     def test_without_a_provider(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """That it is imported does not mean that anybody listens, and asking is not done each time."""
+        """Without a configured provider, telemetry is inactive.
+
+        The check for a provider is not repeated on every call.
+        """
         provider = telemetry._Provider()
         monkeypatch.setattr(telemetry, "_provider", provider)
         assert not telemetry.active()
-        monkeypatch.setattr(provider, "refresh", lambda _: pytest.fail("asked again at once"))
+        monkeypatch.setattr(
+            provider, "refresh", lambda _: pytest.fail("the provider was checked again at once")
+        )
         assert not telemetry.active()
         with telemetry.operation("receive") as observed, telemetry.processing([]):
             assert observed is None

@@ -1,4 +1,4 @@
-"""Certificates for servers on this machine, good ones and bad ones, made anew for a test run."""
+"""Create valid and invalid TLS certificates for local test servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ authorityKeyIdentifier = keyid
 
 
 class Files(NamedTuple):
-    """Files in PEM. The certificates share one key."""
+    """Paths of PEM files; all certificates use the same key."""
 
     authority: Path
     good: Path
@@ -38,11 +38,11 @@ class Files(NamedTuple):
     key: Path
     other_key: Path
     locked: Path
-    """the same key, with a password"""
+    """the same key as ``key``, encrypted with a password"""
 
 
 def make_files(folder: Path) -> Files:
-    """Make them. Needs the ``openssl`` command."""
+    """Create the certificate files. The ``openssl`` command is required."""
 
     def openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
@@ -61,7 +61,7 @@ def make_files(folder: Path) -> Files:
     certificate("good", _NAMES, *signed)
     certificate("other_host", "subjectAltName=DNS:elsewhere.example", *signed)
     certificate("self_signed", _NAMES)
-    # Only this command of theirs makes certificates of the past, in every version.
+    # In all openssl versions, only the ``ca`` command can create an expired certificate.
     openssl("req", "-new", "-key", "key", "-out", "request", "-subj", "/CN=localhost")
     (folder / "issued").touch()
     (folder / "past.conf").write_text(_PAST, encoding="ascii")

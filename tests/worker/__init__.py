@@ -1,1 +1,1 @@
-"""The worker and its side of the socket."""
+"""Tests of workers: handlers, outcomes, and the client side of the websocket."""

@@ -1,4 +1,4 @@
-"""A scripted server for the worker's tests. Those with the mark ``fast_clock`` do not wait."""
+"""A scripted server for the tests of workers. Tests with the mark ``fast_clock`` do not wait in real time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["pytest_asyncio_loop_factories", "server"]
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[FakeServer]:
-    """Return a listening server."""
+    """Return a server that is listening."""
     fake = FakeServer()
     await fake.start()
     try:

@@ -1,4 +1,4 @@
-"""A server that does exactly what a test tells it to, and a worker that runs beside the test."""
+"""A scripted server, and helpers that run a worker next to a test."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from taskqueue_worker import Worker
 
 F = TypeVar("F", bound=ClientFrame)
 PATIENCE = 30.0
-"""seconds that end a test that hangs"""
+"""seconds after which a hanging test fails"""
 _numbers = itertools.count(1)
 
 
 def work(
     payload: object = None, *, key: str = "work", receipt: str | None = None, attempt: int = 1
 ) -> WireDelivery:
-    """Make a delivery."""
+    """Return a delivery of a new task."""
     number = next(_numbers)
     task = WireTask(id=f"t{number}", key=key, payload=msgspec.Raw(msgspec.json.encode(payload)))
     return WireDelivery(
@@ -70,10 +70,10 @@ def receipts_of(frame: ClientFrame) -> list[str]:
 
 
 class Peer:
-    """One worker's connection, from the server's side."""
+    """The server side of one worker's connection."""
 
     def __init__(self, socket: ServerConnection, hello: Hello) -> None:
-        """Pings are answered and settlements confirmed, as long as ``pongs`` and ``confirms`` say so."""
+        """While ``pongs`` is True, pings are answered; while ``confirms`` is True, settlements are confirmed."""
         self.socket = socket
         self.hello = hello
         self.pongs = True
@@ -85,7 +85,7 @@ class Peer:
     async def welcome(
         self, *, lease: float = 30.0, adopted: list[str] | None = None, **limits: int
     ) -> None:
-        """Welcome the worker; everything that it holds is adopted unless told otherwise."""
+        """Welcome the worker, and adopt all its held receipts unless ``adopted`` is given."""
         await self.send(
             Welcome(
                 connection_id="c1",
@@ -105,20 +105,20 @@ class Peer:
         await self.send(Deliver(deliveries=list(deliveries)))
 
     async def next(self, kind: type[F]) -> F:
-        """Return the next frame of a kind."""
+        """Wait for the next frame of this type and return it."""
         async with asyncio.timeout(PATIENCE):
             frame = await self._queues[kind].get()
         assert isinstance(frame, kind)
         return frame
 
     async def heard(self) -> None:
-        """Wait until the worker has read all that was sent before."""
+        """Wait until the worker has read all frames that were sent before."""
         await self.send(Ping(n=99))
         while (await self.next(Pong)).n != 99:
             pass
 
     def count(self, kind: type[ClientFrame]) -> int:
-        """Say how many frames of a kind came so far."""
+        """Return how many frames of this type have arrived so far."""
         return sum(isinstance(frame, kind) for frame in self.log)
 
     def settled(self) -> list[str]:
@@ -135,7 +135,7 @@ class Peer:
         self.socket.transport.abort()
 
     async def pump(self) -> None:
-        """Read frames until the end."""
+        """Read and store frames until the connection ends."""
         try:
             async for text in self.socket:
                 frame = decode_client(text)
@@ -154,10 +154,10 @@ class Peer:
 
 
 class FakeServer:
-    """Accepts workers, one after another."""
+    """A websocket server that passes each connected worker to the test."""
 
     def __init__(self) -> None:
-        """Not listening yet."""
+        """The server listens after `start`."""
         self.port = 0
         self.refuse: HTTPStatus | None = None
         self.handshakes = 0
@@ -166,11 +166,11 @@ class FakeServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """URL of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen, on the same port as before."""
+        """Listen; after a `close`, use the same port again."""
         self._server = await serve(
             self._serve,
             "127.0.0.1",
@@ -184,19 +184,19 @@ class FakeServer:
         self.port = next(iter(self._server.sockets)).getsockname()[1]
 
     async def close(self) -> None:
-        """Listen no more, and close every connection."""
+        """Stop listening and close every connection."""
         if self._server:
             self._server.close()
             await self._server.wait_closed()
             self._server = None
 
     async def accept(self) -> Peer:
-        """Return the next worker, which has said hello."""
+        """Wait for the next worker that has sent its hello, and return its connection."""
         async with asyncio.timeout(PATIENCE):
             return await self._peers.get()
 
     async def welcomed(self, *, lease: float = 30.0) -> Peer:
-        """Return the next worker, welcomed."""
+        """Wait for the next worker, welcome it, and return its connection."""
         peer = await self.accept()
         await peer.welcome(lease=lease)
         return peer
@@ -218,16 +218,16 @@ class FakeServer:
 
 @asynccontextmanager
 async def running(worker: Worker) -> AsyncIterator[Future[None]]:
-    """Run a worker in a thread with a loop of its own, so that its handlers cannot stop the test.
+    """Run a worker in a thread with its own event loop, so that its handlers cannot block the test.
 
-    The future gets what `Worker.serve` does; the test has to look at its error, if it expects one.
+    The future completes as `Worker.serve` does; a test that expects an error must check it.
     """
     ended: Future[None] = Future()
 
     def serve_it() -> None:
         try:
             asyncio.run(worker.serve())
-        except BaseException as error:  # noqa: BLE001 - it is for the test to judge
+        except BaseException as error:  # noqa: BLE001 - the test checks the error
             ended.set_exception(error)
         else:
             ended.set_result(None)
@@ -243,5 +243,5 @@ async def running(worker: Worker) -> AsyncIterator[Future[None]]:
 
 
 async def outcome(ended: Future[None]) -> BaseException | None:
-    """Wait for the worker's end; return its error."""
+    """Wait for the end of the worker and return its error, or None."""
     return await asyncio.to_thread(ended.exception, PATIENCE)

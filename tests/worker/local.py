@@ -1,4 +1,4 @@
-"""A local worker beside the test, in the same event loop."""
+"""Helpers that run a local worker in the event loop of a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.worker.fake import PATIENCE
 
 @asynccontextmanager
 async def serving(worker: LocalWorker) -> AsyncIterator[asyncio.Task[None]]:
-    """Run a worker; the test has to look at how its task ends, where that matters."""
+    """Run a worker and yield its task; a test that expects an error must check it."""
     task = asyncio.create_task(worker.serve())
     try:
         yield task
@@ -27,16 +27,16 @@ async def serving(worker: LocalWorker) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - whatever the test looks at rings no bell
+        while not condition():  # noqa: ASYNC110 - no event signals an arbitrary condition
             await asyncio.sleep(0.001)
 
 
 async def ledger_when(
     backend: Backend, condition: Callable[[Ledger], object], key: str = "work"
 ) -> Ledger:
-    """Return the queue's ledger once it is so; it must balance at every look."""
+    """Return the ledger of the queue once a condition is true; the ledger must balance at every read."""
     async with asyncio.timeout(PATIENCE):
         while True:
             ledger = await control_of(backend).ledger(key)
@@ -54,7 +54,7 @@ async def publish(backend: Backend, *payloads: object, key: str = "work") -> lis
 
 
 async def status(backend: Backend, task_id: str, key: str = "work") -> TaskStatus:
-    """Return what is known of a task."""
+    """Return the status of a task, which must exist."""
     (found,) = await control_of(backend).statuses(key, task_id)
     assert found is not None
     return found

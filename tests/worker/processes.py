@@ -1,4 +1,4 @@
-"""Workers in processes of their own."""
+"""Run workers in separate processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _PROGRAM = Path(__file__).with_name("program.py")
 
 @asynccontextmanager
 async def program(url: str, *words: str) -> AsyncIterator[Process]:
-    """Run ``program.py`` for a server. It ends with the block at the latest, also where the tests are killed."""
+    """Run ``program.py`` as a worker of a server.
+
+    The process ends with the block at the latest, and also if the test run is killed.
+    """
     with closing(Watchdog("KILL")) as watchdog:
         child = await asyncio.create_subprocess_exec(
             sys.executable, str(_PROGRAM), url, *words, stdout=DEVNULL, stderr=PIPE

@@ -1,4 +1,4 @@
-"""A worker in a process of its own, for tests that end it the hard way. Its argument is the server's address."""
+"""A worker program for tests in which the process ends abnormally; its argument is the URL of the server."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ worker = Worker(sys.argv[1], grace=float(sys.argv[2]) if len(sys.argv) > 2 else 
 
 @worker.task("exit")
 def exit_hard() -> None:
-    """End without a word."""
+    """Exit at once, without any cleanup."""
     os._exit(9)
 
 
 @worker.task("kill")
 def kill() -> None:
-    """End as by the kernel."""
+    """Kill the process, as the kernel does when memory is low."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @worker.task("sys.exit")
 async def exit_softly() -> None:
-    """End as if all were well."""
+    """Exit with a code other than 0, from a coroutine."""
     sys.exit(7)
 
 
 @worker.task("sys.exit.thread")
 def exit_from_thread() -> None:
-    """End as if all were well, from a thread."""
+    """Exit with a code other than 0, from a thread."""
     sys.exit(7)
 
 
 @worker.task("interrupt")
 async def interrupt() -> None:
-    """Do as an operator's Ctrl-C that hits the handler."""
+    """Raise `KeyboardInterrupt`, as if the operator's Ctrl-C had interrupted the handler."""
     raise KeyboardInterrupt
 
 
 @worker.task("sleep")
 async def sleep(seconds: float, context: Context) -> str:
-    """Take a while, and say when it begins."""
+    """Report progress as a sign of the start, then sleep."""
     context.progress(0)
     await asyncio.sleep(seconds)
     return "slept"
@@ -55,7 +55,7 @@ async def sleep(seconds: float, context: Context) -> str:
 
 @worker.task("hang")
 def hang(context: Context) -> None:
-    """Never end, and say when it begins."""
+    """Report progress as a sign of the start, then block the thread."""
     context.progress(0)
     time.sleep(3600)
 

@@ -1,4 +1,4 @@
-"""Moves on a client session without a socket, for its tests."""
+"""Helpers for tests of the client session without a socket."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from taskqueue_core.protocol.frames import (
 
 
 def sent(session: ClientSession) -> list[ClientFrame]:
-    """Return what the session sends now."""
+    """Return the frames that the session sends now."""
     return [decode_client(text) for text in session.outgoing()]
 
 
 def get(session: ClientSession, frame: ServerFrame) -> list[Event]:
-    """Let the session receive a frame."""
+    """Pass a frame to the session and return the events."""
     return session.receive(encode(frame))
 
 
 def welcome(*adopted: str, **limits: int) -> Welcome:
-    """Make a welcome."""
+    """Return a welcome frame."""
     return Welcome(
         connection_id="c1",
         lease=9.0,
@@ -41,7 +41,7 @@ def welcome(*adopted: str, **limits: int) -> Welcome:
 
 
 def ready(capacity: int = 3, **limits: int) -> ClientSession:
-    """Return a session that was welcomed."""
+    """Return a session that has been welcomed."""
     session = ClientSession("w1", ["a", "b"], capacity, "secret")
     session.connected()
     (hello,) = sent(session)
@@ -53,7 +53,7 @@ def ready(capacity: int = 3, **limits: int) -> ClientSession:
 
 
 def reconnected(session: ClientSession, *adopted: str) -> tuple[Hello, list[Event]]:
-    """Break the connection and make a new one; return the hello and what the welcome meant."""
+    """Break the connection and make a new one; return the hello, and the events of the welcome."""
     session.disconnected()
     session.connected()
     (hello,) = sent(session)

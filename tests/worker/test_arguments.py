@@ -1,4 +1,4 @@
-"""Payloads become arguments, or a fault that names fields and shows no values."""
+"""Payloads are converted to arguments of a handler; errors name the fields but never contain values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.worker.fake import work
 
 
 class Order(BaseModel):
-    """A model."""
+    """A model as the type of a parameter."""
 
     id: int
     tags: list[str] = []
@@ -28,56 +28,56 @@ CONTEXT = Context(work(), lambda _receipt, _value: None)
 
 
 def read(function: Callable[..., Any], payload: object) -> dict[str, Any]:
-    """Read a payload for a function."""
+    """Return the arguments of a function for a payload."""
     arguments = Arguments(function)
     return arguments.of([arguments.read(msgspec.json.encode(payload))], [CONTEXT])
 
 
 def fault(function: Callable[..., Any], payload: object) -> str:
-    """Return the fault of a payload."""
+    """Return the error text for an invalid payload."""
     with pytest.raises(InvalidPayload) as caught:
         read(function, payload)
     return str(caught.value)
 
 
 def two(a: int, b: str = "b") -> None:
-    """Take two, one of them optional."""
+    """A handler with two parameters, one of them optional."""
 
 
 def one(value: list[int]) -> None:
-    """Take one."""
+    """A handler with one parameter."""
 
 
 def none() -> None:
-    """Take nothing."""
+    """A handler without parameters."""
 
 
 def anything(value) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 - that is the case
-    """Take one of any kind."""
+    """A handler with one parameter of any type."""
 
 
 def with_context(order: Order, context: Context, *, at: datetime | None = None) -> None:
-    """Take a model, and the context."""
+    """A handler with a model, a context and a keyword-only parameter."""
 
 
 def extras(a: int, **more: int) -> None:
-    """Take whatever comes."""
+    """A handler with additional keyword arguments."""
 
 
 def constrained(n: Annotated[int, Field(gt=0)], kind: Literal["x", "y"] = "x") -> None:
-    """Take a small range."""
+    """A handler whose parameters have constraints."""
 
 
 def awkward(copy: int, _hidden: int, model_config: int) -> None:
-    """Take names that a model could not have."""
+    """A handler whose parameter names would be invalid as field names of a model."""
 
 
 def optional(a: int = 1, b: int = 2) -> None:
-    """Take nothing, if need be."""
+    """A handler with only optional parameters."""
 
 
 def test_an_object_is_spread_by_name() -> None:
-    """Defaults may be left out; types are read as JSON is."""
+    """The fields of a JSON object become arguments by name, with defaults and JSON conversions."""
     assert read(two, {"a": 1}) == {"a": 1}
     assert read(two, {"a": "7", "b": "c"}) == {"a": 7, "b": "c"}
     found = read(with_context, {"order": {"id": 3}, "at": "2026-01-02T03:04:05Z"})
@@ -89,7 +89,10 @@ def test_an_object_is_spread_by_name() -> None:
 
 
 def test_anything_else_goes_to_the_only_parameter() -> None:
-    """A list, a number, a text or null; where there is no parameter, only null and {} will do."""
+    """A payload that is no object becomes the only argument.
+
+    A handler without required parameters also accepts null and {}.
+    """
     assert read(one, [1, 2]) == {"value": [1, 2]}
     assert read(one, {"value": [1]}) == {"value": [1]}
     assert read(anything, None) == {"value": None}
@@ -102,7 +105,7 @@ def test_anything_else_goes_to_the_only_parameter() -> None:
 
 
 def test_faults_name_fields_and_no_values() -> None:
-    """Fault F20: the text is short, whatever was sent."""
+    """Fault F20: the error names the invalid fields, contains no values, and is short for any payload."""
     assert fault(two, {"b": 5}) == "a is missing; b does not fit: string_type"
     assert fault(two, {"a": 1, "c": "secret"}) == "c is not a parameter"
     assert fault(one, "secret") == "payload does not fit: list_type"
@@ -120,7 +123,7 @@ def test_faults_name_fields_and_no_values() -> None:
 
 
 def test_partials_methods_and_callables_are_handlers_too() -> None:
-    """Whatever has a readable signature."""
+    """Bound methods, callable objects and partial functions can be handlers."""
 
     class Service:
         def method(self, n: int) -> int:
@@ -135,27 +138,27 @@ def test_partials_methods_and_callables_are_handlers_too() -> None:
 
 
 def positional(a: int, /) -> None:
-    """Cannot be called by name."""
+    """A handler with a positional-only parameter, which cannot be passed by name."""
 
 
 def starred(*values: int) -> None:
-    """Cannot be called by name."""
+    """A handler with variable positional parameters, which cannot be passed by name."""
 
 
 def unresolved(a: Unknown) -> None:  # type: ignore[name-defined]  # noqa: F821 - that is the case
-    """Have an annotation that nobody knows."""
+    """A handler whose annotation is an undefined name."""
 
 
 def unsupported(a: Callable[[Field], int] | object() = 1) -> None:  # type: ignore[valid-type]
-    """Have an annotation that is no type."""
+    """A handler whose annotation is not a type."""
 
 
 def old_style(a: int = Field(gt=0)) -> None:
-    """Have pydantic's default for models, which means nothing here."""
+    """A handler whose default value is a pydantic field, which works only in models."""
 
 
 @pytest.mark.parametrize("function", [positional, starred, unresolved, unsupported, old_style])
 def test_signatures_that_cannot_be_served_are_refused(function: Callable[..., Any]) -> None:
-    """At registration, not at the first task."""
+    """A function whose signature cannot be used for a handler is refused when it is registered."""
     with pytest.raises(ConfigurationError, match=f"^{function.__name__} cannot be a task handler"):
         Arguments(function)

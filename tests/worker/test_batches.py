@@ -1,4 +1,4 @@
-"""Handlers that take several tasks in one call, in a local worker and over a socket."""
+"""Handlers that process several tasks in one call, in a local worker and over a socket."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.worker.local import ledger_when, publish, serving, status, until
 
 
 class Image(BaseModel):
-    """A payload."""
+    """A model as the type of a payload."""
 
     name: str
 
 
 @pytest.mark.parametrize("sync", [True, False])
 async def test_one_call_takes_several_tasks(*, sync: bool) -> None:
-    """Payloads and contexts come in one order; each task gets its own result."""
+    """One call gets several payloads and contexts in the same order, and each task gets its own result."""
     backend = MemoryBackend()
     worker = LocalWorker(backend)
     sizes: list[int] = []
@@ -59,7 +59,10 @@ async def test_one_call_takes_several_tasks(*, sync: bool) -> None:
 
 
 async def test_each_task_of_a_batch_may_end_in_its_own_way() -> None:
-    """An exception among the results fails that task alone, and so does a payload that does not fit."""
+    """Each task of a batch has its own outcome.
+
+    An exception in the list of results or an invalid payload fails only its own task.
+    """
     backend = MemoryBackend()
     worker = LocalWorker(backend)
 
@@ -80,7 +83,7 @@ async def test_each_task_of_a_batch_may_end_in_its_own_way() -> None:
 
 @pytest.mark.parametrize("end", ["raises", "too few", "no list", "hangs"])
 async def test_a_failed_call_fails_each(end: str) -> None:
-    """Each task is retried by itself, whatever went wrong with the call as a whole."""
+    """If the call of a batch handler fails as a whole, each of its tasks is retried on its own."""
     backend = MemoryBackend()
     worker = LocalWorker(backend)
 
@@ -106,7 +109,10 @@ async def test_a_failed_call_fails_each(end: str) -> None:
 
 
 async def test_batches_are_full_under_load_and_never_wait_for_company() -> None:
-    """A lone task starts at once; while it runs the next ones gather, and singles get their turn."""
+    """A single task starts at once; while it runs, the next tasks are collected into a full batch.
+
+    Tasks of other handlers run meanwhile.
+    """
     backend = MemoryBackend()
     worker = LocalWorker(backend, concurrency=8)
     gate = asyncio.Event()
@@ -138,7 +144,7 @@ async def test_batches_are_full_under_load_and_never_wait_for_company() -> None:
 
 
 async def test_a_revoked_task_leaves_its_batch_running() -> None:
-    """Only when all of a batch are revoked is its coroutine cancelled."""
+    """The coroutine of a batch is cancelled only when all tasks of the batch have been revoked."""
     backend = MemoryBackend()
     worker = LocalWorker(backend)
     gate = asyncio.Event()
@@ -171,7 +177,7 @@ async def test_a_revoked_task_leaves_its_batch_running() -> None:
 
 
 async def test_stopping_releases_batches() -> None:
-    """D10: those that gather and those that run; none counts as lost."""
+    """D10: a stopping worker releases the tasks of waiting and running batches, and none counts as lost."""
     backend = MemoryBackend()
     worker = LocalWorker(backend, concurrency=6, grace=0.02)
     hang = threading.Event()
@@ -191,7 +197,7 @@ async def test_stopping_releases_batches() -> None:
 
 
 async def test_batches_over_a_socket(server: FakeServer) -> None:
-    """The websocket worker takes batches as well; each receipt is acked."""
+    """The websocket worker also runs batches, and acks each task of a batch."""
     worker = Worker(server.url)
 
     @worker.task("work", batch=5)
@@ -230,6 +236,6 @@ def _right(_a: list[int]) -> None: ...
 def test_registrations_that_are_refused(
     function: Callable[..., Any], size: int, fault: str
 ) -> None:
-    """At import time, with a clear word."""
+    """An invalid batch handler is refused when it is registered, with a clear error."""
     with pytest.raises(ConfigurationError, match=fault):
         Worker("http://h").task("work", batch=size)(function)

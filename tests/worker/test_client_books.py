@@ -1,4 +1,4 @@
-"""The books of the client session, through random histories."""
+"""The state of the client session under random sequences of events."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from tests.worker.sessions import get, ready, sent, welcome
 
 
 class Books:
-    """A session beside what must be true of it."""
+    """A client session, and a model of the state that it must have."""
 
     def __init__(self) -> None:
-        """Begin with a capacity of 4."""
+        """The session has a capacity of 4."""
         self.session = ready(capacity=4)
         self.running: list[str] = []
         self.zombies = 0
-        """slots of handlers whose receipts are gone"""
+        """number of slots in use by handlers whose receipts are lost"""
         self.finished: set[str] = set()
         self.gone: set[str] = set()
-        """confirmed, or lost"""
+        """receipts that are confirmed or lost"""
         self.wire: list[str] = []
-        """settled on this connection"""
+        """receipts that were settled on the current connection"""
         self.count = 0
 
     def deliver(self, n: int) -> None:
-        """Let ``n + 1`` deliveries come, with or without credit."""
+        """Deliver ``n + 1`` tasks, whether or not the session has granted so much credit."""
         batch = [work(receipt=f"r{self.count + i}") for i in range(n + 1)]
         self.count += len(batch)
         for event in get(self.session, Deliver(deliveries=batch)):
@@ -49,7 +49,7 @@ class Books:
         self.finished |= {delivery.receipt for delivery in batch} - set(self.running)
 
     def finish(self, n: int) -> None:
-        """End a handler, or one whose receipt is gone."""
+        """Finish a running handler, or one whose receipt is lost."""
         if self.running:
             receipt = self.running.pop(n % len(self.running))
             self.finished.add(receipt)
@@ -59,24 +59,24 @@ class Books:
             self.session.free()
 
     def send(self, _: int) -> None:
-        """Send: no receipt is settled twice on one connection."""
+        """Send frames, which must settle no receipt twice on one connection."""
         new = [receipt for frame in sent(self.session) for receipt in receipts_of(frame)]
         assert not set(new) & set(self.wire)
         self.wire += new
 
     def confirm(self, _: int) -> None:
-        """Confirm all that was sent."""
+        """Confirm all settlements that were sent."""
         self.gone |= set(self.wire)
         assert get(self.session, SettledFrame(ok=self.wire)) == []
 
     def revoke(self, n: int) -> None:
-        """Take a running one away."""
+        """Revoke the delivery of a running handler."""
         if self.running:
             receipt = self.running[n % len(self.running)]
             self.lose(get(self.session, Revoke(receipts=[receipt])))
 
     def reconnect(self, n: int) -> None:
-        """Come back, and keep some of what is held."""
+        """Reconnect, with a server that adopts some of the held receipts."""
         self.session.disconnected()
         self.session.connected()
         (hello,) = sent(self.session)
@@ -92,14 +92,14 @@ class Books:
         self.session.resize(n % 5)
 
     def lose(self, events: list[Event]) -> None:
-        """Note what the events take away."""
+        """Apply the revocations among the events to the model."""
         for event in events:
             if isinstance(event, Revoked):
                 self.running = [r for r in self.running if r not in event.receipts]
                 self.zombies += len(event.receipts)
 
     def check(self) -> None:
-        """Whatever happened, nothing is run beyond the capacity, and every outcome is confirmed, lost or still kept."""
+        """Check that the capacity is never exceeded, and that every outcome is confirmed, lost or still stored."""
         assert self.session.held == len(self.running)
         assert self.session.unconfirmed == len(self.finished - self.gone)
         assert self.session.granted + len(self.running) + self.zombies <= 4
@@ -118,7 +118,7 @@ VERBS = (
 
 @given(st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 7)), max_size=40))
 def test_the_books_always_balance(steps: list[tuple[Callable[[Books, int], None], int]]) -> None:
-    """REV-E1, fault G5: in any order of deliveries, outcomes, losses and reconnects."""
+    """REV-E1, fault G5: the session agrees with the model after any sequence of events."""
     books = Books()
     for verb, n in steps:
         verb(books, n)

@@ -1,4 +1,4 @@
-"""The client session alone: frames in, frames out, and the books in between."""
+"""The client session without a socket: incoming frames, outgoing frames and its state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from tests.worker.sessions import get, ready, reconnected, sent, welcome
 
 
 def test_work_settlement_and_credit_go_round() -> None:
-    """REV-E1: an outcome is kept until the server confirms it; a slot is asked for again once it is free."""
+    """REV-E1: an outcome is stored until the server confirms it, and a free slot grants new credit."""
     session = ready()
     one, two = work(receipt="r1"), work(receipt="r2")
     assert get(session, Deliver(deliveries=[one, two])) == [Delivered([one, two])]
@@ -70,7 +70,10 @@ def test_work_settlement_and_credit_go_round() -> None:
 
 
 def test_each_outcome_has_its_frame() -> None:
-    """Acks and hand-backs are batched; texts are cut and made encodable."""
+    """Each outcome is sent as its own frame type; acks and releases are sent in batches.
+
+    Texts are cut to the limit, and characters that cannot be encoded are replaced.
+    """
     session = ready(capacity=8)
     get(session, Deliver(deliveries=[work(receipt=f"r{n}") for n in range(8)]))
     outcomes: list[Outcome] = [
@@ -96,7 +99,10 @@ def test_each_outcome_has_its_frame() -> None:
 
 
 def test_a_reconnect_repeats_nothing_and_loses_nothing() -> None:
-    """What is held or unconfirmed is named; what is adopted is sent again; the rest is revoked or dropped."""
+    """After a reconnect, the hello names all held and unconfirmed receipts.
+
+    Unconfirmed outcomes of adopted receipts are sent again; other receipts are revoked or dropped.
+    """
     session = ready(capacity=5)
     get(session, Deliver(deliveries=[work(receipt=f"r{n}") for n in range(5)]))
     session.finish("r0", Success())
@@ -116,21 +122,21 @@ def test_a_reconnect_repeats_nothing_and_loses_nothing() -> None:
 
 
 def test_a_stale_receipt_is_dropped() -> None:
-    """REV-E1: lease_lost ends a receipt here, also one that is running."""
+    """REV-E1: when the server reports a lease as lost, its outcome is dropped and its running task is revoked."""
     session = ready()
     get(session, Deliver(deliveries=[work(receipt="r1"), work(receipt="r2")]))
     assert session.settle("r1", Success())
     assert get(session, SettledFrame(lease_lost=["r1", "r2", "r9"])) == [Revoked(["r2"])]
     assert get(session, Revoke(receipts=["r2"])) == []
     assert not session.settle("r2", Success())
-    assert sent(session) == []  # the slots are free once their handlers have ended
+    assert sent(session) == []  # a slot is free only after its handler has ended
     session.free()
     session.free()
     assert sent(session) == [Credit(n=2)]
 
 
 def test_what_exceeds_the_capacity_goes_back() -> None:
-    """A full, shrunk or stopped worker hands back at once, without an attempt spent."""
+    """A delivery beyond the capacity is released at once, without using up an attempt."""
     session = ready(capacity=2)
     session.resize(1)
     get(session, Deliver(deliveries=[work(receipt="r1"), work(receipt="r2")]))
@@ -145,7 +151,10 @@ def test_what_exceeds_the_capacity_goes_back() -> None:
 
 
 def test_the_same_delivery_twice_is_one() -> None:
-    """A receipt that is held or on its way is not run again, though each delivery uses up a credit."""
+    """A receipt that is already held, or whose outcome is being sent, is not run again.
+
+    Each delivery of it uses up credit, though.
+    """
     session = ready()
     one = work(receipt="r1")
     assert get(session, Deliver(deliveries=[one, one])) == [Delivered([one])]
@@ -155,7 +164,7 @@ def test_the_same_delivery_twice_is_one() -> None:
 
 
 def test_batches_stay_within_the_limits() -> None:
-    """Neither a frame's bytes nor its number of receipts exceeds what the server accepts."""
+    """Frames stay within the server's limits on bytes and on the number of receipts."""
     session = ready(capacity=100, batch=30, frame=4000)
     get(session, Deliver(deliveries=[work(receipt=f"r{n}") for n in range(100)]))
     for number in range(100):
@@ -171,7 +180,10 @@ def test_batches_stay_within_the_limits() -> None:
 
 @pytest.mark.parametrize("result", [None, b'"' + b"x" * 500 + b'"'])
 def test_acks_fill_their_frames(result: bytes | None) -> None:
-    """A frame takes as many acks as its bytes allow, and not one more; where none fits, each has its own (fault M5)."""
+    """A frame contains as many acks as fit into its size limit (fault M5).
+
+    An ack that is too large for any frame is sent alone.
+    """
     receipts = [f"{n:0100}" for n in range(10)]
     cost = len(receipts[0]) + _PER_RECEIPT + (0 if result is None else 100 + len(result))
     for count in range(1, 5):
@@ -185,7 +197,7 @@ def test_acks_fill_their_frames(result: bytes | None) -> None:
 
 
 def test_a_server_may_want_one_at_a_time() -> None:
-    """A batch of one is the least that a server may allow (fault M5)."""
+    """A server may limit a batch to a single receipt (fault M5)."""
     outcomes: list[tuple[str, Outcome]] = [
         ("a", Success()), ("b", HandBack()), ("c", Success()), ("d", HandBack())
     ]  # fmt: skip
@@ -198,7 +210,7 @@ def test_a_server_may_want_one_at_a_time() -> None:
 
 
 def test_progress_is_merged_and_ends_with_the_outcome() -> None:
-    """The last value of each receipt counts; none is sent for a receipt that is settled, or was never here."""
+    """Only the last progress of each receipt is sent, and none for receipts that are settled or unknown."""
     session = ready()
     get(session, Deliver(deliveries=[work(receipt="r1"), work(receipt="r2")]))
     for value in (0.1, 0.2):
@@ -210,7 +222,7 @@ def test_progress_is_merged_and_ends_with_the_outcome() -> None:
 
 
 def test_pings_go_both_ways() -> None:
-    """A ping is answered in any state with a connection, even before the welcome."""
+    """A ping is answered as soon as there is a connection, even before the welcome."""
     session = ClientSession("w", ["a"], 1)
     session.connected()
     get(session, Ping(n=7))
@@ -226,7 +238,10 @@ def test_pings_go_both_ways() -> None:
 
 
 def test_who_is_not_connected_says_nothing() -> None:
-    """Nor is a ping that was due on the last connection sent on the next one (fault M5)."""
+    """A session without a connection sends nothing.
+
+    A ping that was due on the last connection is not sent on the next one (fault M5).
+    """
     session = ClientSession("w", ["a"], 1)
     assert sent(session) == []
     session = ready()
@@ -238,7 +253,7 @@ def test_who_is_not_connected_says_nothing() -> None:
 
 
 def test_a_draining_server_gets_outcomes_and_no_credit() -> None:
-    """The next connection starts afresh."""
+    """A draining server still gets outcomes, but no new credit; the next connection starts with full credit."""
     session = ready()
     get(session, Deliver(deliveries=[work(receipt="r1")]))
     assert get(session, Drain(seconds=3.0)) == [Draining(3.0)]
@@ -248,7 +263,7 @@ def test_a_draining_server_gets_outcomes_and_no_credit() -> None:
 
 
 def test_bye_comes_last_and_closes() -> None:
-    """After a bye nothing is sent, received or connected."""
+    """A bye is the last frame; a closed session sends and receives nothing and cannot connect again."""
     session = ready()
     get(session, Deliver(deliveries=[work(receipt="r1")]))
     session.resize(0)
@@ -265,7 +280,7 @@ def test_bye_comes_last_and_closes() -> None:
 
 
 def test_other_frames_are_events() -> None:
-    """Trouble of the store and complaints are told, cut to a sane length."""
+    """Frames about outages and errors are reported as events, with their texts cut to a maximum length."""
     session = ready()
     assert get(session, Degraded(reason="down")) == [StoreChanged(ok=False, reason="down")]
     assert get(session, Degraded(ok=True)) == [StoreChanged(ok=True, reason="")]
@@ -278,7 +293,7 @@ def test_other_frames_are_events() -> None:
     "frame", [Deliver(deliveries=[]), SettledFrame(), Revoke(receipts=["r"]), Drain(seconds=1.0)]
 )
 def test_frames_before_the_welcome_are_refused(frame: ServerFrame) -> None:
-    """Guards on every receive: the order of frames is part of the protocol."""
+    """A frame that is not allowed before the welcome raises `ProtocolViolation`."""
     session = ClientSession("w", ["a"], 1)
     with pytest.raises(ProtocolViolation, match="connecting"):
         get(session, frame)
@@ -291,7 +306,7 @@ def test_frames_before_the_welcome_are_refused(frame: ServerFrame) -> None:
 
 
 def test_a_welcome_is_expected_once_and_after_the_hello() -> None:
-    """A second one, an early one, or one with an impossible lease is a violation."""
+    """A welcome that comes twice, before the hello, or with an invalid lease is a protocol violation."""
     session = ready()
     with pytest.raises(ProtocolViolation, match="ready"):
         get(session, welcome())
@@ -308,7 +323,10 @@ def test_a_welcome_is_expected_once_and_after_the_hello() -> None:
 
 
 def test_an_unknown_frame_is_passed_over() -> None:
-    """Fault A13: a newer server may say more than we understand; nonsense ends the connection."""
+    """Fault A13: a frame of unknown type is not fatal, because a newer server may send it.
+
+    Malformed text is fatal.
+    """
     session = ready()
     with pytest.raises(ProtocolViolation) as caught:
         session.receive('{"type":"newer","x":1}')
@@ -321,7 +339,7 @@ def test_an_unknown_frame_is_passed_over() -> None:
 
 
 def test_unconfirmed_outcomes_bound_the_credit() -> None:
-    """Fault B7: a server that confirms nothing gets no more work done than it can be told about in one hello."""
+    """Fault B7: unconfirmed outcomes reduce the credit, so that one hello can always name all receipts."""
     session = ready(capacity=LIMITS.credit)
     for start in range(0, LIMITS.credit, 1000):
         batch = [work(receipt=f"r{n}") for n in range(start, start + 1000)]

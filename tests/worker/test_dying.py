@@ -1,4 +1,4 @@
-"""Workers that die, and what the server sees of it."""
+"""Worker processes that crash, exit or are stopped, and what the server receives from them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from tests.worker.processes import program
 
 @asynccontextmanager
 async def process(server: FakeServer) -> AsyncIterator[tuple[Process, Peer]]:
-    """Start a worker in a process; yield it with its connection."""
+    """Start a worker process; yield it with its connection to the server."""
     async with program(server.url, "60") as child:
         yield child, await server.welcomed()
 
 
 async def ended(child: Process) -> int:
-    """Return the exit code."""
+    """Return the exit code of a process."""
     async with asyncio.timeout(PATIENCE):
         return await child.wait()
 
 
 @pytest.mark.parametrize(("key", "code"), [("exit", 9), ("kill", -signal.SIGKILL)])
 async def test_a_crash_settles_nothing(server: FakeServer, key: str, code: int) -> None:
-    """Faults A1, A2, A11, OPEN-A5: no verdict and no bye, so the server counts a loss and delivers again."""
+    """Faults A1, A2, A11, OPEN-A5: a crashing worker sends no outcome and no bye.
+
+    The server therefore counts a loss and delivers the tasks again.
+    """
     async with process(server) as (child, peer):
         await peer.deliver(work(key=key), work(60, key="sleep"))
         assert await ended(child) == code
@@ -41,7 +44,10 @@ async def test_a_crash_settles_nothing(server: FakeServer, key: str, code: int) 
 
 @pytest.mark.parametrize("key", ["sys.exit", "sys.exit.thread"])
 async def test_exiting_is_no_outcome(server: FakeServer, key: str) -> None:
-    """Fault A11: the other tasks are finished, this one counts as lost, and the process ends as the handler wanted."""
+    """Fault A11: a handler that calls ``sys.exit`` ends the process with its exit code, and its task counts as lost.
+
+    Other running tasks are finished first.
+    """
     async with process(server) as (child, peer):
         other = work(0.2, key="sleep")
         await peer.deliver(other, work(key=key))
@@ -53,7 +59,7 @@ async def test_exiting_is_no_outcome(server: FakeServer, key: str) -> None:
 
 
 async def test_an_interrupt_releases_the_task(server: FakeServer) -> None:
-    """An operator's Ctrl-C is not the task's fault, even where it hits a handler."""
+    """A task whose handler is interrupted by Ctrl-C is released and does not count as failed."""
     async with process(server) as (child, peer):
         await peer.deliver(task := work(key="interrupt"))
         assert (await peer.next(RedeliverFrame)).receipts == [task.receipt]
@@ -62,7 +68,7 @@ async def test_an_interrupt_releases_the_task(server: FakeServer) -> None:
 
 
 async def test_the_first_signal_lets_tasks_finish(server: FakeServer) -> None:
-    """SIGTERM: what runs is finished, then the process ends well."""
+    """After SIGTERM, running tasks are finished and the process exits with 0."""
     async with process(server) as (child, peer):
         await peer.deliver(task := work(0.3, key="sleep"))
         await peer.next(Progress)
@@ -73,7 +79,7 @@ async def test_the_first_signal_lets_tasks_finish(server: FakeServer) -> None:
 
 
 async def test_the_second_signal_hands_everything_back(server: FakeServer) -> None:
-    """SIGINT twice: a hanging thread does not keep the process from ending."""
+    """A second SIGINT releases all running tasks, and a blocked thread does not keep the process alive."""
     async with process(server) as (child, peer):
         tasks = [work(60, key="sleep"), work(key="hang")]
         await peer.deliver(*tasks)
@@ -92,7 +98,7 @@ async def test_the_second_signal_hands_everything_back(server: FakeServer) -> No
 
 
 async def test_a_frozen_worker_learns_that_it_lost_its_tasks(server: FakeServer) -> None:
-    """Fault A4: after SIGSTOP and SIGCONT it comes back, learns that its task has moved on, and does not ack it."""
+    """Fault A4: a worker that was frozen reconnects and learns that it has lost its task, which it does not ack."""
     async with process(server) as (child, before):
         await before.deliver(task := work(60, key="sleep"))
         await before.next(Progress)

@@ -1,4 +1,4 @@
-"""A task's way through a worker: executed, then settled, by exactly one verb."""
+"""Executing a task in a worker, and settling it with exactly one frame."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.worker.local import until
 
 
 async def test_ack_comes_after_execution_and_carries_the_result(server: FakeServer) -> None:
-    """REV-E1, D5: nothing is acked before its handler has returned."""
+    """REV-E1, D5: a task is acked only after its handler has returned, and the ack contains the result."""
     worker = Worker(server.url)
     gate = threading.Event()
 
@@ -52,7 +52,7 @@ async def test_ack_comes_after_execution_and_carries_the_result(server: FakeServ
 
 @pytest.mark.parametrize("sync", [True, False])
 async def test_each_outcome_has_its_verb(server: FakeServer, *, sync: bool) -> None:
-    """REV-E1: an ack, a retry and a dead letter are three frames. Errors travel as "Type: message"."""
+    """REV-E1: each kind of outcome is sent as its own frame; an error is sent as "Type: message"."""
     worker = Worker(server.url)
     cases: dict[str, object] = {
         "retry": Again(delay=5, error="later"),
@@ -102,7 +102,7 @@ async def test_each_outcome_has_its_verb(server: FakeServer, *, sync: bool) -> N
 async def test_a_result_that_cannot_be_stored_is_a_dead_letter(
     server: FakeServer, value: object
 ) -> None:
-    """Running it again would only give the same result."""
+    """A result that cannot be stored makes the task a dead letter, because a retry would give the same result."""
     worker = Worker(server.url)
 
     @worker.task("work")
@@ -118,7 +118,10 @@ async def test_a_result_that_cannot_be_stored_is_a_dead_letter(
 
 
 async def test_an_invalid_payload_names_fields_and_no_values(server: FakeServer) -> None:
-    """The handler is not called, no attempt is wasted on it, and the worker goes on."""
+    """A task with an invalid payload becomes a dead letter without a call of the handler.
+
+    The error names the fields but contains no values.
+    """
     worker = Worker(server.url)
     calls = []
 
@@ -141,7 +144,7 @@ async def test_an_invalid_payload_names_fields_and_no_values(server: FakeServer)
 
 
 async def test_a_task_of_an_unknown_key_is_released(server: FakeServer) -> None:
-    """Fault A14: a task that this worker never subscribed to is not acked and costs no attempt."""
+    """Fault A14: a task with a key that the worker does not know is released and costs no attempt."""
     worker = Worker(server.url)
     worker.task("work")(lambda: None)
     async with running(worker):
@@ -153,7 +156,10 @@ async def test_a_task_of_an_unknown_key_is_released(server: FakeServer) -> None:
 
 
 async def test_never_more_than_the_concurrency_at_once(server: FakeServer) -> None:
-    """A26: with a prefetch more may wait here; what the server sends beyond its credit goes back."""
+    """A26: no more tasks than the concurrency run at once; up to ``prefetch`` more wait in the worker.
+
+    Deliveries beyond the credit are released.
+    """
     worker = Worker(server.url, concurrency=3, prefetch=2)
     gate = threading.Event()
     entered = threading.Semaphore(0)
@@ -186,7 +192,10 @@ async def test_never_more_than_the_concurrency_at_once(server: FakeServer) -> No
 
 @pytest.mark.parametrize("sync", [True, False])
 async def test_a_timeout_fails_the_attempt(server: FakeServer, *, sync: bool) -> None:
-    """An async handler is cancelled; a synchronous one keeps its slot until it ends, and its result is discarded."""
+    """A task that exceeds its timeout is retried.
+
+    A coroutine is cancelled; a thread keeps its slot until it ends, and its result is discarded.
+    """
     worker = Worker(server.url, concurrency=1)
     gate = threading.Event()
     seen = []
@@ -221,7 +230,7 @@ async def test_a_timeout_fails_the_attempt(server: FakeServer, *, sync: bool) ->
 
 
 async def test_progress_from_a_coroutine_and_from_a_thread(server: FakeServer) -> None:
-    """Progress needs no await, and goes out at once."""
+    """Progress can be reported from a coroutine and from a thread, and is sent at once."""
     worker = Worker(server.url)
     gate = threading.Event()
 
@@ -252,7 +261,10 @@ async def test_progress_from_a_coroutine_and_from_a_thread(server: FakeServer) -
 
 
 async def test_a_revoked_task_is_stopped_and_not_settled(server: FakeServer) -> None:
-    """Fault F21: a cancelled handler and a discarded result: neither reports anything, both give their slot back."""
+    """Fault F21: a revoked task is cancelled, or its result is discarded.
+
+    It is not settled, and its slot becomes free.
+    """
     worker = Worker(server.url, concurrency=2)
     gate = threading.Event()
     started = threading.Semaphore(0)
@@ -291,7 +303,7 @@ async def test_a_revoked_task_is_stopped_and_not_settled(server: FakeServer) -> 
 
 
 async def test_outcomes_are_batched_under_load(server: FakeServer) -> None:
-    """Many finished tasks travel in few frames; each receipt exactly once."""
+    """Under load, acks of many tasks share a frame, and each task is acked once."""
     worker = Worker(server.url, concurrency=1000)
     worker.task("work")(_nothing)
     async with running(worker):
@@ -313,7 +325,10 @@ async def _nothing() -> None:
 async def test_logs_say_what_failed_and_no_payload(
     server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fault K1: an error's text may quote the payload, so it goes to the server alone; the place goes to the log."""
+    """Fault K1: the log contains the type and place of an error, but not its text, which may quote the payload.
+
+    The text is sent to the server only.
+    """
     worker = Worker(server.url)
 
     @worker.task("work")
@@ -331,7 +346,7 @@ async def test_logs_say_what_failed_and_no_payload(
 
 
 async def test_a_lone_outcome_does_not_wait(server: FakeServer) -> None:
-    """From delivery to ack a single task takes milliseconds: no timer holds it back."""
+    """A single task is acked within milliseconds, without a delay for batching."""
     worker = Worker(server.url)
     worker.task("work")(_nothing)
     async with running(worker):

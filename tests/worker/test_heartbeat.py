@@ -1,4 +1,4 @@
-"""Liveness: a busy worker is alive, a silent server is not."""
+"""Pings: a busy worker counts as alive, and a silent server as lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEASE = 0.3
 async def test_a_handler_that_blocks_its_loop_keeps_the_connection(
     server: FakeServer, *, sync: bool
 ) -> None:
-    """Fault A5: for more than two leases of pure computing, pings go out in time and every ping is answered."""
+    """Fault A5: while a handler blocks its event loop for more than two leases, pings are sent and answered in time."""
     worker = Worker(server.url)
     enough = threading.Event()
     in_time = 0
@@ -42,7 +42,7 @@ async def test_a_handler_that_blocks_its_loop_keeps_the_connection(
         await peer.deliver(task := work())
         try:
             async with asyncio.timeout(PATIENCE):
-                while in_time < 7:  # a third of a lease from one to the next
+                while in_time < 7:  # one ping in each third of a lease
                     before = time.perf_counter()
                     await peer.send(Ping(n=1))
                     await peer.next(Pong)
@@ -55,7 +55,7 @@ async def test_a_handler_that_blocks_its_loop_keeps_the_connection(
 
 
 async def test_a_silent_server_is_given_up(server: FakeServer) -> None:
-    """Fault G3: nothing for a lease, and the worker connects anew with what it runs."""
+    """Fault G3: if the server sends nothing for a lease, the worker reconnects and keeps its running tasks."""
     worker = Worker(server.url)
     cancelled = threading.Event()
 
@@ -75,13 +75,14 @@ async def test_a_silent_server_is_given_up(server: FakeServer) -> None:
         await silent.heard()
         peer = await server.welcomed()
         assert time.perf_counter() - before >= LEASE
-        assert silent.count(Ping) - pings <= 5  # three in a lease, and one where this machine slept
+        # three per lease, and one more if this machine was suspended
+        assert silent.count(Ping) - pings <= 5
         assert peer.hello.holding == [task.receipt]
         assert not cancelled.is_set()
 
 
 async def test_a_server_that_talks_is_not_silent(server: FakeServer) -> None:
-    """Any frame counts as a sign of life."""
+    """Any frame of the server shows that it is alive, not only a pong."""
     worker = Worker(server.url)
     worker.task("work")(lambda: None)
     async with running(worker):

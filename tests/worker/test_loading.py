@@ -1,4 +1,4 @@
-"""Naming a worker on the command line."""
+"""Loading the worker that is named on the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TWO = ONE + "second = Worker('http://h')\n"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in a folder with some modules."""
+    """Change to a folder that contains some modules with workers."""
     for name, text in {
         "tq_one": ONE,
         "tq_two": TWO,
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_workers_are_found() -> None:
-    """By attribute, or as the only one of a module."""
+    """A worker is found by its attribute, or as the only worker of a module."""
     assert load_worker("tq_one:worker") is load_worker("tq_one")
     assert load_worker("tq_two:second") is not load_worker("tq_two:worker")
 
@@ -60,6 +60,6 @@ def test_workers_are_found() -> None:
     ],
 )
 def test_what_is_wrong_is_said(word: str, fault: str) -> None:
-    """Every wrong word leads to a sentence that helps."""
+    """Each invalid name raises an error that explains what is wrong."""
     with pytest.raises(ConfigurationError, match=fault):
         load_worker(word)

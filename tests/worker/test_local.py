@@ -1,4 +1,4 @@
-"""A worker on a backend of its own: the same verdicts as over a socket, settled in batches."""
+"""A worker with direct access to a backend: the same outcomes as over a socket, settled in batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.worker.local import ledger_when, publish, serving, status, until
 
 
 async def test_tasks_of_every_kind_are_executed_and_acked() -> None:
-    """D5, A17: coroutines in the loop, functions in threads; results are stored with the ack."""
+    """D5, A17: coroutines run in the event loop and functions in threads, and results are stored with the ack."""
     backend = MemoryBackend()
     worker = LocalWorker(backend, concurrency=7)
     here = threading.get_ident()
@@ -53,7 +53,7 @@ async def test_tasks_of_every_kind_are_executed_and_acked() -> None:
 
 
 async def test_each_outcome_has_its_verb() -> None:
-    """REV-E1: done, retried and dead are three ends, with the errors that a websocket worker reports."""
+    """REV-E1: each kind of outcome ends in its own state, with the same error text as in a websocket worker."""
     backend = MemoryBackend()
     worker = LocalWorker(backend)
     cases: dict[str, BaseException] = {
@@ -83,7 +83,10 @@ Checked = Annotated[int, AfterValidator(lambda n: {1: n}[n])]
 
 @pytest.mark.parametrize("batch", [None, 3])
 async def test_a_payload_that_cannot_be_checked_fails_its_attempt(batch: int | None) -> None:
-    """Fault F20: whatever a type of the handler's raises is its own failure; the worker goes on."""
+    """Fault F20: an exception in the validator of a parameter type fails only this attempt.
+
+    The worker continues.
+    """
     backend = MemoryBackend()
     worker = LocalWorker(backend)
 
@@ -101,7 +104,7 @@ async def test_a_payload_that_cannot_be_checked_fails_its_attempt(batch: int | N
 
 
 async def test_settings_are_read_for_each_batch_of_outcomes() -> None:
-    """Law 9: the queue's own retry policy decides, as it is at that moment."""
+    """Law 9: a failed task is handled by the retry policy that is in force at this moment."""
     backend = MemoryBackend()
     control = control_of(backend)
     worker = LocalWorker(backend)
@@ -121,7 +124,7 @@ async def test_settings_are_read_for_each_batch_of_outcomes() -> None:
 
 
 async def test_a_cancelled_task_is_cancelled_here() -> None:
-    """What is revoked is no longer worked on: a coroutine is cancelled, and its slot is free again."""
+    """If a task is cancelled in the store, its coroutine is cancelled and its slot becomes free."""
     backend = MemoryBackend()
     worker = LocalWorker(backend, concurrency=1)
     contexts: list[Context] = []
@@ -141,7 +144,7 @@ async def test_a_cancelled_task_is_cancelled_here() -> None:
 
 
 async def test_progress_is_noted() -> None:
-    """From a coroutine and from a thread."""
+    """Progress that a thread reports appears in the status of the task."""
     backend = MemoryBackend()
     worker = LocalWorker(backend)
     go_on = threading.Event()
@@ -154,14 +157,14 @@ async def test_progress_is_noted() -> None:
     (one,) = await publish(backend, None)
     async with serving(worker):
         async with asyncio.timeout(30):
-            while (await status(backend, one)).progress != 0.5:  # noqa: ASYNC110 - it rings no bell
+            while (await status(backend, one)).progress != 0.5:  # noqa: ASYNC110 - no event signals the change
                 await asyncio.sleep(0.001)
         go_on.set()
         await ledger_when(backend, lambda ledger: ledger.done == 1)
 
 
 async def test_progress_without_control_is_not_kept() -> None:
-    """Without ``control`` it goes nowhere, and takes no memory."""
+    """Without the capability ``control``, reported progress is dropped and uses no memory."""
 
     class Poor(MemoryBackend):
         capabilities = Capabilities(names=frozenset({Capability.DEAD_LETTERS}))
@@ -187,7 +190,7 @@ async def test_progress_without_control_is_not_kept() -> None:
 
 @pytest.mark.fast_clock
 async def test_acks_are_gathered_and_a_lone_one_goes_at_once() -> None:
-    """What ends while a settlement is under way goes together in the next one."""
+    """A single outcome is settled at once; outcomes that follow during a settlement are settled together."""
     backend = Flaky(slowness=0.02)
     worker = LocalWorker(backend, concurrency=200, prefetch=0)
 
@@ -205,7 +208,10 @@ async def test_acks_are_gathered_and_a_lone_one_goes_at_once() -> None:
 
 
 async def test_nothing_is_fetched_that_cannot_run_soon() -> None:
-    """D16: while tasks take long no more are held than run; what was fetched ahead for fast ones goes back."""
+    """D16: a worker prefetches only tasks that it can start soon.
+
+    While tasks are slow, it holds no more than it runs, and releases prefetched ones.
+    """
     backend = MemoryBackend()
     worker = LocalWorker(backend, concurrency=10)
     running = most = 0
@@ -248,7 +254,7 @@ async def test_it_runs_maintenance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_backends_that_will_not_do_are_refused() -> None:
-    """Fault K4: at the start, with a clear word."""
+    """Fault K4: a backend without the required capabilities is refused at the start, with a clear error."""
     worker = LocalWorker("server")
     worker.task("work")(lambda: None)
     with pytest.raises(CapabilityMissing):
@@ -266,7 +272,7 @@ async def test_backends_that_will_not_do_are_refused() -> None:
 
 
 async def test_the_handlers_of_another_worker() -> None:
-    """A program may choose where its work comes from when it starts."""
+    """A local worker can run the handlers of another worker, for example one that is defined for a server."""
     remote = Worker(concurrency=3)
     done = asyncio.Event()
 
@@ -289,7 +295,10 @@ async def test_the_handlers_of_another_worker() -> None:
 
 
 async def test_prefetch_keeps_within_the_limits() -> None:
-    """A large concurrency leaves less room to fetch ahead; an explicit one that is too large is refused."""
+    """With a large concurrency, the default prefetch is reduced to stay within the credit limit.
+
+    An explicit prefetch that exceeds the limit is refused.
+    """
     LocalWorker(concurrency=10_000)
     worker = LocalWorker()
     worker.configure(concurrency=9_000)

@@ -1,4 +1,4 @@
-"""Local workers as processes: ``taskqueue worker --local``, and the program on the page about workers."""
+"""Local workers as processes: ``taskqueue worker --backend``, and the program on the page about workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "workers.md"
 
 
 def test_a_local_worker_ends_well_at_a_signal() -> None:
-    """G5: the same module of handlers works with a server or without one."""
+    """G5: the same module of handlers also runs without a server, and SIGTERM ends the process with 0."""
     words = ("worker", "tests.cli.work:worker", "--backend", "tests.cli.work:Telling")
     with process(*words, stderr=None) as worker:
         assert worker.stdout is not None
@@ -23,6 +23,6 @@ def test_a_local_worker_ends_well_at_a_signal() -> None:
 
 
 def test_the_page_about_workers() -> None:
-    """G6: its program runs as it is, a batch handler included."""
+    """G6: the program on the page runs unchanged, including its batch handler."""
     (program,) = blocks(PAGE.read_text(), "python")
     assert python(program) == "Hello Ada 4\n"

@@ -1,4 +1,4 @@
-"""How a local worker ends: asked to, by a handler, or for want of a store."""
+"""How a local worker ends: when it is stopped, through a handler, or during an outage of the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from tests.worker.local import ledger_when, publish, serving, status, until
 
 
 async def test_stopping_finishes_running_tasks_and_releases_the_rest() -> None:
-    """A13: a stopping worker takes nothing new; what it releases counts neither as an attempt nor as a loss."""
+    """A13: a stopping worker finishes its running tasks and receives no new ones.
+
+    Released tasks lose no attempt and do not count as lost.
+    """
     backend = MemoryBackend()
     worker = LocalWorker(backend, concurrency=2)
     go_on = asyncio.Event()
@@ -43,7 +46,10 @@ async def test_stopping_finishes_running_tasks_and_releases_the_rest() -> None:
 
 @pytest.mark.parametrize("cancel", [True, False])
 async def test_what_outlasts_the_grace_is_released(*, cancel: bool) -> None:
-    """D10: coroutines are cancelled, threads are left; both tasks are back before the worker has ended."""
+    """D10: tasks that are still running after the grace are released before the worker ends.
+
+    Their coroutines are cancelled, and their threads are abandoned.
+    """
     backend = MemoryBackend()
     worker = LocalWorker(backend, grace=0.05)
     hang = threading.Event()
@@ -79,7 +85,10 @@ async def test_what_outlasts_the_grace_is_released(*, cancel: bool) -> None:
     ("error", "lost"), [(SystemExit(7), 1), (KeyboardInterrupt(), 0)], ids=("exit", "interrupt")
 )
 async def test_a_handler_that_ends_the_process(error: BaseException, lost: int) -> None:
-    """Fault A11: other tasks are finished; an exit counts as a loss of its task, an interrupt does not."""
+    """Fault A11: a handler that raises `SystemExit` or `KeyboardInterrupt` ends the worker after its other tasks.
+
+    An exit counts as a loss of the task, an interrupt does not.
+    """
     backend = MemoryBackend()
     worker = LocalWorker(backend)
     running = asyncio.Event()
@@ -105,7 +114,7 @@ async def test_a_handler_that_ends_the_process(error: BaseException, lost: int) 
 
 @pytest.mark.fast_clock
 async def test_outages_only_delay(caplog: pytest.LogCaptureFixture) -> None:
-    """Fault B1, fault E2: what was executed while the store was away is acked once it is back, and not run again."""
+    """Fault B1, fault E2: tasks that finish during an outage are acked after it, and not run again."""
     backend = Flaky()
     worker = LocalWorker(backend, concurrency=5)
     runs: list[int] = []
@@ -133,7 +142,7 @@ async def test_outages_only_delay(caplog: pytest.LogCaptureFixture) -> None:
 async def test_stopping_does_not_wait_for_a_store_that_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The time to confirm is bounded; what is unconfirmed then is the store's to find out."""
+    """A stopping worker waits only a limited time for confirmations of an unavailable store."""
     monkeypatch.setattr("taskqueue_worker.run._CONFIRM_SECONDS", 0.05)
     monkeypatch.setattr("taskqueue_core.consumer.outage._TRIES", 1)
     backend = Flaky()
@@ -151,7 +160,7 @@ async def test_stopping_does_not_wait_for_a_store_that_is_gone(
 
 
 async def test_a_closed_backend_ends_the_worker() -> None:
-    """It says so, rather than idle for ever."""
+    """If its backend is closed, the worker ends with an error instead of waiting forever."""
     backend = MemoryBackend()
     worker = LocalWorker(backend)
 
@@ -167,31 +176,31 @@ async def test_a_closed_backend_ends_the_worker() -> None:
 
 
 async def test_a_quarantine_that_is_over_at_once() -> None:
-    """D6: where a failure and a success come together, the receive that was interrupted is made again."""
+    """D6: if a success ends a quarantine at once, the interrupted receive is started again."""
     backend = MemoryBackend()
     worker = LocalWorker(backend, quarantine=lambda: Quarantine(1))
     go_on = asyncio.Event()
     started: list[bool] = []
 
     @worker.task("work")
-    async def act(fails: bool) -> None:  # noqa: FBT001 - as the payload has it
+    async def act(fails: bool) -> None:  # noqa: FBT001 - the payload is passed by position
         started.append(fails)
         await go_on.wait()
         if fails:
             raise ValueError
 
-    await publish(backend, True, False)  # noqa: FBT003 - they are payloads
+    await publish(backend, True, False)  # noqa: FBT003 - the booleans are payloads
     async with serving(worker) as ended:
         await until(lambda: len(started) == 2)
         go_on.set()
         await ledger_when(backend, lambda ledger: (ledger.scheduled, ledger.done) == (1, 1))
-        await publish(backend, False)  # noqa: FBT003 - as above
+        await publish(backend, False)  # noqa: FBT003 - the boolean is a payload
         await ledger_when(backend, lambda ledger: ledger.done == 2)
         assert not ended.done()
 
 
 async def test_a_worker_that_only_fails_is_quarantined() -> None:
-    """D6: it rests, tries one task at a time, and gives up."""
+    """D6: a worker whose tasks all fail pauses, tries one task at a time, and ends if they fail, too."""
     backend = MemoryBackend()
     worker = LocalWorker(
         backend, concurrency=3, quarantine=lambda: Quarantine(3, cooldown=0.01, probes=2)

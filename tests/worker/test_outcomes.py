@@ -1,4 +1,4 @@
-"""What handlers return and raise, and the context that they get."""
+"""Outcomes of handlers from return values and exceptions, and the context that handlers get."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tests.worker.fake import work
 
 
 class Model(BaseModel):
-    """A result of a kind that pydantic knows."""
+    """A result that pydantic can serialise."""
 
     n: int = 1
 
 
 class Rude(Exception):
-    """An error that cannot be shown."""
+    """An exception whose text cannot be read."""
 
     def __str__(self) -> str:
-        """Fail."""
+        """Raise an error."""
         raise OSError
 
 
@@ -52,7 +52,7 @@ class Rude(Exception):
     ],
 )
 def test_values(value: object, expected: Outcome) -> None:
-    """REV-E1: a returned value is one outcome, whatever it is."""
+    """REV-E1: each value that a handler may return becomes exactly one outcome."""
     limit = 10 if value == "x" * 9 else LIMITS.result
     assert outcome_of_value(value, limit) == expected
 
@@ -71,19 +71,19 @@ def test_values(value: object, expected: Outcome) -> None:
     ids=lambda case: type(case).__name__,
 )
 def test_errors(error: Exception, expected: Outcome) -> None:
-    """Fault A11: the text of an error always fits into a frame."""
+    """Fault A11: an exception becomes an outcome, and its text is cut so that it fits into a frame."""
     assert outcome_of_error(error) == expected
 
 
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 366 * 86_400, True])
 def test_a_retry_has_a_sane_delay(delay: float) -> None:
-    """C15, fault K4: refused where it is made, so no frame is refused later."""
+    """C15, fault K4: an invalid delay is refused when the retry is created, and not later by the server."""
     with pytest.raises(InvalidInput, match="delay"):
         Retry(delay)
 
 
 def test_the_context_has_facts_and_reports_progress() -> None:
-    """Progress is a share or a short text."""
+    """The context has the data of the delivery, and accepts progress as a number from 0 to 1 or a short text."""
     reports: list[tuple[str, float | str]] = []
     delivery = work(receipt="r1", attempt=4)
     context = Context(delivery, lambda receipt, value: reports.append((receipt, value)))

@@ -1,4 +1,4 @@
-"""The worker's small parts: backoff, mailbox, threads, address, registry, and its own settings."""
+"""Small parts of the worker: backoff, inbox, threads, server address, handler registry and settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taskqueue_worker.threads import Threads, ThreadsafeInbox
 
 
 def test_backoff_doubles_from_at_once_to_the_cap() -> None:
-    """At once, 0.1, 0.2 … 5 s, and again from the start after a reset."""
+    """The backoff starts with 0 and 0.1 seconds and doubles up to 5 seconds; a reset starts it again."""
     backoff = Backoff(uniform=lambda: 1.0)
     waits = [backoff.next() for _ in range(9)]
     assert waits == pytest.approx([0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
@@ -35,7 +35,7 @@ def test_backoff_doubles_from_at_once_to_the_cap() -> None:
 
 
 def test_backoff_is_jittered() -> None:
-    """Fault G7: each wait lies between half and all of its step."""
+    """Fault G7: each wait has a random length between half and all of its step."""
     waits = []
     for _ in range(200):
         backoff = Backoff()
@@ -46,7 +46,7 @@ def test_backoff_is_jittered() -> None:
 
 
 async def test_a_mailbox_hands_over_in_order_and_in_batches() -> None:
-    """From many threads, each thread's items in its order, and few calls."""
+    """The inbox passes items from several threads in few calls, and keeps the order of each thread."""
     batches: list[list[tuple[int, int]]] = []
     done = asyncio.Event()
 
@@ -65,7 +65,7 @@ async def test_a_mailbox_hands_over_in_order_and_in_batches() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()  # the loop is blocked meanwhile
+        thread.join()  # The event loop is blocked while the threads run.
     assert batches == []
     await done.wait()
     assert len(batches) == 1
@@ -74,7 +74,7 @@ async def test_a_mailbox_hands_over_in_order_and_in_batches() -> None:
 
 
 def test_a_mailbox_outlives_its_loop() -> None:
-    """Putting something in after the end is harmless."""
+    """Putting an item after the event loop has been closed does nothing."""
     loop = asyncio.new_event_loop()
     mailbox: ThreadsafeInbox[int] = ThreadsafeInbox(loop, lambda _items: None)
     loop.close()
@@ -83,7 +83,7 @@ def test_a_mailbox_outlives_its_loop() -> None:
 
 
 def test_threads_are_started_when_needed_and_end() -> None:
-    """No more than the size, none twice for work that comes one by one."""
+    """Threads are started as needed up to the maximum, and end when the pool is closed."""
     threads = Threads(3)
     names: set[str] = set()
     ready = threading.Barrier(4)
@@ -115,7 +115,7 @@ def test_threads_are_started_when_needed_and_end() -> None:
     ],
 )
 def test_addresses(url: str, uri: str, shown: str) -> None:
-    """What is shown has no credentials in it."""
+    """A server address is converted to a websocket URL, and its displayed form contains no credentials."""
     address = ServerAddress.of(url)
     assert address.socket_uri == uri + SOCKET_PATH
     assert address.shown == shown
@@ -128,7 +128,7 @@ def test_addresses(url: str, uri: str, shown: str) -> None:
     ["", "127.0.0.1:8420", "ftp://h", "http://", "http://h:port", "http://h?q=1", "http://[::1"],
 )
 def test_addresses_that_are_none(url: str) -> None:
-    """Refused when the worker is made."""
+    """An invalid server address is refused when the worker is created."""
     with pytest.raises(ConfigurationError, match="must look like"):
         Worker(url)
 
@@ -154,13 +154,13 @@ async def _async_generator() -> Any:
     ],
 )
 def test_registrations_that_are_refused(register: Callable[[Handlers], object], fault: str) -> None:
-    """At import time, with a clear word."""
+    """An invalid handler is refused when it is registered, with a clear error."""
     with pytest.raises(ConfigurationError, match=fault):
         register(Handlers())
 
 
 def test_a_decorated_function_stays_itself() -> None:
-    """So that it can be called and tested without a worker; its name is the default key."""
+    """A decorated function can still be called directly; its name is the default key."""
     worker = Worker("http://h")
 
     @worker.task()
@@ -176,7 +176,7 @@ def test_a_decorated_function_stays_itself() -> None:
 
 
 def test_asynchronous_handlers_are_recognised() -> None:
-    """Behind partials and as callable objects, too."""
+    """Asynchronous handlers are recognised, also as partial functions and as callable objects."""
 
     class Handler:
         async def __call__(self) -> None:
@@ -210,13 +210,13 @@ def test_asynchronous_handlers_are_recognised() -> None:
     ],
 )
 def test_a_worker_checks_its_options(options: dict[str, Any]) -> None:
-    """Fault K4: before anything is connected."""
+    """Fault K4: invalid options are refused when the worker is created."""
     with pytest.raises(ConfigurationError):
         Worker("http://h", **options)
 
 
 async def test_options_may_be_changed_before_serving() -> None:
-    """What the command line says counts more than what the module says; what it leaves out stays."""
+    """Options that are changed before the start replace those of the constructor; all others stay."""
     worker = Worker("http://h", worker_id="a", concurrency=3, prefetch=2)
     worker.configure(url="http://other", concurrency=5)
     worker.configure()
@@ -227,13 +227,13 @@ async def test_options_may_be_changed_before_serving() -> None:
 
 
 async def test_a_worker_without_handlers_does_not_start() -> None:
-    """It would have nothing to ask for."""
+    """A worker without handlers does not start, because it would receive no tasks."""
     with pytest.raises(ConfigurationError, match="no handlers"):
         await Worker("http://h").serve()
 
 
 def test_worker_ids_are_unique_per_start() -> None:
-    """Fault A12: also on hosts that share a name and a process id."""
+    """Fault A12: worker ids are unique, even on hosts with the same name and process id."""
     ids = {_make_worker_id() for _ in range(100)}
     assert len(ids) == 100
     assert all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{1,199}", one) for one in ids)

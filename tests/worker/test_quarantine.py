@@ -1,4 +1,4 @@
-"""A worker that only fails takes itself out of service."""
+"""Quarantine: a worker whose tasks all fail stops receiving tasks for a while, and finally ends."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from tests.worker.local import until
 
 
 class Clock:
-    """Time that a test moves."""
+    """A clock that the test controls."""
 
     def __init__(self) -> None:
-        """Start at 0."""
+        """The clock starts at 0."""
         self.now = 0.0
 
     def __call__(self) -> float:
-        """Return the time."""
+        """Return the time in seconds."""
         return self.now
 
 
 def failing(quarantine: Quarantine, times: int) -> list[bool]:
-    """Fail some times; return where the phase changed."""
+    """Report several failures; return for each whether the phase has changed."""
     return [quarantine.failed() for _ in range(times)]
 
 
 def test_failures_in_a_row_lead_to_a_rest() -> None:
-    """D6: 20 in a row, by default; a success in between starts the count again."""
+    """D6: after 20 consecutive failures, by default, the worker pauses; a success resets the count."""
     quarantine = Quarantine(clock=Clock())
     assert not any(failing(quarantine, 19))
     assert not quarantine.succeeded()
@@ -50,7 +50,7 @@ def test_failures_in_a_row_lead_to_a_rest() -> None:
 
 
 def test_rests_double_up_to_a_minute_and_end() -> None:
-    """D6: after each failed probe the rest is longer; the fifth one is the last."""
+    """D6: each failed probe doubles the pause, up to a maximum; after the last probe the worker ends."""
     clock = Clock()
     quarantine = Quarantine(3, cooldown=10.0, longest=60.0, probes=5, clock=clock)
     failing(quarantine, 3)
@@ -70,7 +70,10 @@ def test_rests_double_up_to_a_minute_and_end() -> None:
 
 
 def test_a_success_ends_it_at_once() -> None:
-    """Also one of a task that was running when the rest began, whose failure would count for nothing."""
+    """A success ends the quarantine at once, even that of a task which was running when the pause began.
+
+    A failure of such a task is not counted.
+    """
     clock = Clock()
     quarantine = Quarantine(3, clock=clock)
     failing(quarantine, 3)
@@ -83,18 +86,21 @@ def test_a_success_ends_it_at_once() -> None:
     quarantine.tick()
     assert quarantine.succeeded()
     failing(quarantine, 3)
-    assert quarantine.rest == 1.0  # the next time starts small again
+    assert quarantine.rest == 1.0  # the next pause has the initial length again
 
 
 def small() -> Quarantine:
-    """Return one that is quick to test."""
+    """Return a quarantine with short times."""
     return Quarantine(3, cooldown=0.05, longest=0.05, probes=2)
 
 
 async def test_a_failing_worker_rests_and_recovers(
     server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """D6: at rest it asks for nothing, then for one task; a success brings the whole capacity back."""
+    """D6: a pausing worker grants no credit, and then credit for one task.
+
+    A success restores the full credit.
+    """
     caplog.set_level(logging.INFO, "taskqueue.worker")
     worker = Worker(server.url, concurrency=1, prefetch=4, quarantine=small)
     healthy = threading.Event()
@@ -119,12 +125,12 @@ async def test_a_failing_worker_rests_and_recovers(
         await peer.deliver(probe := work())
         assert (await peer.next(AckFrame)).receipts == [probe.receipt]
         credit = 0
-        while credit < 6:  # five were used up by then, and one more by the probe
+        while credit < 6:  # five tasks used credit before, and the probe one more
             credit += (await peer.next(Credit)).n
 
 
 async def test_credit_that_is_out_does_not_defeat_the_rest(server: FakeServer) -> None:
-    """D6: credit cannot be taken back, so what arrives at rest is handed back."""
+    """D6: deliveries that arrive during a pause are released, because granted credit cannot be withdrawn."""
     worker = Worker(server.url, concurrency=10, quarantine=lambda: Quarantine(3, cooldown=60))
 
     @worker.task("work")
@@ -138,12 +144,12 @@ async def test_credit_that_is_out_does_not_defeat_the_rest(server: FakeServer) -
             await peer.next(RetryFrame)
         await peer.deliver(late := work())
         assert (await peer.next(RedeliverFrame)).receipts == [late.receipt]
-        # The first two failures may have been replaced; nothing was once the rest had begun.
+        # The worker may have granted credit for the first two failures, but none since the pause began.
         assert sum(frame.n for frame in peer.log if isinstance(frame, Credit)) <= 2
 
 
 async def test_a_worker_that_does_not_recover_ends(server: FakeServer) -> None:
-    """D6: after the last failed probe it says bye and why."""
+    """D6: after the last failed probe, the worker says bye and ends with exit code 3."""
     worker = Worker(server.url, concurrency=1, quarantine=small)
 
     @worker.task("work")
@@ -152,7 +158,7 @@ async def test_a_worker_that_does_not_recover_ends(server: FakeServer) -> None:
 
     async with running(worker) as ended:
         peer = await server.welcomed()
-        for _ in range(4):  # three failures, and a probe
+        for _ in range(4):  # three failures and one probe
             await peer.deliver(work())
             await peer.next(Credit)
         await peer.deliver(work())
@@ -167,7 +173,7 @@ async def test_a_worker_that_does_not_recover_ends(server: FakeServer) -> None:
 async def test_outcomes_chosen_by_handlers_are_no_failures(
     server: FakeServer, verdict: Reject | Again
 ) -> None:
-    """D6: rejecting a task or asking for a retry is a handler doing its work."""
+    """D6: an explicit reject or retry of a handler does not count as a failure."""
     worker = Worker(server.url, concurrency=9, quarantine=small)
 
     @worker.task("work")

@@ -1,4 +1,4 @@
-"""Losing the server: nothing is repeated, nothing is lost, nobody is called twice."""
+"""Reconnecting after the loss of the server: no task is lost or run twice."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ LOGGER = "taskqueue.worker"
 
 
 class Gate:
-    """A handler that waits until it is let go."""
+    """A handler that waits until the test opens it."""
 
     def __init__(self, worker: Worker) -> None:
-        """Register for the key ``work``."""
+        """The handler is registered for the key ``work``."""
         self.calls: list[int] = []
         self.cancelled = 0
         self._open = threading.Event()
         worker.task("work")(self.wait)
 
     async def wait(self, n: int) -> int:
-        """Wait."""
+        """Wait until the test opens the gate."""
         self.calls.append(n)
         try:
             await until(self._open.is_set)
@@ -49,16 +49,16 @@ class Gate:
         return n
 
     def open(self) -> None:
-        """Let all go."""
+        """Let all calls of the handler return."""
         self._open.set()
 
     async def entered(self, count: int) -> None:
-        """Wait until it was called ``count`` times."""
+        """Wait until the handler was called ``count`` times."""
         await until(lambda: len(self.calls) >= count)
 
 
 async def test_a_running_task_survives_the_loss_of_its_connection(server: FakeServer) -> None:
-    """REV-E3, fault E5: the worker is back at once, keeps what it runs, and acks it there."""
+    """REV-E3, fault E5: after a broken connection the worker reconnects at once, and acks its running task there."""
     pauses = itertools.count()
     worker = Worker(server.url, concurrency=3, uniform=lambda: float(next(pauses)))
     gate = Gate(worker)
@@ -69,7 +69,7 @@ async def test_a_running_task_survives_the_loss_of_its_connection(server: FakeSe
         await gate.entered(2)
         peer.cut()
         peer = await server.accept()
-        assert next(pauses) <= 1  # a tenth of a second at most: a server waits for half of one
+        assert next(pauses) <= 1  # at most 0.1 seconds, and the grace of a server is 0.5 seconds
         assert sorted(peer.hello.holding) == sorted(task.receipt for task in tasks)
         assert peer.hello.credit == 1
         await peer.welcome(adopted=[tasks[0].receipt])
@@ -82,7 +82,10 @@ async def test_a_running_task_survives_the_loss_of_its_connection(server: FakeSe
 
 
 async def test_an_unconfirmed_outcome_is_sent_again(server: FakeServer) -> None:
-    """Fault A2, fault E2: with its confirmation lost, an ack is repeated and the handler is not."""
+    """Fault A2, fault E2: if the confirmation of an ack is lost, the worker sends the ack again.
+
+    The handler does not run again.
+    """
     worker = Worker(server.url)
     gate = Gate(worker)
     gate.open()
@@ -104,7 +107,7 @@ async def test_an_unconfirmed_outcome_is_sent_again(server: FakeServer) -> None:
 
 
 async def test_an_outcome_of_a_lost_receipt_is_dropped(server: FakeServer) -> None:
-    """Fault G5: what the server does not adopt is somebody else's now."""
+    """Fault G5: an outcome whose receipt the server does not adopt is dropped."""
     worker = Worker(server.url)
     gate = Gate(worker)
     gate.open()
@@ -124,7 +127,10 @@ async def test_an_outcome_of_a_lost_receipt_is_dropped(server: FakeServer) -> No
 async def test_tasks_finish_while_the_server_is_away(
     server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fault A6: the worker tries on quietly and reports everything when the server is back."""
+    """Fault A6: while the server is down, the worker retries with few log messages.
+
+    It sends all outcomes once the server is back.
+    """
     caplog.set_level(logging.INFO, LOGGER)
     worker = Worker(server.url, uniform=lambda: 0.0)
     gate = Gate(worker)
@@ -153,7 +159,7 @@ async def test_tasks_finish_while_the_server_is_away(
 async def test_a_worker_may_start_before_its_server(
     server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It waits, saying so once."""
+    """A worker can start before its server; it logs this once and keeps trying."""
     await server.close()
     worker = Worker(server.url)
     gate = Gate(worker)
@@ -169,7 +175,7 @@ async def test_a_worker_may_start_before_its_server(
 
 
 async def test_a_draining_server_is_left_when_all_is_settled(server: FakeServer) -> None:
-    """Fault A7: no more credit is given to it; the outcome still goes there; then the worker connects anew."""
+    """Fault A7: a worker grants a draining server no credit, settles its tasks there, and then reconnects."""
     worker = Worker(server.url)
     gate = Gate(worker)
     async with running(worker):
@@ -186,7 +192,7 @@ async def test_a_draining_server_is_left_when_all_is_settled(server: FakeServer)
 
 
 async def test_a_long_task_moves_from_a_draining_server_to_the_next(server: FakeServer) -> None:
-    """Fault A7, G13: what is still running when the server goes is offered to the next one."""
+    """Fault A7, G13: a task that is still running when the server stops is offered to the next server."""
     worker = Worker(server.url)
     gate = Gate(worker)
     async with running(worker):
@@ -204,7 +210,7 @@ async def test_a_long_task_moves_from_a_draining_server_to_the_next(server: Fake
 
 @pytest.mark.parametrize("status", [401, 403, 421, 426])
 async def test_a_refusal_ends_the_worker(server: FakeServer, status: int) -> None:
-    """Fault K1: trying again does not help against a wrong token, a missing right or another protocol."""
+    """Fault K1: a refused token, a missing right or an unsupported protocol ends the worker without a retry."""
     server.refuse = HTTPStatus(status)
     worker = Worker(server.url, token="secret")
     Gate(worker)
@@ -217,7 +223,10 @@ async def test_a_refusal_ends_the_worker(server: FakeServer, status: int) -> Non
 
 
 async def test_a_token_that_is_refused_later_ends_the_worker(server: FakeServer) -> None:
-    """Fault K1: close code 4401. The running handler is cancelled: its outcome cannot be told to anybody."""
+    """Fault K1: if the server closes with 4401, the worker ends and cancels its running handlers.
+
+    Their outcomes could not be sent.
+    """
     worker = Worker(server.url, token="secret")
     gate = Gate(worker)
     async with running(worker) as ended:
@@ -235,7 +244,7 @@ async def test_a_token_that_is_refused_later_ends_the_worker(server: FakeServer)
 
 
 async def test_a_protocol_error_is_not_hammered(server: FakeServer) -> None:
-    """Close code 4400: the worker comes back, but never at once, and ever later."""
+    """After a close with 4400, the worker reconnects with a growing delay and never at once."""
     worker = Worker(server.url, uniform=lambda: 1.0)
     Gate(worker)
     async with running(worker):
@@ -248,7 +257,10 @@ async def test_a_protocol_error_is_not_hammered(server: FakeServer) -> None:
 
 
 async def test_a_server_that_breaks_the_protocol_is_left(server: FakeServer) -> None:
-    """Fault G9: the close tells the code of a protocol error; the worker lives on."""
+    """Fault G9: a malformed frame of the server ends the connection with a protocol error.
+
+    The worker then reconnects.
+    """
     worker = Worker(server.url)
     gate = Gate(worker)
     gate.open()
@@ -266,7 +278,10 @@ async def test_a_server_that_breaks_the_protocol_is_left(server: FakeServer) -> 
 async def test_a_store_out_of_reach_is_no_reason_to_leave(
     server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fault G14: running tasks go on, the connection stays, the change is logged once each way."""
+    """Fault G14: during an outage of the store, running tasks continue and the connection stays.
+
+    The start and the end of the outage are logged once each.
+    """
     caplog.set_level(logging.INFO, LOGGER)
     worker = Worker(server.url)
     gate = Gate(worker)

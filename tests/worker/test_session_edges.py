@@ -1,4 +1,4 @@
-"""What a session does at the edges: a lost connection, the largest frame, the most credit, the first frame."""
+"""Boundary cases of sessions: a lost connection, the largest frame, and the largest credit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def delivery(receipt: str, payload: bytes = b"null") -> Delivery:
 
 
 def greeted() -> ServerSession:
-    """Return a server's session that may deliver."""
+    """Return a server session that may send deliveries."""
     session = ServerSession()
     session.feed(encode(Hello(worker_id="w", keys=["a"], credit=10)))
     session.welcome("c", 15.0, "1")
@@ -28,7 +28,7 @@ def greeted() -> ServerSession:
 
 
 def holding(*receipts: str, capacity: int = 3) -> ClientSession:
-    """Return a session that was handed deliveries."""
+    """Return a client session that holds these receipts."""
     session = ready(capacity)
     deliveries = [to_wire(delivery(receipt)) for receipt in receipts]
     get(session, Deliver(deliveries=deliveries))
@@ -37,7 +37,7 @@ def holding(*receipts: str, capacity: int = 3) -> ClientSession:
 
 
 def test_a_new_connection_answers_no_ping_of_the_last_one() -> None:
-    """G3, fault M5: an answer that was not sent before the connection broke is nobody's business on the next one."""
+    """G3, fault M5: a ping of the last connection is not answered on the next one."""
     session = ready()
     get(session, Ping(n=7))
     hello, _ = reconnected(session)
@@ -46,7 +46,7 @@ def test_a_new_connection_answers_no_ping_of_the_last_one() -> None:
 
 
 def test_a_lost_connection_loses_progress() -> None:
-    """Fault M5: progress that was not sent is not sent late, when it may be long wrong."""
+    """Fault M5: progress that was not sent before a reconnect is dropped, because it may be outdated."""
     session = holding("r1")
     session.progress("r1", 0.5)
     reconnected(session, "r1")
@@ -54,7 +54,7 @@ def test_a_lost_connection_loses_progress() -> None:
 
 
 def test_a_frame_may_be_as_large_as_the_limit() -> None:
-    """G8, fault M5: the limit itself is allowed, a byte more is not."""
+    """G8, fault M5: a frame of exactly the maximum size is accepted, and one byte more is not."""
     text = encode(Ping(n=1)).ljust(LIMITS.frame)
     assert decode_server(text) == Ping(n=1)
     with pytest.raises(ProtocolViolation, match="at most"):
@@ -62,7 +62,7 @@ def test_a_frame_may_be_as_large_as_the_limit() -> None:
 
 
 def test_what_is_held_counts_against_the_most_that_may_be_asked_for() -> None:
-    """G1, fault M5: held and wanted ones together stay within the largest credit: a hello can name them."""
+    """G1, fault M5: held receipts and credit together never exceed the limit, so that a hello can name them all."""
     session = ready(LIMITS.credit)
     get(session, Deliver(deliveries=[to_wire(delivery("r1"))]))
     session.free()
@@ -72,7 +72,10 @@ def test_what_is_held_counts_against_the_most_that_may_be_asked_for() -> None:
 
 
 def frames(*sizes: int) -> list[int]:
-    """Return how long the frames are for deliveries of payloads of these sizes, having seen that nothing is missing."""
+    """Return the sizes of the frames for deliveries with payloads of these sizes.
+
+    All deliveries must be in the frames.
+    """
     deliveries = [delivery(f"r{n}", b'"%s"' % (b"x" * size)) for n, size in enumerate(sizes)]
     told = list(greeted().deliver(deliveries))
     assert [one for _, some in told for one in some] == deliveries
@@ -80,14 +83,14 @@ def frames(*sizes: int) -> list[int]:
 
 
 def test_frames_of_deliveries_keep_the_limit() -> None:
-    """G8, fault M5: to the byte, no frame is too large, and what fits is not cut."""
+    """G8, fault M5: deliveries fill a frame to the last byte, and no frame exceeds the limit."""
     fifth = LIMITS.frame // 5
     (short,) = frames(fifth, fifth, fifth, fifth, 1000)
     for more in range(-3, 6):
         told = frames(fifth, fifth, fifth, fifth, 1000 + LIMITS.frame - short + more)
         assert max(told) <= LIMITS.frame
         assert (len(told) == 1) == (more <= 0)
-    # The same where a frame has gone before.
+    # The limit also holds for a frame that follows another one.
     for more in range(-3, 6):
         told = frames(*[fifth] * 5, *[fifth] * 3, 1000 + LIMITS.frame - short + more)
         assert max(told) <= LIMITS.frame

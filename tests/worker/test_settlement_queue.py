@@ -1,4 +1,4 @@
-"""Outcomes are settled in rounds: everything that waits, with the settings of each queue read once."""
+"""The settlement queue settles outcomes in rounds, and reads the settings of each queue once per round."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_UNSETTLED = 10
 
 
 class Bench:
-    """A memory backend whose calls are counted and may fail, and a settlement queue on it."""
+    """A settlement queue on a memory backend whose calls are counted and can fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.backend = MemoryBackend()
@@ -43,7 +43,7 @@ class Bench:
         self.rounds = 0
         self.calls: Counter[str] = Counter()
         self.errors: dict[str, list[TaskQueueError]] = {}
-        """what the next calls of a method raise"""
+        """exceptions that the next calls of a method raise, by method name"""
         self.most_in_flight = self._in_flight = 0
         for owner, name in (
             (self.control, "settings"),
@@ -73,7 +73,7 @@ class Bench:
 
         return counted
 
-    async def _outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
+    async def _outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - OutageRetry passes it by position
         pass
 
     async def _report(self, results: dict[str, bool]) -> None:
@@ -90,7 +90,7 @@ class Bench:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
-        """Run the queue, at the end until it has settled everything."""
+        """Run the settlement queue; at the end of the block, wait until everything is settled."""
         task = asyncio.create_task(self.queue.run())
         try:
             yield task
@@ -103,12 +103,12 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Return a bench for one test."""
+    """A settlement queue for one test."""
     return Bench(monkeypatch)
 
 
 async def test_one_round_reads_the_settings_of_a_queue_once(bench: Bench) -> None:
-    """Law 9: settings are read once per queue and round, after the round was cut: a change governs the next round."""
+    """Law 9: a round reads the settings of each queue once, so that a change applies to the next round."""
     *first, last = await bench.receive(101)
     async with bench.running():
         for delivery in first:
@@ -123,7 +123,10 @@ async def test_one_round_reads_the_settings_of_a_queue_once(bench: Bench) -> Non
 
 
 async def test_one_round_settles_every_kind_of_outcome(bench: Bench) -> None:
-    """Acks and releases take one call each; only what needs a policy reads settings, once for each queue."""
+    """In one round, acks and releases take one call each.
+
+    Settings are read once per queue, and only for outcomes that need the retry policy.
+    """
     work, other = await bench.receive(6), await bench.receive(2, "other")
     await bench.subscription.ack(work[5])
     bench.calls.clear()
@@ -146,7 +149,7 @@ async def test_one_round_settles_every_kind_of_outcome(bench: Bench) -> None:
 
 
 async def test_dead_letters_read_no_settings(bench: Bench) -> None:
-    """The policy has no say in them."""
+    """A rejected task becomes a dead letter without reading settings, because the retry policy does not apply."""
     (delivery,) = await bench.receive(1)
     async with bench.running():
         bench.queue.put(delivery, Rejected("bad"))
@@ -154,7 +157,7 @@ async def test_dead_letters_read_no_settings(bench: Bench) -> None:
 
 
 async def test_a_hundred_retries_at_a_time(bench: Bench) -> None:
-    """More would only fill the store's connection."""
+    """At most a hundred retries are sent at once, because more would only fill the connection of the store."""
     deliveries = await bench.receive(250)
     async with bench.running():
         for delivery in deliveries:
@@ -165,7 +168,10 @@ async def test_a_hundred_retries_at_a_time(bench: Bench) -> None:
 
 
 async def test_an_outage_settles_nothing_twice(bench: Bench) -> None:
-    """What failed is repeated, with settings that are read again; what was settled is not."""
+    """After an outage, failed calls are repeated with settings that are read again.
+
+    Calls that succeeded are not repeated.
+    """
     deliveries = await bench.receive(20)
     bench.errors = {
         "settings": [BackendUnavailable("away")],
@@ -182,7 +188,7 @@ async def test_an_outage_settles_nothing_twice(bench: Bench) -> None:
 
 
 async def test_an_error_ends_it_and_leaves_no_waiter(bench: Bench) -> None:
-    """Any other error of the store is raised by `run`; what waits for room or the end waits no longer."""
+    """An unexpected error of the store ends `run`, and ends all waits for capacity or for the end."""
     deliveries = await bench.receive(MAX_UNSETTLED + 1)
     bench.errors = {"ack": [SubscriptionClosed("closed")]}
     async with asyncio.timeout(PATIENCE), bench.running() as task:
@@ -196,7 +202,7 @@ async def test_an_error_ends_it_and_leaves_no_waiter(bench: Bench) -> None:
 
 @pytest.mark.parametrize(("count", "result"), [(MAX_UNSETTLED + 1, b"1"), (2, b"1" * 2_100_000)])
 async def test_room(bench: Bench, count: int, result: bytes) -> None:
-    """Too many outcomes, or too large results, leave none until they are settled."""
+    """The queue has no capacity while too many outcomes, or too many bytes of results, are unsettled."""
     deliveries = await bench.receive(count)
     for delivery in deliveries:
         await asyncio.wait_for(bench.queue.room(), PATIENCE)
@@ -209,7 +215,7 @@ async def test_room(bench: Bench, count: int, result: bytes) -> None:
 
 
 async def test_waiting_for_the_end_has_an_end(bench: Bench) -> None:
-    """A store that stays away does not hold up a worker that leaves."""
+    """If the store stays unavailable, `finish` returns after its timeout."""
     (delivery,) = await bench.receive(1)
     bench.queue.put(delivery, Success())
     await asyncio.wait_for(bench.queue.finish(0.01), PATIENCE)

@@ -1,4 +1,4 @@
-"""An orderly end: nothing new, time for what runs, the rest handed back, everything confirmed."""
+"""Stopping a worker: no new tasks, time for running ones, release of the rest, and confirmation of all outcomes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.worker.local import until
 
 
 class Handlers:
-    """One handler of each kind, waiting to be let go."""
+    """A synchronous and an asynchronous handler, which wait until the test opens their gate."""
 
     def __init__(self, worker: Worker) -> None:
-        """Register both."""
+        """The handlers are registered for the keys ``sync`` and ``async``."""
         self.gate = threading.Event()
         self.entered = threading.Semaphore(0)
         self.cancelled = 0
@@ -26,13 +26,13 @@ class Handlers:
         worker.task("async")(self.wait)
 
     def block(self) -> str:
-        """Block."""
+        """Block the thread until the gate opens."""
         self.entered.release()
         assert self.gate.wait(30)
         return "sync"
 
     async def wait(self) -> str:
-        """Wait, and clean up when cancelled."""
+        """Wait until the gate opens; clean up if cancelled."""
         self.entered.release()
         try:
             await until(self.gate.is_set)
@@ -43,13 +43,16 @@ class Handlers:
         return "async"
 
     async def both_entered(self) -> None:
-        """Wait for both."""
+        """Wait until both handlers have been called."""
         for _ in range(2):
             assert await asyncio.to_thread(self.entered.acquire, timeout=30)
 
 
 async def test_running_tasks_are_given_time(server: FakeServer) -> None:
-    """No more credit, new deliveries go back at once, what runs is finished and confirmed before the bye."""
+    """A stopping worker grants no credit, releases new deliveries, and finishes its running tasks.
+
+    It says bye only after all outcomes are confirmed.
+    """
     worker = Worker(server.url, prefetch=1, concurrency=2)
     handlers = Handlers(worker)
     async with running(worker) as ended:
@@ -82,9 +85,9 @@ async def test_running_tasks_are_given_time(server: FakeServer) -> None:
 
 @pytest.mark.parametrize("way", ["after the grace", "at a second stop", "when cancelled"])
 async def test_the_rest_is_released(server: FakeServer, way: str) -> None:
-    """An async handler is cancelled and cleans up first; a blocked thread is left behind, its result discarded.
+    """After the grace, a coroutine is cancelled and a blocked thread is abandoned; their tasks are released.
 
-    A second stop, or an application that cancels its worker, waits for no grace, whatever was promised.
+    A second stop, or a cancellation of the worker, ends the grace at once.
     """
     worker = Worker(server.url, grace=0.05 if way == "after the grace" else 3600)
     handlers = Handlers(worker)
@@ -110,9 +113,9 @@ async def test_the_rest_is_released(server: FakeServer, way: str) -> None:
 
 
 async def test_a_worker_can_serve_again(server: FakeServer) -> None:
-    """One run at a time; a run leaves nothing behind."""
+    """A worker can serve again after a stop, but not twice at the same time."""
     worker = Worker(server.url)
-    worker.stop()  # not serving: nothing happens
+    worker.stop()  # the worker is not serving, so this does nothing
     Handlers(worker).gate.set()
     identities = set()
     for _ in range(2):
@@ -125,11 +128,11 @@ async def test_a_worker_can_serve_again(server: FakeServer) -> None:
         await peer.next(AckFrame)
         worker.stop()
         await serving
-    assert len(identities) == 2  # unique per start
+    assert len(identities) == 2  # the id is new for each start
 
 
 async def test_stopping_without_a_server_ends(server: FakeServer) -> None:
-    """With nothing to report there is nobody to wait for."""
+    """A worker without a connection stops at once, because it has nothing to report."""
     worker = Worker(server.url)
     Handlers(worker)
     await server.close()
@@ -141,7 +144,7 @@ async def test_stopping_without_a_server_ends(server: FakeServer) -> None:
 
 
 async def test_a_handler_that_fails_while_stopping_is_retried(server: FakeServer) -> None:
-    """A verdict that comes within the grace is a verdict."""
+    """If a handler fails while the worker is stopping, its task is retried as usual."""
     worker = Worker(server.url)
     gate = threading.Event()
     entered = threading.Event()

@@ -1,4 +1,4 @@
-"""The worker against the real server, on the memory backend."""
+"""The websocket worker with a real server on the memory backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.worker.processes import program
 
 @asynccontextmanager
 async def serving(*, lease: float = 15.0, grace: float = 0.5) -> AsyncIterator[tuple[Queue, str]]:
-    """Run a server in this loop; yield its queue and address."""
+    """Run a server in this event loop; yield its queue and its URL."""
     settings = Settings(port=0, lease=lease, grace=grace, drain=1.0)
     backend = open_backend("taskqueue_memory", settings)
     server = ServerProcess(backend, settings)
@@ -42,7 +42,7 @@ async def serving(*, lease: float = 15.0, grace: float = 0.5) -> AsyncIterator[t
 
 
 async def ended(queue: Queue, count: int) -> Ledger:
-    """Wait until so many tasks are done or dead; return the ledger, which must balance at every look."""
+    """Wait until ``count`` tasks are done or dead; return the ledger, which must balance at every read."""
     async with asyncio.timeout(PATIENCE):
         while True:
             ledger = await queue.ledger()
@@ -53,7 +53,7 @@ async def ended(queue: Queue, count: int) -> Ledger:
 
 
 def break_connection(worker: Worker) -> None:
-    """Break the worker's connection from its own side, as the network would, when it has something to send."""
+    """Break the connection of the worker from its own side while it has a frame to send."""
     link = worker._current_run and worker._current_run._source
     if isinstance(link, ServerLink):
 
@@ -68,7 +68,7 @@ def break_connection(worker: Worker) -> None:
 
 
 async def test_many_tasks_of_every_kind() -> None:
-    """D5: each runs once, and ends where its outcome says."""
+    """D5: each task runs once and ends in the state of its outcome."""
     async with serving() as (queue, url):
         worker = Worker(url, concurrency=100)
         runs: Counter[str] = Counter()
@@ -98,7 +98,7 @@ async def test_many_tasks_of_every_kind() -> None:
 
 @pytest.mark.parametrize("cuts", [6, pytest.param(20, marks=pytest.mark.long)])
 async def test_broken_connections_repeat_nothing_and_lose_nothing(cuts: int) -> None:
-    """Fault E5, fault A2: many cuts under load. Adopted tasks run once; an outcome under way is not lost."""
+    """Fault E5, fault A2: after many broken connections, no task is lost and adopted tasks run only once."""
     async with serving(grace=2.0) as (queue, url):
         worker = Worker(url, concurrency=20, uniform=lambda: 0.0)
         runs: Counter[int] = Counter()
@@ -121,14 +121,14 @@ async def test_broken_connections_repeat_nothing_and_lose_nothing(cuts: int) -> 
             ledger = await ended(queue, len(tasks))
         assert ledger.done == len(tasks)
         assert set(runs) == set(range(len(tasks)))
-        # A delivery that was on the wire when it broke was never seen here: it is no repeat when it comes again.
+        # A delivery that was lost in transit was never run, so its second delivery is not a repeat.
         assert set(runs.values()) == {1}
         stats = await control_of(queue.backend).stats("work")
         assert stats.retried == 0
 
 
 async def test_a_blocked_loop_is_no_lost_worker() -> None:
-    """Fault A5: two leases of computing in the event loop, one delivery, no loss."""
+    """Fault A5: a handler that blocks the event loop for two leases keeps its task, which does not count as lost."""
     async with serving(lease=0.6) as (queue, url):
         worker = Worker(url)
         runs = []
@@ -148,7 +148,7 @@ async def test_a_blocked_loop_is_no_lost_worker() -> None:
 
 
 async def test_a_task_that_kills_its_workers_ends_among_the_dead() -> None:
-    """Fault A11: each death counts as a loss, softly exiting included, until the poison guard ends it."""
+    """Fault A11: a task that repeatedly exits its worker becomes a dead letter after the maximum number of losses."""
     async with serving(grace=0.05) as (queue, url):
         control = control_of(queue.backend)
         await control.configure("sys.exit", QueueSettings(max_losses=1))
@@ -164,7 +164,7 @@ async def test_a_task_that_kills_its_workers_ends_among_the_dead() -> None:
 
 
 async def test_a_stopping_worker_releases_tasks_for_the_next() -> None:
-    """REV-E3: what it could not finish is there for the other at once, its attempt unspent."""
+    """REV-E3: a task that a stopping worker releases is delivered to another worker at once, with the same attempt."""
     async with serving() as (queue, url):
         seen = []
         gate = threading.Event()

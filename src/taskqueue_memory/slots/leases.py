@@ -104,7 +104,7 @@ class Lease:
     resumed: bool = False
     note: bytes | None = None
     via: str | None = None
-    """the token that the current one has replaced; a client that missed the answer sends it again"""
+    """previous token of this lease; a client that did not receive the answer with the new token sends it again"""
     missed: tuple[int, float] | None = None
     """(number of jobs, time) of the first report of the server that did not include this lease's job"""
     mark: int = 0

@@ -46,7 +46,8 @@ class MemorySlots:
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
         now = self._begin()
         position = self._pool.put(endpoint)
-        self._pool.sweep(now)  # expired leases end if the endpoint no longer reports its jobs
+        # If the endpoint no longer reports its jobs, leases that were kept although they had expired end now.
+        self._pool.sweep(now)
         self._pool.notify((position,), now)
         return position.info(now)
 
@@ -62,7 +63,7 @@ class MemorySlots:
         return self._steer(model, server, clear=bool(duration), rests_until=until)
 
     def _steer(self, model: str, server: str, *, clear: bool, **state: bool | float) -> bool:
-        """Set attributes of an endpoint, and ``clear`` its leases without a job. Return False if it is unknown."""
+        """Set attributes of an endpoint; if ``clear``, end its leases without a job. Return False if it is unknown."""
         check_endpoint(model, server)
         now = self._begin()
         position = self._pool.position(model, server)

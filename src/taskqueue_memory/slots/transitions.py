@@ -16,7 +16,7 @@ from taskqueue_memory.room_signal import RoomNotifier
 from taskqueue_memory.slots.leases import Lease, SlotPosition, SlotServer
 
 _SWEPT = 1000
-"""maximum number of leases that one sweep ends; the other expired leases are nevertheless invalid"""
+"""maximum number of expired leases that one sweep ends; those left for the next sweep are already invalid"""
 _NOTES_PER_JOB = 8
 _NOTES = 1000
 _NOTE_BYTES = 16 * 1024 * 1024
@@ -165,13 +165,13 @@ class Pool:
         self.forget_if_done(position)
 
     def clear(self, position: SlotPosition) -> None:
-        """End the leases without a job, because the endpoint may receive no more jobs."""
+        """End the leases without a job, because the endpoint must not receive new jobs."""
         for lease in tuple(position.leases.values()):
             if lease.job is None:
                 self.end(lease)
 
     def end_untold(self, lease: Lease, now: float) -> None:
-        """End a lease, and keep the note that its holder has not fetched as a late note."""
+        """End a lease. If its holder has not fetched its note yet, keep the note as a late note."""
         if lease.note is not None and lease.job is not None:
             self.late.add(lease.position.endpoint.model, lease.job, lease.note, now)
         self.end(lease)
@@ -189,7 +189,10 @@ class Pool:
                 self.run_out(lease, now)
 
     def notify(self, positions: Iterable[SlotPosition], now: float) -> None:
-        """Notify the models that have a free slot at these endpoints, or at others of a server with a shared limit."""
+        """Notify dispatchers that wait for a slot of a model, if ``positions`` have free slots of the model.
+
+        If a server has a limit over all models, its other endpoints are included.
+        """
         models: set[str] = set()
         for position in positions:
             shared = position.server.together is not None

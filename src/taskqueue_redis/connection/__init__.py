@@ -1,1 +1,1 @@
-"""Connections to Redis: nodes, topologies, retries, errors, pub/sub."""
+"""Connections to Redis: nodes, topologies, retries, errors and pub/sub."""

@@ -1,4 +1,4 @@
-"""Work that several callers need at the same time, and that is done once for all of them."""
+"""Background tasks: work that concurrent callers share, and tasks that end with their owner."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ T = TypeVar("T")
 
 
 class Flight(Generic[T]):
-    """Work that belongs to nobody: a caller that is cancelled does not take it from the others."""
+    """Work that runs once for all concurrent callers, and continues if one of them is cancelled."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]], name: str) -> None:
-        """Do nothing yet."""
+        """Store ``work``, which the first `start` or `join` runs in a task called ``name``."""
         self._work = work
         self._name = name
         self._task: asyncio.Task[T] | None = None
         self._closed = False
 
     def start(self) -> asyncio.Task[T]:
-        """Begin, unless it is under way."""
+        """Return the task that runs the work; start a new one unless one is running."""
         if self._task is None or not self.under_way:
             self._task = asyncio.create_task(self._work(), name=self._name)
             self._task.add_done_callback(_retrieve)
@@ -31,17 +31,20 @@ class Flight(Generic[T]):
 
     @property
     def under_way(self) -> bool:
-        """Whether it has begun and not ended."""
+        """Whether the work is running."""
         return self._task is not None and not self._task.done()
 
     async def join(self) -> T | None:
-        """Return the result of what is under way, else begin; None if it was closed. Raises what the work raises."""
+        """Wait for the running work, or start it, and return its result; None after `aclose`.
+
+        Raises what the work raises.
+        """
         task = self.start()
         await asyncio.wait([task])
         return None if task.cancelled() else task.result()
 
     async def aclose(self) -> None:
-        """Cancel it, and let nothing begin any more."""
+        """Cancel the running work, and prevent later starts."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -50,14 +53,15 @@ class Flight(Generic[T]):
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
-        task.exception()  # whoever waited was told; if all of them left, nobody needs to be
+        # Mark the exception as retrieved: otherwise asyncio logs it if every caller was cancelled.
+        task.exception()
 
 
 _log = logging.getLogger("taskqueue.redis")
 
 
 class Owned:
-    """Tasks that are kept until they end, and ended with their owner. One that fails is logged."""
+    """Background tasks of one owner, which cancels them in `aclose`. The exception of a failed task is logged."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,12 +74,12 @@ class Owned:
         return task
 
     async def drained(self) -> None:
-        """Wait for what is under way."""
+        """Wait until every task has ended."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def aclose(self) -> None:
-        """End everything."""
+        """Cancel every task and wait until all have ended."""
         for task in self._tasks:
             task.cancel()
         await self.drained()

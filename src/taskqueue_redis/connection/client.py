@@ -1,7 +1,7 @@
-"""Commands to one installation of Redis: each answered, or its fate named exactly.
+"""The Redis client of this package: every command returns its reply, or an error that says whether it was executed.
 
-Client libraries resend commands whose answer was lost; a queue must know when that happens. Here a
-command is sent again only if nothing was executed, or if its caller says that twice is as good as once.
+Other client libraries resend a command whose answer was lost without telling the caller, so it may be executed twice.
+This client sends a command again only if it was certainly not executed, or if its caller allows it with ``resend``.
 """
 
 from __future__ import annotations
@@ -37,31 +37,30 @@ T = TypeVar("T")
 
 
 class _Order(NamedTuple):
-    """What is to be done."""
+    """A command, and the function that chooses a second command by the reply to the first."""
 
     words: tuple[Word, ...]
     follow: Follow | None
 
 
 class Link:
-    """Commands to one installation, from any number of tasks of one event loop.
+    """A client of one Redis installation, used concurrently by any number of tasks of one event loop.
 
-    Connects when it is first used, and again whenever it must. Cancelling a call is safe at every
-    point: its answer, if one comes, reaches nobody.
+    It connects on first use, and again after each loss of a connection. A call may be cancelled at any moment: an
+    answer that arrives later is dropped.
     """
 
     def __init__(self, settings: RedisSettings) -> None:
-        """Do no input or output."""
         self.settings = settings
         self.trouble = Trouble(settings.address.shown)
         self._topology = _topology(settings)
         self._only: Node | None = None
-        """the node of an address with a single server"""
+        """the node, if the address is that of a single server"""
         if settings.address.kind is Kind.SINGLE:
             self._only = self._topology.node(settings.address.hosts[0])
         self._closed = False
         self._over = asyncio.Event()
-        """set with it: nobody waits for the next try of a command then"""
+        """set by `aclose`, so that commands do not wait for their next attempt"""
 
     async def command(
         self,
@@ -71,18 +70,18 @@ class Link:
         follow: Follow | None = None,
         uncertain: bool = False,
     ) -> Any:
-        """Run one command where ``key`` lives; return the raw reply: bytes, int, list or None.
+        """Run a command on the server that holds ``key``, and return the raw reply: bytes, int, list or None.
 
-        ``resend``: twice is as good as once, so send it again after a lost answer, until
-        TASKQUEUE_REDIS_OPERATION_TIMEOUT. Without it, a command that may have been executed is not
-        sent again; one that Redis refused to execute (LOADING, MOVED, …) is.
+        ``resend``: the command is idempotent, so send it again if its answer was lost, until
+        TASKQUEUE_REDIS_OPERATION_TIMEOUT. Without ``resend``, a command that may have been executed is not sent
+        again. A command that Redis refused to execute (LOADING, MOVED, …) is sent again in any case.
 
-        ``follow`` is given the reply, and returns another command for the same connection or None;
-        then the answer is the pair of both replies (the second may be None). Redis must answer that
-        command within TASKQUEUE_REDIS_ANSWER_TIMEOUT. If it fails, the whole counts as unanswered.
+        ``follow`` is called with the reply, and returns a second command for the same connection, or None. The result
+        is then a pair of the two replies; the second reply is None without a second command. Redis must answer the
+        second command within TASKQUEUE_REDIS_ANSWER_TIMEOUT. If it fails, both commands count as unanswered.
 
-        ``uncertain``: it stands for a command that may have been executed already, such as one that
-        failed with an uncertain `NoScript`; that it was not executed is then not claimed.
+        ``uncertain``: an earlier call may have executed the command already, for example one that failed with an
+        uncertain `NoScript`. No failure then claims that the command was not executed.
 
         Raises a `Failure`.
         """
@@ -91,7 +90,7 @@ class Link:
         wire = node.wire if node is not None else None
         reply: Any = None
         if wire is not None and wire.open and not wire.crowd.locked():
-            await wire.crowd.acquire()  # does not wait
+            await wire.crowd.acquire()  # returns at once, because the semaphore is not locked
             try:
                 reply = await wire.ask(words, now)
             except Lost as lost:
@@ -107,16 +106,19 @@ class Link:
         return await self._persist(trial, key, _Order(words, follow), node, reply)
 
     async def everywhere(self, *words: Word, quietly: bool = False) -> list[Any]:
-        """Run an idempotent command at every master; return the replies. Raises a `Failure` if one is missing.
+        """Run an idempotent command on every master and return all replies. Raises a `Failure` if any reply is missing.
 
-        ``quietly``: a failure is no trouble, neither in health nor in the log.
+        ``quietly``: report a failure neither in health nor in the log.
         """
         return await self.at_each_master(lambda ask: ask(words), quietly=quietly)
 
     async def at_each_master(
         self, do: Callable[[Ask], Awaitable[T]], *, quietly: bool = True
     ) -> list[T]:
-        """Do something at every master by what asks it idempotent commands. Raises a `Failure`."""
+        """Call ``do`` for every master with a function that runs idempotent commands there; return the results.
+
+        ``quietly``: report a failure neither in health nor in the log. Raises the first `Failure`.
+        """
         deadline = asyncio.get_running_loop().time() + self.settings.operation_timeout
         trouble = Trouble(self.settings.address.shown, quiet=True) if quietly else self.trouble
         nodes = await self._masters(Trial(deadline, trouble, resend=True, rest=self._rest))
@@ -137,16 +139,17 @@ class Link:
         return found
 
     async def listener(self, avoid: HostAddress | None = None) -> tuple[HostAddress, Wire]:
-        """Open a connection of one's own to a master, preferably not ``avoid``; say to which. Raises a `Failure`.
+        """Open a connection to a master, preferably another one than ``avoid``, and return its address and connection.
 
-        Every message that is published anywhere in the installation can be heard there.
+        The caller must close the connection. Any master delivers the pub/sub messages of the whole installation.
+        Raises a `Failure`.
         """
         problem: Unreachable | None = None
         if self._closed:
             raise NotReached("the link was closed")
         try:
             nodes = await self._topology.masters()
-            random.shuffle(nodes)  # not every process at the same one
+            random.shuffle(nodes)  # spreads the connections of many processes over the masters
             nodes.sort(key=lambda node: node.place == avoid)
             for node in nodes:
                 try:
@@ -159,15 +162,15 @@ class Link:
         raise problem.failure if problem else NotReached("no server is known") from None
 
     def when_reopened(self, call: Callable[[], None]) -> None:
-        """Have something called when a server is connected to another time: it may have been started anew."""
+        """Register a callback for reconnections to a server, which may have been restarted in between."""
         self._topology.reopened = call
 
     def in_charge(self, place: HostAddress) -> bool:
-        """Whether a server is a master, as far as known."""
+        """Return whether the server at ``place`` is a master, as far as this process knows."""
         return self._topology.in_charge(place)
 
     async def aclose(self) -> None:
-        """Close every connection; calls that wait for an answer, or for another try, fail. Idempotent."""
+        """Close every connection. Calls that wait for an answer or for their next attempt fail. Idempotent."""
         self._closed = True
         self._over.set()
         await self._topology.aclose()
@@ -191,7 +194,7 @@ class Link:
                     trial.end(error.policy, error.failure)
                 await trial.after(error.policy, error.failure)
             except TimeoutError:
-                trial.expire("nobody said in time which servers there are")
+                trial.expire("no server returned the list of servers in time")
 
     async def _persist(
         self,
@@ -201,7 +204,7 @@ class Link:
         node: Node | None = None,
         problem: object = None,
     ) -> Any:
-        # `problem` is what became of a first try at `node`, if there was one.
+        # `problem` is the error of a first attempt at `node`; None if there was no attempt yet.
         once: Node | None = None
         while True:
             if problem is not None:
@@ -228,7 +231,7 @@ class Link:
                 problem = reply
 
     def _learn(self, policy: Policy, problem: object, node: Node | None) -> Node | None:
-        """Tell the topology what a failed try says about it; return the node to be asked just once, if any."""
+        """Update the topology after a failed attempt; return the node for the next attempt only, if Redis named one."""
         if policy is Policy.SEEK or policy is Policy.RESEND:
             self._topology.doubt(node)
         if policy is Policy.MOVED or policy is Policy.ASK:
@@ -246,7 +249,8 @@ async def _shared(node: Node, order: _Order, trial: Trial, *, asking: bool) -> A
     trial.sent = True
     now = asyncio.get_running_loop().time()
     if asking:
-        wire.ask(("ASKING",), now)  # nothing comes between the two
+        # Nothing is awaited before the next call, so no other command is sent between the two.
+        wire.ask(("ASKING",), now)
     return await wire.ask(order.words, now)
 
 
@@ -265,7 +269,7 @@ async def _followed(node: Node, order: _Order, trial: Trial, *, asking: bool) ->
         try:
             return reply, await wire.call(*more)
         except ErrorReply as error:
-            # The first was executed, but what the second was to assure is unknown: the whole is as good as unanswered.
+            # The first command was executed, but not confirmed by the second one, so both count as unanswered.
             raise Lost(f"{more[0]!s} failed: {judge(error)[1]}", sent=True) from None
 
 
@@ -274,7 +278,7 @@ def _judge(problem: object) -> tuple[Policy, Failure]:
         return judge(problem)
     if isinstance(problem, Unreachable):
         return problem.policy, problem.failure
-    assert isinstance(problem, Lost)  # noqa: S101 - the last kind there is
+    assert isinstance(problem, Lost)  # noqa: S101 - callers pass no other type
     if problem.sent:
         return Policy.RESEND, AnswerLost(problem.reason)
     return Policy.SEEK, NotReached(problem.reason)

@@ -1,4 +1,4 @@
-"""A Redis Cluster: which node has which slot, kept up to date by what the nodes say."""
+"""The topology of a Redis Cluster: which node holds which slot, as the nodes themselves report it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from taskqueue_redis.connection.nodes import Node, link_closed
 from taskqueue_redis.connection.topology import NodesByPlace
 
 _SLOTS = 16_384
-_AT_ONCE = 3  # nodes asked for the map at the same time, so that a frozen one holds up nobody
-_PAUSE = 0.25  # seconds at least between two maps that are asked for because one was in doubt
+# Number of nodes that are asked for the slot map at the same time, because one of them may not respond.
+_AT_ONCE = 3
+_PAUSE = 0.25  # minimum number of seconds between two requests for the slot map after failures
 
 
 @lru_cache(4096)
 def slot_of(key: str) -> int:
-    """Return the slot of a key: of what is in its first braces, if anything is."""
+    """Return the cluster slot of a key. Only the text in its first pair of braces counts, unless that is empty."""
     name = key.encode()
     start = name.find(b"{")
     end = name.find(b"}", start + 1)
@@ -39,10 +40,9 @@ def slot_of(key: str) -> int:
 
 
 class ClusterTopology(NodesByPlace):
-    """Many masters. One that is down holds up only what lives there."""
+    """The topology of a cluster with many masters. An unavailable master delays only commands for its own slots."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        """Do no input or output."""
         super().__init__(settings)
         self._seeds = settings.address.hosts
         self._owners: list[Node | None] = []
@@ -69,7 +69,7 @@ class ClusterTopology(NodesByPlace):
     def in_charge(self, place: HostAddress) -> bool:
         return any(node is not None and node.place == place for node in self._owners)
 
-    def doubt(self, node: Node | None) -> None:  # noqa: ARG002 - whoever it is, others know better
+    def doubt(self, node: Node | None) -> None:  # noqa: ARG002 - the new slot map covers every node
         now = asyncio.get_running_loop().time()
         if now - self._asked_at >= _PAUSE:
             self._asked_at = now
@@ -115,7 +115,8 @@ class ClusterTopology(NodesByPlace):
             if places[0] is not None:
                 owners[first : last + 1] = [self.node(places[0])] * (last + 1 - first)
         for place in known:
-            self.node(place)  # replicas too: they can be asked when no master is left
+            # This creates nodes for replicas too: they can be asked for the slot map if no master responds.
+            self.node(place)
         self._owners = owners
         self.keep(known)
 
@@ -132,7 +133,7 @@ async def _ask(node: Node) -> tuple[Node, list[Any]]:
 
 
 async def _first(asked: list[Any]) -> tuple[Node, list[Any]]:
-    """Return the first answer; raise one `Unreachable` if there is none."""
+    """Return the first successful answer and cancel the other requests; raise `Unreachable` if all have failed."""
     tasks = [asyncio.ensure_future(question) for question in asked]
     problem: Unreachable | None = None
     try:
@@ -147,13 +148,13 @@ async def _first(asked: list[Any]) -> tuple[Node, list[Any]]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    raise problem or Unreachable(Policy.SEEK, NotReached("nobody was asked"))
+    raise problem or Unreachable(Policy.SEEK, NotReached("no node is known"))
 
 
 def _place(server: list[Any], asked: Node) -> HostAddress | None:
     host, port = (server[0] or b"").decode(), int(server[1])
     if host == "?":
-        return None  # what Redis says for a name that it does not know
+        return None  # Redis reports "?" for a node whose host name is not configured
     return HostAddress(host or asked.place.host, port)
 
 

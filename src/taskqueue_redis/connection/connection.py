@@ -1,8 +1,8 @@
-"""One connection, which any number of callers use at once.
+"""One connection to Redis, which any number of callers use at the same time.
 
-Commands are written as they come and Redis answers them in order, so the oldest waiting future gets the
-next answer. A caller that was cancelled leaves its future behind: the answer is still read, and
-thrown away. That makes it impossible for an answer to reach another caller.
+Redis answers commands in the order in which they were sent, so each answer completes the oldest pending future. The
+future of a cancelled caller stays in the queue, and its answer is read and dropped. Therefore no caller can receive
+the answer to the command of another one.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from taskqueue_redis.connection.failures import ErrorReply, Lost, Policy, judge,
 
 Word: TypeAlias = bytes | str | int | float
 
-_pack = cast("Callable[[tuple[Word, ...]], bytes]", pack_command)  # its stub allows one word only
+# The type stub of hiredis allows only one argument.
+_pack = cast("Callable[[tuple[Word, ...]], bytes]", pack_command)
 
-# A peer that vanished while the line was quiet is found by the kernel, in 10 + 3 * 5 s.
+# On an idle connection, the kernel detects a vanished peer within 10 + 3 * 5 seconds.
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 class Wire(asyncio.Protocol):
-    """A connection that is open, until ``lost`` says why it is not.
+    """A connection to Redis. Once it has ended, ``lost`` is the reason.
 
-    ``answer_timeout``: seconds without any data, while an answer is due, after which it gives itself up.
-    ``in_flight``: commands on their way at once; `crowd` lets no more in.
+    ``answer_timeout``: seconds without any data, while an answer is pending, after which the connection closes itself.
+    ``in_flight``: maximum number of commands that wait for an answer; the semaphore `crowd` counts them.
     """
 
     def __init__(self, answer_timeout: float, in_flight: int) -> None:
         self.lost: Lost | None = None
         self.crowd = asyncio.Semaphore(in_flight)
-        """has a place for each command on its way"""
+        """acquired before each command is sent, and released with its answer"""
         self._patience = answer_timeout
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(replyError=ErrorReply)
@@ -50,12 +51,13 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def ask(self, words: tuple[Word, ...], sent: float) -> asyncio.Future[Any]:
-        """Send a command whose place is taken; the future gets its answer (errors too), or fails with `Lost`.
+        """Send a command and return a future for its reply. The caller must have acquired `crowd` for the command.
 
-        ``sent`` is the loop's time. Raises `Lost` if nothing was sent.
+        An error reply is the future's result, not its exception. The future fails with `Lost` if the connection ends.
+        ``sent``: the event loop's current time. Raises `Lost` if the command was not sent.
         """
         if not self.open:
-            self.crowd.release()  # closing: its end is known, and is about to be told
+            self.crowd.release()  # done here because no answer will arrive
             raise Lost(self.lost.reason if self.lost else "the connection ended", sent=False)
         try:
             packed = _pack(words)
@@ -70,7 +72,7 @@ class Wire(asyncio.Protocol):
         return future
 
     async def call(self, *words: Word) -> Any:
-        """Send a command, return its answer. Raises `Lost`, and `ErrorReply` for an error."""
+        """Send a command and return the reply. Raises `ErrorReply` for an error reply, and `Lost`."""
         await self.crowd.acquire()
         reply = await self.ask(words, self._loop.time())
         if isinstance(reply, ErrorReply):
@@ -84,33 +86,34 @@ class Wire(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it is open and owes no answer."""
+        """Whether the connection is open and no answer is pending."""
         return self.open and not self._waiting
 
     def listen(self, deliver: Callable[[Any], None], ended: Callable[[], None]) -> None:
-        """From now on nothing is asked: whatever comes is delivered, and its end is told."""
+        """Switch to pub/sub: pass everything that Redis sends to ``deliver``, and call ``ended`` at the end.
+
+        After this only `tell` may send commands.
+        """
         self._deliver, self._ended = deliver, ended
 
     def tell(self, *words: Word) -> None:
-        """Send a command whose answer, if any, is delivered to who listens."""
+        """Send a command after `listen`; its answer is passed to ``deliver`` like any message."""
         if self.lost is None:
             self._transport.write(_pack(words))
 
     def give_up(self, reason: str) -> None:
-        """End it at once; who waits for an answer gets `Lost`."""
+        """Close the connection at once; calls that wait for an answer raise `Lost` with this reason."""
         if self.lost is None:
             self._end(reason)
             self._transport.abort()
 
     async def aclose(self) -> None:
-        """End it, and wait until the socket is closed."""
+        """Close the connection, and wait until the socket is closed."""
         self.give_up("the connection was closed here")
         await asyncio.shield(self._closed)
 
-    # What asyncio calls
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is one in all but its base class
+        # uvloop's transport has all methods of `asyncio.Transport`, but does not inherit from it
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -124,7 +127,7 @@ class Wire(asyncio.Protocol):
                 return
             while (reply := reader.gets()) is not False:
                 if not waiting:
-                    self.give_up(f"Redis said what nobody asked for: {_shown(reply)}")
+                    self.give_up(f"unexpected message from Redis: {_shown(reply)}")
                     return
                 future, _ = waiting.popleft()
                 self.crowd.release()
@@ -145,7 +148,7 @@ class Wire(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         for future, _ in self._waiting:
-            self.crowd.release()  # who waits for a place comes to know
+            self.crowd.release()  # callers that wait for the semaphore find the connection closed
             if not future.done():
                 future.set_exception(Lost(reason, sent=True))
         self._waiting.clear()
@@ -153,8 +156,8 @@ class Wire(asyncio.Protocol):
             self._ended()
 
     def _check(self) -> None:
-        # One timer for all: the oldest waits longest. A line that moves is not dead,
-        # so the last data count too.
+        # One timer is enough: the oldest command waits longest. While data arrives, the connection works,
+        # so the time limit starts again with each piece of data.
         self._timer = None
         if not self._waiting:
             return
@@ -172,7 +175,10 @@ async def open_wire(
     sentinel: bool = False,
     in_flight: int | None = None,
 ) -> Wire:
-    """Connect and log in. Raises `OSError`, `TimeoutError`, `Lost`, `ErrorReply`, `ConfigurationError`."""
+    """Connect to a server and log in with the user and password of ``settings``.
+
+    Raises `OSError`, `TimeoutError`, `Lost`, `ErrorReply` or `ConfigurationError`.
+    """
     settings.refuse_exposed(place)
     loop = asyncio.get_running_loop()
 
@@ -210,7 +216,8 @@ async def _log_in(wire: Wire, settings: RedisSettings, *, sentinel: bool) -> Non
     if settings.address.database and not sentinel:
         await wire.call("SELECT", settings.address.database)
     try:
-        # The name helps operators; and a server that has no connection left says so in answer to something.
+        # The name helps operators. If no command was sent before, it also detects a server with too many connections,
+        # which reports that only in the answer to a command.
         await wire.call("CLIENT", "SETNAME", "taskqueue")
     except ErrorReply as error:
         policy, failure = judge(error)
@@ -219,10 +226,10 @@ async def _log_in(wire: Wire, settings: RedisSettings, *, sentinel: bool) -> Non
 
 
 def _keep_alive(wire: Wire) -> None:
-    peer = wire._transport.get_extra_info("socket")  # noqa: SLF001 - its maker's right
+    peer = wire._transport.get_extra_info("socket")  # noqa: SLF001 - the class is defined in this module
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
-        if hasattr(socket, name):  # not on every system
+        if hasattr(socket, name):  # not every operating system has all three options
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 

@@ -1,4 +1,4 @@
-"""From the failures of the store to the errors of the contract."""
+"""Converting connection failures to the errors that the backend contract defines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskqueue_redis.connection.failures import (
 
 
 def contract_error(failure: Failure) -> ConfigurationError | BackendUnavailable:
-    """Return the error of the contract that stands for a failure; raise it ``from`` the failure."""
+    """Return the error that a backend raises for a failure. The caller raises it ``from`` the failure."""
     match failure:
         case Misconfigured():
             return ConfigurationError(str(failure))
@@ -28,9 +28,9 @@ def contract_error(failure: Failure) -> ConfigurationError | BackendUnavailable:
 
 
 class QueueReset(BackendUnavailable):
-    """A partition of the store was flushed, or replaced by another one: tasks that it held are gone.
+    """A partition of the store was flushed or replaced by another one, so its tasks are lost.
 
-    Raised by the call that notices, and logged as an error; the next call works on what is there now.
+    The call that detects the reset logs and raises this error. Later calls use the new, empty partition.
     """
 
     code = "queue_reset"

@@ -1,17 +1,16 @@
-"""What each error of Redis, or of the way to it, means: one table, and the few errors that callers see.
+"""Classification of errors: a table that says what to do about each error of Redis, and the failures that callers get.
 
 ::
 
     Failure
-    ├── NotReached      nothing was executed
-    ├── AnswerLost      it may have been executed
-    ├── Refused         the store refuses writes for now; nothing was executed
-    ├── Misconfigured   the installation is wrong; the message names the cure
+    ├── NotReached      the command was not executed
+    ├── AnswerLost      the command may have been executed
+    ├── Refused         the store refuses writes for now; the command was not executed
+    ├── Misconfigured   an error in the configuration; the message says how to correct it
     ├── NoScript        the script is not loaded
     └── ScriptError     the script, or a command in it, failed
 
-Messages hold neither secrets nor keys nor payloads: of what a server said, only the code and what
-this table knows.
+Messages contain no secrets, keys or payloads: only the error code of the server, and text from this table.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ from taskqueue_core.errors import ConfigurationError
 
 
 class Failure(Exception):
-    """The root. ``uncertain``: an earlier try of the same command may have been executed, its answer was lost."""
+    """The base class of failures. ``uncertain``: the command may have been executed by an attempt without an answer."""
 
     uncertain = False
 
 
 class NotReached(Failure):
-    """Nothing was executed."""
+    """No server executed the command, because none was available or the time limit passed before."""
 
 
 class AnswerLost(Failure):
-    """It may have been executed."""
+    """The command may have been executed, because it was sent and the connection ended before its answer."""
 
     uncertain = True
 
 
 class Refused(Failure):
-    """The store refuses writes for now, and executed nothing. ``why`` is its code: OOM, MISCONF, NOREPLICAS."""
+    """The store refuses writes for now, so the command was not executed. ``why``: OOM, MISCONF or NOREPLICAS."""
 
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)
@@ -52,18 +51,18 @@ class Refused(Failure):
 
 
 class Misconfigured(Failure):
-    """The installation is wrong, and nothing was executed. The message names the cure."""
+    """Redis or this client is configured wrongly, and the command was not executed. The message says what to do."""
 
 
 class NoScript(Failure):
-    """The script is not loaded, and nothing was executed."""
+    """The server does not know the script's hash, so the script was not executed."""
 
 
 class ScriptError(Failure):
-    """The script, or a command in it, failed.
+    """A script, or a command in it, failed.
 
-    After ``redis.error_reply('TQ <code> <text>')`` those two; else ``code`` is the error's first
-    word (NOGROUP, BUSYGROUP, ERR) and ``text`` the rest of it.
+    If the script returned ``redis.error_reply('TQ <code> <text>')``, these are ``code`` and ``text``. Otherwise
+    ``code`` is the first word of the error, such as NOGROUP, BUSYGROUP or ERR, and ``text`` is the rest.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -73,11 +72,11 @@ class ScriptError(Failure):
 
 
 class ErrorReply(Exception):
-    """An error as Redis sent it: an answer, not something raised."""
+    """An error reply of Redis. The parser returns it like any other reply, and does not raise it."""
 
 
 class Lost(Exception):
-    """A connection ended. ``reason`` says how, for logs; ``sent``: the command may have left before."""
+    """A connection ended. ``reason`` is for logs; ``sent``: whether the command may have been sent before."""
 
     def __init__(self, reason: str, *, sent: bool) -> None:
         super().__init__(reason)
@@ -86,7 +85,7 @@ class Lost(Exception):
 
 
 class Unreachable(Exception):
-    """No connection could be made; ``policy`` and ``failure`` are what the table says about the reason."""
+    """No connection to the server is possible; ``policy`` says what to do, ``failure`` what the caller gets."""
 
     def __init__(self, policy: Policy, failure: Failure) -> None:
         super().__init__(str(failure))
@@ -95,45 +94,45 @@ class Unreachable(Exception):
 
 
 class Policy(Enum):
-    """What is done about an error."""
+    """What the client does after an error."""
 
     WAIT = auto()
-    """not executed: try again there, after a while"""
+    """not executed: try again on the same server, after a pause"""
     SEEK = auto()
-    """not executed: find out who is in charge, then try again"""
+    """not executed: find the current master, then try again"""
     MOVED = auto()
-    """not executed: the slot's owner is named; ask that one from now on"""
+    """not executed: the error names the slot's new node; use that node from now on"""
     ASK = auto()
-    """not executed: the slot is on its way; ask the named one this once"""
+    """not executed: the slot is moving; try the node that the error names, once"""
     REFUSE = auto()
-    """not executed: the caller decides what to do with what cannot be stored"""
+    """not executed: the store accepts no writes; raise `Refused`"""
     LOAD = auto()
-    """not executed: the caller sends the script itself"""
+    """not executed: raise `NoScript`, so that the caller loads the script"""
     REPAIR = auto()
-    """not executed: somebody has to change the installation"""
+    """not executed: an operator must correct the configuration; raise `Misconfigured`"""
     RAISE = auto()
-    """the script's own business"""
+    """the script failed: raise `ScriptError`"""
     RESEND = auto()
-    """nobody knows: find out who is in charge, and send it again if it is one that may be sent twice"""
+    """possibly executed: find the current master, and send the command again if it is idempotent"""
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """One line of the table: errors whose code is ``code`` and whose text has ``part`` in it."""
+    """A row of the table, for errors whose code is ``code`` and whose text contains ``part``."""
 
     code: str
     policy: Policy
     cure: str
-    """what is the matter, and what helps"""
+    """the problem, and what the operator can do about it"""
     part: str = ""
 
 
 _RIGHTS = "compare its rights with the ACL file that ships with taskqueue_redis"
 _LOGIN = "set TASKQUEUE_REDIS_USER and TASKQUEUE_REDIS_PASSWORD (or _PASSWORD_FILE)"
 
-#: The first rule that fits counts. ERR is what Redis says when it has no better code, so those differ by their text.
+#: The first matching rule applies. Many errors share the code ERR; ``part`` distinguishes them by their text.
 RULES = (
     Rule("LOADING", Policy.WAIT, "Redis is loading its data"),
-    Rule("BUSY", Policy.WAIT, "Redis is busy with somebody's endless script; end that one"),
+    Rule("BUSY", Policy.WAIT, "Redis is busy with a script that does not end; kill that script"),
     Rule("TRYAGAIN", Policy.WAIT, "the slot's keys are moving between two nodes"),
     Rule("CLUSTERDOWN", Policy.SEEK, "the cluster does not serve all of its slots"),
     Rule("MASTERDOWN", Policy.SEEK, "this replica has lost its master"),
@@ -165,7 +164,7 @@ RULES = (
         "ERR",
         Policy.REPAIR,
         "this Redis lacks or forbids a command; use 6.2 or later",
-        "Unknown Redis command",  # what a script is told
+        "Unknown Redis command",  # the text if a script calls the command
     ),
     Rule("ERR", Policy.REPAIR, f"this Redis has no password set; {_LOGIN}", "no password"),
     Rule("ERR", Policy.REPAIR, f"the password is wrong; {_LOGIN}", "invalid password"),
@@ -191,10 +190,11 @@ _BY_CODE: dict[str, tuple[Rule, ...]] = {
     rule.code: tuple(other for other in RULES if other.code == rule.code) for rule in RULES
 }
 
-# Redis 7.0 says after an error in a script where that was: "OOM … script: 50142d…, on @user_script:1.",
-# Valkey 9.1 without the script's digest: "OOM … script: on @user_script:1.".
-# Redis 6.2 says it before: "ERR Error running script (call to f_50142d…): @user_script:1: @user_script: 1: -OOM …",
-# or "@user_script: 1: -OOM …" where the script returns what pcall() gave it.
+# Servers add the position in the script to the text of an error:
+# Redis 7.0 appends it: "OOM … script: 50142d…, on @user_script:1."
+# Valkey 9.1 appends it without the script's hash: "OOM … script: on @user_script:1."
+# Redis 6.2 puts it first: "ERR Error running script (call to f_50142d…): @user_script:1: @user_script: 1: -OOM …",
+# or "@user_script: 1: -OOM …" if the script returns the result of pcall().
 _BEFORE = re.compile(
     r"ERR Error (?:running|compiling) script \((?:call to f_[0-9a-f]{40}|new function)\): "
 )
@@ -206,7 +206,7 @@ _CODE = re.compile(r"[A-Z][A-Z0-9_]*(?= |$)")
 
 
 def normalised(text: str) -> str:
-    """Return an error as it would read outside of a script. Takes linear time."""
+    """Return the text of an error without the position in a script that Redis adds. Takes linear time."""
     text = text.rstrip("\r\n")
     before = _BEFORE.match(text)
     start = before.end() if before else 0
@@ -218,13 +218,13 @@ def normalised(text: str) -> str:
         text = text[:start]
     head, word, rest = text.partition("user_script:")
     if head == "ERR " and (where := _WHERE.match(word + rest)):
-        rest = (word + rest)[where.end() :]  # what error() was called with
+        rest = (word + rest)[where.end() :]  # the argument of Lua's error()
         return rest if _OWN.match(rest) else f"ERR {rest}"
     return text
 
 
 def judge(reply: ErrorReply) -> tuple[Policy, Failure]:
-    """Return what is to be done about an error that Redis answered, and what to raise in the end."""
+    """Return what the client does after an error reply, and the failure that it raises if no retry succeeds."""
     text = normalised(str(reply))
     if own := _OWN.match(text):
         return Policy.RAISE, ScriptError(own[1], text[own.end() :])
@@ -238,12 +238,12 @@ def judge(reply: ErrorReply) -> tuple[Policy, Failure]:
 
 
 def says_denied(failure: Failure) -> bool:
-    """Whether it is the ACL that forbids the command."""
+    """Return whether the failure means that the ACL of the Redis user forbids the command."""
     return isinstance(failure, Misconfigured) and _RIGHTS in str(failure)
 
 
 def judge_connecting(error: Exception) -> tuple[Policy, Failure]:
-    """Return what is to be done about a connection that could not be made, and what to raise in the end."""
+    """Return what the client does after a failed attempt to connect, and the failure that it raises in the end."""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = getattr(error, "verify_message", "no reason given")
         return Policy.REPAIR, Misconfigured(

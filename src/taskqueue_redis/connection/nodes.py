@@ -1,4 +1,4 @@
-"""One Redis server, as this process uses it: one connection for all, and a few that are lent out."""
+"""The connections of this process to one Redis server: a shared one, and a few for exclusive use."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _CONNECTING = (OSError, Lost, ErrorReply, ConfigurationError)
 
 
 class Backoff:
-    """Growing pauses: 50 ms, doubled each time up to 1 s, of which a random half is waited at least.
+    """Pauses between retries: 50 ms, doubled each time up to 1 s, and each reduced by up to half at random.
 
-    The jitter keeps the processes that lost one server apart when it comes back; the cap keeps what is waited
-    after it is back well below the five seconds in which consumers resume.
+    Because of the jitter, processes that lost the same server do not all reconnect at the same moment. With the cap,
+    a consumer resumes well within five seconds of the server's return.
     """
 
     _FIRST = 0.05
@@ -39,18 +39,18 @@ class Backoff:
         self._tries = 0
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Start again with the shortest pause."""
         self._tries = 0
 
     def next(self) -> float:
-        """Return the seconds to wait before the next try."""
+        """Return the number of seconds to wait before the next attempt."""
         full: float = min(self._MOST, self._FIRST * 2 ** min(self._tries, 10))
         self._tries += 1
         return full * (0.5 + 0.5 * self._chance())
 
 
 class Node:
-    """A server. Connects when it is first used, and again after a loss, never more often than a `Backoff` allows."""
+    """A Redis server with its connections, which are opened on demand. A `Backoff` limits failed attempts."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Node:
         settings: RedisSettings,
         reopened: Callable[[], None] | None = None,
     ) -> None:
-        """Do no input or output. ``reopened`` is called when the connection that all share is made another time."""
+        """Create the node without connecting. ``reopened`` is called each time the shared connection was replaced."""
         self.place = place
         self.wire: Wire | None = None
-        """the connection that all callers share, if there is one; it may be lost"""
+        """the shared connection, which may be lost; None before the first one"""
         self._settings = settings
         self._reopened = reopened
         self._backoff = Backoff()
@@ -76,7 +76,10 @@ class Node:
         return f"Node({str(self.place)!r})"
 
     async def reach(self) -> Wire:
-        """Return the shared connection, made anew if need be, by one attempt for all who ask. Raises `Unreachable`."""
+        """Return the shared connection. Raises `Unreachable`.
+
+        If there is none or it was lost, all concurrent callers wait for the same attempt to connect.
+        """
         if self.wire is not None and self.wire.open:
             return self.wire
         wire = await self._opening.join()
@@ -86,9 +89,9 @@ class Node:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[Wire]:
-        """Lend a connection for one caller alone, once there is one to spare. Raises `Unreachable`.
+        """Lend a connection to one caller; wait while all connections of the node are lent. Raises `Unreachable`.
 
-        One that comes back with an answer due is closed, so the next caller cannot get that.
+        A connection that is returned with an answer pending is closed, so the next caller cannot receive that answer.
         """
         async with self._places:
             while self._idle and not self._idle[-1].open:
@@ -106,17 +109,17 @@ class Node:
 
     @property
     def in_use(self) -> bool:
-        """Whether anybody waits for an answer, or has borrowed a connection."""
+        """Whether an answer is pending on the shared connection, or another connection is lent."""
         return bool(self._lent) or not (self.wire is None or self.wire.lost or self.wire.idle)
 
     def retire(self) -> None:
-        """Close every connection, of a server that is not part of the installation any more."""
+        """Close the connections that are not lent, because the server no longer belongs to the installation."""
         for wire in (*self._idle, *filter(None, [self.wire])):
             wire.give_up("the server is not part of the installation any more")
         self._idle.clear()
 
     async def aclose(self) -> None:
-        """Close every connection; who waits for an answer gets `Lost`. Idempotent."""
+        """Close every connection; calls that wait for an answer raise `Lost`. Idempotent."""
         self._closed = True
         await self._opening.aclose()
         wires = [*self._idle, *self._lent, *filter(None, [self.wire])]
@@ -146,7 +149,7 @@ class Node:
 
 
 async def connect(place: HostAddress, settings: RedisSettings, *, sentinel: bool = False) -> Wire:
-    """Open a connection that its caller owns. Raises `Unreachable`."""
+    """Open a connection that the caller must close. Raises `Unreachable`."""
     try:
         return await open_wire(place, settings, sentinel=sentinel)
     except _CONNECTING as error:
@@ -154,5 +157,5 @@ async def connect(place: HostAddress, settings: RedisSettings, *, sentinel: bool
 
 
 def link_closed() -> Unreachable:
-    """Return what is raised when nothing is to be opened any more."""
+    """Return the error for calls that need a connection after `Link.aclose`."""
     return Unreachable(Policy.SEEK, NotReached("the link was closed"))

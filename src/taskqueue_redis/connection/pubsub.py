@@ -1,4 +1,4 @@
-"""One connection of this process on which Redis says that there is something new."""
+"""The pub/sub connection of this process, on which Redis sends notifications."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from taskqueue_redis.connection.failures import (
 from taskqueue_redis.connection.nodes import Backoff
 from taskqueue_redis.connection.retrying import LOGGER
 
-# A connection whose peer vanished is given up after both, which is well within 15 s.
-_QUIET = 5.0
-_PATIENCE = 5.0
-_CHANNELS = 500  # of one SUBSCRIBE: short enough for Redis to serve others in between
-_MESSAGE = 3  # parts of a message, and of a confirmation
+# The sum of these two is the time after which a dead connection is closed. It must be well below 15 seconds.
+_QUIET = 5.0  # seconds without data before a PING
+_PATIENCE = 5.0  # seconds to wait for the answer to a PING
+# Maximum number of channels in one SUBSCRIBE, so that Redis can serve other clients in between.
+_CHANNELS = 500
+_MESSAGE = 3  # number of elements of a pub/sub message, and of a subscription's confirmation
 
 
 class Doorbell:
-    """Calls ``heard(channel, message)`` for what is published on wanted channels.
+    """A pub/sub client, which calls ``heard(channel, message)`` for each message on a subscribed channel.
 
-    After a loss it connects again by itself, subscribes again, and calls ``reopened()``: rings may
-    have been missed. Both callbacks are called in the event loop, between awaits.
-    Works from the first `listen` until `aclose`.
+    If its connection is lost, it reconnects, subscribes to all channels again, and calls ``reopened()``, because
+    messages may have been missed. Both callbacks run in the event loop and must not block.
+    It runs from the first `listen` until `aclose`.
     """
 
     def __init__(
@@ -44,7 +45,10 @@ class Doorbell:
         quiet: float = _QUIET,
         patience: float = _PATIENCE,
     ) -> None:
-        """Do no input or output. ``quiet``: seconds of silence before a PING; ``patience``: to wait for its answer."""
+        """Create the client without connecting.
+
+        ``quiet``: seconds without data before a PING. ``patience``: seconds to wait for the answer to the PING.
+        """
         self._link = link
         self._heard = heard
         self._reopened = reopened
@@ -52,13 +56,13 @@ class Doorbell:
         self._patience = patience
         self._wanted: set[str] = set()
         self._changed: dict[str, None] = {}
-        """channels that Redis may have to be told of, in this order"""
+        """channels whose subscription may have to change, in the order of the requests"""
         self._asked: set[str] = set()
-        """channels that Redis was told of, on the connection that there is"""
+        """channels for which SUBSCRIBE was sent on the current connection"""
         self._due: dict[str, int] = {}
-        """channels whose confirmation is on its way, and how often"""
+        """number of pending confirmations by channel"""
         self._missed: set[str] = set()
-        """what has to be confirmed before the bell works again"""
+        """channels without a confirmation on the current connection; `works` is false until there are none"""
         self._listeners: dict[asyncio.Future[None], set[str]] = {}
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -70,10 +74,10 @@ class Doorbell:
         self._closed = False
 
     async def listen(self, *channels: str) -> None:
-        """Return once Redis has confirmed the channels; they stay wanted whatever happens.
+        """Subscribe to channels, and return once Redis has confirmed all of them.
 
-        Raises `NotReached` if that takes longer than TASKQUEUE_REDIS_OPERATION_TIMEOUT, and
-        `Misconfigured` at once where the installation is wrong; goes on trying all the same.
+        Raises `NotReached` after TASKQUEUE_REDIS_OPERATION_TIMEOUT, and `Misconfigured` at once if the configuration
+        is wrong. The client continues to subscribe to the channels in the background even after an error.
         """
         if self._closed:
             raise NotReached("the doorbell was closed")
@@ -96,25 +100,23 @@ class Doorbell:
             self._listeners.pop(future, None)
 
     def ignore(self, *channels: str) -> None:
-        """Want the channels no longer; Redis is told soon, in the background."""
+        """Unsubscribe from channels: ignore their messages from now on, and tell Redis in the background."""
         self._wanted.difference_update(channels)
         self._changed.update(dict.fromkeys(channels))
         self._news.set()
 
     @property
     def works(self) -> bool:
-        """Whether it hears what is wanted, as far as can be known."""
+        """Whether messages on all subscribed channels arrive, as far as this process knows."""
         return self._worked and self._failure is None
 
     async def aclose(self) -> None:
-        """End it. When this returns nothing is called any more. Idempotent."""
+        """Close the connection. No callback is called after this has returned. Idempotent."""
         self._closed = True
         self._tell(NotReached("the doorbell was closed"))
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-
-    # The task
 
     async def _run(self) -> None:
         backoff = Backoff()
@@ -132,13 +134,13 @@ class Doorbell:
                 self._link.trouble.note(failure)
                 if isinstance(failure, Misconfigured):
                     self._tell(failure)
-            except Exception:  # noqa: BLE001 - whatever it was: a bell that nobody hears must not go unnoticed
-                LOGGER.exception("the doorbell failed, and begins anew")
+            except Exception:  # noqa: BLE001 - without this task no notification arrives, so it must not end
+                LOGGER.exception("the Pub/Sub listener failed; restarting it")
                 self._failure = NotReached("the doorbell failed")
             await asyncio.sleep(backoff.next())
 
     async def _serve(self, wire: Wire, place: HostAddress, backoff: Backoff) -> None:
-        """Serve as long as the connection is of use. Raises the `Failure` that ended it."""
+        """Use a new connection until it ends, and raise the `Failure` that describes why."""
         self._due.clear()
         self._refusal = None
         self._changed = dict.fromkeys(self._wanted)
@@ -193,8 +195,6 @@ class Doorbell:
             self._pinged = True
             wire.tell("PING")
 
-    # What Redis says
-
     def _deliver(self, reply: Any) -> None:
         self._last, self._pinged = asyncio.get_running_loop().time(), False
         if isinstance(reply, ErrorReply):
@@ -228,7 +228,7 @@ class Doorbell:
     def _call(self, callback: Callable[..., None], *arguments: object) -> None:
         try:
             callback(*arguments)
-        except Exception:  # noqa: BLE001 - the bell must go on ringing for the others
+        except Exception:  # noqa: BLE001 - a failing callback must not stop later notifications
             LOGGER.exception("a listener of the doorbell failed")
 
     def _tell(self, failure: Failure) -> None:

@@ -1,4 +1,4 @@
-"""How long one command is tried: what follows after each failed try, and what the caller is told in the end."""
+"""Retrying a command: whether and when to try again after a failure, and which error the caller gets in the end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _REDIRECTIONS = 5
 
 
 class Trouble:
-    """What is wrong with the store at the moment, for health and the log: at most one line a second."""
+    """The current outage of the store, reported by health and in the log, with at most one line per second."""
 
     def __init__(self, shown: str, *, quiet: bool = False) -> None:
         self.text: str | None = None
-        """what went wrong last, as long as nothing has worked since"""
+        """the last failure; None if a command has succeeded since"""
         self.healed: Callable[[], None] | None = None
-        """called when the trouble is over"""
+        """called when the first command after an outage succeeds"""
         self._shown = shown
         self._quiet = quiet
         self._since = 0.0
@@ -34,7 +34,7 @@ class Trouble:
         self._unlogged = 0
 
     def note(self, failure: Failure) -> None:
-        """Take note of a failed try."""
+        """Record a failed attempt, and log it unless another one was logged within the last second."""
         now = time.monotonic()
         if self.text is None:
             self._since = now
@@ -48,23 +48,27 @@ class Trouble:
 
     @property
     def seconds(self) -> float:
-        """For how long nothing has worked; 0 as long as nothing is known to be wrong."""
+        """Seconds since the first failure of the current outage; 0 if there is no outage."""
         return 0.0 if self.text is None else time.monotonic() - self._since
 
     def over(self) -> None:
-        """Take note that a command was answered."""
+        """End the outage, if there is one, because a command was answered."""
         if self.text is None:
             return
         self.text = None
         if self.healed is not None:
             self.healed()
-        if self._told:  # what was not reported need not be taken back
+        if self._told:  # the end of an outage is logged only if its start was
             self._told = False
             LOGGER.info("%s: works again after %.1f s", self._shown, time.monotonic() - self._since)
 
 
 class Trial:
-    """One command's tries, until ``deadline`` (the loop's time). ``rest`` waits between them, or not so long."""
+    """The attempts to run one command, until ``deadline`` (event loop time).
+
+    ``resend``: the command may be sent again if its answer was lost. ``rest`` waits between two attempts, for the
+    seconds that it is given or less.
+    """
 
     def __init__(
         self,
@@ -76,9 +80,9 @@ class Trial:
     ) -> None:
         self.deadline = deadline
         self.uncertain = False
-        """whether a try may have been executed whose answer was lost"""
+        """whether the answer to an attempt was lost, so Redis may have executed the command"""
         self.sent = False
-        """whether the command of the try that is on its way may have left"""
+        """whether the current attempt may have sent the command"""
         self._resend = resend
         self._rest = rest
         self._trouble = trouble
@@ -87,7 +91,7 @@ class Trial:
         self._last: Failure | None = None
 
     async def after(self, policy: Policy, failure: Failure) -> None:
-        """Return when it is time for the next try. Raises the `Failure` that the caller is to see if there is none."""
+        """Wait until the next attempt is due. Raise the `Failure` for the caller if there is to be no other attempt."""
         self.uncertain |= policy is Policy.RESEND
         self._last = failure
         if policy not in _AGAIN:
@@ -102,9 +106,8 @@ class Trial:
         if policy in _AT_ONCE and self._at_once < _REDIRECTIONS:
             self._at_once += 1
             if policy is Policy.RESEND:
-                self._at_once = (
-                    _REDIRECTIONS  # one idle connection that was closed is normal, two are not
-                )
+                # Allow only one immediate retry, because one closed idle connection is normal, but two are not.
+                self._at_once = _REDIRECTIONS
         else:
             pause = self._backoff.next()
         if asyncio.get_running_loop().time() + pause >= self.deadline:
@@ -112,20 +115,20 @@ class Trial:
         await self._rest(pause)
 
     def expire(self, reason: str) -> NoReturn:
-        """Raise what the caller is to see when the time is over in the middle of a try."""
+        """Raise the failure for the caller, because the time limit passed during an attempt."""
         self.uncertain |= self.sent
         failure = NotReached(f"{reason}; before: {self._last}" if self._last else reason)
         self._trouble.note(failure)
         self._give_up(failure)
 
     def end(self, policy: Policy, failure: Failure) -> NoReturn:
-        """Raise what the caller is to see when there is to be no other try."""
+        """Raise the failure for the caller without another attempt, because the client was closed."""
         self.uncertain |= policy is Policy.RESEND
         self._give_up(failure)
 
     def _give_up(self, failure: Failure) -> NoReturn:
         if self.uncertain and isinstance(failure, NotReached | Refused):
-            # The last try was certainly not executed; an earlier one may have been.
+            # The last attempt was certainly not executed, but an earlier one may have been.
             raise AnswerLost(f"an answer was lost, and then: {failure}") from None
         failure.uncertain = self.uncertain or failure.uncertain
         raise failure

@@ -1,4 +1,4 @@
-"""A master that Sentinels watch over: they are asked who it is, and again whenever that is in doubt."""
+"""The topology of a master with Sentinels, which are asked for its address again whenever it may have changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from taskqueue_redis.connection.topology import NodesByPlace
 
 
 class _Named(msgspec.Struct, frozen=True, order=True):
-    """A master, as one Sentinel names it; the one of the latest failover is the greatest."""
+    """The master's address as one Sentinel reports it. The one with the latest failover compares as the greatest."""
 
     epoch: int
     host: str
@@ -30,19 +30,18 @@ class _Named(msgspec.Struct, frozen=True, order=True):
 
 
 class SentinelTopology(NodesByPlace):
-    """One master, which may be another one tomorrow. Without an answer of a Sentinel nobody is trusted to be it."""
+    """The topology of one master, whose address the Sentinels report. No other server is ever used as master."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        """Do no input or output."""
         super().__init__(settings)
         self._settings = settings
         self._master: Node | None = None
         self._search = Flight(self._find_out, "ask the Sentinels")
 
-    def find(self, key: str) -> Node | None:  # noqa: ARG002 - it has all keys
+    def find(self, key: str) -> Node | None:  # noqa: ARG002 - the only master holds every key
         return self._master
 
-    async def locate(self, key: str) -> Node:  # noqa: ARG002 - it has all keys
+    async def locate(self, key: str) -> Node:  # noqa: ARG002 - the only master holds every key
         node = self._master or await self._search.join()
         if node is None:
             raise link_closed()
@@ -59,7 +58,7 @@ class SentinelTopology(NodesByPlace):
             self._master = None
 
     def moved(self, slot: int, place: HostAddress) -> None:
-        """There are no slots here."""
+        """Do nothing: only a cluster has slots."""
 
     async def aclose(self) -> None:
         await self._search.aclose()
@@ -69,7 +68,7 @@ class SentinelTopology(NodesByPlace):
         named = max(await self._named())
         node = self.node(HostAddress(named.host, named.port))
         wire = await node.reach()
-        # A master that was demoted, or is about to be promoted, says so itself; Sentinels may lag behind.
+        # Sentinels may report an outdated master, so the server itself is asked whether it is one.
         try:
             role = await wire.call("ROLE")
         except (Lost, ErrorReply) as error:
@@ -81,7 +80,10 @@ class SentinelTopology(NodesByPlace):
         return node
 
     async def _named(self) -> list[_Named]:
-        """Return what most Sentinels say, or as many as answer in time. Raises `Unreachable` if none does."""
+        """Return the reports of a majority of the Sentinels, or of all that answer in time if these are fewer.
+
+        Raises `Unreachable` if no Sentinel answers.
+        """
         places = self._settings.address.hosts
         asked = [asyncio.create_task(self._ask(place)) for place in places]
         told: list[_Named] = []
@@ -91,7 +93,7 @@ class SentinelTopology(NodesByPlace):
                 try:
                     told.append(await answer)
                 except Unreachable as error:
-                    # That a Sentinel does not know the service says more than that another cannot be reached.
+                    # An error in the configuration is more useful to the caller than an unavailable Sentinel.
                     if problem is None or error.policy is Policy.REPAIR:
                         problem = error
                 if len(told) > len(places) // 2:

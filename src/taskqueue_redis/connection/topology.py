@@ -1,4 +1,4 @@
-"""Which server is in charge of a key."""
+"""Finding the Redis server that holds a key."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from taskqueue_redis.connection.nodes import Node
 
 
 class Topology(Protocol):
-    """Knows the servers behind one address. Owns their nodes."""
+    """The servers behind one address: which of them are masters, and which master holds which key."""
 
     reopened: Callable[[], None] | None
-    """called when a node is connected to another time"""
+    """called whenever the connection to a server has been replaced by a new one"""
 
     def find(self, key: str) -> Node | None:
-        """Return who is in charge of a key, as far as known; None if that is unknown or in doubt. Quick."""
+        """Return the master that holds a key, without any request; None if it is unknown or may have changed."""
         ...
 
     async def locate(self, key: str) -> Node:
-        """Return who is in charge of a key; finds out if need be. Raises `Unreachable`."""
+        """Return the master that holds a key; ask the servers if it is unknown. Raises `Unreachable`."""
         ...
 
     async def masters(self) -> list[Node]:
-        """Return all who are in charge of anything. Raises `Unreachable`."""
+        """Return all masters; ask the servers if they are unknown. Raises `Unreachable`."""
         ...
 
     def in_charge(self, place: HostAddress) -> bool:
-        """Whether a server is in charge of anything, as far as known."""
+        """Return whether the server at ``place`` is a master, as far as this process knows."""
         ...
 
     def doubt(self, node: Node | None) -> None:
-        """Take note that a node was out of reach, or said that it is not in charge."""
+        """Record that a node did not answer or said that it is not the master, so the topology is checked again."""
         ...
 
     def moved(self, slot: int, place: HostAddress) -> None:
-        """Take note that a slot lives elsewhere."""
+        """Record that another server, at ``place``, now holds a slot of the cluster."""
         ...
 
     def node(self, place: HostAddress) -> Node:
-        """Return the node at a place."""
+        """Return the node at an address; create it if it is new."""
         ...
 
     async def aclose(self) -> None:
@@ -50,16 +50,15 @@ class Topology(Protocol):
 
 
 class NodesByPlace:
-    """The nodes of an installation, each made when it is first heard of."""
+    """The nodes of an installation by address, each created when it is first requested."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        """Do no input or output."""
         self.reopened: Callable[[], None] | None = None
         self._settings = settings
         self._nodes: dict[HostAddress, Node] = {}
 
     def node(self, place: HostAddress) -> Node:
-        """Return the node at a place."""
+        """Return the node at an address; create it if it is new."""
         if place not in self._nodes:
             self._nodes[place] = Node(place, self._settings, self._node_reopened)
         return self._nodes[place]
@@ -69,11 +68,11 @@ class NodesByPlace:
             self.reopened()
 
     def nodes(self) -> list[Node]:
-        """Return every node that is known."""
+        """Return every node that was requested and not dropped since."""
         return list(self._nodes.values())
 
     def keep(self, places: set[HostAddress]) -> None:
-        """Forget the nodes elsewhere, unless somebody waits for them still."""
+        """Drop the nodes at other addresses, except those with a pending answer or a borrowed connection."""
         for place, node in list(self._nodes.items()):
             if place not in places and not node.in_use:
                 del self._nodes[place]
@@ -86,17 +85,16 @@ class NodesByPlace:
 
 
 class Single(NodesByPlace):
-    """One server, which is in charge of everything."""
+    """The topology of a single server, which holds every key."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        """Do no input or output."""
         super().__init__(settings)
         self._only = self.node(settings.address.hosts[0])
 
-    def find(self, key: str) -> Node | None:  # noqa: ARG002 - it has all keys
+    def find(self, key: str) -> Node | None:  # noqa: ARG002 - the only server holds every key
         return self._only
 
-    async def locate(self, key: str) -> Node:  # noqa: ARG002 - it has all keys
+    async def locate(self, key: str) -> Node:  # noqa: ARG002 - the only server holds every key
         return self._only
 
     async def masters(self) -> list[Node]:
@@ -106,14 +104,14 @@ class Single(NodesByPlace):
         return place == self._only.place
 
     def doubt(self, node: Node | None) -> None:
-        """Nobody else could be asked."""
+        """Do nothing: there is no other server to ask."""
 
     def moved(self, slot: int, place: HostAddress) -> None:
-        """There are no slots here."""
+        """Do nothing: only a cluster has slots."""
 
 
 def redirection(text: str, node: Node | None) -> tuple[int, HostAddress]:
-    """Return the slot and place that a MOVED or ASK names; one without a host means the same host."""
+    """Return the slot and the address in a MOVED or ASK error; an address without a host means the host of ``node``."""
     _, slot, address = text.split(" ")[:3]
     host, _, port = address.rpartition(":")
     if not host and node is not None:

@@ -50,7 +50,7 @@ _GRACE_SECONDS, _LOCK_SECONDS = 0.5, 15.0
 _STOP_SECONDS = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _STEADY_SECONDS = 60.0
-"""seconds of running after which the pause before a restart is short again"""
+"""seconds without a crash after which the pause before the next restart is reset to its shortest value"""
 _log = logging.getLogger("taskqueue.redis.embedded")
 
 

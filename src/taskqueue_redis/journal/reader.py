@@ -23,7 +23,8 @@ HEAD = ("v", "ts", "event", "key", "state", "worker", "reason")
 COLUMNS = (
     "task_id", "attempt", "losses", "priority", "tenant", "ordering_key", "due_at", "error",
 )  # fmt: skip
-"""fields after `HEAD`: one value per transition, separated by NUL, or one value for all (not for the ids)"""
+"""fields after `HEAD`: one value per transition, separated by NUL, or a single value if it is the same for all; the
+field ``task_id`` always has all values"""
 _NAMES = [name.encode() for name in (*HEAD, *COLUMNS)]
 _VERSION = str(JOURNAL_VERSION).encode()
 _FIELDS = 2 * len(_NAMES)
@@ -35,7 +36,7 @@ _MOST = 500
 _FIRST = 100
 """maximum number of entries in the first reply; its range covers twenty times as many numbers"""
 _SAMPLE = 20
-"""number of entries from which the average size of all is estimated"""
+"""approximate number of entries of a reply from which the average size of its entries is estimated"""
 
 
 class JournalSpan(NamedTuple):
@@ -87,7 +88,7 @@ class JournalSteps(NamedTuple):
         )
 
     def part(self, low: int, high: int) -> Self:
-        """Return the steps from index ``low`` to before ``high``."""
+        """Return the steps from index ``low`` up to, but not including, index ``high``."""
         columns = [column[low:high] for column in self.columns]
         return type(self)(self.seqs[low:high], self.sizes[low:high], columns)
 
@@ -146,7 +147,7 @@ class _Window(NamedTuple):
     """maximum number of entries"""
 
     def following(self, reply: Reply, position: str, at_once: int) -> Self:
-        """Return the next range, from ``position`` on. Its size is estimated from ``reply``, and at most doubled."""
+        """Return the next range, which begins at ``position`` and has a size estimated from ``reply``."""
         number = len(reply)
         batch = reply[:: max(1, number // _SAMPLE)]
         size = max(1, sum(sum(map(len, args)) for _, args in batch) * number // len(batch))
@@ -254,7 +255,7 @@ class RedisJournalReader(StoreReader):
         The first and the last entry may contain other transitions as well. Deleted entries leave gaps in the numbers.
         Foreign entries appear in the order of their ids.
         """
-        # The entry before `start` shows whether another entry repeats its numbers.
+        # Begin with the entry before `start`, so that the caller can detect an entry that repeats its numbers.
         first = await self._around(partition, start - 1) or await self._around(partition, start)
         low = start if first is None else first.seq
         window = _Window(str(low), low + 20 * _FIRST, min(_FIRST, self._at_once))
@@ -288,7 +289,10 @@ class RedisJournalReader(StoreReader):
     async def _next_batch(
         self, partition: str, window: _Window, end: int
     ) -> tuple[Reply, str | None]:
-        """Return the entries of a window, or the next entry; and the position to continue at, None at the end."""
+        """Return the entries of a window, or the next entry if the window is empty, and where to continue.
+
+        The position at which to continue is None if there are no more entries.
+        """
         most, count = min(window.most, end), window.entries
         reply = await self._range(partition, window.position, most, count)
         if not reply and most < end:

@@ -16,9 +16,9 @@ Answer = TypeVar("Answer")
 
 
 class Coalescer(Generic[Item, Answer]):
-    """Sends items in batches, one batch per partition at a time, in their order.
+    """Sends items in batches and in order, with at most one batch in progress per partition.
 
-    If a caller is cancelled, its items are nevertheless sent together or not at all.
+    Even if a caller is cancelled, the items of its call (at most `LIMITS.batch`) are sent together or not at all.
     """
 
     def __init__(self, send: Callable[[str, Sequence[Item]], Awaitable[Sequence[Answer]]]) -> None:
@@ -39,7 +39,7 @@ class Coalescer(Generic[Item, Answer]):
         return answers
 
     async def sent(self) -> None:
-        """Wait until all items that were submitted before have been answered."""
+        """Wait until all items that have been submitted so far are answered."""
         for line in tuple(self._lines.values()):
             if line.busy:
                 with contextlib.suppress(

@@ -45,7 +45,7 @@ class Consumer(Protocol):
         """Release all deliveries, and unregister from the store."""
 
     def wake(self, key: str | None) -> None:
-        """End the wait of a receive, so that it reads again; ``key`` is a queue that has work."""
+        """Wake a waiting receive call, so that it reads again. ``key``: the queue that has work; None if unknown."""
 
     def revoke(self, receipts: Iterable[str]) -> None:
         """Record that the subscription no longer owns some deliveries."""
@@ -66,7 +66,7 @@ class Receipts:
         self._uncertain = set(self._holders)
 
     def is_known(self, receipt: str) -> bool:
-        """Return whether this process holds a receipt, and no failover since can have made it invalid."""
+        """Return whether this process holds the receipt, and no failover may have made the receipt invalid."""
         return receipt in self._holders and receipt not in self._uncertain
 
     def add(self, receipt: str, holder: Consumer) -> None:

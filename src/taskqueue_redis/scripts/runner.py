@@ -23,7 +23,7 @@ from taskqueue_redis.setup.checks import ServerChecks
 LAYOUT = "5"
 """version of the data format in Redis; it is raised when older code cannot read what newer code writes"""
 _REPLICATED_QUEUES = 10_000
-"""maximum number of queues that are remembered as queues that wait for replicas"""
+"""maximum number of queues that a process remembers as waiting for replicas"""
 _PARTS = re.compile(r"^--@ (.*)\n")
 _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 
@@ -44,7 +44,10 @@ def seconds(time: bytes | str | int) -> float:
 
 @cache
 def source(name: str) -> str:
-    """Return a script with the parts that its first line names; ``rarely()`` returns the parts after a slash."""
+    """Return the text of a script, preceded by the shared Lua parts that its first line names.
+
+    The parts after a slash in that line are wrapped in the Lua function ``rarely``, which returns their functions.
+    """
     folder = resources.files("taskqueue_redis") / "lua"
     text = (folder / f"{name}.lua").read_text()
     named = _PARTS.match(text)
@@ -211,7 +214,7 @@ class ScriptRunner:
             self.promises_checked = True
 
     def _wait(self, reply: Any) -> Sequence[Arg] | None:
-        # shorter than the time after which the connection is closed for lack of an answer
+        # This must be shorter than `answer_timeout`, after which the connection is closed for lack of an answer.
         timeout = self.client.settings.answer_timeout * 0.8
         return ("WAIT", reply[0], round(timeout * 1000)) if reply[0] else None
 

@@ -97,7 +97,10 @@ def parse_info(info: bytes) -> dict[str, str]:
 
 
 async def rewrite_logs(client: Link) -> AofReading:
-    """Make each master rewrite its file unless done since its start. Raises `Failure` if no masters are known."""
+    """Make each master rewrite its append-only file, unless it has done so since its start.
+
+    Raises `Failure` if no masters are known.
+    """
     looks = await client.at_each_master(_read_persistence)
     obstacles = (reading.obstacle for reading in looks if reading.obstacle)
     return AofReading(all(reading.whole for reading in looks), next(obstacles, ""))

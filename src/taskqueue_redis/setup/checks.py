@@ -72,7 +72,7 @@ return denied
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about the servers. If there are several servers, each value is the lowest of all."""
+    """Facts about the servers. If the servers differ in a value, the lowest one is reported."""
 
     address: str
     """address without user and password"""
@@ -138,7 +138,10 @@ class ServerChecks:
                 self.files.start()
 
     async def durabilities(self, replicas: int) -> frozenset[Durability]:
-        """Check the servers again, and return the durabilities that they provide if ``replicas`` replicas confirm."""
+        """Check the servers again, and return the durabilities that they provide.
+
+        ``replicas``: number of replicas that must confirm each write of a replicated queue.
+        """
         try:
             facts = await check_server(self._client)
         except Failure as failure:

@@ -145,7 +145,7 @@ class RedisSlots:
         return await self._run("slots_acquire", *args, seed, "1", *tokens)
 
     async def _release_granted(self, asking: asyncio.Task[Any], model: str, holder: str) -> None:
-        # If the release fails, the leases expire.
+        # Errors can be ignored, because leases that are not released will expire.
         with contextlib.suppress(TaskQueueError):
             leases = granted(await asking, model, holder)
             if leases:
@@ -182,7 +182,10 @@ class RedisSlots:
     async def _extend(
         self, leases: Sequence[SlotLease], ttl: float, detach: str
     ) -> tuple[tuple[SlotLease | None, ...], list[Any]]:
-        """Return the leases with a new expiry time, and the script's reply for each; ``detach`` is "1" or empty."""
+        """Extend leases. Return them with the new expiry time, and the script's reply for each.
+
+        ``detach``: "1" to let the jobs continue without their holder, otherwise empty.
+        """
         check_leases(leases)
         check_ttl(ttl)
         if not leases:
