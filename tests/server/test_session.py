@@ -162,7 +162,7 @@ class TestSettling:
     """Each receipt is settled exactly once."""
 
     def test_every_verb(self) -> None:
-        """REV-E1: each kind of outcome is reported as an outcome of its own."""
+        """REV-E1: each kind of settlement frame is reported as an outcome of its own type."""
         session = ready(0, "a", "b", "c", "d", "e")
         held = {d.receipt: d for d in session.held}
         acked = session.feed('{"type":"ack","receipts":["a"],"results":{"a":[1, 2],"x":3}}')
