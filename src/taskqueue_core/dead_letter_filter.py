@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Self
 
 import msgspec
 
@@ -14,7 +14,6 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_duration, check_time, kind_of
 from taskqueue_core.tasks import DeadLetter
 
-Letters = Sequence[DeadLetter]
 _FIRST, _LARGEST = 100, 500
 _LIGHT = 1024 * 1024
 """number of bytes: if the payloads of a batch are smaller in total, the next batch may be larger"""
@@ -86,18 +85,18 @@ class _Pieces:
         self._key = key
         self._size = _FIRST
         self._read = 0
+        self.over = False
+        """whether the maximum number of dead letters was read, so that the call must end"""
 
-    @property
-    def over(self) -> bool:
-        """Whether the maximum number of dead letters was read, so that the call must end."""
-        return self._read >= _LOOKED_AT
-
-    async def read(self, after: str | None, most: int = LIMITS.batch) -> tuple[Letters, bool]:
+    async def read(
+        self, after: str | None, most: int = LIMITS.batch
+    ) -> tuple[Sequence[DeadLetter], bool]:
         """Return the next batch, and whether more dead letters follow."""
         size = min(self._size, most, _LOOKED_AT - self._read)
         dead_letters = await self._letters.list(self._key, limit=size + 1, after=after)
         piece, more = dead_letters[:size], len(dead_letters) > size
         self._read += len(piece)
+        self.over = self._read >= _LOOKED_AT
         light = sum(len(dead_letter.task.payload) for dead_letter in piece) < _LIGHT
         self._size = min(_LARGEST, 2 * self._size) if light else _FIRST
         # Let other coroutines run, because the calls of a store in this process never wait.
@@ -190,30 +189,3 @@ async def _resolved(
     dead_letter = await dead_letters.get(key, task_id)
     stays = dead_letter is not None and repr(dead_letter.failed_at) == died
     return task_id if stays else None, float(made) if made else None
-
-
-@runtime_checkable
-class FiltersDeadLetters(Protocol):
-    """Dead letters of a backend that can apply a filter itself, for example on a server."""
-
-    async def act_on_filter(self, verb: str, key: str, now: float, **conditions: Any) -> int:
-        """Redrive or discard (``verb``) the dead letters that match the conditions; return their number."""
-
-
-async def act_on_all(
-    dead_letters: DeadLetters, verb: str, key: str, now: float, **conditions: Any
-) -> int:
-    """Redrive or discard (``verb``) all dead letters that match the conditions, and return their number.
-
-    The conditions are the arguments of `DeadLetterFilter.of`.
-    """
-    if isinstance(dead_letters, FiltersDeadLetters):
-        return await dead_letters.act_on_filter(verb, key, now, **conditions)
-    dead_letter_filter, count, after = DeadLetterFilter.of(now, **conditions), 0, None
-    while True:
-        batch, after = await act(
-            dead_letters, key, dead_letter_filter, getattr(dead_letters, verb), after=after
-        )
-        count += batch
-        if after is None:
-            return count

@@ -46,6 +46,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LIMITS = Limits()
+TASK_RUN_BYTES = 1024 * 1024
+"""maximum bytes of a task run as JSON text; a Prefect worker accepts no larger message"""
 
 _NAME = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9._:@=+<>~-]*")
 _END_OF_TIME = 253_402_300_800.0  # the start of the year 10000, the end of Python's datetime
@@ -61,6 +63,11 @@ def kind_of(value: object) -> str:
     if isinstance(value, str | bytes | list | tuple | dict):
         return f"{type(value).__name__} of length {len(value)}"
     return type(value).__name__
+
+
+def clean_text(text: str) -> str:
+    """Return a text cut to `Limits.text`, with lone surrogates, which cannot be encoded in UTF-8, replaced."""
+    return text[: LIMITS.text].encode("utf-8", "replace").decode()
 
 
 def check_name(field: str, value: object) -> None:

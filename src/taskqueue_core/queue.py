@@ -14,12 +14,7 @@ from taskqueue_core.assembly import open_backend
 from taskqueue_core.authoring.helpers import reject_ordering_keys
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of, has
-from taskqueue_core.errors import (
-    IdConflict,
-    InvalidInput,
-    PublishUnconfirmed,
-    QueueFull,
-)
+from taskqueue_core.errors import IdConflict, InvalidInput, PublishUnconfirmed, QueueFull
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import (

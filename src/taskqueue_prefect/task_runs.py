@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from taskqueue_core.protocol.prefect_task_run import MAX_BYTES
+from taskqueue_core.limits import TASK_RUN_BYTES
 from taskqueue_core.tasks import Task
 from taskqueue_prefect.names import name_of
 from taskqueue_prefect.prefect_types import TaskRun
@@ -93,7 +93,8 @@ def unsendable_reason(run: TaskRun) -> str | None:
         size = len(run.model_dump_json())
     except ValueError as error:
         return str(error)
-    return f"{size} bytes; a worker accepts at most {MAX_BYTES}" if size > MAX_BYTES else None
+    too_large = f"{size} bytes; a worker accepts at most {TASK_RUN_BYTES}"
+    return too_large if size > TASK_RUN_BYTES else None
 
 
 async def read(run_id: str) -> TaskRun | None:

@@ -12,8 +12,7 @@ from pydantic import BaseModel
 
 from taskqueue_core.application.context import Context
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_duration, kind_of
-from taskqueue_core.protocol.client_outcomes import clean_text
+from taskqueue_core.limits import LIMITS, check_duration, clean_text, kind_of
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
 from taskqueue_core.tasks import encode_json
 from taskqueue_worker.arguments import InvalidPayload

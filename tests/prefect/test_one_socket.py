@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.exceptions import WebSocketException
 
-from taskqueue_core.protocol.prefect_task_run import MAX_BYTES
+from taskqueue_core.limits import TASK_RUN_BYTES
 from taskqueue_core.tasks import Delivery, State, Task
 from taskqueue_prefect import delivery, task_runs
 from taskqueue_prefect.delivery import SharedQueueDelivery
@@ -159,7 +159,7 @@ async def test_what_is_no_run(place: Place, odd: str) -> None:
 
 async def test_a_run_that_is_too_large(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row E8: a run that is too large for a worker becomes a dead letter, instead of being sent again and again."""
-    monkeypatch.setitem(SAID, "name", "x" * MAX_BYTES)
+    monkeypatch.setitem(SAID, "name", "x" * TASK_RUN_BYTES)
     await place.publish(A)
 
     async def handler(socket: SharedQueueDelivery) -> None:

@@ -13,8 +13,9 @@ from uuid import uuid4
 import pytest
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.protocol.prefect_task_run import MAX_BYTES, refusal
+from taskqueue_core.limits import TASK_RUN_BYTES
 from taskqueue_core.tasks import Task
+from taskqueue_server.prefect.task_run import refusal
 from tests.prefect.environment import PROGRAMS
 from tests.prefect.support import KEY, task_run
 
@@ -152,6 +153,6 @@ def test_the_size_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     task = Task.of(KEY, task_run())
     assert refusal(task) is None
-    monkeypatch.setattr("taskqueue_core.protocol.prefect_task_run.MAX_BYTES", 100)
+    monkeypatch.setattr("taskqueue_server.prefect.task_run.TASK_RUN_BYTES", 100)
     assert refusal(task) == f"{len(task.payload)} bytes; the maximum is 100"
-    assert MAX_BYTES == 1024 * 1024
+    assert TASK_RUN_BYTES == 1024 * 1024

@@ -5,9 +5,9 @@ import json
 import httpx2
 import pytest
 
+from taskqueue_cli.commands.dead_letters import act_on_all
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import QueueSettings
-from taskqueue_core.dead_letter_filter import act_on_all
 from taskqueue_core.errors import (
     BackendUnavailable,
     CapabilityMissing,

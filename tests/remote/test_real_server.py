@@ -7,9 +7,9 @@ import pytest
 import pytest_asyncio
 
 import taskqueue_core.queue
+from taskqueue_cli.commands.dead_letters import act_on_all
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.config import Settings
-from taskqueue_core.dead_letter_filter import act_on_all
 from taskqueue_core.errors import InvalidInput, QueueFull, SettingsConflict
 from taskqueue_core.queue import Queue
 from taskqueue_core.queue_settings import pause_queue

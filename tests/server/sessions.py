@@ -7,8 +7,13 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.protocol.frames import CLOSE_PROTOCOL
-from taskqueue_core.protocol.server_events import CloseSocket, Event, Greeted, SendFrames
-from taskqueue_core.protocol.server_session import ServerSession
+from taskqueue_core.protocol.server_session import (
+    CloseSocket,
+    Event,
+    Greeted,
+    SendFrames,
+    ServerSession,
+)
 from taskqueue_core.tasks import Delivery, Task
 
 

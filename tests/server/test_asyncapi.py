@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.protocol import frames
 from taskqueue_core.protocol.frames import decode_client
-from taskqueue_core.protocol.server_events import SendFrames
-from taskqueue_core.protocol.server_session import ServerSession
+from taskqueue_core.protocol.server_session import SendFrames, ServerSession
 from taskqueue_server.worker_socket.asyncapi import CLOSE_CODES, document
 from tests.server.sessions import delivery, ready
 from tests.server.test_protocol_docs import EXAMPLES, PAGE

@@ -9,18 +9,17 @@ import pytest
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import CLOSE_PROTOCOL, decode_server
-from taskqueue_core.protocol.server_events import (
-    AckRequested,
+from taskqueue_core.protocol.server_session import (
     CloseSocket,
     CreditGranted,
-    DeadLetterRequested,
     Progressed,
-    ReleaseRequested,
-    RetryRequested,
     SendFrames,
+    ServerSession,
+    ServerSessionState,
+    SettlementRequested,
     WorkerLeft,
 )
-from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
+from taskqueue_core.retry import Failed, HandBack, Rejected, RetryLater, Success
 from tests.server.sessions import delivery, greeted, ready, refused, said, text
 
 
@@ -44,7 +43,7 @@ class TestGreeting:
         assert welcome["adopted"] == ["b"]
         assert revoke == {"type": "revoke", "receipts": ["a", "c"]}
         assert session.busy == 1
-        assert isinstance(session.feed(text("ack", receipts=["b"]))[0], AckRequested)
+        assert isinstance(session.feed(text("ack", receipts=["b"]))[0], SettlementRequested)
 
     def test_a_second_hello_ends_it(self) -> None:
         """Fault G10: a second hello ends the session, because a worker subscribes only once."""
@@ -163,20 +162,25 @@ class TestSettling:
     """Each receipt is settled exactly once."""
 
     def test_every_verb(self) -> None:
-        """REV-E1: each kind of outcome is reported as its own event."""
-        session = ready(0, "a", "b", "c", "d")
+        """REV-E1: each kind of settlement frame is reported as an outcome of its own type."""
+        session = ready(0, "a", "b", "c", "d", "e")
         held = {d.receipt: d for d in session.held}
         acked = session.feed('{"type":"ack","receipts":["a"],"results":{"a":[1, 2],"x":3}}')
-        assert acked == [AckRequested((held["a"],), (b"[1, 2]",))]
-        assert session.feed(text("redeliver", receipts=["b"])) == [ReleaseRequested((held["b"],))]
+        assert acked == [SettlementRequested([(held["a"], Success(b"[1, 2]"))])]
+        assert session.feed(text("redeliver", receipts=["b"])) == [
+            SettlementRequested([(held["b"], HandBack())])
+        ]
         assert session.feed(text("retry", receipt="c", error="e", delay=2)) == [
-            RetryRequested(held["c"], "e", 2.0)
+            SettlementRequested([(held["c"], RetryLater(2.0, "e"))])
         ]
         assert session.feed(text("dead_letter", receipt="d", reason="r")) == [
-            DeadLetterRequested(held["d"], "r", None)
+            SettlementRequested([(held["d"], Rejected("r"))])
+        ]
+        assert session.feed(text("retry", receipt="e", error="e")) == [
+            SettlementRequested([(held["e"], Failed("e"))])
         ]
         assert session.held == ()
-        assert session.busy == 4
+        assert session.busy == 5
 
     @pytest.mark.parametrize(
         "frame",
@@ -200,7 +204,7 @@ class TestSettling:
     def test_a_mixed_batch_is_parted(self) -> None:
         """In one ack, held receipts are settled, unknown ones are answered as lost, and repeats are ignored."""
         events = ready(0, "a").feed(text("ack", receipts=["a", "x", "a"]))
-        assert [type(event) for event in events] == [AckRequested, SendFrames]
+        assert [type(event) for event in events] == [SettlementRequested, SendFrames]
         assert said(events) == [{"type": "settled", "lease_lost": ["x"]}]
 
     def test_twice_is_once(self) -> None:
@@ -270,7 +274,7 @@ class TestEnding:
         session = ready(5, "a")
         assert said(session.drain(2.0)) == [{"type": "drain", "seconds": 2.0}]
         assert session.drain(2.0) == []
-        assert isinstance(session.feed(text("ack", receipts=["a"]))[0], AckRequested)
+        assert isinstance(session.feed(text("ack", receipts=["a"]))[0], SettlementRequested)
         assert session.settled({"a": True})
         assert session.busy == 0
 

@@ -10,8 +10,13 @@ import pytest
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import decode_client, decode_server
-from taskqueue_core.protocol.server_events import CloseSocket, CreditGranted, SendFrames
-from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
+from taskqueue_core.protocol.server_session import (
+    CloseSocket,
+    CreditGranted,
+    SendFrames,
+    ServerSession,
+    ServerSessionState,
+)
 from tests.server.sessions import delivery, ready, refused, said, text
 
 

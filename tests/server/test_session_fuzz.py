@@ -15,20 +15,18 @@ from hypothesis import strategies as st
 
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import Hello, decode_server
-from taskqueue_core.protocol.server_events import (
-    AckRequested,
+from taskqueue_core.protocol.server_session import (
     CloseSocket,
     CreditGranted,
-    DeadLetterRequested,
     Event,
     Greeted,
     Progressed,
-    ReleaseRequested,
-    RetryRequested,
     SendFrames,
+    ServerSession,
+    ServerSessionState,
+    SettlementRequested,
     WorkerLeft,
 )
-from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
 from taskqueue_core.tasks import Delivery, Task
 
 FRAMES = int(os.environ.get("TASKQUEUE_FUZZ_FRAMES", "10000"))
@@ -210,10 +208,8 @@ class Driver:
                 self.greet(hello)
             case CreditGranted(n):
                 self.granted += n
-            case AckRequested(deliveries) | ReleaseRequested(deliveries):
-                self.check_claim(deliveries)
-            case RetryRequested(delivery) | DeadLetterRequested(delivery):
-                self.check_claim((delivery,))
+            case SettlementRequested(outcomes):
+                self.check_claim(tuple(delivery for delivery, _ in outcomes))
             case Progressed(delivery):
                 assert delivery.receipt in self.held
             case CloseSocket(code, reason):

@@ -7,8 +7,9 @@ import pytest
 
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.protocol.client_outcomes import _ENVELOPE, _PER_RECEIPT, frames_of
 from taskqueue_core.protocol.client_session import (
+    _ENVELOPE,
+    _PER_RECEIPT,
     ClientSession,
     ClientSessionState,
     Complained,
@@ -17,6 +18,7 @@ from taskqueue_core.protocol.client_session import (
     Revoked,
     StoreChanged,
     Welcomed,
+    frames_of,
 )
 from taskqueue_core.protocol.frames import (
     AckFrame,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 import typer
@@ -22,8 +22,9 @@ from taskqueue_cli.output import (
     print_json,
 )
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import dead_letters_of
-from taskqueue_core.dead_letter_filter import act_on_all
+from taskqueue_core.capabilities import DeadLetters, dead_letters_of
+from taskqueue_core.dead_letter_filter import DeadLetterFilter
+from taskqueue_core.dead_letter_filter import act as act_on_batch
 from taskqueue_core.protocol.frames import to_wire_task
 from taskqueue_core.tasks import DeadLetter
 
@@ -171,3 +172,30 @@ async def _act(
 def _as_dict(dead_letter: DeadLetter) -> dict[str, Any]:
     fields = {name: getattr(dead_letter, name) for name in dead_letter.__struct_fields__}
     return fields | {"task": to_wire_task(dead_letter.task)}
+
+
+@runtime_checkable
+class FiltersDeadLetters(Protocol):
+    """Dead letters of a backend that can apply a filter itself, for example on a server."""
+
+    async def act_on_filter(self, verb: str, key: str, now: float, **conditions: Any) -> int:
+        """Redrive or discard (``verb``) the dead letters that match the conditions; return their number."""
+
+
+async def act_on_all(
+    dead_letters: DeadLetters, verb: str, key: str, now: float, **conditions: Any
+) -> int:
+    """Redrive or discard (``verb``) all dead letters that match the conditions, and return their number.
+
+    The conditions are the arguments of `DeadLetterFilter.of`.
+    """
+    if isinstance(dead_letters, FiltersDeadLetters):
+        return await dead_letters.act_on_filter(verb, key, now, **conditions)
+    dead_letter_filter, count, after = DeadLetterFilter.of(now, **conditions), 0, None
+    while True:
+        batch, after = await act_on_batch(
+            dead_letters, key, dead_letter_filter, getattr(dead_letters, verb), after=after
+        )
+        count += batch
+        if after is None:
+            return count

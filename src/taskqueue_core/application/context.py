@@ -7,8 +7,7 @@ from math import isfinite
 from types import MappingProxyType
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import kind_of
-from taskqueue_core.protocol.client_outcomes import clean_text
+from taskqueue_core.limits import clean_text, kind_of
 from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.tasks import Delivery
 

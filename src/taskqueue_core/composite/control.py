@@ -15,13 +15,7 @@ from taskqueue_core.capabilities import Control, Maintained
 from taskqueue_core.composite.backend import CompositeBackend, QueuePart
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, SettingsConflict
-from taskqueue_core.tasks import (
-    Delivery,
-    Ledger,
-    QueueStats,
-    TaskStatus,
-    WorkerInfo,
-)
+from taskqueue_core.tasks import Delivery, Ledger, QueueStats, TaskStatus, WorkerInfo
 
 T = TypeVar("T")
 

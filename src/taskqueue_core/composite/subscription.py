@@ -13,12 +13,7 @@ from taskqueue_core.composite.backend import CompositeBackend
 from taskqueue_core.composite.receiver import MultiReceiver
 from taskqueue_core.composite.source import Source
 from taskqueue_core.concurrency import gather_all
-from taskqueue_core.errors import (
-    BackendUnavailable,
-    LeaseLost,
-    SubscriptionClosed,
-    TaskQueueError,
-)
+from taskqueue_core.errors import BackendUnavailable, LeaseLost, SubscriptionClosed, TaskQueueError
 from taskqueue_core.tasks import Delivery, Settled
 
 _PAUSE = 1.0

@@ -9,15 +9,8 @@ from msgspec import structs
 
 from taskqueue_core.authoring.helpers import checked_keys
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import (
-    QueueSettings,
-)
-from taskqueue_core.composite.backend import (
-    CompositeBackend,
-    Member,
-    QueuePart,
-    ReceivePlan,
-)
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.composite.backend import CompositeBackend, Member, QueuePart, ReceivePlan
 from taskqueue_core.composite.control import JointControl
 from taskqueue_core.composite.subscription import JointSubscription
 from taskqueue_core.limits import check_name

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import TypeVar
 
 import msgspec
 
 from taskqueue_core.errors import ProtocolViolation
-from taskqueue_core.limits import LIMITS
+from taskqueue_core.limits import LIMITS, clean_text
 from taskqueue_core.protocol import frames
-from taskqueue_core.protocol.client_outcomes import frames_of
-from taskqueue_core.retry import HandBack, Outcome
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
 
 
 class ClientSessionState(StrEnum):
@@ -75,9 +73,12 @@ class Complained(msgspec.Struct, frozen=True):
     message: str
 
 
+_ENVELOPE = 256
+"""bytes reserved in an ack frame for everything except receipts and results"""
+_PER_RECEIPT = 16
+"""bytes reserved in an ack frame for the punctuation of a receipt and its result"""
 _OPEN = (ClientSessionState.READY, ClientSessionState.DRAINING)
 _CONNECTED = (ClientSessionState.GREETING, *_OPEN)
-T = TypeVar("T")
 Event = Welcomed | Delivered | Revoked | Draining | StoreChanged | Complained
 
 
@@ -266,7 +267,8 @@ class ClientSession:
             self._greeted = True
             yield frames.encode(self._hello())
         if self._state in _CONNECTED:
-            for n in _take(self._echoes):
+            echoes, self._echoes = self._echoes, []
+            for n in echoes:
                 yield frames.encode(frames.Pong(n=n))
         if self._state in _OPEN:
             for frame in self._reports():
@@ -279,12 +281,9 @@ class ClientSession:
         progress, self._progress = self._progress, {}
         for receipt, value in progress.items():
             yield frames.Progress(receipt=receipt, value=value)
-        unsent = [
-            (receipt, self._outbox[receipt])
-            for receipt in _take(self._unsent)
-            if receipt in self._outbox
-        ]
-        yield from frames_of(unsent, self.limits)
+        unsent, self._unsent = self._unsent, []
+        outcomes = ((name, self._outbox[name]) for name in unsent if name in self._outbox)
+        yield from frames_of(list(outcomes), self.limits)
         if self._state is ClientSessionState.READY and (n := self._wanted()):
             self._granted += n
             yield frames.Credit(n=n)
@@ -323,7 +322,50 @@ class ClientSession:
             raise ProtocolViolation("unexpected", f"not possible while {self._state.value}")
 
 
-def _take(items: list[T]) -> list[T]:
-    taken = items[:]
-    items.clear()
-    return taken
+def frames_of(
+    outcomes: Iterable[tuple[str, Outcome]], limits: frames.WireLimits
+) -> Iterator[frames.ClientFrame]:
+    """Yield frames for outcomes by receipt. Acks and releases are batched; the order of receipts is not kept."""
+    batch = max(1, min(limits.batch, LIMITS.batch))
+    acks: list[tuple[str, bytes | None]] = []
+    released: list[str] = []
+    for receipt, outcome in outcomes:
+        match outcome:
+            case Success(result):
+                acks.append((receipt, result))
+            case HandBack():
+                released.append(receipt)
+            case RetryLater(delay, error):
+                yield frames.RetryFrame(receipt=receipt, error=clean_text(error), delay=delay)
+            case Failed(error):
+                yield frames.RetryFrame(receipt=receipt, error=clean_text(error))
+            case Rejected(reason, detail):
+                yield frames.DeadLetterFrame(
+                    receipt=receipt,
+                    reason=clean_text(reason),
+                    error=None if detail is None else clean_text(detail),
+                )
+    yield from _ack_frames(acks, batch, min(limits.frame, LIMITS.frame))
+    for start in range(0, len(released), batch):
+        yield frames.RedeliverFrame(receipts=released[start : start + batch])
+
+
+def _ack_frames(
+    outcomes: list[tuple[str, bytes | None]], batch: int, frame: int
+) -> Iterator[frames.AckFrame]:
+    receipts: list[str] = []
+    results: dict[str, msgspec.Raw] = {}
+    size = _ENVELOPE
+    for receipt, result in outcomes:
+        cost = len(receipt) + _PER_RECEIPT
+        if result is not None:
+            cost += len(receipt) + len(result)
+        if receipts and (len(receipts) == batch or size + cost > frame):
+            yield frames.AckFrame(receipts=receipts, results=results)
+            receipts, results, size = [], {}, _ENVELOPE
+        receipts.append(receipt)
+        if result is not None:
+            results[receipt] = msgspec.Raw(result)
+        size += cost
+    if receipts:
+        yield frames.AckFrame(receipts=receipts, results=results)

@@ -22,19 +22,7 @@ import msgspec
 from taskqueue_core.errors import InvalidInput, ProtocolViolation
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.protocol import frames
-from taskqueue_core.protocol.server_events import (
-    AckRequested,
-    CloseSocket,
-    CreditGranted,
-    DeadLetterRequested,
-    Event,
-    Greeted,
-    Progressed,
-    ReleaseRequested,
-    RetryRequested,
-    SendFrames,
-    WorkerLeft,
-)
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
 from taskqueue_core.tasks import Delivery
 
 
@@ -46,6 +34,58 @@ class ServerSessionState(StrEnum):
     DRAINING = "draining"
     CLOSED = "closed"
 
+
+class Greeted(msgspec.Struct, frozen=True):
+    """The worker has sent its hello; answer with a welcome or a refusal."""
+
+    hello: frames.Hello
+
+
+class CreditGranted(msgspec.Struct, frozen=True):
+    """The worker accepts ``n`` more deliveries."""
+
+    n: int
+
+
+class SettlementRequested(msgspec.Struct, frozen=True):
+    """The worker reported outcomes, which must be settled according to the retry policies of the queues."""
+
+    outcomes: list[tuple[Delivery, Outcome]]
+
+
+class Progressed(msgspec.Struct, frozen=True):
+    """The worker reported the progress of a running task."""
+
+    delivery: Delivery
+    value: float | str
+
+
+class WorkerLeft(msgspec.Struct, frozen=True):
+    """The worker said bye; the session is closed."""
+
+
+class SendFrames(msgspec.Struct, frozen=True):
+    """The text of a frame that the server must send."""
+
+    text: str
+
+
+class CloseSocket(msgspec.Struct, frozen=True):
+    """The session is closed: close the socket with this code."""
+
+    code: int
+    reason: str
+
+
+Event = (
+    Greeted
+    | CreditGranted
+    | SettlementRequested
+    | Progressed
+    | WorkerLeft
+    | SendFrames
+    | CloseSocket
+)
 
 _PIECE = 500
 """maximum number of receipts in one frame; with more, long receipts could exceed the size limit of a frame"""
@@ -131,31 +171,21 @@ class ServerSession:
         return events
 
     def _settle(self, frame: frames.SettlementFrame) -> list[Event]:
-        results = _results(frame) if isinstance(frame, frames.AckFrame) else {}
-        receipts = (
-            frame.receipts
-            if isinstance(frame, frames.AckFrame | frames.RedeliverFrame)
-            else [frame.receipt]
-        )
-        known, stale = self._claim(receipts)
-        events: list[Event] = []
+        # Only the first settlement of a receipt counts. A second one is ignored while the first is pending.
+        known: list[tuple[Delivery, Outcome]] = []
+        stale: list[str] = []
+        for receipt, outcome in _outcomes(frame).items():
+            delivery = self._held.pop(receipt, None)
+            if delivery is not None:
+                self._pending[receipt] = delivery
+                known.append((delivery, outcome))
+            elif receipt not in self._pending:
+                stale.append(receipt)
+        lost = (frames.SettledFrame(lease_lost=piece) for piece in _pieces(stale))
+        events: list[Event] = [SendFrames(frames.encode(frame)) for frame in lost]
         if known:
-            match frame:
-                case frames.AckFrame():
-                    events.append(AckRequested(known, tuple(results.get(d.receipt) for d in known)))
-                case frames.RedeliverFrame():
-                    events.append(ReleaseRequested(known))
-                case frames.RetryFrame():
-                    events.append(RetryRequested(known[0], frame.error, frame.delay))
-                case frames.DeadLetterFrame():
-                    events.append(DeadLetterRequested(known[0], frame.reason, frame.error))
-        return [
-            *events,
-            *(
-                SendFrames(frames.encode(frames.SettledFrame(lease_lost=piece)))
-                for piece in _pieces(stale)
-            ),
-        ]
+            events.insert(0, SettlementRequested(known))
+        return events
 
     def _greet(self, hello: frames.Hello) -> list[Event]:
         if self._hello is not None:
@@ -192,18 +222,6 @@ class ServerSession:
         if frame.receipt in self._pending:
             return []
         return [SendFrames(frames.encode(frames.SettledFrame(lease_lost=[frame.receipt])))]
-
-    def _claim(self, receipts: Iterable[str]) -> tuple[tuple[Delivery, ...], list[str]]:
-        # Only the first settlement of a receipt counts. A second one is ignored while the first is pending.
-        known, stale = [], []
-        for receipt in dict.fromkeys(receipts):
-            delivery = self._held.pop(receipt, None)
-            if delivery is not None:
-                self._pending[receipt] = delivery
-                known.append(delivery)
-            elif receipt not in self._pending:
-                stale.append(receipt)
-        return tuple(known), stale
 
     def welcome(
         self, connection_id: str, lease: float, server: str, adopted: Sequence[Delivery] = ()
@@ -309,12 +327,21 @@ def _read(data: str | bytes) -> frames.ClientFrame:
     return frames.decode_client(data)
 
 
-def _results(frame: frames.AckFrame) -> dict[str, bytes]:
-    return {
-        receipt: frames.result_text(frame.results[receipt])
-        for receipt in frame.receipts
-        if receipt in frame.results
-    }
+def _outcomes(frame: frames.SettlementFrame) -> Mapping[str, Outcome]:
+    match frame:
+        case frames.AckFrame(receipts=receipts, results=results):
+            return {
+                receipt: Success(frames.result_text(results[receipt]))
+                if receipt in results
+                else Success()
+                for receipt in receipts
+            }
+        case frames.RedeliverFrame(receipts=receipts):
+            return dict.fromkeys(receipts, HandBack())
+        case frames.RetryFrame(receipt=receipt, error=error, delay=delay):
+            return {receipt: Failed(error) if delay is None else RetryLater(delay, error)}
+        case frames.DeadLetterFrame(receipt=receipt, reason=reason, error=error):
+            return {receipt: Rejected(reason, error)}
 
 
 def _pieces(receipts: Sequence[str]) -> Iterator[list[str]]:

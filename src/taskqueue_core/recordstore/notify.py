@@ -6,19 +6,11 @@ import asyncio
 import math
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
+from taskqueue_core.authoring.helpers import LocalSubscription
 
-class Notifiable(Protocol):
-    """A subscription or room signal that waits for changes of some keys."""
-
-    keys: tuple[str, ...]
-
-    def notify(self) -> None:
-        """Wake the call that waits for a change, if there is one."""
-
-
-N = TypeVar("N", bound=Notifiable)
+N = TypeVar("N", bound="LocalSubscription | RecordRoomSignal")
 
 
 class ByKey(Generic[N]):

@@ -15,11 +15,11 @@ from taskqueue_core.concurrency import first_completed, wait_forever
 from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.consumer.settle import Settler
 from taskqueue_core.errors import SubscriptionClosed
-from taskqueue_core.protocol.prefect_task_run import refusal
 from taskqueue_core.retry import Rejected
 from taskqueue_core.tasks import Delivery
 from taskqueue_server.prefect import frames
 from taskqueue_server.prefect.handshake import PrefectConnection
+from taskqueue_server.prefect.task_run import refusal
 from taskqueue_server.worker_socket.session import SessionEnd
 from taskqueue_server.worker_socket.websocket import ConnectionClosed
 

@@ -29,8 +29,12 @@ from taskqueue_core.protocol.frames import (
     SUBPROTOCOL,
     Hello,
 )
-from taskqueue_core.protocol.server_events import CloseSocket, Greeted, SendFrames
-from taskqueue_core.protocol.server_session import ServerSession
+from taskqueue_core.protocol.server_session import (
+    CloseSocket,
+    Greeted,
+    SendFrames,
+    ServerSession,
+)
 from taskqueue_server.auth.credentials import peer_of, shows_header, token_of
 from taskqueue_server.auth.origins import host_problem
 from taskqueue_server.context.server import ServerContext

@@ -18,9 +18,17 @@ from taskqueue_core.consumer.settlement_queue import SettlementQueue
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.hooks import Connection, Hooks
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.protocol import frames, server_events
-from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
-from taskqueue_core.retry import Failed, HandBack, Rejected, RetryLater, Success
+from taskqueue_core.protocol import frames
+from taskqueue_core.protocol.server_session import (
+    CloseSocket,
+    CreditGranted,
+    Progressed,
+    SendFrames,
+    ServerSession,
+    ServerSessionState,
+    SettlementRequested,
+    WorkerLeft,
+)
 from taskqueue_core.tasks import Delivery
 from taskqueue_server.context.server import VERSION, ServerContext
 from taskqueue_server.worker_socket.sender import DeliverySender
@@ -187,33 +195,20 @@ class WorkerSession:
             self._listening_since = None
             for event in self._session.feed(data):
                 match event:
-                    case server_events.SendFrames(text):
+                    case SendFrames(text):
                         await self._channel.send(text)
-                    case server_events.CreditGranted():
+                    case SettlementRequested(outcomes):
+                        for delivery, outcome in outcomes:
+                            self._settlements.put(delivery, outcome)
+                    case CreditGranted():
                         self._sender.wake()
-                    case server_events.Progressed():
+                    case Progressed():
                         await self._progress(event)
-                    case server_events.WorkerLeft():
+                    case WorkerLeft():
                         return SessionEnd("bye", frames.CLOSE_CLEAN)
-                    case server_events.CloseSocket(code, reason):
+                    case CloseSocket(code, reason):
                         return SessionEnd(reason, code)
-                    case _:
-                        self._settle(event)
             await self._settlements.room()
-
-    def _settle(self, event: server_events.Event) -> None:
-        match event:
-            case server_events.AckRequested(deliveries, results):
-                for delivery, result in zip(deliveries, results, strict=True):
-                    self._settlements.put(delivery, Success(result))
-            case server_events.ReleaseRequested(deliveries):
-                for delivery in deliveries:
-                    self._settlements.put(delivery, HandBack())
-            case server_events.RetryRequested(delivery, error, delay):
-                failed = Failed(error) if delay is None else RetryLater(delay, error)
-                self._settlements.put(delivery, failed)
-            case server_events.DeadLetterRequested(delivery, reason, error_text):
-                self._settlements.put(delivery, Rejected(reason, error_text))
 
     async def _report_settled(self, results: Mapping[str, bool]) -> None:
         if texts := self._session.settled(results):
@@ -221,7 +216,7 @@ class WorkerSession:
                 await self._channel.send(*texts)
         self._deliveries_changed.set()
 
-    async def _progress(self, event: server_events.Progressed) -> None:
+    async def _progress(self, event: Progressed) -> None:
         try:
             current = await self._context.control.progress(event.delivery, event.value)
         except OUTAGE_ERRORS:

@@ -8,10 +8,9 @@ from uuid import UUID
 
 import msgspec
 
+from taskqueue_core.limits import TASK_RUN_BYTES
 from taskqueue_core.tasks import Task
 
-MAX_BYTES = 1024 * 1024
-"""maximum bytes of a message that a Prefect worker accepts"""
 _LONGEST = 10_000 * 366 * 86_400.0
 Seconds = Annotated[float, msgspec.Meta(ge=-_LONGEST, le=_LONGEST)]
 
@@ -127,8 +126,8 @@ _task_run = msgspec.json.Decoder(TaskRun)
 
 def refusal(task: Task) -> str | None:
     """Return why a task must not be sent to a worker; ``None`` if it may."""
-    if len(task.payload) > MAX_BYTES:
-        return f"{len(task.payload)} bytes; the maximum is {MAX_BYTES}"
+    if len(task.payload) > TASK_RUN_BYTES:
+        return f"{len(task.payload)} bytes; the maximum is {TASK_RUN_BYTES}"
     try:
         # Decode all fields, because `TaskRun` skips the unknown ones, which must be valid JSON as well.
         _everything.decode(task.payload)
