@@ -217,7 +217,7 @@ def connections() -> Iterator[list[Any]]:
     """Record the address of every connection that this process tries to open inside the ``with`` block."""
     if not hasattr(sys, "_taskqueue_hears"):
         sys.addaudithook(_hear)
-        sys._taskqueue_hears = True  # an audit hook cannot be removed: add it once
+        sys._taskqueue_hears = True  # type: ignore[attr-defined] # an audit hook cannot be removed: add it once
     found: list[Any] = []
     _heard.append(found)
     try:

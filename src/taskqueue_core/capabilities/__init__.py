@@ -1,13 +1,7 @@
 """The optional capabilities of a backend: one protocol per capability, which the conformance kit tests."""
 
-from taskqueue_core.capabilities.clients import (
-    DeadLettering,
-    Handover,
-    Revocation,
-    RoomSignal,
-    RoomSignals,
-)
-from taskqueue_core.capabilities.control import Control, DeadLetters, Maintained
+from taskqueue_core.capabilities.control import Control, Maintained
+from taskqueue_core.capabilities.dead_letters import DeadLetters
 from taskqueue_core.capabilities.require import (
     HasControl,
     HasDeadLetters,
@@ -20,6 +14,7 @@ from taskqueue_core.capabilities.require import (
     revocation_of,
     slots_of,
 )
+from taskqueue_core.capabilities.room import RoomSignal, RoomSignals
 from taskqueue_core.capabilities.settings import Durability, Order, QueueSettings
 from taskqueue_core.capabilities.slots import (
     Endpoint,
@@ -31,6 +26,7 @@ from taskqueue_core.capabilities.slots import (
     SlotLease,
     SlotPool,
 )
+from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
 
 __all__ = [
     "Control",

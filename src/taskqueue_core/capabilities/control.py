@@ -1,4 +1,4 @@
-"""The capabilities for operators: ``control``, and ``dead_letters``, the tasks that will not be tried again."""
+"""The capability ``control``: the operations for operators."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ from typing import Protocol
 import msgspec
 
 from taskqueue_core.capabilities.settings import QueueSettings
-from taskqueue_core.tasks import (
-    DeadLetter,
-    Delivery,
-    Expired,
-    Ledger,
-    QueueStats,
-    TaskStatus,
-    WorkerInfo,
-)
+from taskqueue_core.tasks import Delivery, Expired, Ledger, QueueStats, TaskStatus, WorkerInfo
 
 
 class Maintained(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,29 +69,3 @@ class Control(Protocol):
         deletes old records, repairs records that another program has changed, and reports queues with waiting tasks and
         no subscription.
         """
-
-
-class DeadLetters(Protocol):
-    """The operations on dead letters, which are kept until an operator decides. `DeadLettering` creates them."""
-
-    async def list(
-        self, key: str, *, limit: int = 100, after: str | None = None
-    ) -> tuple[DeadLetter, ...]:
-        """Return up to ``limit`` dead letters of a queue, oldest first, starting after the task id ``after``.
-
-        If the task ``after`` is no longer dead, the list starts from the beginning, so that redriving page by page
-        skips no dead letter.
-        """
-
-    async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        """Return one dead letter; ``None`` for a task that is not dead."""
-
-    async def redrive(self, key: str, *task_ids: str) -> int:
-        """Make dead letters available again, at the end of their lanes, and return their number. No ids means all.
-
-        The attempt number stays, `Delivery.prior` becomes the number of earlier attempts, and losses start again from
-        0. Idempotent: ids of tasks that are not dead are skipped.
-        """
-
-    async def discard(self, key: str, *task_ids: str) -> int:
-        """End dead letters permanently, in the state ``discarded``. Arguments and result are those of `redrive`."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Protocol, cast
 
 from taskqueue_core.backend import Backend, Capability, Subscription
-from taskqueue_core.capabilities.clients import DeadLettering, Handover, Revocation
-from taskqueue_core.capabilities.control import Control, DeadLetters
+from taskqueue_core.capabilities.control import Control
+from taskqueue_core.capabilities.dead_letters import DeadLetters
 from taskqueue_core.capabilities.slots import SlotPool
+from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
 from taskqueue_core.errors import CapabilityMissing
 
 

@@ -33,7 +33,7 @@ from typing import Protocol
 
 import msgspec
 
-from taskqueue_core.capabilities.clients import RoomSignal
+from taskqueue_core.capabilities.room import RoomSignal
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_label, check_number, kind_of
 
