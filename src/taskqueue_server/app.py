@@ -33,7 +33,7 @@ def create_app(
 ) -> Starlette:
     """Create the server's ASGI application. It owns ``backend`` and closes it at shutdown.
 
-    The application runs maintenance until shutdown, and then drains the connections. It has the given extensions only;
+    The application runs maintenance until shutdown, and then drains the connections. It has only the given extensions;
     `load_extensions` returns those that the settings name.
 
     Raises `CapabilityMissing` if the backend lacks ``control``, ``dead_letters`` or a capability that an extension

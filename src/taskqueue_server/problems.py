@@ -32,7 +32,7 @@ _REFUSED: dict[str | None, int] = {
     Refusal.MOVED: 409,
 }
 _NOT_NOW = 503
-"""HTTP status for a `Refusal` that is not in `_REFUSED`, such as that of a queue whose intake is paused"""
+"""HTTP status for a `Refusal` that is not in `_REFUSED`, for example because the queue's intake is paused"""
 _ROUTING = {
     404: ("not_found", "no resource at this path"),
     405: ("method_not_allowed", "method not allowed at this path"),
@@ -92,7 +92,7 @@ def respond(error: ProblemError) -> Response:
 
 
 def problem_of(error: Exception) -> ProblemError:
-    """Return the problem for any error. An unexpected error is logged, and the client gets a general message only."""
+    """Return the problem for any error. An unexpected error is logged, and the client gets only a general message."""
     if isinstance(error, ProblemError):
         return error
     if isinstance(error, HTTPException):

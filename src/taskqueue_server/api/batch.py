@@ -22,7 +22,7 @@ from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker
 
 MAX_LINES = 100 * LIMITS.batch
 _LINE = LIMITS.payload + 64 * 1024
-"""maximum number of bytes of one line: a payload, and 64 KiB for the task's other fields"""
+"""maximum size of one line in bytes: a payload, plus 64 KiB for the task's other fields"""
 _encoder = msgspec.json.Encoder()
 
 
@@ -87,7 +87,7 @@ class _Batch:
         confirmations = await self._call.context.queue.publish_many(tasks)
         for (index, _), confirmation in zip(waiting, confirmations, strict=True):
             self.answers[index] = _encoder.encode(ConfirmationOut.of(confirmation))
-        # Let other asyncio tasks run, because calls to an in-process store never suspend.
+        # Yield to the other asyncio tasks, because a call to an in-process store never does.
         await asyncio.sleep(0)
 
     def _refuse(self, code: str, field: str | None, detail: str) -> None:

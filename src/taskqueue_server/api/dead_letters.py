@@ -31,8 +31,8 @@ async def page(call: RequestContext) -> Response:
 
     Repeat the request with ``next`` as ``after`` until the response has no ``next``. A page may be short or empty
     without being the last one: the size of a page and the number of dead letters examined for it are limited. If the
-    task that ``after`` names is no longer a dead letter, the list starts from the beginning, so that redriving page by
-    page misses none.
+    task that ``after`` names is no longer a dead letter, the list starts again from the beginning, so that redriving
+    page by page misses no dead letter.
     """
     key = call.name("key")
     limit, after = page_query(call)
@@ -77,15 +77,15 @@ async def redrive(call: RequestContext) -> Response:
     """Redrive dead letters: those with the given ids, those that match a filter, or all. Idempotent.
 
     Ids of other tasks are skipped. With a filter, one call examines a limited number of dead letters, and none that
-    failed after it began: repeat the request with ``next`` as ``after`` until the response has no ``next``.
+    failed after the call began: repeat the request with ``next`` as ``after`` until the response has no ``next``.
     """
     return await _act(call, "redrive")
 
 
 async def discard(call: RequestContext) -> Response:
-    """Discard dead letters permanently: those with the given ids, or with ``confirm`` all, or all that match a filter.
+    """Discard dead letters permanently: those with the given ids, those that match a filter, or all. Idempotent.
 
-    Idempotent. Ids, filter and ``next`` work as for redrive.
+    A filter, and ``all``, require ``confirm``. Ids, filter and ``next`` work as for redrive.
     """
     return await _act(call, "discard")
 

@@ -52,7 +52,7 @@ async def limits(call: RequestContext) -> Response:
 
 
 async def get_migration(call: RequestContext) -> Response:
-    """Return the progress of the migration, by queue. 404 if this server has one backend only."""
+    """Return the progress of the migration, by queue. 404 if this server has only one backend."""
     return await _act(call, status)
 
 

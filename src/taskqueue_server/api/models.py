@@ -252,16 +252,16 @@ class ReadyOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LetterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conditions that a dead letter must all meet. At least one is required."""
+    """Conditions that all must hold for a dead letter to be selected. At least one condition is required."""
 
     reason: Text | None = None
-    """the reason must equal this text"""
+    """the reason must be exactly this text"""
     error: Text | None = None
     """the last error must contain this text"""
     failed_before: Instant | None = None
-    """the failure must be before this time, in Unix seconds"""
+    """the task must have failed before this time, in Unix seconds"""
     older_than: Seconds | None = None
-    """the failure must be at least this many seconds ago"""
+    """the task must have failed at least this many seconds ago"""
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -276,14 +276,14 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     after: Name | None = None
 
     def checked(self) -> tuple[str, ...]:
-        """Return the ids without duplicates; empty if all, or a filter, was requested. Raises `InvalidInput`."""
+        """Return the ids without duplicates; empty if ``all`` or a filter was selected. Raises `InvalidInput`."""
         ways = sum((self.all, self.ids is not None, self.filter is not None))
         if ways > 1:
             raise InvalidInput("all", "more than one of all, ids and filter", "exactly one of them")
         if self.after is not None:
             check_name("after", self.after)
             if self.filter is None:
-                raise InvalidInput("after", "a cursor", "with a filter only")
+                raise InvalidInput("after", "a cursor without a filter", "a cursor with a filter")
         if self.all or self.filter is not None:
             return ()
         if not self.ids:

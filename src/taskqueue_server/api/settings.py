@@ -34,7 +34,7 @@ async def replace(call: RequestContext) -> Response:
     """
     key = call.name("key")
     body = await call.read()
-    bodies.decode(object, body)  # raises the usual error if the body is not JSON
+    bodies.decode(object, body)  # raises the usual error if the body is not valid JSON
     settings, version = read_settings(body), _if_match(call)
     if version is not None:
         settings = settings.model_copy(update={"version": version})

@@ -60,7 +60,7 @@ async def _health(context: ServerContext) -> Health:
 async def workers(call: RequestContext) -> Response:
     """List the workers with an open subscription, on any replica, sorted by id.
 
-    Workers with a queue that the token does not permit are omitted.
+    Workers that subscribe to a queue that the token does not permit are omitted.
     """
     matches = {
         worker.worker_id: worker

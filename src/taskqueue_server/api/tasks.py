@@ -62,7 +62,7 @@ def seconds(call: RequestContext) -> int:
 
 
 async def waited(call: RequestContext, status: TaskStatus | None, most: int) -> bool:
-    """Wait up to ``most`` seconds for the end of a live task; return whether its status may have changed.
+    """Wait up to ``most`` seconds for the end of a live task; return whether the task's status may have changed.
 
     Raises `ProblemError` if too many requests wait, or if the client loses its rights.
     """
@@ -89,8 +89,8 @@ async def _hung_up(call: RequestContext) -> None:
 async def publish(call: RequestContext) -> Response:
     """Publish one task. Repeating the request with the same id or ``Idempotency-Key`` is harmless.
 
-    The same id with another payload gives 409; the same ``Idempotency-Key`` with another payload gives 422. Both are
-    remembered while the task is live, and for the queue's ``dedupe_window`` after its end.
+    The same id with another payload gives 409; the same ``Idempotency-Key`` with another payload gives 422. The id and
+    the key are remembered while the task is live, and for the queue's ``dedupe_window`` after its end.
 
     Refused temporarily with 429 if the queue or the tenant's share of it is full, and with 503 if its intake is paused
     or the store is full. Refused permanently with 409 and a code if the queue has moved.
@@ -116,7 +116,7 @@ async def retry(call: RequestContext) -> Response:
     call.demand(task.key)
     at = instant(now, "delay", body.delay, "at", body.at)
     if at is None:
-        raise InvalidInput("at", "nothing", "at or delay")
+        raise InvalidInput("at", "nothing", "a time, or a value for delay")
     return await _retry(call, task, at, body.error, body.token)
 
 
@@ -166,7 +166,8 @@ def _confirmed(confirmation: Confirmation) -> Response:
 async def status(call: RequestContext) -> Response:
     """Return the status of a task.
 
-    With ``wait``, the response is sent once the task has ended or become a dead letter, or after that many seconds.
+    With ``wait``, the response is sent once the task has ended or become a dead letter, at the latest after ``wait``
+    seconds.
     """
     key, task_id = call.name("key"), call.name("id")
     most = seconds(call)
@@ -183,7 +184,8 @@ async def status(call: RequestContext) -> Response:
 async def result(call: RequestContext) -> Response:
     """Return a task's result, as the worker returned it.
 
-    With ``wait``, the response is sent once the task has ended or become a dead letter, or after that many seconds.
+    With ``wait``, the response is sent once the task has ended or become a dead letter, at the latest after ``wait``
+    seconds.
     """
     key, task_id = call.name("key"), call.name("id")
     most = seconds(call)

@@ -16,9 +16,9 @@ from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_server.auth.tokens import Tokens, signature
 
 RELOAD_SECONDS = 2.0
-"""seconds between two checks whether the tokens file has changed"""
+"""seconds between checks for changes to the tokens file"""
 CHECK_SECONDS = 3.0
-"""seconds after which the tokens of all open connections are checked again"""
+"""seconds between checks of the tokens of all open connections"""
 OPEN = Identity(name="anybody")
 """identity of every client of a server without authentication"""
 _BATCH = 50
@@ -83,7 +83,7 @@ class AccessControl:
     def watch_access(
         self, token: str | None, peer: str, allowed: Allowed
     ) -> Generator[asyncio.Event, None, None]:
-        """Check the token repeatedly during the block. Set the event once it is invalid or ``allowed`` returns false.
+        """Check the token repeatedly during the block. Set the event once access is no longer allowed.
 
         Expiry, or a changed response of a plugin, is detected within `CHECK_SECONDS`; a changed tokens file within
         `RELOAD_SECONDS`.
@@ -167,7 +167,7 @@ class AccessControl:
 
 
 def check_host(settings: Settings, hooks: Hooks) -> None:
-    """Raise `ConfigurationError` if a server without authentication would listen on more than loopback."""
+    """Raise `ConfigurationError` if a server without authentication would listen on a non-loopback address."""
     if not _authenticates(settings, hooks) and not _is_loopback(settings.host):
         raise ConfigurationError(
             "TASKQUEUE_HOST: a server without authentication may listen on loopback only "

@@ -18,7 +18,7 @@ _TOKEN = 4096
 
 
 def token_of(connection: HTTPConnection) -> str | None:
-    """Return the bearer token of the ``Authorization`` header, or of the session cookie; ``None`` without either.
+    """Return the bearer token from the ``Authorization`` header or the session cookie; ``None`` if there is neither.
 
     The cookie is ignored for a WebSocket, because browsers send it when a page of any site opens the socket.
     """

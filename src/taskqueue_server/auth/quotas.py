@@ -13,7 +13,7 @@ from taskqueue_server.problems import ProblemError, retry_after
 MAX_NAMES = 10_000
 """maximum number of token names whose rate is tracked; the least recently used name is dropped first"""
 MAX_DEBT = 100_000
-"""number of tasks by which a token name may exceed its rate, so that a batch request of the largest size is accepted"""
+"""number of tasks by which a token name may exceed its rate, so that the largest batch request is still accepted"""
 
 
 class Quotas:

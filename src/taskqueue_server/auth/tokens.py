@@ -28,7 +28,7 @@ _PATTERNS = 1000
 _BYTES = 4 * 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NUMBERS = 1_000_000
-"""highest rate, burst or number of connections that an entry may have"""
+"""highest rate, burst and number of connections that an entry may set"""
 _FIELDS = frozenset(
     {"name", "sha256", "verbs", "keys", "expires_at", "rate", "burst", "connections"}
 )
@@ -124,7 +124,7 @@ def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
     except UnicodeDecodeError:
         raise _wrong(path, "it is not UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        # The parser's message is safe to show: it has a position and at most one character of the file.
+        # The parser's message is safe to show: it contains a position and at most one character of the file.
         raise _wrong(path, f"it is not TOML: {error}") from None
     rows = decoded.pop("token", [])
     if decoded or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -210,7 +210,7 @@ def check_limits(rate: object, burst: object, connections: object) -> None:
         if value is not None and not (number and lowest <= value <= _NUMBERS):  # type: ignore[operator]
             raise InvalidInput(field, kind_of(value), f"{what}, up to {_NUMBERS}")
     if burst is not None and rate is None:
-        raise InvalidInput("burst", "a burst without a rate", "with a rate only")
+        raise InvalidInput("burst", "a burst without a rate", "a burst with a rate")
 
 
 def _verbs(value: object) -> list[str]:

@@ -23,7 +23,7 @@ from taskqueue_server.context.waiters import ResultWaiters
 _log = logging.getLogger("taskqueue.server")
 _HANDOVER_SECONDS = 2.0
 _SETTLE_SECONDS = 0.5
-"""seconds after the drain timeout to close sockets and to release deliveries"""
+"""seconds allowed after the drain timeout for closing sockets and releasing deliveries"""
 
 try:
     VERSION = version("taskqueue-backends")
@@ -80,7 +80,7 @@ class ServerContext:
 
     @property
     def handover(self) -> float:
-        """Seconds in which a disconnected worker may move its deliveries to another server; 0 if it cannot."""
+        """Seconds for which a disconnected worker may move deliveries to another server; 0 if this is impossible."""
         movable = has(self.backend, Capability.HANDOVER) and self.backend.capabilities.shared
         return _HANDOVER_SECONDS if movable else 0.0
 

@@ -21,7 +21,7 @@ MAX_WAIT = 30
 MAX_WAITERS = 1000
 """maximum number of waiting requests of one server"""
 _PERIOD = 0.5
-"""seconds between two polls of the store, which detect tasks that ended on another server"""
+"""seconds between polls of the store, which detect tasks that ended on another server"""
 
 _Name = tuple[str, str]
 
@@ -64,9 +64,9 @@ class ResultWaiters:
         gone: Coroutine[Any, Any, None],
         client: str | None = None,
     ) -> None:
-        """Wait until the task has ended, the seconds have passed, the server drains, or ``gone`` completes.
+        """Wait until the task has ended, ``seconds`` have passed, the server drains, or ``gone`` completes.
 
-        Raises `ProblemError` if too many requests wait already. One ``client`` may use at most half of the slots.
+        Raises `ProblemError` if too many requests wait already. A single ``client`` may use at most half of the slots.
         """
         try:
             if self._draining.is_set():

@@ -78,7 +78,7 @@ def limits(settings: QueueSettings) -> list[tuple[str, str]]:
 
 
 def balance(ledger: Ledger) -> tuple[str, str]:
-    """Return whether the ledger balances, as the state of a page element and its text."""
+    """Return whether the ledger balances, as two values: the state of a page element, and the text to show in it."""
     if ledger.balanced:
         return "ok", "Every task is accounted for"
     missing = ledger.imbalance
@@ -87,7 +87,7 @@ def balance(ledger: Ledger) -> tuple[str, str]:
 
 
 def of_ledger(ledger: Ledger) -> dict[str, str]:
-    """Return a ledger's texts by page element; the key ``@NAME`` has the state of the element ``NAME``."""
+    """Return the ledger's texts by page element. The key ``@NAME`` holds the state of the element ``NAME``."""
     state, names = balance(ledger)
     texts = {f"ledger.{name}": count(getattr(ledger, name)) for name in ("published", *PARTS)}
     return {**texts, "balance": names, "@balance": state}
@@ -96,7 +96,7 @@ def of_ledger(ledger: Ledger) -> dict[str, str]:
 def of_queue(
     key: str, reading: StoreReading, snapshot: Snapshot, history: History
 ) -> dict[str, str]:
-    """Return a queue's texts by page element; the key ``@NAME`` has the state of the element ``NAME``."""
+    """Return the queue's texts by page element. The key ``@NAME`` holds the state of the element ``NAME``."""
     ledger, settings, window = reading.ledger, reading.settings, history.window([key])
     name, names = state_of(reading, flows=window.published > 0 or window.done > 0)
     busy = f"{count(ledger.in_flight)} / {count(settings.max_inflight)}"
@@ -123,7 +123,7 @@ def of_queue(
 
 
 def state_of(reading: StoreReading, *, flows: bool) -> tuple[str, str]:
-    """Return the state of a queue, as the state of a page element and its text."""
+    """Return what a queue is doing, as two values: the state of a page element, and the text to show in it."""
     settings, ledger = reading.settings, reading.ledger
     if not ledger.balanced:
         return "bad", "Ledger does not balance"
@@ -149,7 +149,8 @@ def points(series: Sequence[int]) -> str:
         return ""
     steps, scale = len(series) - 1, (_HIGH - 20) / max(*series, 1)
     heights = [_HIGH - 10 - int(value * scale) for value in series]
-    # Of several equal values in a row, draw only the first and the last. The text stays short for an idle queue.
+    # Of several equal values in a row, draw only the first and the last, so that the text stays short for an idle
+    # queue.
     return " ".join(
         [
             f"{index * _WIDE // steps},{height}"

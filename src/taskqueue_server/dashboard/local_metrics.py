@@ -17,7 +17,7 @@ _TENANTS = 200
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Percentiles of the seconds from a delivery to its ack."""
+    """Percentiles of the time from a delivery to its ack, in seconds."""
 
     p50: float
     p95: float

@@ -31,7 +31,7 @@ FILES = {
     for file in sorted(_FOLDER.iterdir(), key=lambda file: file.name)
     if file.name.rpartition(".")[2] in _TYPES
 }
-"""content of the static files by file name"""
+"""content of each static file by file name"""
 _HASHES = {name: hashlib.sha256(text).hexdigest()[:16] for name, text in FILES.items()}
 _FOR_GOOD = "public, max-age=31536000, immutable"
 
@@ -70,7 +70,7 @@ NOTICES: Mapping[str, str] = {
     "more": "Done: {n}. More dead letters match: repeat the action to continue.",
     "signed-out": "Signed out.",
 }
-"""messages after an action; the URL has only the name of the message, so that a link cannot inject text"""
+"""messages shown after an action; the URL contains only a message's name, so that a link cannot inject text"""
 _DEFAULTS = {"said": None, "open": False, "who": None, "live": None, "shape": None, "query": ""}
 """default values of the variables of ``base.html``"""
 _DIGITS = 12
@@ -203,7 +203,7 @@ def _to_login(request: Request) -> Response:
     target = (
         "/login" if requested == "/" else f"/login?next={quote(local_path(requested), safe='')}"
     )
-    # For a request of htmx, do not redirect: htmx would insert the sign-in page into the current page.
+    # Do not redirect a request from htmx: htmx would insert the sign-in page into the current page.
     if "hx-request" in request.headers:
         return Response(status_code=204, headers={"hx-redirect": target})
     return Response(status_code=303, headers={"location": target})

@@ -40,7 +40,7 @@ _samplers: WeakKeyDictionary[ServerContext, StatsPoller] = WeakKeyDictionary()
 
 
 class StatsPoller:
-    """Poller of the store's statistics: takes samples while pages are open, and notifies them."""
+    """Poller of the store's statistics: takes samples while pages are open, and notifies the pages of each sample."""
 
     def __init__(self, context: ServerContext) -> None:
         # Do not keep the context itself: it would prevent the removal of the poller from the weak dictionary.
@@ -51,7 +51,7 @@ class StatsPoller:
         self.latest: Snapshot | None = None
         self.room = LimitedSlots(MAX_STREAMS, "too_many_pages", "dashboard pages are open", 5)
         self.since = 0.0
-        """time of the store's clock at which `process_gauges` began to count"""
+        """time by the store's clock at which `process_gauges` began to count"""
         self._started = 0
         self._requested_at = 0.0
         self._drawn_at = 0.0
@@ -61,7 +61,7 @@ class StatsPoller:
         self._made: tuple[Snapshot | None, dict[Hashable, Any]] = (None, {})
         self._run_times: dict[str, tuple[float, Percentiles]] = {}
         self.turn = asyncio.Lock()
-        """lock that is held for a few milliseconds of rendering, so that many pages do not block the event loop"""
+        """lock that only one page can hold while it renders, so that many pages do not block the event loop"""
 
     @classmethod
     def of(cls, context: ServerContext) -> StatsPoller:
@@ -108,7 +108,7 @@ class StatsPoller:
         return -1 if self._task is not None else self._started
 
     async def after(self, number: int) -> Snapshot | None:
-        """Wait for a sample newer than this number; return ``None`` on shutdown."""
+        """Wait for a sample with a higher number than ``number``, and return it; return ``None`` on shutdown."""
         self._start()
         while self.latest is None or self.latest.number <= number:
             self._start()

@@ -95,7 +95,7 @@ class _Row(NamedTuple):
     total: Point
 
     def sum(self, keys: Sequence[str] | None) -> Point:
-        """Return the sum over these queues, or over all; without percentiles, which cannot be added."""
+        """Return the sum over these queues, or over all queues; without percentiles, which cannot be added."""
         if keys is None:
             return self.total
         if len(keys) == 1:

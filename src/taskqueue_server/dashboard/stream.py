@@ -70,7 +70,7 @@ class EventStream(StreamingResponse):
 
 
 async def moments(call: RequestContext) -> AsyncGenerator[Snapshot | str]:
-    """Yield each new sample while the client has its rights, and finally the reason for the end."""
+    """Yield each new sample while the client has its rights, and finally the reason why the stream ends."""
     poller = poller_of(call)
     number = poller.newest
     with call.watch_access() as revoked:

@@ -87,7 +87,7 @@ def _pretty(text: bytes | None) -> tuple[str, int] | None:
     if text is None:
         return None
     if len(text) <= 16 * _SHOWN:
-        # Text that is not valid JSON, or nested too deeply, is shown unchanged.
+        # Text that is not valid JSON, or that is nested too deeply, is shown unchanged.
         with suppress(msgspec.DecodeError, RecursionError):
             text = msgspec.json.format(text, indent=2)
     shown = text.decode(errors="replace")

@@ -124,7 +124,7 @@ def _normalized_accept(accept: str) -> str:
 
 
 def _drop_ended_processes(folder: Path) -> None:
-    """Delete the gauges of processes that have ended from the folder; keep their counters."""
+    """Delete from the folder the gauges of processes that have ended; keep their counters."""
     for file in folder.glob("gauge_live*_*.db"):
         number = file.stem.rpartition("_")[2]
         if number.isdigit() and not process_exists(int(number)):

@@ -25,7 +25,7 @@ _ALARMING = {401, 403, 421}
 _ALARMING_ENDS = {frames.CLOSE_PROTOCOL, frames.CLOSE_UNAUTHENTICATED}
 _UNREMARKABLE_ENDS = {frames.CLOSE_CLEAN, 1001, frames.CLOSE_RESTART}
 _DISCONNECTED = 499
-"""status that is logged for a request that the client aborted, as nginx does"""
+"""status that is logged for a request that the client aborted, as in nginx"""
 _FAILED = 500
 TIME_HEADER = "taskqueue-time"
 _log = logging.getLogger("taskqueue.access")
@@ -75,7 +75,7 @@ class ServerMiddleware:
             await app(scope, receive, send_with_headers)
         except Exception:
             if status == _DISCONNECTED:
-                status = _FAILED  # Starlette's outermost handler responds with this status
+                status = _FAILED  # Starlette's outermost handler responds with `_FAILED`
             raise
         finally:
             self._record_request(scope, status, time.perf_counter() - start)

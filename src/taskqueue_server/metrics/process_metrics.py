@@ -18,7 +18,7 @@ from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Set
 OTHER = "(other)"
 """label for all queues, paths and reasons without a label of their own; not a valid name of a queue"""
 MAX_KEYS = 100
-"""maximum number of queues whose latencies have a label of their own: the first ones with a delivery"""
+"""maximum number of queues whose latencies have a label of their own: the first queues that had a delivery"""
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0, 3600.0)
 """upper bounds of the buckets of task latencies, in seconds"""
 _REQUEST_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
@@ -50,7 +50,7 @@ class _Tally:
 
     def note(self, seconds: float) -> None:
         self.counts[bisect_left(BOUNDS, seconds)] += 1
-        if seconds > 0:  # negative if the clocks of two machines differ
+        if seconds > 0:  # the latency is negative if the clocks of two machines differ
             self.seconds += seconds
 
 

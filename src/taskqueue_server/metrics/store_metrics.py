@@ -60,7 +60,7 @@ class StoreMetrics:
         self._pass: asyncio.Task[None] | None = None
 
     async def latest(self) -> StoreStatistics | None:
-        """Return statistics at most about a second old, older if the store is slow; ``None`` if it is unavailable."""
+        """Return statistics at most about a second old, or older if the store is slow; ``None`` if it is down."""
         loop = asyncio.get_running_loop()
         if self._pass is None and loop.time() - self._started_at >= _FRESH_SECONDS:
             self._started_at = loop.time()
@@ -149,7 +149,8 @@ def families(metrics: StoreStatistics | None, shown: VisibleStatistics | None) -
     number = len(shown.queues) + len(shown.others)
     yield GaugeMetricFamily("taskqueue_queues", "Number of queues.", number)
     rows = [*shown.queues, *([_summed(shown.others)] if shown.others else [])]
-    # Counters are exported for named queues only: a sum of the others would decrease when one of them gets a label.
+    # Counters are exported for named queues only: the sum of the other queues would decrease when one of them got a
+    # label.
     yield from _counters(shown.queues)
     yield from _gauges(rows, shown, metrics.now)
     yield from _settings(shown, metrics.settings)

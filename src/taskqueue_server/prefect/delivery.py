@@ -28,7 +28,7 @@ BAD_TASK_RUN = "bad_task_run"
 _ACK_SECONDS = 0.5
 """seconds to wait for the ack of the last run before the socket is closed; a worker with a free slot acks at once"""
 _SETTLE_SECONDS = 2.0
-"""seconds to settle an ack while the server shuts down; at other times the limit is the lease"""
+"""seconds allowed for settling an ack while the server shuts down; at other times the limit is the lease"""
 _log = logging.getLogger("taskqueue.server.prefect")
 
 

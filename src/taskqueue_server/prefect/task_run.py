@@ -125,7 +125,7 @@ _task_run = msgspec.json.Decoder(TaskRun)
 
 
 def refusal(task: Task) -> str | None:
-    """Return why a task must not be sent to a worker; ``None`` if it may."""
+    """Return why a task must not be sent to a worker; ``None`` if it may be sent."""
     if len(task.payload) > TASK_RUN_BYTES:
         return f"{len(task.payload)} bytes; the maximum is {TASK_RUN_BYTES}"
     try:

@@ -19,7 +19,7 @@ from taskqueue_core.config import Settings
 
 T = TypeVar("T")
 LINE = 1024 * 1024
-"""maximum number of bytes of a message, more than the largest settings need"""
+"""maximum size of a message in bytes, larger than any settings need"""
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -44,11 +44,11 @@ class StopProcess(msgspec.Struct, frozen=True, tag="end"):
 
 
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
-    """A message that the process accepts connections."""
+    """A report that the process accepts connections."""
 
 
 class ProcessFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """A message that the process cannot start because of a `ConfigurationError`."""
+    """A report that the process cannot start because of a `ConfigurationError`."""
 
     reason: str
 

@@ -27,8 +27,8 @@ class Port:
 
     On Linux each process has its own socket, and the kernel balances new connections over them by address. When many
     workers reconnect at once and stay connected for days, they are spread evenly; with one shared socket the first
-    process to wake would accept them all. A new process gets connections as soon as it listens, and a dead one gets
-    no more. On other systems all processes share one socket.
+    process to wake would accept them all. A new process gets connections as soon as it listens, and a process that has
+    died gets no more. On other systems all processes share one socket.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -92,6 +92,6 @@ def _cannot(settings: Settings, error: OSError) -> ConfigurationError:
     reason = os.strerror(error.errno) if error.errno else str(error)
     host, _ = _address_of(settings.host)
     return ConfigurationError(
-        f"cannot listen on port {settings.port} of {host}: {reason}; "
+        f"cannot listen on port {settings.port} at {host}: {reason}; "
         "set TASKQUEUE_PORT to another port, or to 0 for any free port"
     )

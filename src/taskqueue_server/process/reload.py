@@ -29,7 +29,7 @@ Reread = Callable[[], Settings]
 
 
 def rereader(given: Mapping[str, Any]) -> Reread:
-    """Return a function that reads the settings as at startup: ``given`` overrides the environment and files."""
+    """Return a function that reads the settings again. Those in ``given`` override the environment and files."""
     return lambda: load_settings(Settings).model_copy(update=dict(given))
 
 

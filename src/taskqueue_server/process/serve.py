@@ -40,7 +40,7 @@ _STORE_SECONDS = 5.0
 _LEFT_OVER_SECONDS = 0.3
 """seconds to send the last responses before open connections are aborted"""
 _FORCED_SECONDS = 0.5
-"""seconds to wait for open requests, and then for the application, in an immediate shutdown"""
+"""seconds that an immediate shutdown waits for open requests, and then for the application"""
 _log = logging.getLogger("taskqueue.server")
 
 
@@ -54,7 +54,7 @@ def serve(
     """Serve until SIGTERM or SIGINT, then let workers settle their tasks; a second signal stops at once.
 
     ``on_ready`` gets the URL once connections are accepted. With ``given``, SIGHUP reads the settings again, and
-    ``given`` overrides them. Raises `ConfigurationError` for invalid settings.
+    ``given`` overrides what it reads. Raises `ConfigurationError` for invalid settings.
     """
     set_up_logs(form=settings.log_format)
     raise_descriptor_limit()
@@ -83,7 +83,7 @@ class ServerProcess:
         listener: socket.socket | None = None,
         extensions: Sequence[Extension] = (),
     ) -> None:
-        """Check the settings. Raises `ConfigurationError` for an unprotected host, invalid TLS files or extensions.
+        """Check the settings. Raises `ConfigurationError` for an unprotected host, or invalid TLS files or extensions.
 
         ``extensions`` are added to those in the settings. With ``read``, SIGHUP reads the settings again. ``listener``
         is the bound socket of one of several processes: then a second signal does not stop the server at once, because
@@ -124,7 +124,7 @@ class ServerProcess:
         try:
             await _check_store(context)
             listener = self._listener or listen(self._settings)
-        except BaseException:  # the application closes the backend only if it was started
+        except BaseException:  # an application that was not started does not close the backend
             await context.backend.aclose()
             raise
         end = self.stop if self._listener is None else self.stop_once

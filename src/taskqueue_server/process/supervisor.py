@@ -26,12 +26,12 @@ from taskqueue_server.process.listeners import Port
 from taskqueue_server.process.reload import Reread, reload_settings, signals
 
 RESTART_SECONDS = 5.0
-"""seconds after its start within which the exit of a process counts as a failed start"""
+"""a process that exits within this many seconds after its start counts as a failed start"""
 MAX_FAILED_STARTS = 5
 """number of failed starts in a row after which the supervisor gives up"""
 _PAUSE, _MAX_PAUSE = 0.1, 5.0
 _KILL_SECONDS = 10.0
-"""seconds after the drain timeout at which a process is killed because its event loop must be stuck"""
+"""seconds after the drain timeout at which a process that has not exited is killed: its event loop must be stuck"""
 _STOP_SECONDS = 5.0
 _NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
 _log = logging.getLogger("taskqueue.server")
@@ -48,7 +48,7 @@ class Processes:
         on_ready: Callable[[str], None] | None = None,
         read: Reread | None = None,
     ) -> None:
-        """``on_ready`` gets the URL once all processes are ready; with ``read``, SIGHUP reads the settings again."""
+        """Call ``on_ready`` with the URL once all processes are ready. With ``read``, SIGHUP reloads the settings."""
         self._settings = settings
         self._backend = name or settings.backend
         self._on_ready = on_ready

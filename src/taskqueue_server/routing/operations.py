@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 _SAFE = frozenset({"GET", "HEAD"})
 _REAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 _STRICT = "/v1/"
-"""start of the paths at which unknown query parameters are refused, so that a misspelled filter is not ignored"""
+"""prefix of the paths for which unknown query parameters are refused, so that a misspelled filter is not ignored"""
 _encoder = msgspec.json.Encoder()
 
 
@@ -61,7 +61,7 @@ class RequestContext:
             raise _forbidden(f"this token may not {_either(self.verbs)} with this key")
 
     def watch_access(self) -> AbstractContextManager[asyncio.Event]:
-        """Watch the client's rights during a long response: the event is set when they change or end."""
+        """Watch the client's rights during a long response: the event is set when they change or expire."""
         identity = self.identity
         request = self.request
         return self.context.access.watch_access(
@@ -79,13 +79,13 @@ class RequestContext:
         return value
 
     def number(self, name: str, default: int | None, highest: int, *, lowest: int = 1) -> int:
-        """Return an integer from the query. It is required if ``default`` is ``None``. Raises `InvalidInput`."""
+        """Return an integer from the query, which is required if ``default`` is ``None``. Raises `InvalidInput`."""
         text = self.request.query_params.get(name)
         if text is None and default is not None:
             return default
         if text is not None and _NUMBER.fullmatch(text) and lowest <= int(text) <= highest:
             return int(text)
-        raise InvalidInput(name, _got(text), f"{lowest} to {highest}")
+        raise InvalidInput(name, _got(text), f"a whole number from {lowest} to {highest}")
 
     def flag(self, name: str) -> bool:
         """Return a flag from the query, ``true`` or ``false`` (the default). Raises `InvalidInput`."""

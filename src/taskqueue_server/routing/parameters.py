@@ -40,7 +40,7 @@ def id_maker(call: RequestContext) -> Callable[[str, str | None, int], str | Non
 
     def made(key: str, own: str | None, line: int) -> str:
         if own is not None:
-            raise InvalidInput("id", f"both an id and {_HEADER}", "one of them")
+            raise InvalidInput("id", f"both an id and {_HEADER}", "only one of them")
         parts = "".join(f"{len(name)}:{name}" for name in (*names, key, str(line)))
         return "idem-" + hashlib.sha256(parts.encode()).hexdigest()[:40]
 
@@ -75,7 +75,7 @@ def page_query(call: RequestContext) -> tuple[int, str | None]:
 
 
 def link(call: RequestContext, following: str | None) -> dict[str, str]:
-    """Return a ``Link`` header with the URL of the page after the name ``following``; none if that is ``None``."""
+    """Return a ``Link`` header with the URL of the page after the name ``following``; no header if it is ``None``."""
     if following is None:
         return {}
     others = {name: text for name, text in call.request.query_params.items() if name != "after"}

@@ -123,7 +123,10 @@ class SocketAdmission:
     def __init__(
         self, context: ServerContext, websocket: WebSocket, slot: ExitStack | None = None
     ) -> None:
-        """``slot`` is the quota slot of a client with a valid token in its header. Others send a token in the hello."""
+        """Prepare a session. ``slot`` is the quota slot of a client whose header has a valid token.
+
+        Other clients send a token in the hello.
+        """
         self.connection_id = secrets.token_hex(8)
         self.worker_id: str | None = None
         self._context = context

@@ -14,7 +14,7 @@ from taskqueue_core.tasks import Delivery, Received
 from taskqueue_server.worker_socket.websocket import WebSocketChannel
 
 _BATCH = 100
-"""maximum deliveries per receive: enough to make the round trip cheap, few enough to share between workers"""
+"""maximum number of deliveries per receive: enough for few round trips, few enough that all workers get a share"""
 
 
 class DeliverySender:

@@ -37,7 +37,7 @@ from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocket
 CLOSE_INTERNAL = 1011
 _ADOPT_SECONDS = 5.0
 _FLUSH_SECONDS = 2.0
-"""seconds to finish the settlements that were in progress when the socket closed"""
+"""seconds allowed for finishing the settlements that were in progress when the socket closed"""
 _log = logging.getLogger("taskqueue.server.socket")
 
 
@@ -292,7 +292,7 @@ class WorkerSession:
 
 
 _WELCOME_BYTES = LIMITS.frame - 4096
-"""maximum number of bytes of the receipts in a welcome, which must fit into one frame"""
+"""maximum total size in bytes of the receipts in a welcome, which must fit into one frame"""
 
 
 async def adopt(

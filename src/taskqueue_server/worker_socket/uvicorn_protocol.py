@@ -62,7 +62,7 @@ class FairProtocol(WebSocketsSansIOProtocol):
     _unread = b""
     """the chunk that is being parsed; until it is complete, reading from the transport is paused"""
     _read_bytes = 0
-    """number of bytes of the chunk that were parsed"""
+    """number of bytes of the chunk that have been parsed"""
     _next_read: asyncio.Handle | None = None
     _marked = 0
     _answered_mark = 0
@@ -175,7 +175,7 @@ _DESCRIPTORS = MAX_CONNECTIONS + 2000
 
 
 def raise_descriptor_limit() -> None:
-    """Raise this process's limit of file descriptors for the maximum number of sockets, if the system allows it."""
+    """Raise this process's limit on file descriptors to fit the maximum number of sockets, if the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

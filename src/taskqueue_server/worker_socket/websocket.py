@@ -20,7 +20,7 @@ _ORDERLY = frozenset(
     {
         CLOSE_CLEAN,
         1001,  # the worker's process is ending
-        1002,  # invalid data: the protocol class closes the WebSocket with this code, or one of the next three
+        1002,  # invalid data: the protocol class closes the WebSocket with this code or one of the next three
         1003,
         1007,
         1009,
