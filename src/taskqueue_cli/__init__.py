@@ -25,7 +25,7 @@ _EXTRA = {"httpx2", "rich", "starlette", "structlog", "typer", "uvicorn", "webso
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An error is printed as one line on stderr, without a traceback."""
     try:
-        from taskqueue_cli.app import run  # noqa: PLC0415 - it imports typer, which is an optional dependency
+        from taskqueue_cli.app import run  # noqa: PLC0415 - this imports typer, which is an optional dependency
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise

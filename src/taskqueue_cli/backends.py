@@ -57,7 +57,7 @@ class JournalKeeper(Protocol):
     """
 
     def variables(self, path: Path) -> Mapping[str, str]:
-        """Return the environment variables that make the server's backend write the file; empty if it cannot."""
+        """Return the environment variables that make the server's backend write the file; empty if it cannot write."""
 
     async def keep_journal(
         self, key: str, path: Path, since: float, store: Mapping[str, str]

@@ -103,5 +103,5 @@ class MemoryBackend:
 
 
 def create_backend() -> MemoryBackend:
-    """Return a memory backend with the settings of the environment."""
+    """Return a memory backend with the settings from the environment."""
     return MemoryBackend(settings=load_settings(MemorySettings))

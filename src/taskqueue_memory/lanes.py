@@ -119,7 +119,7 @@ class Lanes(Generic[T]):
         return self._lanes[priority]
 
     def pop(self) -> T | None:
-        """Remove and return the first entry of the highest priority; return None if all lanes are empty."""
+        """Remove and return the first entry of the highest non-empty priority; return None if all lanes are empty."""
         for lane in self._lanes.values():
             record = lane.pop()
             if record is not None:
@@ -156,7 +156,7 @@ class OrderingKeys(Generic[T]):
         return iter(self._held.values())
 
     def comes(self, record: T, key: str) -> None:
-        """Give an available entry its ordering key. If another entry has the key, set ``held`` and let it wait."""
+        """Give an available entry its ordering key. If another entry holds the key, set ``held`` and let it wait."""
         record.held = self._holders.setdefault(key, record) is not record
         if record.held:
             self._held.setdefault(key, Lane()).append(record)

@@ -59,7 +59,7 @@ class TaskRecord(TenantItem, kw_only=True, eq=False):
 
     queue: QueueState
     digest: bytes | None = None
-    """digest of a long payload, which is dropped when the task has ended"""
+    """digest of a long payload; the payload itself is dropped when the task has ended"""
     owner: Consumer | None = None
     patience: float = 0.0
     """seconds without a progress report after which the delivery is taken back"""
@@ -80,7 +80,7 @@ class TaskRecord(TenantItem, kw_only=True, eq=False):
 
     @property
     def kept_until(self) -> float:
-        """The time at which an ended record may be deleted, by the current settings of the queue."""
+        """The time at which an ended record may be deleted, according to the queue's current settings."""
         window = self.updated_at + self.queue.settings.dedupe_window
         return max(window, self.result_until) if self.result else window
 
@@ -126,10 +126,10 @@ class QueueState:
         self.states: Counter[State] = Counter()
         self.delivered = self.redelivered = self.retried = self.lost = 0
         self.available = 0
-        """number of waiting entries in lanes, that is, without those that wait for an ordering key"""
+        """number of waiting entries in lanes, which excludes those that wait for an ordering key"""
         self.turns: OrderingKeys[TaskRecord] = OrderingKeys()
         self.fair: Tenants[TaskRecord] | None = None
-        """the waiting entries by tenant if the order is fair, else None"""
+        """the waiting entries by tenant if the order is fair; None if it is fifo"""
         self._lines: Lanes[TaskRecord] | Tenants[TaskRecord] = Lanes()
         self._floor: PriorityFloor | None = None
         self._choice = False
@@ -159,7 +159,7 @@ class QueueState:
             self.fair.configure(settings, now)
 
     def room(self, now: float) -> QueueRoom:
-        """Return how many deliveries the limits allow now, and when they allow the next one."""
+        """Return how many deliveries the limits allow now, and when they will allow the next delivery."""
         if not self.limited:
             return UNLIMITED
         room = room_of(self.settings, self.bucket, self.states[State.IN_FLIGHT], now)

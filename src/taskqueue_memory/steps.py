@@ -39,7 +39,7 @@ class Steps:
         return self.queues.get(key) or QueueState(key)
 
     def leave(self, queues: Iterable[QueueState]) -> None:
-        """Delete those of ``queues`` without subscriptions and settings to which no task was ever published."""
+        """Delete each of ``queues`` that has no subscriptions or settings, and to which no task was ever published."""
         for queue in queues:
             if not (queue.subscribers or queue.published or queue.settings.version):
                 self.queues.pop(queue.key, None)

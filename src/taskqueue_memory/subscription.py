@@ -167,7 +167,7 @@ class MemorySubscription(SubscriptionBase):
         return _first([*dues, *(queue.room(now).opens_at for queue in self.ready)])
 
     def _alarm_at(self) -> float | None:
-        """Return when a limit opens for which no other subscription has set a timer; None if there is none."""
+        """Return when the first limit opens for which no other subscription has set a timer; None if there is none."""
         # Use the time of the last check: a limit that has opened since then reports no time, and no timer would be set.
         now, first = self._looked_at, None
         for queue in self.ready:
@@ -206,7 +206,7 @@ class MemorySubscription(SubscriptionBase):
 
 
 def _has_room(queue: QueueState, remaining: dict[QueueState, int], now: float) -> bool:
-    """Return whether a queue has entries to deliver, and the limits read at the first call still allow deliveries."""
+    """Return whether a queue has entries to deliver, and whether the limits, as first read, still allow deliveries."""
     if queue not in remaining:
         remaining[queue] = queue.room(now).left
     return remaining[queue] > 0 and queue.ready > 0

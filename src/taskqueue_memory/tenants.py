@@ -51,7 +51,7 @@ class _TenantLane(Lane[Any]):
         self.count = 0
         """number of waiting entries in this lane"""
         self.spent: int | None = None
-        """cost of this lane's deliveries at the time when its tenant reached a limit; None before"""
+        """cost of this lane's deliveries at the time when its tenant reached a limit; None until then"""
 
 
 class TenantItem(LaneItem, kw_only=True, eq=False):
@@ -67,7 +67,7 @@ T = TypeVar("T", bound=TenantItem)
 
 
 class Tenants(Generic[T]):
-    """The waiting entries of a queue in fair order. Each step takes O(log tenants)."""
+    """The waiting entries of a queue in fair order. Each step takes O(log n) time for n tenants."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self.resting = 0
@@ -147,7 +147,7 @@ class Tenants(Generic[T]):
             account.bucket.tokens -= 1
 
     def entered(self, record: T, fresh: int, now: float) -> None:
-        """Update the tenant's counters after a state change; ``fresh`` is added to its undelivered tasks."""
+        """Update the tenant's counters after a state change; ``fresh`` is added to the number of undelivered tasks."""
         account = record.usage
         if account is None:  # not counted yet: the entry has not waited since the order became fair
             return
@@ -160,7 +160,7 @@ class Tenants(Generic[T]):
             self.forget(now, 2)
 
     def pop(self) -> T | None:
-        """Remove and return the first entry of the next tenant in the highest priority; None if there is none."""
+        """Remove and return the first entry of the next tenant at the highest priority that can be served, or None."""
         for walk in self._walks.values():
             lane = walk.next()
             if lane is not None:

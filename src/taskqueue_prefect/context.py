@@ -24,7 +24,8 @@ _USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", 
 
 class _Log(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: object, **more: Any) -> None:
-        # Prefect's console raises SystemExit if its output is closed, as with ``--background``.
+        # Do not fail if the output is closed, as with ``--background``: Prefect's console raises SystemExit in that
+        # case.
         with contextlib.suppress(SystemExit):
             super().log(level, msg, *args, **more)
 

@@ -104,7 +104,7 @@ class SharedQueueDelivery:
     """The delivery of runs to one worker, until the asyncio task that created this object ends."""
 
     def __init__(self, host: Host, task_keys: object) -> None:
-        """Receive nothing yet. Closes the socket with code 4001 if ``task_keys`` is not a list of keys."""
+        """Prepare a delivery. Closes the socket with code 4001 if ``task_keys`` is not a list of keys."""
         self._host = host
         self._keys = _names(task_keys)
         self._connection_mark = token_hex(4)

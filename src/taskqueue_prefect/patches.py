@@ -79,7 +79,7 @@ def _wrap_still_connected(
     async def listening(websocket: Any) -> bool:
         socket = SharedQueueDelivery.of_this_context()
         if socket is None:
-            # This websocket is not one of a worker, but for events or logs.
+            # This websocket does not belong to a worker; it is for events or logs.
             return await still_connected(websocket)
         return socket.is_connected(websocket)
 

@@ -24,7 +24,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "TASKQUEUE_REDIS_LEASE": ("INFLIGHT_VISIBILITY_TIMEOUT",),
     "TASKQUEUE_PREFECT_MAX_LOSSES": ("STREAM_MAX_RETRIES",),
 }
-"""by our variable: Prefect's variables that apply if ours is not set, without their prefixes, see `PREFIXES`"""
+"""for each of our variables, Prefect's variables that apply if ours is not set, without the prefixes in `PREFIXES`"""
 PREFIXES = ("PREFECT_SERVER_TASKS_SCHEDULING_", "PREFECT_TASK_SCHEDULING_")
 MODULES: Mapping[str, str] = {
     "prefect.server.task_queue.memory": "memory",
@@ -45,13 +45,13 @@ class PrefectSettings(BaseSettings):
     strict: bool = False
     """whether a server that would use Prefect's own queue, or whose source is not supported, refuses to start"""
     capacity: int | None = Field(default=None, ge=1, le=1_000_000_000)
-    """maximum number of runs of a task that were not delivered yet; default: Prefect's ``max_scheduled_queue_size``"""
+    """maximum number of undelivered runs of a task; default: Prefect's ``max_scheduled_queue_size``"""
     max_losses: int = Field(default=5, ge=0, le=1000)
     """number of times that a run may be lost because a server crashed, before it becomes a dead letter"""
     patience: _Seconds = 1.0
-    """seconds that a request waits for the store before the response 503"""
+    """seconds that a request waits for the store before it is answered with 503"""
     reconcile: _Seconds = 10.0
-    """seconds between two searches of the database for runs that are missing in the queue"""
+    """seconds between searches of the database for runs that are missing in the queue"""
     grace: _Seconds = 30.0
     """seconds that a run must be missing before it is enqueued again; longer than events take to reach the database"""
     held: _Seconds = 3600.0

@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
     @classmethod
     def of(cls, run: TaskRun) -> Self:
-        """Return the fields of a task run that is an object of Prefect."""
+        """Return the fields of a Prefect `TaskRun` object."""
         state, about = run.state, (run.id, run.task_key, run.name)
         if not state:
             return cls(*about, "", datetime.min.replace(tzinfo=UTC), deferred=False, due_at=None)

@@ -14,7 +14,7 @@ from taskqueue_prefect.prefect_types import TaskWorkerResponse
 
 
 class Workers:
-    """A replacement for Prefect's tracker that reads the workers from the store. ``stock``: Prefect's own tracker."""
+    """A replacement for Prefect's tracker that reads the workers from the store. ``stock`` is Prefect's own tracker."""
 
     def __init__(self, stock: Any) -> None:
         self._stock = stock

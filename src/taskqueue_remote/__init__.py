@@ -1,6 +1,6 @@
 """The backend named ``server``: publishing and control through a running server's HTTP API.
 
-For processes that cannot reach the store, for example because the server uses the memory backend.
+It is meant for processes that cannot reach the store, for example because the server uses the memory backend.
 """
 
 from taskqueue_remote.backend import RemoteBackend, create_backend

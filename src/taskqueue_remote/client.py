@@ -1,4 +1,4 @@
-"""The HTTP client for a server. It distinguishes failed requests without effect from those with an unknown effect."""
+"""The HTTP client for a server. It tells requests that failed without effect from those whose effect is unknown."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _DRIFT_PER_SECOND = 1e-4
 class RemoteClock:
     """An estimate of the store's clock, based on the response with the shortest round trip.
 
-    The uncertainty of an estimate grows with its age, so that a newer estimate replaces it eventually. Before the
-    first response, the estimate is the clock of this machine.
+    The uncertainty of an estimate grows with its age, so that a newer estimate eventually replaces it. Before the first
+    response, the estimate is the clock of this machine.
     """
 
     def __init__(

@@ -87,7 +87,9 @@ class RemotePublisher:
         Raises `CapabilityMissing` if ``settles`` is given, because this backend has no deliveries.
         """
         if settles is not None:
-            raise CapabilityMissing("the server backend has no deliveries: workers settle them")
+            raise CapabilityMissing(
+                "the server backend cannot settle a delivery: only its worker can"
+            )
         retry = _Retry(task=to_wire_task(task), at=at, error=error, token=token)
         answer = await self._client.post_once("/v1/retries", _encoder.encode(retry))
         try:

@@ -31,9 +31,9 @@ class Arguments:
     """A decoder from payloads to the arguments of one handler. It inspects the handler's signature once.
 
     A payload that is a JSON object provides arguments by name. Any other JSON value is the argument of the handler's
-    only parameter. If the handler has no parameter or several, ``null`` means no arguments. Arguments for parameters
-    with a default are optional. A parameter annotated with `Context` receives the context and no part of the payload.
-    Values are validated in pydantic's lax mode for JSON.
+    only parameter. If the handler has no parameters, or more than one, ``null`` means no arguments. Arguments for
+    parameters with a default are optional. A parameter annotated with `Context` receives the context and no part of the
+    payload. Values are validated in pydantic's lax mode for JSON.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -132,7 +132,7 @@ class BaseWorker(ABC):
         """Run the worker until `stop` is called. Cancelling this call releases all running tasks.
 
         Raises `WorkerQuarantined` if too many attempts fail in a row, and `SystemExit` or `KeyboardInterrupt` if a
-        handler raises it.
+        handler raises one of them.
         """
         if self._current_run is not None:
             raise ConfigurationError("this worker is already running")

@@ -17,7 +17,8 @@ class BatchBuffer:
     """Deliveries that wait for their batch handlers, grouped by key.
 
     If no batch of a key is running, the next batch of the key contains whatever is waiting, so that a task never waits
-    for others. While a batch of the key is running, only a full batch starts, so that batches are full under load.
+    for more tasks to arrive. While a batch of the key is running, only a full batch starts, so that batches are full
+    under load.
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:

@@ -66,7 +66,7 @@ class Handlers:
         inner = function
         while isinstance(inner, partial):
             inner = inner.func
-        call = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004 - not a test for callability
+        call = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004 - not a check that the object is callable
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             raise ConfigurationError(f"the handler of {key!r} is a generator, not a function")
         arguments = BatchArguments(function) if batch else Arguments(function)

@@ -111,7 +111,7 @@ class LocalTaskSource:
                 self._revoked_early.add(receipt)
         self._run.runner.revoke(receipts)
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes ``ok`` by position
         if ok:
             _log.info("store available again")
         else:
@@ -157,8 +157,8 @@ class LocalTaskSource:
                     task.result()
             self._prefetcher.stop()
             await self._wait_for_confirmations(*tasks[:2], seconds=self._leaving.result())
-            # Deliveries that still have no outcome belong to a handler that is ending this process. They are released
-            # as lost, because the task may end the next worker too, and the number of losses is limited.
+            # Deliveries that still have no outcome belong to a handler that is ending this process. Release them as
+            # lost: their tasks may end the next worker too, and the number of losses is limited.
             await release_as_lost(self._subscription, tuple(self._held.values()))
         finally:
             for task in tasks:

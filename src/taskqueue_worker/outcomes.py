@@ -75,7 +75,7 @@ def outcome_of_value(value: object, limit: int) -> Outcome:
 
 
 def outcome_of_error(error: BaseException) -> Outcome:
-    """Return the outcome for an exception that a handler raised, with the text "Type: message", cut to the limit."""
+    """Return the outcome for an exception that a handler raised, with the text "Type: message" cut to the limit."""
     match error:
         case Retry():
             return RetryLater(error.delay, clean_text(error.error))
@@ -152,7 +152,7 @@ def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence
 
 
 def outcomes_of_error(call: HandlerCall, error: BaseException) -> HandlerEnd:
-    """Return one outcome for each task of a call whose handler raised ``error``; ``error`` if it ends the process."""
+    """Return one outcome per task of a call whose handler raised ``error``, or ``error`` if it ends the process."""
     if not isinstance(error, Exception):
         return error
     outcome = outcome_of_error(error)

@@ -14,7 +14,7 @@ _MAX_BATCH = 100
 _PREFETCH_SECONDS = 0.05
 """seconds within which prefetched tasks should start, at the current rate"""
 _RATE_WINDOW_SECONDS = 0.005
-"""minimum seconds over which the rate of ended tasks is measured"""
+"""minimum number of seconds over which the rate of ended tasks is measured"""
 _RETURN_AFTER_SECONDS = 1.0
 """seconds after which prefetched tasks that did not start are released"""
 _NOT_WAITING = -1

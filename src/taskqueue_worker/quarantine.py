@@ -19,7 +19,7 @@ from taskqueue_core.errors import TaskQueueError
 
 
 class WorkerQuarantined(TaskQueueError):
-    """The worker stopped because all its latest attempts failed, so that the cause is probably the worker itself."""
+    """The worker stopped because all its latest attempts failed, so the cause is probably the worker itself."""
 
     code = "worker_quarantined"
     exit_code: ClassVar[int] = 3

@@ -30,7 +30,7 @@ class TaskSource(OutcomeSettler, Protocol):
 
     @property
     def ended(self) -> Future[None]:
-        """A future that is done when the source has ended, with the exception if there was one. Set by `start`."""
+        """A future that completes when the source has ended, with an exception if the source failed. Set by `start`."""
 
     def start(self) -> None:
         """Start to connect and receive."""
@@ -41,7 +41,7 @@ class TaskSource(OutcomeSettler, Protocol):
     def leave(self, seconds: float) -> None:
         """End when all outcomes are confirmed, but after ``seconds`` at the latest.
 
-        Deliveries that then have no outcome count as lost.
+        Deliveries that still have no outcome then count as lost.
         """
 
 
@@ -56,7 +56,7 @@ class WorkerRun:
         capacity: int,
         grace: float,
     ) -> None:
-        """Prepare a run that holds up to ``capacity`` deliveries, fewer in quarantine."""
+        """Prepare a run that holds up to ``capacity`` deliveries, or fewer in quarantine."""
         self._handlers = handlers
         self._quarantine = quarantine
         self._concurrency = concurrency
@@ -101,7 +101,7 @@ class WorkerRun:
             self.runner.stop()
             await self._wait_until_idle()
         finally:
-            # Also if this call was cancelled: release tasks that have not ended, and confirm outcomes.
+            # Even if this call was cancelled, release the tasks that have not ended, and confirm the outcomes.
             if self._timer:
                 self._timer.cancel()
             try:

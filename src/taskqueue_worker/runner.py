@@ -255,7 +255,7 @@ class HandlerRunner:
             self._settler.settle(job.delivery.receipt, outcome)
 
     def _finish_call(self, call: HandlerCall, end: HandlerEnd) -> None:
-        """Report the outcomes of a call that ended, except of tasks that are already settled, and free the slots."""
+        """Report the outcomes of a call that ended, except for tasks that are already settled, and free the slots."""
         if call.timer:
             call.timer.cancel()
         if call.handler.batch:

@@ -27,7 +27,7 @@ from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_PROTOCOL, SUBPROTO
 from taskqueue_core.server_address import ServerAddress
 
 OPEN_SECONDS = 10.0
-"""maximum seconds for the WebSocket handshake, and also for the server's welcome frame after it"""
+"""maximum number of seconds for the WebSocket handshake, and again for the server's welcome frame after it"""
 _CLOSE_SECONDS = 2.0
 _log = logging.getLogger("taskqueue.worker")
 
@@ -57,7 +57,7 @@ class ConnectionEnd(msgspec.Struct, frozen=True):
 
 class _NoRedirectConnect(connect):
     def process_redirect(self, exc: Exception) -> Exception | str:
-        return exc  # follow no redirect, because the token must not be sent to another server
+        return exc  # do not follow a redirect, because the token must not be sent to another server
 
 
 async def open_socket(

@@ -57,7 +57,7 @@ class Backoff:
     def __init__(
         self, base: float = 0.1, cap: float = 5.0, uniform: Callable[[], float] = random.random
     ) -> None:
-        """Set the durations in seconds. ``uniform`` returns a random number x with 0 <= x < 1."""
+        """Create the delays: ``base`` and ``cap`` are in seconds; ``uniform`` returns a random x with 0 <= x < 1."""
         self._base = base
         self._cap = cap
         self._uniform = uniform

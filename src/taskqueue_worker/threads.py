@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class ThreadsafeInbox(Generic[T]):
-    """A queue from any thread into an event loop.
+    """A queue that passes items from any thread to an event loop.
 
     Items that are added while the loop is busy are handled together in one call, in order.
     """

@@ -113,7 +113,7 @@ def publish_file(
                 )
     except OSError as error:
         got = f"a file that cannot be read ({error.strerror})"
-        raise InvalidInput("batch", got, "a readable file, or -") from None
+        raise InvalidInput("batch", got, "a readable file, or - for stdin") from None
     if as_json:
         print_json(result.to_dict())
     else:

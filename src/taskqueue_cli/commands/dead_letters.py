@@ -152,7 +152,8 @@ def _check_selection(
 def _confirm(question: str, *, as_json: bool) -> None:
     if as_json or not sys.stdin.isatty():
         raise typer.BadParameter(
-            "confirmation needs a terminal and output without --json: add --yes", param_hint="--yes"
+            "cannot ask for confirmation with --json or without a terminal: add --yes",
+            param_hint="--yes",
         )
     if not typer.confirm(question):
         raise typer.Exit(1)

@@ -42,8 +42,8 @@ def run(
     """Run a real job: hash, count and compress every file under PATH, with deliberate failures.
 
     Starts a server and worker processes, and publishes one task per file. About one task in a hundred
-    fails once, one task (the poison task) always fails, and halfway through a worker is killed (SIGKILL)
-    while it holds deliveries. At the end the ledger must balance and every result must equal a direct
+    fails once, one task (the poison task) always fails, and halfway through, a worker is killed (SIGKILL)
+    while it holds deliveries. At the end the ledger must balance and every result must equal that of a direct
     computation; otherwise the exit code is 1.
 
     If the backend needs a store and its settings name none, the command starts one for the run.

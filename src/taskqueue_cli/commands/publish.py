@@ -23,7 +23,7 @@ def publish(
     key: Annotated[
         str | None,
         argument(
-            "Key of the task, which names its queue. With --batch: for lines without a key.",
+            "Key of the task, which is the name of its queue. With --batch: the key for lines that have none.",
             metavar="KEY",
         ),
     ] = None,
@@ -38,7 +38,8 @@ def publish(
     task_id: Annotated[
         str | None,
         option(
-            "Id of the task. Publishing the same id again has no effect. Default: random.", "--id"
+            "Id of the task. Publishing the same id again has no effect. Default: a random id.",
+            "--id",
         ),
     ] = None,
     priority: Annotated[
@@ -143,7 +144,7 @@ def _read(text: str) -> bytes:
             return file.read(LIMITS.payload + 1)
     except OSError as error:
         got = f"a file that cannot be read ({error.strerror})"
-        raise InvalidInput("payload", got, "@FILE, a readable file") from None
+        raise InvalidInput("payload", got, "@ and the path of a readable file") from None
 
 
 def _headers(texts: list[str]) -> dict[str, str]:

@@ -106,13 +106,15 @@ def change(
     capacity: Annotated[
         str | None,
         option(
-            "Maximum number of tasks not yet delivered; further publishes are refused.",
+            "Maximum number of undelivered tasks; beyond it, publishing is refused.",
             metavar=f"N|{NONE}",
         ),
     ] = None,
     max_inflight: Annotated[
         int | None,
-        option("Maximum number of tasks in flight over all workers; 0 for no limit.", metavar="N"),
+        option(
+            "Maximum number of tasks in flight across all workers; 0 for no limit.", metavar="N"
+        ),
     ] = None,
     rate: Annotated[
         str | None,
@@ -142,13 +144,13 @@ def change(
         ),
     ] = None,
     tenant_capacity: Annotated[
-        str | None, option("Like --capacity, for each tenant.", metavar=f"N|{NONE}")
+        str | None, option("Like --capacity, but for each tenant.", metavar=f"N|{NONE}")
     ] = None,
     tenant_max_inflight: Annotated[
-        int | None, option("Like --max-inflight, for each tenant.", metavar="N")
+        int | None, option("Like --max-inflight, but for each tenant.", metavar="N")
     ] = None,
     tenant_rate: Annotated[
-        str | None, option("Like --rate, for each tenant.", metavar=f"N/TIME|{NONE}")
+        str | None, option("Like --rate, but for each tenant.", metavar=f"N/TIME|{NONE}")
     ] = None,
     floor_share: Annotated[
         float | None,
@@ -200,7 +202,9 @@ def change(
     if max_processing_time is not None:
         changes["max_processing_time"] = parse_seconds("max_processing_time", max_processing_time)
     if not (changes or weight):
-        raise typer.BadParameter("nothing to set: give --capacity, --max-inflight, --rate ...")
+        raise typer.BadParameter(
+            "nothing to set: give an option such as --capacity, --max-inflight or --rate"
+        )
     apply_weights({}, weight or [])  # report an invalid weight before connecting to the backend
 
     def edit(current: QueueSettings) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def new(
     burst: Annotated[
         float | None,
         option(
-            "Maximum number of requests and published tasks at once after an idle period. Default: --rate."
+            "Maximum number of requests and published tasks at once after an idle period. Default: the value of --rate."
         ),
     ] = None,
     connections: Annotated[
@@ -150,7 +150,7 @@ def revoke(
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke all or some tokens of a name. The server closes connections that use them within ten seconds."""
+    """Revoke all or some tokens of a name. Within ten seconds, the server closes connections that use them."""
     from taskqueue_server.auth.tokens import Tokens  # noqa: PLC0415 - slow to import
     from taskqueue_server.auth.tokens_file import remove  # noqa: PLC0415 - slow to import
 

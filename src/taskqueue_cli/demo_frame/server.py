@@ -160,5 +160,5 @@ class Cluster(AsyncExitStack):
 
     async def _kill(self) -> None:
         for child in self._children:
-            child.signal(signal.SIGKILL)  # some may still be running after a second Ctrl-C
+            child.signal(signal.SIGKILL)  # a second Ctrl-C may have left some running
         await asyncio.gather(*(child.process.wait() for child in self._children))

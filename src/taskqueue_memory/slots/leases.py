@@ -17,7 +17,7 @@ class SlotServer:
     positions: dict[str, SlotPosition] = field(default_factory=dict)
     """endpoints by model"""
     together: int | None = None
-    """maximum number of jobs that the server runs at the same time, over all models; None is no limit"""
+    """maximum number of jobs that the server runs at the same time, across all models; None means no limit"""
     last_model: str | None = None
 
     @property
@@ -41,7 +41,7 @@ class SlotPosition:
     well: bool = False
     """whether the endpoint was healthy at the last check"""
     surplus: tuple[int, float] | None = None
-    """(number of jobs, time) of the report in which an unhealthy server ran more jobs than leases exist"""
+    """(number of jobs, time) of the report in which an unhealthy server ran more jobs than it has leases"""
     draining: bool = False
     removed: bool = False
     rests_until: float = -math.inf
@@ -89,7 +89,7 @@ class SlotPosition:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lease:
-    """A slot that is reserved for one holder until a time."""
+    """A slot that is reserved for one holder until a certain time."""
 
     position: SlotPosition
     holder: str
@@ -104,7 +104,7 @@ class Lease:
     resumed: bool = False
     note: bytes | None = None
     via: str | None = None
-    """previous token of this lease; a client that did not receive the answer with the new token sends it again"""
+    """previous token of this lease; a client that did not receive the new token in an answer sends this one again"""
     missed: tuple[int, float] | None = None
     """(number of jobs, time) of the first report of the server that did not include this lease's job"""
     mark: int = 0

@@ -171,7 +171,7 @@ class Pool:
                 self.end(lease)
 
     def end_untold(self, lease: Lease, now: float) -> None:
-        """End a lease. If its holder has not fetched its note yet, keep the note as a late note."""
+        """End a lease. If the holder has not fetched the lease's note yet, keep it as a late note."""
         if lease.note is not None and lease.job is not None:
             self.late.add(lease.position.endpoint.model, lease.job, lease.note, now)
         self.end(lease)
@@ -191,7 +191,7 @@ class Pool:
     def notify(self, positions: Iterable[SlotPosition], now: float) -> None:
         """Notify dispatchers that wait for a slot of a model, if ``positions`` have free slots of the model.
 
-        If a server has a limit over all models, its other endpoints are included.
+        If a server has a limit across all models, its other endpoints are included.
         """
         models: set[str] = set()
         for position in positions:

@@ -35,11 +35,11 @@ class Group(NamedTuple):
 
 
 _LIMITS = (
-    Field("capacity", "Capacity", "maximum number of tasks not yet delivered; empty: no limit"),
+    Field("capacity", "Capacity", "maximum number of undelivered tasks; empty: no limit"),
     Field(
         "max_inflight",
         "In flight",
-        "maximum number of running tasks, over all workers; 0: no limit",
+        "maximum number of running tasks across all workers; 0: no limit",
     ),
     Field(
         "max_processing_time",
@@ -47,7 +47,7 @@ _LIMITS = (
         "maximum seconds without progress; empty: no limit",
         whole=False,
     ),
-    Field("max_losses", "Losses", "a task lost more often becomes a dead letter"),
+    Field("max_losses", "Losses", "a task that is lost more often becomes a dead letter"),
 )
 _BURST = "deliveries per interval, also the largest burst; empty: no limit"
 _RATE = (
@@ -63,7 +63,11 @@ _ORDER = (
     Field("tenant_max_inflight", "In flight per tenant", "with fair order only; 0: no limit"),
 )
 _RETRY = (
-    Field("retry.max_attempts", "Attempts", "maximum number before a task becomes a dead letter"),
+    Field(
+        "retry.max_attempts",
+        "Attempts",
+        "maximum number of attempts before a task becomes a dead letter",
+    ),
     Field("retry.base", "First delay", "seconds; doubles with each retry", whole=False),
     Field("retry.cap", "Maximum delay", "seconds", whole=False),
 )

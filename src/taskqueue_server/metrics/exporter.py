@@ -36,7 +36,7 @@ _CREATED_SUFFIX = "_created"
 
 
 class Metrics:
-    """Metrics of one server. If several processes share a port, each process exports the sums over all processes."""
+    """Metrics of one server. If several processes share a port, each of them exports the sums of all processes."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context

@@ -24,13 +24,13 @@ Ignore unknown fields and frames: either side may be newer. Deliveries are at le
 
 CLOSE_CODES = {
     frames.CLOSE_CLEAN: "after the worker's bye",
-    1007: "text that is not UTF-8: a bug of the worker",
-    1009: "a message larger than the frame limit: a bug of the worker",
-    1011: "the server failed: reconnect with a pause",
+    1007: "text that is not UTF-8: a bug in the worker",
+    1009: "a message larger than the frame limit: a bug in the worker",
+    1011: "the server failed: reconnect after a pause",
     frames.CLOSE_RESTART: "the server is shutting down: reconnect to any replica",
-    frames.CLOSE_TRY_LATER: "too many connections, or the store is unavailable: reconnect with a pause",
+    frames.CLOSE_TRY_LATER: "too many connections, or the store is unavailable: reconnect after a pause",
     frames.CLOSE_REVOKED: "the token was revoked, has expired, or lost one of these keys: reconnect with a valid one",
-    frames.CLOSE_PROTOCOL: "a violation, named by the error before it: a bug of the worker",
+    frames.CLOSE_PROTOCOL: "a protocol violation, which the preceding error frame names: a bug in the worker",
     frames.CLOSE_UNAUTHENTICATED: "the token is missing, wrong, or may not consume: do not reconnect",
     frames.CLOSE_TIMEOUT: "no hello in time, or silence for longer than the lease: reconnect",
 }
