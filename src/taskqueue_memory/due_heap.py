@@ -1,4 +1,4 @@
-"""A heap of records by due time. Outdated items are dropped when they reach the top or outnumber the others."""
+"""A heap of records by due time. Outdated items are dropped when they reach the top or outnumber the current items."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from taskqueue_memory.lanes import Lanes, OrderingKeys
 from taskqueue_memory.tenants import TenantItem, Tenants
 
 _SMALL = 512
-"""maximum size in bytes of a payload that is kept after its task has ended; a longer one is replaced by a digest"""
+"""maximum size in bytes of a payload that is kept after its task has ended; a longer payload is replaced by a digest"""
 
 
 class Consumer(Protocol):

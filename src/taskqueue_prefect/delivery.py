@@ -88,11 +88,11 @@ class ClientListener:
 
 _UNKNOWN_CLIENT = "unknown"
 _COMMIT_POLL_SECONDS = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)
-"""seconds between reads of the database for a run whose transaction is being committed"""
+"""seconds to wait before each further read of the database for a run whose transaction is being committed"""
 _MAX_CHECKS = 4
 """number of deliveries after which a run that is still not in the database is dropped"""
 _DATABASE_RETRY_SECONDS = 1.0
-"""seconds between two reads of the database while it is unavailable"""
+"""seconds between reads of the database while it is unavailable"""
 _BAD_TASK_RUN = "bad_task_run"
 _VIOLATION = 4001
 _current: ContextVar[SharedQueueDelivery | None] = ContextVar(

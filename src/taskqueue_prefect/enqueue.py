@@ -27,7 +27,7 @@ _RETRY_SECONDS = 1.0
 
 
 async def put(host: Host, run: TaskRun) -> None:
-    """Enqueue a run, for its scheduled time if it has one. Idempotent by run and state. Raises HTTP 503 on failure."""
+    """Enqueue a run, for its scheduled time or at once. Idempotent per run and state. Raises HTTP 503 on failure."""
     async with answer_in_time(host):
         confirmation = await offer(host, Run.of(run))
     if not confirmation.stored:

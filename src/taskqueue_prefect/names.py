@@ -1,4 +1,4 @@
-"""Converting Prefect's task keys and client ids to names of the contract, and back."""
+"""Conversion of Prefect's task keys and client ids to the names that queues and consumers may have, and back."""
 
 from __future__ import annotations
 

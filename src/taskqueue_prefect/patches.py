@@ -28,17 +28,17 @@ FINGERPRINTS = {
     "prefect.server.models.task_workers": "f0198a7f47de59d4",
     "prefect.server.utilities.subscriptions.still_connected": "545a05bc6971edba",
 }
-"""digests of Prefect's source code that this package replaces or relies on"""
+"""digests of those parts of Prefect's source code that this package replaces or relies on"""
 _REPLACED = "taskqueue_stock"
 _IMPORTERS = {
     "prefect.server.api.task_runs": ("TaskQueue", "MultiQueue"),
     "prefect.server.orchestration.core_policy": ("TaskQueue",),
 }
-"""modules of Prefect, with the names that each imports from ``prefect.server.task_queue``"""
+"""modules of Prefect, with the names that each of them imports from ``prefect.server.task_queue``"""
 
 
 def replace(module: ModuleType) -> None:
-    """Replace attributes of one of Prefect's modules by those of this package. Idempotent."""
+    """Replace attributes of one of Prefect's modules with those of this package. Idempotent."""
     if hasattr(module, _REPLACED):
         return
     match module.__name__:

@@ -1,4 +1,4 @@
-"""Types of Prefect for annotations. At run time they are `Any`: only a server of Prefect may import its modules."""
+"""Types of Prefect for annotations. At run time they are `Any`: only a Prefect server may import Prefect's modules."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""Reconciling the queue with the database: scheduled runs that are missing in the queue are enqueued again.
+"""Reconciling the queue with the database: scheduled runs that are missing from the queue are enqueued again.
 
 A run is missing if it was never enqueued, if the store has lost it, or if the worker that accepted it is gone. It is
 enqueued again only after it has been missing for some time. All replicas may reconcile at the same time, because each
@@ -60,7 +60,7 @@ class Reconciler:
         self._reported: set[Mark] = set()
         """runs for which an error was logged already"""
         self._full_queues: set[str] = set()
-        """queues that were full in the current pass, and are not tried again in it"""
+        """queues that were full in the current pass, and are not tried again until the next pass"""
 
     async def check_once(self) -> int:
         """Check every scheduled run; return how many were enqueued again."""
@@ -110,14 +110,14 @@ class Reconciler:
         if status is None:
             return None if self._may_be_held(run, workers) else settings.grace
         if status.state is not State.DONE:
-            # The run is in the queue, or an operator ended it.
+            # The run is still in the queue, or an operator has ended it.
             return None
         accepted = None if result is None else _accepted.decode(result)
         if accepted is None or accepted.worker is None or accepted.state != run.state_id:
             return settings.grace
         if any(worker.worker_id == accepted.worker for worker in workers):
             return None
-        # A worker with the same client id may be the same process, connected again, or another process.
+        # A worker with the same client id may be the same process after a reconnect, or a different process.
         client = client_of(accepted.worker)
         reconnected = any(client_of(worker.worker_id) == client for worker in workers)
         return settings.held if reconnected else settings.grace
@@ -146,7 +146,7 @@ class Reconciler:
                 reason = None
         except OUTAGE_ERRORS:
             raise
-        except Exception as error:  # noqa: BLE001 - the error concerns one run only, and the others must still be checked
+        except Exception as error:  # noqa: BLE001 - the error concerns only one run, and the other runs must still be checked
             stored, reason = False, str(error)
         else:
             stored = confirmation.stored

@@ -51,7 +51,7 @@ class PrefectSettings(BaseSettings):
     patience: _Seconds = 1.0
     """seconds that a request waits for the store before it is answered with 503"""
     reconcile: _Seconds = 10.0
-    """seconds between searches of the database for runs that are missing in the queue"""
+    """seconds between searches of the database for runs that are missing from the queue"""
     grace: _Seconds = 30.0
     """seconds that a run must be missing before it is enqueued again; longer than events take to reach the database"""
     held: _Seconds = 3600.0

@@ -20,7 +20,7 @@ class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The result that is stored for a run that has left the queue."""
 
     worker: str | None = None
-    """connection of the worker that acknowledged the run; ``None`` if the run was obsolete, so that no worker got it"""
+    """connection of the worker that acknowledged the run; ``None`` if the run was obsolete and no worker received it"""
     state: str
     """id of the state in which the run was delivered"""
 
@@ -57,7 +57,7 @@ class Run(NamedTuple):
 
 
 def task_of(run: Run) -> Task:
-    """Return a run as a task of the queue, with the id of the run. The payload names the run and its state.
+    """Return the task that represents a run in the queue and has its id. The payload names the run and its state.
 
     The run itself is read from the database when it is delivered, so the payload does not contain it.
     """

@@ -154,7 +154,7 @@ class HttpClient:
                 except _CONNECTION_LOST:
                     if method != "GET":
                         raise
-                    # The server has probably just closed an idle connection. Repeat the request on a new one.
+                    # The server has probably just closed an idle connection. Repeat the request on a new connection.
                     return await self._send(method, target, content, JSON, query)
         except (TimeoutError, httpx2.HTTPError) as error:
             raise self._no_answer(error) from None
@@ -162,7 +162,8 @@ class HttpClient:
     async def post_once(self, target: str, content: bytes, content_type: str = JSON) -> Answer:
         """Send a POST request without ever repeating it, and return the response.
 
-        If it fails, raise `BackendUnavailable` if the request certainly had no effect, otherwise `PublishUnconfirmed`.
+        If it fails, raise `BackendUnavailable` if the request certainly had no effect, and `PublishUnconfirmed`
+        otherwise.
         """
         try:
             answer = await self._send("POST", target, content, content_type, None)
@@ -174,7 +175,7 @@ class HttpClient:
                 "publish again with the same id"
             ) from None
         failure = None if answer.ok else self.error(answer)
-        # With status 503, or with the code of `BackendUnavailable`, the request was not executed. With another server
+        # With status 503, or with the code of `BackendUnavailable`, the request was not executed. With any other server
         # error, for example status 502 or 504 from a proxy, it may have been executed.
         if (
             isinstance(failure, BackendUnavailable)

@@ -39,7 +39,7 @@ class _Cancelled(msgspec.Struct, frozen=True):
 
 
 class Count(msgspec.Struct, frozen=True):
-    """The number of tasks that one request changed, and the position at which the next request continues, if any."""
+    """The number of tasks that one request changed, and the position at which the next request continues, or None."""
 
     count: int
     next: str | None = None

@@ -137,7 +137,7 @@ class LocalTaskSource:
             reports, self._progress = self._progress, {}
             for receipt, value in reports.items():
                 delivery = self._held.get(receipt)
-                # The next progress report replaces one that is lost in an outage.
+                # Ignore an outage: the next progress report replaces the one that is lost.
                 with contextlib.suppress(*OUTAGE_ERRORS):
                     if delivery and not await control.progress(delivery, value):
                         self._revoke_deliveries([receipt])

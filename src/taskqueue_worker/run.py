@@ -83,7 +83,7 @@ class WorkerRun:
             self._stop_now.set()
 
     async def work(self, connect: Callable[[WorkerRun], TaskSource]) -> None:
-        """Run tasks until stopped. Raises the error that stopped the run, if there was one."""
+        """Run tasks until stopped. If an error stopped the run, raises this error."""
         self._source = connect(self)
         self.runner = HandlerRunner(
             self._handlers,

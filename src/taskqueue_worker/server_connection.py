@@ -48,7 +48,7 @@ class EndKind(StrEnum):
 
 
 class ConnectionEnd(msgspec.Struct, frozen=True):
-    """How and why a connection ended, with the close code if there was one."""
+    """How and why a connection ended, and the close code, which is ``None`` if there was none."""
 
     kind: EndKind
     reason: str

@@ -164,7 +164,7 @@ async def _act(
 ) -> int:
     dead_letters = dead_letters_of(backend)
     if any(value is not None for value in conditions.values()):
-        await backend.health()  # a remote backend learns the server's time from its first response
+        await backend.health()  # a remote backend learns the server's time only from a response
         return await act_on_all(dead_letters, verb, key, backend.now(), **conditions)
     act = dead_letters.redrive if verb == "redrive" else dead_letters.discard
     return await act(key, *ids)

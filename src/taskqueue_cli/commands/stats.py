@@ -31,7 +31,7 @@ def show(
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the ledgers of all queues, or of the given ones."""
+    """Show the ledgers of all queues, or of the given queues."""
     queues, now = with_backend(server, lambda backend: read_queues(backend, keys or []))
     if as_json:
         print_json([_as_dict(stats, settings) for stats, settings in queues])

@@ -36,7 +36,7 @@ class ServerReady(msgspec.Struct, frozen=True):
 
 
 class Cluster(AsyncExitStack):
-    """A server on a free port, and workers that are connected to it. Exiting the context ends all these processes."""
+    """A server on a free port, and workers that are connected to it. Exiting the context ends these processes."""
 
     def __init__(
         self,

@@ -88,6 +88,6 @@ class LiveView(PlainView):
 
 
 def view_for(shown: Console | None = None, *, as_json: bool = False) -> PlainView:
-    """Return a live view for a terminal, otherwise a plain one. With ``as_json``, it prints to stderr by default."""
+    """Return a live view for a terminal, otherwise a plain view. With ``as_json``, it prints to stderr by default."""
     shown = shown or (Console(stderr=True, highlight=False) if as_json else console)
     return (LiveView if shown.is_terminal else PlainView)(shown, as_json=as_json)

@@ -46,7 +46,7 @@ class MemorySlots:
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
         now = self._begin()
         position = self._pool.put(endpoint)
-        # If the endpoint no longer reports its jobs, leases that were kept although they had expired end now.
+        # If the endpoint no longer reports its jobs, end the leases that were kept after their expiry.
         self._pool.sweep(now)
         self._pool.notify((position,), now)
         return position.info(now)
@@ -260,7 +260,7 @@ class MemorySlots:
         return had
 
     def _remade(self, shown: SlotLease, now: float) -> Lease | None:
-        """Recreate a lease that a previous instance of the pool had granted; None if that is not possible."""
+        """Recreate a lease that an earlier instance of the pool granted; None if that is not possible."""
         token = Token.read(shown.token)
         if token is None or token.epoch == self._pool.epoch or not check_remade(shown):
             return None

@@ -31,7 +31,7 @@ class _Note(NamedTuple):
 
 
 class LateNotes:
-    """Notes that arrived after their job's lease had ended: the latest ones of each job, kept for an hour."""
+    """Notes that arrived after their job's lease had ended: the latest notes of each job, kept for an hour."""
 
     def __init__(self) -> None:
         self.notes: deque[_Note] = deque()

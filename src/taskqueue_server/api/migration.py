@@ -70,7 +70,7 @@ async def end(call: RequestContext) -> Response:
 async def back(call: RequestContext) -> Response:
     """Roll back: queue by queue, close the new backend's intake and open the old one's again. Idempotent.
 
-    With ``force``, only the old backend is opened, and tasks in the new one are lost.
+    With ``force``, only the old backend is opened, and tasks in the new backend are lost.
     """
     force = _force(call)
     return await _act(call, lambda backend: rollback(backend, force=force))

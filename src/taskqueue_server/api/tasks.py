@@ -107,7 +107,7 @@ async def publish(call: RequestContext) -> Response:
 
 
 async def retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of a task in any state, even an unknown one. The same ``token`` schedules it once."""
+    """Schedule the next attempt of a task in any state, or of an unknown task. The same ``token`` schedules it once."""
     body = await call.body(RetryIn)
     now = call.context.backend.now()
     if body.task.id is None:
@@ -124,7 +124,7 @@ async def schedule_retry(call: RequestContext) -> Response:
     """Schedule the next attempt of this task, at once or at a time. Requests with the same ``token`` schedule it once.
 
     A dead letter keeps its fields. For any other task the payload is required, because the store may no longer have it;
-    without it the response is 409.
+    without a payload the response is 409.
     """
     key, task_id = call.name("key"), call.name("id")
     body = await call.body(RetryTaskIn)
@@ -268,7 +268,7 @@ OPERATIONS = (
 
 
 async def statuses(call: RequestContext) -> Response:
-    """Return the statuses of tasks; null for unknown ones."""
+    """Return the statuses of tasks; null for unknown tasks."""
     key = call.name("key")
     ids = checked_ids((await call.body(Ids)).ids)
     found = await call.context.control.statuses(key, *ids) if ids else ()

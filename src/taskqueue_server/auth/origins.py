@@ -36,7 +36,7 @@ def host_problem(headers: Headers, allowed: Collection[str], *, loopback: bool) 
 def refusal(
     headers: Headers, scheme: str, settings: Settings, *, loopback: bool
 ) -> ProblemError | None:
-    """Return the problem if the ``Host`` or ``Origin`` header of a request is not allowed, else ``None``.
+    """Return the problem if the ``Host`` or ``Origin`` header of a request is not allowed, otherwise ``None``.
 
     Allowed origins are those in the settings and the server's own. A request without ``Origin`` is allowed.
     """

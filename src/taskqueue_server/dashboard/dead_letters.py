@@ -46,7 +46,7 @@ async def dead_letters(call: RequestContext) -> Response:
 
 
 async def act(call: RequestContext) -> Response:
-    """Redrive or discard one, the selected, or all matching dead letters. Discarding must be confirmed."""
+    """Redrive or discard a single dead letter, the selected ones, or all that match. Discarding must be confirmed."""
     key, form = call.name("key"), await read_form(call)
     search = form.text("filter")[:_FILTER]
     name, action = form.text("one"), form.text("action")

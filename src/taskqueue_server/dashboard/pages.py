@@ -165,7 +165,7 @@ def see_other(target: str, notice: str | None = None, number: int | None = None)
 
 
 def local_path(text: str | None) -> str:
-    """Return ``text`` if it is a path of this server, else ``/``."""
+    """Return ``text`` if it is a path on this server, otherwise ``/``."""
     return text if text is not None and _LOCAL_PATH.fullmatch(text) else "/"
 
 

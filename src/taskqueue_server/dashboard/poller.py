@@ -104,7 +104,7 @@ class StatsPoller:
 
     @property
     def newest(self) -> int:
-        """Sample number to pass to `after`, which then returns the latest sample if it is current, else a new one."""
+        """Number for `after`, which then returns the latest sample if the store is being polled, or else a new one."""
         return -1 if self._task is not None else self._started
 
     async def after(self, number: int) -> Snapshot | None:

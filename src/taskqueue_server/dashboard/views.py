@@ -26,7 +26,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def sees_all(call: RequestContext) -> bool:
-    """Return whether the client may see every queue, including future ones."""
+    """Return whether the client may see every queue, including future queues."""
     return call.identity is not None and call.identity.is_allowed("admin")
 
 

@@ -183,7 +183,7 @@ class ProcessMetrics:
     def settled(
         self, deliveries: Sequence[Delivery], verb: str, outcomes: Sequence[Settled]
     ) -> None:
-        """Count settled and stale deliveries, and record the latencies of acked ones."""
+        """Count settled and stale deliveries, and record the latencies of acked deliveries."""
         now, acked = self._now(), verb == "ack"
         last, run, whole = "", self._run.of(OTHER), self._whole.of(OTHER)
         done = stale = 0
@@ -245,5 +245,5 @@ class ProcessMetrics:
 
 
 def _known(name: Any, names: Any) -> str:
-    """Return the name if it is known, else `OTHER`, so that clients cannot create labels."""
+    """Return the name if it is known, otherwise `OTHER`, so that clients cannot create labels."""
     return str(name) if name in names else OTHER

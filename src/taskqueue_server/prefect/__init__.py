@@ -1,6 +1,6 @@
-"""WebSockets and HTTP operations for the task workers of Prefect.
+"""WebSockets and HTTP operations for Prefect's task workers.
 
-Prefect itself is not imported, because its frames are JSON. ``docs/prefect.md`` describes the guarantees.
+Prefect itself is not imported: its frames are plain JSON. ``docs/prefect.md`` describes the guarantees.
 """
 
 from taskqueue_server.prefect.socket import OPERATIONS, SOCKETS

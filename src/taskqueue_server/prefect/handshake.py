@@ -22,7 +22,7 @@ from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocket
 
 
 class PrefectConnection:
-    """An accepted WebSocket of Prefect, which stays registered for as long as it may hold a delivery."""
+    """An accepted WebSocket of a Prefect process, which stays registered for as long as it may hold a delivery."""
 
     def __init__(self, context: ServerContext, websocket: WebSocket) -> None:
         self.connection_id = secrets.token_hex(8)
@@ -31,7 +31,7 @@ class PrefectConnection:
         self.peer = peer_of(websocket)
         self.token = token_of(websocket)
         self.identity = self._identified() if context.access.authenticates else None
-        """identity of the token in the header; ``None`` without a valid token that may consume"""
+        """identity of the token in the header; ``None`` if there is no valid token with the right to consume"""
         self.slot: ExitStack | None = None
         self.channel = WebSocketChannel(websocket, context.settings.lease)
         self.pings = Pings(websocket)
@@ -78,7 +78,7 @@ Service = Callable[[PrefectConnection], Awaitable[SessionEnd]]
 
 
 async def accept_and_serve(websocket: WebSocket, serve: Service) -> None:
-    """Accept and serve a WebSocket of Prefect.
+    """Accept and serve a WebSocket of a Prefect process.
 
     A request that cannot come from a worker, such as one from a web page, is denied with an HTTP problem. All later
     errors are reported by close codes, because a worker exits if it receives an HTTP problem.

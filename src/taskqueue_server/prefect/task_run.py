@@ -129,7 +129,7 @@ def refusal(task: Task) -> str | None:
     if len(task.payload) > TASK_RUN_BYTES:
         return f"{len(task.payload)} bytes; the maximum is {TASK_RUN_BYTES}"
     try:
-        # Decode all fields, because `TaskRun` skips the unknown ones, which must be valid JSON as well.
+        # Decode all fields: `TaskRun` skips unknown fields, which must be valid JSON as well.
         _everything.decode(task.payload)
         run = _task_run.decode(task.payload)
     except (ValueError, RecursionError) as error:

@@ -36,7 +36,7 @@ def rereader(given: Mapping[str, Any]) -> Reread:
 def reload_settings(current: Settings, read: Reread) -> Settings | None:
     """Return ``current`` with the changed live settings; ``None`` if the settings are invalid.
 
-    Logs the names of settings that need a restart, and the error of invalid ones, but never a value.
+    Logs the names of settings that need a restart, and the error if the settings are invalid, but never a value.
     """
     try:
         new = read()

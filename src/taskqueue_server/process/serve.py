@@ -60,7 +60,7 @@ def serve(
     raise_descriptor_limit()
     read = None if given is None else rereader(given)
     if settings.processes > 1:
-        from taskqueue_server.process.supervisor import Processes  # noqa: PLC0415 - one process does not need it
+        from taskqueue_server.process.supervisor import Processes  # noqa: PLC0415 - the supervisor is not needed for one process
 
         asyncio.run(Processes(settings, backend_word, on_ready=on_ready, read=read).run())
         return

@@ -136,7 +136,9 @@ class Processes:
                 )
                 self._give_up(TaskQueueError("server processes exit right after their start"))
                 return
-            level = logging.ERROR if code else logging.WARNING  # exit code 0: a signal stopped it
+            level = (
+                logging.ERROR if code else logging.WARNING
+            )  # exit code 0 means that a signal stopped the process
             _log.log(level, "server process exited; starting another", extra=fields)
             with contextlib.suppress(TimeoutError):
                 pause = min(_PAUSE * 2**failed_starts, _MAX_PAUSE)

@@ -71,7 +71,7 @@ async def socket(websocket: WebSocket) -> None:
 
 
 def refusal(context: ServerContext, websocket: WebSocket, subprotocol: str) -> ProblemError | None:
-    """Return the problem if the host, origin, query or subprotocol of a request is not allowed, else ``None``."""
+    """Return the problem if the host, origin, query or subprotocol of a request is not allowed, otherwise ``None``."""
     headers, settings = websocket.headers, context.settings
     if wrong := host_problem(
         headers, settings.allowed_hosts, loopback=not context.access.authenticates

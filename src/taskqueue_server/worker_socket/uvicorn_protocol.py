@@ -68,7 +68,7 @@ class FairProtocol(WebSocketsSansIOProtocol):
     _answered_mark = 0
     _passed = 0
     _stamps: deque[int] | None = None
-    """for each queued message, the number of the last ping that the peer had answered before sending it"""
+    """for each queued message, the number of the last ping that the peer had answered before sending the message"""
 
     def data_received(self, data: bytes) -> None:
         """Parse the first piece of the data, and keep the rest for later turns of the event loop."""
