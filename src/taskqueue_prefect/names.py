@@ -10,7 +10,7 @@ from taskqueue_core.limits import LIMITS
 _INVALID = re.compile(r"[^A-Za-z0-9_<.:@=+>-]+|^[.:@=+>-]")
 _ESCAPED = re.compile(r"((?:~[0-9a-f]{2})+)")
 _ESCAPE_PREFIX = "<~."
-"""prefix of a name that would be empty or begin with an escape sequence, which never contains a dot"""
+"""prefix of a name that would otherwise be empty or begin with an escape sequence; escape sequences contain no dot"""
 _CUT_MARK = "~-"
 _DIGEST_LENGTH = 32
 _CONNECTION_SEPARATOR = "~+"

@@ -43,7 +43,7 @@ class PrefectSettings(BaseSettings):
     )
 
     strict: bool = False
-    """whether a server that would use Prefect's own queue, or whose source is not supported, refuses to start"""
+    """whether a server refuses to start if it would use Prefect's own queue, or if its source code is not supported"""
     capacity: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """maximum number of undelivered runs of a task; default: Prefect's ``max_scheduled_queue_size``"""
     max_losses: int = Field(default=5, ge=0, le=1000)
@@ -53,7 +53,7 @@ class PrefectSettings(BaseSettings):
     reconcile: _Seconds = 10.0
     """seconds between searches of the database for runs that are missing from the queue"""
     grace: _Seconds = 30.0
-    """seconds that a run must be missing before it is enqueued again; longer than events take to reach the database"""
+    """seconds that a run must be missing before it is enqueued again; more than events take to reach the database"""
     held: _Seconds = 3600.0
     """seconds after which a run is enqueued again although the worker that accepted it has reconnected"""
     remember: _Seconds = 6 * 3600.0

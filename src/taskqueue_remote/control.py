@@ -110,7 +110,7 @@ class RemoteControl:
     async def progress(self, delivery: Delivery, value: float | str) -> NoReturn:  # noqa: ARG002 - the signature of `Control`
         """Raise `CapabilityMissing`, because only a worker has deliveries whose progress it can report."""
         raise CapabilityMissing(
-            "the server backend has no deliveries; report progress from a handler: Context.progress"
+            "the server backend has no deliveries; report progress from a handler, with Context.progress"
         )
 
     async def cancel(self, key: str, task_id: str) -> bool:

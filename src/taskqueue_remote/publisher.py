@@ -67,7 +67,7 @@ class RemotePublisher:
             except BackendUnavailable as error:
                 if not confirmations:
                     raise
-                raise PublishUnconfirmed(f"{error}; some of the batch was stored") from error
+                raise PublishUnconfirmed(f"{error}; some tasks of the batch were stored") from error
             if not answer.ok:
                 raise self._client.error(answer)
             confirmations += _confirmations(chunk, answer.body)

@@ -158,7 +158,7 @@ class RateLimitOut(msgspec.Struct, frozen=True):
 
 
 class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits and order of a queue; settings with their default value are omitted."""
+    """Limits and order of a queue; settings that have their default value are omitted."""
 
     capacity: int | None = None
     max_inflight: int = 0

@@ -77,7 +77,7 @@ def _if_match(call: RequestContext) -> int | None:
         return None
     if len(values) > 1 or not (match := _ETAG.fullmatch(values[0])):
         raise InvalidInput(
-            "If-Match", f"text of length {len(values[0])}", "one ETag of the settings"
+            "If-Match", f"text of length {len(values[0])}", "a single ETag of the settings"
         )
     return int(match[1])
 

@@ -59,7 +59,7 @@ class AccessControl:
         self._watches: set[AccessWatch] = set()
         self._reload_lock = asyncio.Lock()
         self._reported_error: int | None = None
-        """hash of the last logged error of the tokens file, so that an equal error is not logged again"""
+        """hash of the last error logged for the tokens file, so that the same error is not logged again"""
         self._reload_requested = asyncio.Event()
 
     @property

@@ -208,7 +208,7 @@ def check_limits(rate: object, burst: object, connections: object) -> None:
     ):
         number = isinstance(value, int | kind) and not isinstance(value, bool)
         if value is not None and not (number and lowest <= value <= _NUMBERS):  # type: ignore[operator]
-            raise InvalidInput(field, kind_of(value), f"{what}, up to {_NUMBERS}")
+            raise InvalidInput(field, kind_of(value), f"{what} and at most {_NUMBERS}")
     if burst is not None and rate is None:
         raise InvalidInput("burst", "a burst without a rate", "a burst with a rate")
 
@@ -244,7 +244,7 @@ def _expiry(value: object) -> float | None:
 def seconds_of(value: object) -> float:
     """Convert Unix seconds, a date, a datetime or ISO 8601 text to Unix seconds. Raises `ValueError`.
 
-    A value without a time zone is in UTC.
+    A value without a time zone is taken as UTC.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)

@@ -10,7 +10,7 @@ from taskqueue_core.hooks import hookimpl
 from taskqueue_core.tasks import Confirmation, Delivery, Settled, Task
 
 _TIMES = 1000
-"""maximum number of run times recorded per queue between two samples; more would hardly change the percentiles"""
+"""maximum number of run times recorded per queue between samples; more would hardly change the percentiles"""
 _KEYS = 1000
 _TENANTS = 200
 """maximum number of tenants per queue; further tenants are counted together"""

@@ -180,7 +180,7 @@ class StatsPoller:
             error = failure.code
         except TimeoutError:
             pass
-        except Exception:  # noqa: BLE001 - the next sample may work again
+        except Exception:  # noqa: BLE001 - the next sample may succeed
             _log.exception("could not read the store for the dashboard")
             error = "internal"
         before = self.latest

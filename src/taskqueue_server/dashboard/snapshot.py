@@ -45,7 +45,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerInfo, ...] = ()
     health: Health
     error: str | None = None
-    """code of the error that prevented this sample, which then repeats the values of the previous sample"""
+    """code of the error that prevented this sample, whose values are those of the previous sample; ``None`` if it
+    worked"""
 
     def keys(self, may: Callable[[str], bool]) -> list[str]:
         """Return the queues for which ``may`` is true, sorted."""

@@ -63,7 +63,7 @@ class PrefectDelivery:
     async def run(self) -> SessionEnd:
         """Deliver runs until the session ends, and close the socket.
 
-        The caller then closes the subscription, which releases a run without an ack.
+        The caller then closes the subscription, which releases a run that was not acked.
         """
         try:
             end = await self._serve()

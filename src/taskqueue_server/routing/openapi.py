@@ -32,7 +32,7 @@ _TAGS = {
 _REF = "#/components/schemas/{name}"
 _PYDANTIC_REF = "#/components/schemas/{model}"
 _COMPONENT_NAMES = {"HttpProblem": "Problem", "MigrationPhase": "Phase", "RetryTaskIn": "AgainIn"}
-"""names of components in the OpenAPI document, by class name; other components have the name of their class"""
+"""names of components in the OpenAPI document, by class name; all other components are named after their class"""
 _REFERENCES = {
     _REF.format(name=old): _REF.format(name=name) for old, name in _COMPONENT_NAMES.items()
 }

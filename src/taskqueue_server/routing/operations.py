@@ -177,7 +177,7 @@ class Operation(msgspec.Struct, frozen=True):
     path: str
     handler: Handler
     answers: dict[int, Any]
-    """type of the response body by status; a tuple for one of several types, ``None`` for any JSON"""
+    """type of the response body for each status: a tuple means one of several types, ``None`` means any JSON value"""
     id: str = ""
     """``operationId`` in the OpenAPI document; required if the operation is documented"""
     verb: str | tuple[str, ...] | None = None

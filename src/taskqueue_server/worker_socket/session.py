@@ -131,7 +131,7 @@ class WorkerSession:
     async def run(self) -> SessionEnd:
         """Serve the worker until its session ends, then release its deliveries.
 
-        After a cancellation the caller releases the deliveries by closing the subscription.
+        After a cancellation, the caller releases the deliveries by closing the subscription.
         """
         settling = asyncio.create_task(self._settlements.run())
         try:
