@@ -1,7 +1,7 @@
 """Selection of the backend that a command uses, and loading of a backend's embedded store and journal keeper.
 
-A package registers them as entry points of the groups ``taskqueue.embedded`` and ``taskqueue.journals``, under the
-name of its backend.
+A package registers its store and its journal keeper as entry points of the groups ``taskqueue.embedded`` and
+``taskqueue.journals``, under the name of its backend.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operations for operators of the memory backend: control and dead letters."""
+"""Operator functions of the memory backend: control and dead letters."""
 
 from __future__ import annotations
 

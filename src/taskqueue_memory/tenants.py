@@ -1,4 +1,4 @@
-"""The fair order: within a priority, tenants take turns. A tenant that has reached one of its limits is left out."""
+"""The fair order: within a priority, tenants take turns. A tenant that has reached one of its limits is skipped."""
 
 from __future__ import annotations
 

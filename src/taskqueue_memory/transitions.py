@@ -110,7 +110,7 @@ class MemoryStore(Steps):
         now: float,
         expired: list[Expired],
     ) -> Delivery | None:
-        """Deliver the next entry of a queue; None if there is none. Add entries past their deadline to ``expired``."""
+        """Deliver and return the next entry of a queue, or None. Add entries past their deadline to ``expired``."""
         while len(expired) < _CHUNK and (record := queue.pop()) is not None:
             task = record.task
             if task.deadline is not None and task.deadline <= now:

@@ -16,7 +16,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 BACKEND = "TASKQUEUE_BACKEND"
-"""variable with the name of the backend; if neither it nor an alias is set, Prefect's own queue is used"""
+"""environment variable that names the backend; if neither it nor an alias is set, Prefect's own queue is used"""
 _REDIS_URL = "TASKQUEUE_REDIS_URL"
 _MESSAGING = "PREFECT_REDIS_MESSAGING_"
 ALIASES: Mapping[str, tuple[str, ...]] = {

@@ -51,7 +51,7 @@ _encode = json.JSONEncoder(default=str).encode
 def set_up_logs(
     stream: TextIO | None = None, level: int = logging.INFO, form: Form = "auto"
 ) -> None:
-    """Write logs of this package and of uvicorn to ``stream`` (default: standard error), unless already configured.
+    """Write logs of this package and of uvicorn to ``stream`` (default: stderr), unless logging is already configured.
 
     ``form`` is ``json`` (one JSON object per line), ``text`` (key=value pairs), or ``auto`` (short lines on a terminal,
     otherwise key=value pairs).

@@ -20,7 +20,7 @@ from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.handlers import Handler
 
 INVALID_RESULT = "invalid_result"
-"""reason of a dead letter, if the handler's result cannot be encoded as JSON or is too large"""
+"""reason of a dead letter whose handler returned a result that is too large or cannot be encoded as JSON"""
 
 _MAX_DELAY_SECONDS = 365 * 86_400
 _NO_RESULT = Success()

@@ -1,4 +1,4 @@
-"""Running of handlers, with a limit on the number of concurrent tasks and exactly one outcome for each task."""
+"""Running handlers, with a limit on the number of concurrent tasks and exactly one outcome for each task."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _CHUNK = 256 * 1024
 
 
 def measure(path: str) -> Measured:
-    """Return a file's SHA-256 digest, bytes, lines and compressed size, or the type of error if it cannot be read.
+    """Return the digest and the sizes of a file, or the type of the error if the file cannot be read.
 
     The file is read in chunks, so that memory use does not depend on its size.
     """

@@ -52,7 +52,7 @@ class SlotPosition:
 
     @property
     def room(self) -> float:
-        """The number of free slots, within the limit of the server; negative if the number of slots was reduced."""
+        """The number of free slots that the server's limit permits; negative after a reduction of the slots."""
         return min(self.endpoint.slots - len(self.leases), self.server.room)
 
     @property

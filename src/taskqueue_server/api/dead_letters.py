@@ -85,7 +85,8 @@ async def redrive(call: RequestContext) -> Response:
 async def discard(call: RequestContext) -> Response:
     """Discard dead letters permanently: those with the given ids, those that match a filter, or all. Idempotent.
 
-    A filter, and ``all``, require ``confirm``. Ids, filter and ``next`` work as for redrive.
+    Selecting dead letters by a filter or with ``all`` requires ``confirm``. Ids, filter and ``next`` work as for
+    redrive.
     """
     return await _act(call, "discard")
 

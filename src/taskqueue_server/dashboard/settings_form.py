@@ -164,7 +164,7 @@ def _bucket(filled: dict[str, str], errors: dict[str, str]) -> dict[str, object]
 
 
 def field_errors(error: InvalidInput) -> dict[str, str]:
-    """Return the error's message by field name; the name is empty if the form does not have the field."""
+    """Return the error's message, keyed by field name; the name is empty if the form does not have the field."""
     message = f"Allowed: {error.allowed}."
     return {error.field: message} if error.field in _FIELDS else {"": str(error)}
 

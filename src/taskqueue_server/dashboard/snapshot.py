@@ -45,8 +45,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerInfo, ...] = ()
     health: Health
     error: str | None = None
-    """code of the error that prevented this sample, whose values are those of the previous sample; ``None`` if it
-    worked"""
+    """code of the error that made this sample fail; the sample then repeats the values of the previous sample"""
 
     def keys(self, may: Callable[[str], bool]) -> list[str]:
         """Return the queues for which ``may`` is true, sorted."""

@@ -108,7 +108,7 @@ class PrefectDelivery:
     # The coroutines below run concurrently. The first one that returns or raises ends the session.
 
     async def _read(self) -> SessionEnd:
-        # Read all the time, because a closed socket or a pong is noticed only while reading.
+        # Read continuously, because a closed socket or a pong is noticed only while reading.
         while True:
             kind = frames.answered(await self._channel.receive())
             sent = self._sent

@@ -1,4 +1,4 @@
-"""Validation of task runs before they are sent to a Prefect worker, which would ack an invalid one and exit."""
+"""Validation of task runs before they are sent to a Prefect worker, which would ack an invalid run and exit."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ class ServerProcess:
         """Check the settings. Raises `ConfigurationError` for an unprotected host, or invalid TLS files or extensions.
 
         ``extensions`` are added to those in the settings. With ``read``, SIGHUP reads the settings again. ``listener``
-        is the bound socket of one of several processes: then a second signal does not stop the server at once, because
-        the supervisor decides that.
+        is the bound socket of one of several processes; in that case, a second signal does not stop the server at once,
+        because the supervisor decides that.
         """
         hooks = backend.hooks if isinstance(backend, InstrumentedBackend) else Hooks()
         check_host(settings, hooks)

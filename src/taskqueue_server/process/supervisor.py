@@ -26,7 +26,7 @@ from taskqueue_server.process.listeners import Port
 from taskqueue_server.process.reload import Reread, reload_settings, signals
 
 RESTART_SECONDS = 5.0
-"""a process that exits within this many seconds after its start counts as a failed start"""
+"""a process that fails within this many seconds after its start counts as a failed start"""
 MAX_FAILED_STARTS = 5
 """number of failed starts in a row after which the supervisor gives up"""
 _PAUSE, _MAX_PAUSE = 0.1, 5.0

@@ -251,7 +251,7 @@ class SocketAdmission:
             delivery.receipt
             for other in others
             if isinstance(other, SocketAdmission)
-            for delivery in other._session.held  # noqa: SLF001 - an object of the same class
+            for delivery in other._session.held  # noqa: SLF001 - ``other`` is an object of the same class
             if not is_allowed(delivery.task.key)
         }
         retained = [receipt for receipt in hello.holding if receipt not in foreign]
