@@ -45,7 +45,7 @@ class Consumer(Protocol):
         """Return a new receipt that cannot be guessed."""
 
     def wake(self) -> bool:
-        """Wake the receive call that waits. Return False if none waits."""
+        """Wake the waiting receive call. Return False if no call is waiting."""
 
     def revoke(self, receipt: str) -> None:
         """Record that the subscription no longer owns a delivery."""

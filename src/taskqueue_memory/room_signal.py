@@ -10,7 +10,7 @@ from taskqueue_core.clock import Clock
 
 
 class RoomNotifier:
-    """The open signals of each queue, and for each queue the queues whose tasks are copied into it (fan-out)."""
+    """The open signals of each queue, and, for each queue, the queues whose tasks are copied into it (fan-out)."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -42,7 +42,7 @@ class MemoryRoomSignal:
         self._notified = asyncio.Event()
 
     def notify(self) -> None:
-        """End the wait in progress. If there is none, the next wait returns at once."""
+        """End the wait in progress. If no wait is in progress, the next wait returns at once."""
         self._notified.set()
 
     async def wait(self, timeout: float) -> None:

@@ -1,4 +1,4 @@
-"""Delivery of runs to one worker's socket: a run is received only after the previous one was acknowledged.
+"""Delivery of runs to one worker's socket: a run is received only after the previous run was acknowledged.
 
 The handler of the socket is Prefect's code. Its calls mean the following:
 

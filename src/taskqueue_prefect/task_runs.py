@@ -32,7 +32,7 @@ class Run(NamedTuple):
     task_key: str
     name: str
     state_id: str
-    """empty if the run has no state"""
+    """id of the run's state; empty if the run has no state"""
     state_time: datetime
     deferred: bool
     """whether the run is scheduled and waits for a worker"""
@@ -77,7 +77,7 @@ def foreign_reason(task: Task) -> str | None:
 
 
 def state_of(task: Task) -> tuple[str, datetime]:
-    """Return the id and the time of the state that a task was published for. Raises `ValueError`."""
+    """Return the id and the time of the state for which a task was published. Raises `ValueError`."""
     state = _state.decode(task.payload).get("state")
     if not isinstance(state, dict) or not {"id", "timestamp"} <= state.keys():
         raise ValueError(

@@ -32,7 +32,7 @@ _REFUSED: dict[str | None, int] = {
     Refusal.MOVED: 409,
 }
 _NOT_NOW = 503
-"""HTTP status for a `Refusal` that is not in `_REFUSED`, for example because the queue's intake is paused"""
+"""HTTP status for each `Refusal` code that is not in `_REFUSED`, for example that of a paused intake"""
 _ROUTING = {
     404: ("not_found", "no resource at this path"),
     405: ("method_not_allowed", "method not allowed at this path"),

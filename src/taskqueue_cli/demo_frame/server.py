@@ -160,5 +160,5 @@ class Cluster(AsyncExitStack):
 
     async def _kill(self) -> None:
         for child in self._children:
-            child.signal(signal.SIGKILL)  # a second Ctrl-C may have left some running
+            child.signal(signal.SIGKILL)  # a second Ctrl-C may have left processes running
         await asyncio.gather(*(child.process.wait() for child in self._children))

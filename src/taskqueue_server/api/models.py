@@ -89,7 +89,7 @@ class RetryIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The next attempt of the task in the path: at once, at a time, or after a delay.
 
-    Without ``payload`` the task must be a dead letter, whose payload is stored.
+    Without ``payload``, the task must be a dead letter, whose payload is still stored.
     """
 
     at: Instant | None = None

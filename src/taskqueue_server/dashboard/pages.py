@@ -1,4 +1,4 @@
-"""Rendering of pages, with all values escaped and strict security headers, and static files."""
+"""Rendering of pages, with escaped values and strict security headers, and serving of static files."""
 
 from __future__ import annotations
 

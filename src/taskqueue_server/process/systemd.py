@@ -1,4 +1,4 @@
-"""Notifications to systemd for a service of ``Type=notify``; none if systemd did not start the server."""
+"""Notifications to systemd for a service of ``Type=notify``; nothing is sent if systemd did not start the server."""
 
 from __future__ import annotations
 

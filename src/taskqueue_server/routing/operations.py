@@ -134,7 +134,7 @@ class RequestContext:
                 raise unauthenticated()
 
     async def read(self, kind: str = bodies.JSON, limit: int = LIMITS.body) -> bytes:
-        """Return the whole body, at most ``limit`` bytes. Raises `ProblemError`."""
+        """Return the whole body, which may have at most ``limit`` bytes. Raises `ProblemError`."""
         return b"".join([chunk async for chunk in self.stream(kind, limit)])
 
     async def body(self, kind: type[T], limit: int = LIMITS.body) -> T:
