@@ -49,7 +49,7 @@ class Lane(Generic[T]):
         self._push(self._late, record)
 
     def put_back(self, record: T) -> None:
-        """Insert a redelivered entry, at the position of its sequence number among the redelivered ones."""
+        """Insert a redelivered entry at the position of its sequence number among the redelivered entries."""
         self._push(self._returned, record)
 
     def pop(self) -> T | None:

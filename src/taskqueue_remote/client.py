@@ -22,7 +22,7 @@ from taskqueue_core.server_address import ServerAddress
 from taskqueue_remote.problems import problem_of, to_error
 
 TIME_HEADER = "taskqueue-time"
-"""response header with the store's time when the server created the response, in Unix seconds"""
+"""response header with the time by the store's clock at which the server created the response, in Unix seconds"""
 
 _DRIFT_PER_SECOND = 1e-4
 """assumed maximum drift between the clocks of two machines, in seconds per second"""

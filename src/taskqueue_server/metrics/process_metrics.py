@@ -16,7 +16,7 @@ from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Settled
 
 OTHER = "(other)"
-"""label for all queues, paths and reasons without a label of their own; not a valid name of a queue"""
+"""label for all queues, paths and reasons without a label of their own; no queue can have this name"""
 MAX_KEYS = 100
 """maximum number of queues whose latencies have a label of their own: the first queues that had a delivery"""
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0, 3600.0)
