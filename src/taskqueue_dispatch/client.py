@@ -80,7 +80,7 @@ class _Submission:
         return max(0.001, min(_TRY_SECONDS, self._deadline - self._clock()))
 
     def after(self, status: int, headers: Mapping[str, str], body: bytes) -> Confirmed | float:
-        """Return the confirmation, or the seconds to wait for the next try.
+        """Return the confirmation, or the number of seconds to wait before the next try.
 
         Raises `SubmitRefused`, `PublishUnconfirmed`.
         """
@@ -95,7 +95,7 @@ class _Submission:
         return self.pause(f"status {status}", _seconds(headers.get("retry-after")))
 
     def pause(self, why: str, requested: float | None) -> float:
-        """Return the seconds to wait for the next try. Raises `PublishUnconfirmed` if tries or time are used up."""
+        """Return the seconds to wait before the next try. Raises `PublishUnconfirmed` if no tries or time are left."""
         pause = _BACKOFF.delay(self.tries, self._uniform)
         # Add jitter, so that clients do not all retry at the same time.
         if requested is not None:
@@ -202,7 +202,7 @@ def _problem(body: bytes) -> str:
 
 
 def _seconds(header: str | None) -> float | None:
-    """Return the seconds of a ``Retry-After`` header, which holds seconds or a date."""
+    """Return the value of a ``Retry-After`` header, a number or a date, as seconds from now."""
     if header is None:
         return None
     try:

@@ -105,7 +105,10 @@ class Submitter:
         *,
         check_callback: Callable[[str], Awaitable[object]] | None = None,
     ) -> None:
-        """Do no I/O. ``check_callback`` raises `InvalidInput` for a forbidden URL; without it, all URLs are refused."""
+        """Create a submitter without any I/O.
+
+        ``check_callback`` raises `InvalidInput` for a forbidden URL; without it, all URLs are refused.
+        """
         self._backend = backend
         self._queue = Queue(backend)
         self._pool = slots_of(backend)
@@ -124,7 +127,9 @@ class Submitter:
         task = task_of(submission)
         if submission.callback_url is not None:
             if self._check_callback is None:
-                raise InvalidInput("callback_url", "a URL", "none: callbacks are disabled")
+                raise InvalidInput(
+                    "callback_url", "a URL", "no URL, because callbacks are disabled"
+                )
             await self._check_callback(submission.callback_url)
         model = submission.model
         current = await self._read_current(model)

@@ -1,4 +1,4 @@
-"""The check whether a URL may be called: its form, its scheme, its port and all addresses of its host."""
+"""The check of whether a URL may be called: its form, scheme and port, and all addresses of its host."""
 
 from __future__ import annotations
 
