@@ -36,10 +36,10 @@ class Consumer(Protocol):
     """whether a receive waits, or will wait if the read in progress returns nothing"""
 
     async def join(self) -> None:
-        """Register with all partitions of the subscription, unless that was done."""
+        """Register with all partitions of the subscription, unless this was done before."""
 
     async def enter(self, partition: str) -> None:
-        """Register with one partition, unless that was done."""
+        """Register with one partition, unless this was done before."""
 
     async def close(self) -> None:
         """Release all deliveries, and unregister from the store."""
