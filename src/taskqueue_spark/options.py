@@ -28,7 +28,7 @@ class ReadOptions:
 
     backend: Literal["redis", "lines"]
     store: SparkStore
-    """the Redis store; a default if ``backend`` is ``lines``"""
+    """the Redis store; has no effect if ``backend`` is ``lines``"""
     path: str
     starting: OffsetMap
     ending: OffsetMap
@@ -87,7 +87,7 @@ class ReadOptions:
         )
 
     def check(self, *, stream: bool) -> None:
-        """Raise `InvalidInput` for an option that has no effect in a stream, or in a batch read."""
+        """Raise `InvalidInput` for an option that has no effect in this kind of read: a stream, or a batch read."""
         ignored = {
             "endingOffsets": stream and self.ending != "latest",
             "pushdown": stream and self.pushdown,

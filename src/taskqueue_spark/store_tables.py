@@ -1,4 +1,4 @@
-"""Current states of tasks and ledgers of queues from the store, as DataFrames to join with those of a journal.
+"""Current states of tasks and ledgers of queues from the store, as DataFrames to join with a journal's DataFrames.
 
 Queues have the same names as in a journal: each shard of a queue has its own.
 """

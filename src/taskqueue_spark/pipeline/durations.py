@@ -52,7 +52,7 @@ def steps(transitions: DataFrame) -> DataFrame:
     - ``end_to_end`` (of the first end of a life: acked, dead_lettered, expired or cancelled): microseconds since the
       publish, or since the time for which the task was scheduled then. A dead letter that is redriven or retried has
       already had its first end; a retry after another end begins a new life at its own time;
-    - ``first_end``: whether the event is such an end, also if its duration is unknown;
+    - ``first_end``: whether the event is such an end, even if its duration is unknown;
     - ``waiting_since`` (if the task is waiting after the event): the time when it began to wait;
     - the columns of `in_order`: ``before_event``, ``before_ts``, ``after_event``, ``after_ts``, ``after_reason``…
 
@@ -115,5 +115,5 @@ def run_ends(transitions: DataFrame) -> DataFrame:
 
 
 def _poisoned(event: str, reason: str) -> str:
-    """Return the SQL condition for a task that losses made a dead letter, so that its last outcome is unknown."""
+    """Return the SQL condition for a task that became a dead letter by losses, so that its last outcome is unknown."""
     return f"({event} = 'dead_lettered' and {reason} <=> '{POISONED}')"
