@@ -54,7 +54,7 @@ class DispatchSettings(BaseSettings):
     busy_rest: _Seconds = 0.5
     """seconds for which a busy endpoint is paused if its response has no ``Retry-After``"""
     webhook_secrets: Annotated[tuple[SecretStr, ...], *COMMAS] = ()
-    """secrets (``whsec_…``) with which every callback is signed; set the old and the new one during a rotation"""
+    """secrets (``whsec_…``) with which every callback is signed; set the old and the new secret during a rotation"""
     callback_ports: Annotated[tuple[int, ...], *COMMAS] = (443, 8443)
     callback_http: bool = False
     """whether to allow callbacks to http:// URLs, which anyone on the network path can read and change"""

@@ -140,7 +140,7 @@ class LeaseRenewer:
         for start in range(0, len(held), LIMITS.batch):
             good = await self._renew_batch(held[start : start + LIMITS.batch]) and good
         if any(lease.doubted for lease in held):
-            # Wait until the holder has replaced a token that changed during the call. Otherwise the lease is lost.
+            # Let the holder replace a token that changed during the call. If it does not, the lease is lost.
             await asyncio.sleep(_CHECK_SECONDS)
         doubted = [lease for lease in held if lease.doubted and lease in self._held]
         for start in range(0, len(doubted), LIMITS.batch):

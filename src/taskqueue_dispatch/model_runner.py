@@ -75,7 +75,7 @@ class ModelRunner:
         self._kept_shared = False
         self._wake_up = asyncio.Event()
         self._odd_for_waiter = 1
-        """1 if the odd one of several slots next goes to a waiting caller, 0 if to a queued job; alternates"""
+        """with an odd number of slots, 1 if the extra slot next goes to a waiting caller, 0 if to a queued job"""
         self._unplaced: list[Delivery] = []
         """jobs without a slot, to be redelivered at the head of the queue"""
         self._stopping = asyncio.Event()

@@ -61,7 +61,10 @@ class ReadOptions:
         for name in ("path",) if backend == "redis" else _OF_REDIS:
             if given.text(name):
                 other = "lines" if backend == "redis" else "redis"
-                problem, allowed = f"set, with backend={backend}", f"with backend={other}"
+                problem, allowed = (
+                    f"a value for backend={backend}",
+                    f"a value only for backend={other}",
+                )
                 raise InvalidInput(f"option {name}", problem, allowed)
         events, keys = (given.names(name) for name in ("events", "keys"))
         if events is not None and not _EVENTS.issuperset(events):
@@ -97,7 +100,9 @@ class ReadOptions:
         for name, wrong in ignored.items():
             if wrong:
                 here, there = ("read", "readStream")[:: -1 if stream else 1]
-                raise InvalidInput(f"option {name}", f"set, with {here}", f"with {there}")
+                raise InvalidInput(
+                    f"option {name}", f"a value for {here}", f"a value only for {there}"
+                )
 
 
 def resource_of(options: Mapping[str, str]) -> str:

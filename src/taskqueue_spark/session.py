@@ -12,7 +12,7 @@ from taskqueue_spark.java import ensure_java
 
 _ALL_NODES = {
     "spark.sql.session.timeZone": "UTC",  # the times in a journal are in UTC
-    "spark.sql.python.filterPushdown.enabled": "true",  # without it, Spark rejects a reader that accepts filters
+    "spark.sql.python.filterPushdown.enabled": "true",  # without it, Spark rejects readers that accept filters
     "spark.python.sql.dataFrameDebugging.enabled": "false",  # recording source lines makes calls twice as slow
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # many readers do not support the default, INT96
 }

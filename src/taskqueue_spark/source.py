@@ -20,7 +20,7 @@ class TaskQueueDataSource(DataSource):
     """The data source and sink, which Spark finds if this package is installed.
 
     The option ``resource`` names what to read: ``journal`` (the default), ``dead_letters`` or ``tasks``. A journal can
-    be read in a batch or as a stream, the other two in a batch. Tasks can be written in a batch or as a stream.
+    be read in a batch or as a stream, the other two only in a batch. Tasks can be written in a batch or as a stream.
     """
 
     @classmethod

@@ -36,7 +36,7 @@ from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.process.serve import ServerProcess
 
 _REFUSE_ONE_IN = 10
-"""the receiver refuses the first attempt of one callback in this many"""
+"""one in this many callbacks is refused at its first attempt"""
 
 
 class _CallbackBody(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@
     GET /status/{id}    the state of a job: queued, processing, success or failed
     GET /health         the number and the ids of the running jobs
 
-The application may be mounted in another one; these paths are then relative to the mount.
+The application may be mounted in another application; these paths are then relative to the mount.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class GpuServer:
     async def aclose(self) -> None:
         """Cancel running jobs and pushes.
 
-        The ASGI lifespan calls this method. If the application is mounted in another one, that application must call
-        it.
+        The ASGI lifespan calls this method. If the application is mounted in another application, the outer application
+        must call it.
         """
         await self.jobs.aclose()
         if self._pusher is not None:

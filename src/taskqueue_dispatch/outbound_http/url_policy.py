@@ -55,12 +55,12 @@ async def check_url(
             raise NotReached("the host name was not resolved in time") from None
     if not matches:
         raise NameUnknown("the host name does not exist")
-    # Reject a host with any forbidden address, because an attacker could mix it with allowed ones.
+    # Reject a host with any forbidden address, because an attacker could mix it with allowed addresses.
     if not all(_allowed(address, policy) for address in matches):
         raise InvalidInput(
             field,
             "a host with an address that is not public",
-            "hosts with public addresses only, or in networks that the operator allows",
+            "hosts whose addresses are all public or in networks that the operator allows",
         )
     return Checked(parts, matches)
 

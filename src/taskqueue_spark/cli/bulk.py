@@ -37,7 +37,9 @@ def load(
         Literal["parquet", "json", "csv"] | None,
         typer.Option("--format", help="Default: from the file extension.", show_default=False),
     ] = None,
-    backend: Annotated[str | None, option("NAME", "Backend. Default: TASKQUEUE_BACKEND.")] = None,
+    backend: Annotated[
+        str | None, option("NAME", "Name of the backend. Default: TASKQUEUE_BACKEND.")
+    ] = None,
     wait: Annotated[
         float,
         typer.Option(min=0, help="Maximum number of seconds to wait for room in a full queue."),

@@ -119,7 +119,7 @@ def _live(build: ReportBuild) -> DataFrame:
 
 
 def _has_gaps(transitions: DataFrame, later: DataFrame) -> bool:
-    """Return whether a number is missing between the last of the transitions and the last of the later ones."""
+    """Return whether a number is missing between the last one in ``transitions`` and the last one in ``later``."""
     ends = transitions.groupBy("run", "shard").agg(F.max("seq").alias("end"))
     counts = (
         later.where("event != 'damaged'")

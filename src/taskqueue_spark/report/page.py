@@ -164,7 +164,7 @@ def _spreads(fields: Mapping[str, Any]) -> list[tuple[str, Markup]]:
 
 
 def _trends(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return plots of waiting and running times: three percentiles if there is one queue, otherwise p95 of each."""
+    """Return plots of waiting and running times: three percentiles for one queue, or only p95 for several queues."""
     by_key: dict[str, list[Mapping[str, Any]]] = {}
     for row in fields["latency_over_time"]:
         by_key.setdefault(row["key"], []).append(row)

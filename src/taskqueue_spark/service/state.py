@@ -38,7 +38,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     first: int
     last: int
-    """the last number of the gap; ``first`` is the first one"""
+    """the last number of the gap; ``first`` is its first number"""
     number: int
     """number of transitions that are missing or whose numbers were used again; for ``reset``, number of lost tasks"""
     at: float

@@ -146,7 +146,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], *_: object) -> None:
         """Remove hidden files, but no task: workers may have it. Spark also calls this after a failed commit."""
         hidden = [item.hidden for item in messages if isinstance(item, Sent) and item.hidden]
-        # Spark may call this method on another writer than the one that wrote the rows.
+        # Spark may call this method on a different writer than the one that wrote the rows.
         self._sweep({self._job, *map(job_of, hidden)})
 
     def _sweep(self, jobs: set[str]) -> None:
