@@ -122,7 +122,7 @@ async def submit_until_confirmed(
 ) -> Confirmed:
     """POST a job to ``…/queue/submit`` until it is confirmed; one idempotency key ensures that it is stored once.
 
-    ``submission`` is the JSON object that the server expects; without an idempotency key in it, a random one is used.
+    ``submission`` is the JSON object that the server expects; if it has no idempotency key, a random key is used.
     The request is retried after 408, 425, 429, 500, 502, 503 and 504, a broken connection or a timeout, with
     exponential backoff and not before ``Retry-After``, for up to ``attempts`` tries and ``deadline`` seconds.
 

@@ -145,7 +145,7 @@ class Submitter:
             # The first submission of this job was found, but its record has expired in the meantime.
             if known is None:
                 raise PublishUnconfirmed(
-                    "the record of the job has expired; submit it again", task_id=task.id
+                    "the record of the job has expired; submit the job again", task_id=task.id
                 )
             return await self._stored_before(model, task, known, current)
         if confirmation.status is Published.REFUSED and confirmation.code in _REASONS:

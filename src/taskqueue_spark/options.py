@@ -38,7 +38,7 @@ class ReadOptions:
     events: frozenset[str] | None
     keys: frozenset[str] | None
     splits: int
-    """number of ranges into which a shard is divided; 0: depends on its size"""
+    """number of ranges into which a shard is divided; 0: a number that depends on the shard's size"""
     fetch: int
     batch: int
     pushdown: bool

@@ -94,7 +94,7 @@ async def _submit(
 async def status(call: RequestContext) -> Response:
     """Return the status of a job, and of the callback that reports its end.
 
-    With ``wait``, the answer is sent when the job has ended, or after that many seconds.
+    With ``wait``, the answer is sent once the job has ended, but after that many seconds at the latest.
     """
     most = seconds(call)
     known = await job_of(call)
@@ -111,7 +111,7 @@ async def status(call: RequestContext) -> Response:
 async def result(call: RequestContext) -> Response:
     """Return a job's result, byte for byte as its server sent it.
 
-    With ``wait``, the answer is sent when the job has ended, or after that many seconds.
+    With ``wait``, the answer is sent once the job has ended, but after that many seconds at the latest.
     """
     most = seconds(call)
     known = await job_of(call)

@@ -152,7 +152,7 @@ class Sender:
         return await record_of(self._backend, job_id)
 
     async def run(self) -> None:
-        """Send callbacks until cancelled. During an outage of the store, retry.
+        """Send callbacks until cancelled. Keep trying during an outage of the store.
 
         When cancelled, wait two seconds for requests in progress, and release the other callbacks, which are sent
         again later. Raises `SubscriptionClosed` if the backend is closed.

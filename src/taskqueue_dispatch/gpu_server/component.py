@@ -74,7 +74,7 @@ class GpuServer:
             ("keep_count", keep_count, 0),
         ):
             if type(value) is not int or value < least:
-                raise InvalidInput(name, kind_of(value), f"a whole number from {least}")
+                raise InvalidInput(name, kind_of(value), f"a whole number of at least {least}")
         self._asynchronous = asynchronous
         self._retry_after = str(max(1, round(retry_after))).encode()
         self._body_limit = body_limit

@@ -55,7 +55,7 @@ _log = logging.getLogger("taskqueue.redis.embedded")
 
 
 class EmbeddedRedis:
-    """A server of this process, on a Unix socket that only this user can open, with its files in ``directory``.
+    """A server of this process: its Unix socket can be opened only by this user, and its files are in ``directory``.
 
     It runs from `start` to `close`, or as a context manager, plain or ``async``. If the server ends unexpectedly, it is
     restarted after a pause that grows to 5 s. If this process ends without `close`, a watchdog ends the server. Two

@@ -33,7 +33,7 @@ class Consumer(Protocol):
     token: str
     keys: tuple[str, ...]
     asleep: bool
-    """whether a receive waits, or will wait if the read in progress returns nothing"""
+    """whether a receive call waits, or will wait if the read in progress returns nothing"""
 
     async def join(self) -> None:
         """Register with all partitions of the subscription, unless this was done before."""

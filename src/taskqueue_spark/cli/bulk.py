@@ -86,7 +86,7 @@ def _read(spark: SparkSession, path: Path, kind: str) -> DataFrame:
 
 def as_tasks(rows: DataFrame, id_column: str) -> DataFrame:
     """Return rows with the columns that the sink expects. Raises `InvalidInput` if ``id_column`` does not exist."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's documentation uses this name
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's documentation uses the name F
 
     from taskqueue_spark.sink.tasks import COLUMNS  # noqa: PLC0415
 

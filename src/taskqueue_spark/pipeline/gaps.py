@@ -7,7 +7,7 @@ exists. Duplicate rows (of a copied file) count once; damaged entries count as m
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 _MANY = 64
 """maximum number of separate gaps of a shard; if there are more, they are replaced by one gap from first to last"""

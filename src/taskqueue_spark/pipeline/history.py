@@ -8,7 +8,7 @@ journal define the order of the events of a partition.
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_spark.pipeline.gaps import missing_between
 from taskqueue_spark.pipeline.rules import per_lane, per_task

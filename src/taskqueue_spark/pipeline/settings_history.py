@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_core.rate_limit import IntervalUnit
 

@@ -21,7 +21,7 @@ import msgspec
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DateType
 

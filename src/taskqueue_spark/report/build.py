@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_spark.batch_reader import read_journal
 from taskqueue_spark.pipeline import tables

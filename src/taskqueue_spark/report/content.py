@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_spark.pipeline.audit import ANOMALIES
 from taskqueue_spark.pipeline.durations import steps

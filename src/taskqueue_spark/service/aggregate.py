@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_spark.columns import DAMAGED, MISSING
 from taskqueue_spark.pipeline.task_steps import name_list
@@ -145,7 +145,7 @@ def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
     """Return each transition with the former state of its task (``before``, ``since``).
 
     ``ends`` marks the last row of a task. ``live`` has the schema `OPEN`; its tasks become rows too, with ``fresh`` 0.
-    A task belongs to one run: the same id in another run is another task.
+    A task belongs to one run: the same id in a different run is a different task.
     """
     task = "partition by key, task_id, run, shard order by fresh, seq"
     known = live.withColumnRenamed("since", "ts").selectExpr("*", "'' as event", "0 as fresh")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_spark.pipeline.gaps import missing_after
 from taskqueue_spark.pipeline.rules.per_task import ROUNDING
