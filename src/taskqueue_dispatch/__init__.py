@@ -1,1 +1,1 @@
-"""The inference dispatcher, which sends jobs to GPU servers, one slot per job, on any backend with ``slots``."""
+"""The inference dispatcher, which sends jobs to GPU servers. A job occupies a slot. The backend must have ``slots``."""

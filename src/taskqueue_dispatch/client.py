@@ -80,7 +80,7 @@ class _Submission:
         return max(0.001, min(_TRY_SECONDS, self._deadline - self._clock()))
 
     def after(self, status: int, headers: Mapping[str, str], body: bytes) -> Confirmed | float:
-        """Return the confirmation, or the seconds to wait for the next try.
+        """Return the confirmation, or the number of seconds to wait before the next try.
 
         Raises `SubmitRefused`, `PublishUnconfirmed`.
         """
@@ -95,7 +95,7 @@ class _Submission:
         return self.pause(f"status {status}", _seconds(headers.get("retry-after")))
 
     def pause(self, why: str, requested: float | None) -> float:
-        """Return the seconds to wait for the next try. Raises `PublishUnconfirmed` if tries or time are used up."""
+        """Return the seconds to wait before the next try. Raises `PublishUnconfirmed` if no tries or time are left."""
         pause = _BACKOFF.delay(self.tries, self._uniform)
         # Add jitter, so that clients do not all retry at the same time.
         if requested is not None:
@@ -122,7 +122,7 @@ async def submit_until_confirmed(
 ) -> Confirmed:
     """POST a job to ``…/queue/submit`` until it is confirmed; one idempotency key ensures that it is stored once.
 
-    ``submission`` is the JSON object that the server expects; without an idempotency key in it, a random one is used.
+    ``submission`` is the JSON object that the server expects; if it has no idempotency key, a random key is used.
     The request is retried after 408, 425, 429, 500, 502, 503 and 504, a broken connection or a timeout, with
     exponential backoff and not before ``Retry-After``, for up to ``attempts`` tries and ``deadline`` seconds.
 
@@ -202,7 +202,7 @@ def _problem(body: bytes) -> str:
 
 
 def _seconds(header: str | None) -> float | None:
-    """Return the seconds of a ``Retry-After`` header, which holds seconds or a date."""
+    """Return the value of a ``Retry-After`` header, a number or a date, as seconds from now."""
     if header is None:
         return None
     try:

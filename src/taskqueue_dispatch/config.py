@@ -21,15 +21,15 @@ class DispatchSettings(BaseSettings):
     )
 
     lease: _Seconds = 30.0
-    """seconds after which a slot is free if its lease is not renewed; it is renewed after a third of this time"""
+    """seconds after which a slot becomes free unless its lease is renewed, as it is after a third of this time"""
     safety_pass: _Seconds = 2.0
     """seconds between two searches for free slots if no notification arrives"""
     health_interval: _Seconds = 10.0
     """seconds between two health checks of a server"""
     settled: _Seconds = 5.0
-    """minimum seconds between the two health reports that must lack a job before its lease is ended
+    """minimum seconds between two health reports that must both omit a job before the job's lease is ended
 
-    Choose a longer time than a server takes to report a new job.
+    Choose a longer time than a server needs until it reports a new job.
     """
     partition: _Seconds = 30.0
     """seconds for which a server may be unreachable before its running job counts as lost"""
@@ -38,13 +38,13 @@ class DispatchSettings(BaseSettings):
     drain: float = Field(default=10.0, ge=0, le=3600, allow_inf_nan=False)
     """seconds for which a stopping dispatcher waits for its running jobs"""
     find_timeout: _Seconds = 30.0
-    """default timeout in seconds of a caller of ``find_endpoint`` that waits for a slot"""
+    """default number of seconds for which a caller of ``find_endpoint`` waits for a slot"""
     endpoints_allowed: Annotated[tuple[str, ...], *COMMAS] = (
         "127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7",
     )  # fmt: skip
-    """networks, and hosts such as ``gpu.example.com`` or ``*.example.com``, in which endpoints may be registered"""
+    """networks and hosts (such as ``gpu.example.com`` or ``*.example.com``) where endpoints may be registered"""
     tls_ca: Path | None = None
-    """file of certificate authorities (PEM) with which servers are verified, instead of the system's authorities"""
+    """PEM file of certificate authorities with which servers are verified, instead of the system's authorities"""
     answer_limit: int = Field(default=256 * 1024, ge=1024, le=256 * 1024)
     """largest response of a server in bytes, and therefore the largest result"""
     breaker_failures: int = Field(default=5, ge=1, le=1000)
@@ -54,7 +54,7 @@ class DispatchSettings(BaseSettings):
     busy_rest: _Seconds = 0.5
     """seconds for which a busy endpoint is paused if its response has no ``Retry-After``"""
     webhook_secrets: Annotated[tuple[SecretStr, ...], *COMMAS] = ()
-    """secrets (``whsec_…``) with which every callback is signed; set the old and the new one during a rotation"""
+    """secrets (``whsec_…``) with which every callback is signed; set the old and the new secret during a rotation"""
     callback_ports: Annotated[tuple[int, ...], *COMMAS] = (443, 8443)
     callback_http: bool = False
     """whether to allow callbacks to http:// URLs, which anyone on the network path can read and change"""

@@ -39,7 +39,7 @@ class EndpointPolicy:
     """The networks and hosts that ``TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED`` allows for endpoints."""
 
     def __init__(self, entries: Iterable[str], resolve: Resolve = resolve) -> None:
-        """Create a policy. Entries are networks, hosts (``gpu.example.com``) or all subdomains (``*.example.com``)."""
+        """Create a policy. Entries are networks, hosts (``gpu.example.com``) or wildcards (``*.example.com``)."""
         self._networks: list[_Network] = []
         self._hosts: list[str] = []
         self._resolve = resolve
@@ -52,7 +52,7 @@ class EndpointPolicy:
     async def check(self, url: object) -> None:
         """Check the URL of an endpoint.
 
-        Raises `InvalidInput`, whose text does not contain the URL, if it is not allowed.
+        Raises `InvalidInput` if the URL is not allowed; the error does not contain the URL.
         """
         host = _host_of(url)
         address = _address_of(host)
@@ -113,12 +113,12 @@ def _host_of(url: object) -> str:
     if "#" in url:
         raise InvalidInput("endpoint", "a URL with a fragment", "a URL without a fragment")
     if "%" in host or (":" not in host and not _is_name(host)):
-        raise InvalidInput("endpoint", "an invalid host name", "a name, or an address")
+        raise InvalidInput("endpoint", "an invalid host name", "a host name or an IP address")
     return host.rstrip(".")
 
 
 def _is_name(host: str) -> bool:
-    """Return whether ``host`` is a host name or an IPv4 address in its usual form, not another number."""
+    """Return whether ``host`` is a host name or an IPv4 address in its usual form; other numeric forms are rejected."""
     name = host.removesuffix(".")
     if _NUMBER.fullmatch(name.rpartition(".")[2]):
         return _address_of(name) is not None

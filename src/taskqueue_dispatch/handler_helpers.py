@@ -36,12 +36,12 @@ def dispatcher_of(call: RequestContext) -> Dispatcher:
 
 
 def model_of(call: RequestContext) -> str:
-    """Return the model whose name is the end of the path.
+    """Return the model that is named at the end of the path.
 
     Raises `InvalidInput` if the name is not valid, and `ProblemError` if the client may not access the model.
     """
     model: str = call.request.path_params["model"]
-    # The framework replaces bytes that are not UTF-8, which gives a name that may belong to another client.
+    # The framework replaces bytes that are not UTF-8, and the resulting name may belong to another client.
     try:
         unquote_to_bytes(call.request.scope["raw_path"]).decode()
     except UnicodeDecodeError:
@@ -72,7 +72,7 @@ async def job_of(call: RequestContext) -> TaskStatus:
 
 
 def unknown_job() -> ProblemError:
-    """Return the error 404 for a job that is unknown, or that the client may not access."""
+    """Return the 404 error for a job that is unknown or that the client may not access."""
     return ProblemError(
         404,
         "unknown_job",

@@ -81,7 +81,7 @@ _MAX_SERVERS_ASKED = 16
 _MARGIN = 60.0
 """seconds by which the lease of a detached slot exceeds the time limit of its job"""
 _FINAL_SECONDS = 0.5
-"""seconds for the last store call about a job that this dispatcher gives up"""
+"""maximum number of seconds for the last store call about a job that this dispatcher gives up"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
@@ -93,7 +93,7 @@ class AttemptOwner(NamedTuple):
     release_slot: Callable[[RenewedLease], None]
     """function that returns a slot to the runner when the job no longer uses it"""
     check_later: Callable[[float], None]
-    """function that makes the runner look for slots after some seconds, when the pause of an endpoint has ended"""
+    """function that makes the runner look for slots after a number of seconds, when an endpoint's pause has ended"""
 
 
 class JobAttempt:
@@ -164,7 +164,7 @@ class JobAttempt:
     async def _final_answer(self) -> Answer | None:
         """Poll once more after the slot was revoked, because the server may have finished the job.
 
-        Return a final answer only.
+        Return ``None`` if the answer is not final.
         """
         if not (self._sent and self._asks):
             return None
@@ -227,7 +227,8 @@ class JobAttempt:
                     return answer
             elif isinstance(answer, Missing):
                 missing += 1
-                # Poll twice before giving up. The server has restarted, or it reported wrongly that it had the job.
+                # Give up only at the second such answer. The server has restarted, or it reported wrongly that it had
+                # the job.
                 if missing > 1:
                     return EndpointUnreachable("the server no longer knows the job", sent=True)
             else:
@@ -290,7 +291,7 @@ class JobAttempt:
         self._context.renewer.drop(self._held)
 
     async def _release_as_lost(self, answer: Answer) -> None:
-        """Release a job as lost if it may have run and could not be settled, so the next dispatcher polls for it."""
+        """Release a job as lost if it may have run and could not be settled, so that the next dispatcher polls."""
         if isinstance(answer, Busy) or (
             isinstance(answer, EndpointUnreachable) and not answer.sent
         ):
@@ -355,7 +356,7 @@ class JobAttempt:
     async def _settle(self, verb: Verb) -> None:
         context, task = self._context, self._delivery.task
         if isinstance(verb, Bury):
-            # Report before settling: after a crash, the client gets two reports instead of none.
+            # Report before settling, so that a crash in between causes a second report rather than no report.
             await context.report(task, "failed", None, verb.error or verb.reason)
         settled = await context.store.retry_until_available(
             partial(settle, context.backend, self._owner.subscription, self._delivery, verb)
@@ -364,9 +365,9 @@ class JobAttempt:
             await context.report(task, "failed", None, _LOST)
 
     async def _note(self, note: bytes) -> None:
-        """Store a note at the slot for the job's next attempt.
+        """Store a note with the slot for the job's next attempt.
 
-        If the slot has another job by now, the note counts as late.
+        If the slot now belongs to another job, the note counts as late.
         """
         lease, job = self._held.lease, self._delivery.task.id
         leave = partial(self._context.pool.leave, lease.model, job, lease.token, note)

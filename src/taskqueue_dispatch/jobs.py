@@ -27,7 +27,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """URL that is notified when the job has ended"""
     priority: int = DEFAULT_PRIORITY
     deadline: float | None = None
-    """time after which the job is not started any more, in Unix seconds of the store's clock"""
+    """time after which the job is no longer started, in Unix seconds by the store's clock"""
     not_before: float | None = None
     tenant: str | None = None
     """customer for whom the job runs; with fair order, tenants take turns"""
@@ -72,7 +72,7 @@ def model_of(task: Task) -> str:
         return model
     name = model_of_queue(task.key)
     if name is None:
-        raise InvalidInput("task", "a task without its model", "a job of the dispatcher")
+        raise InvalidInput("task", "a task without a model", "a job of the dispatcher")
     return name
 
 

@@ -88,11 +88,11 @@ class LeaseRenewer:
         return held
 
     def drop(self, held: RenewedLease) -> None:
-        """Stop renewing a lease, because it was released or should expire. Idempotent."""
+        """Stop renewing a lease that was released or should expire. Idempotent."""
         self._held.pop(held, None)
 
     def change(self, held: RenewedLease, lease: SlotLease) -> None:
-        """Replace the version of a lease that is renewed, after a store call has changed the lease."""
+        """Replace the version of a held lease after a store call has changed the lease."""
         held.doubted = False
         held.take(lease)
 
@@ -140,7 +140,7 @@ class LeaseRenewer:
         for start in range(0, len(held), LIMITS.batch):
             good = await self._renew_batch(held[start : start + LIMITS.batch]) and good
         if any(lease.doubted for lease in held):
-            # Wait until the holder has replaced a token that changed during the call. Otherwise the lease is lost.
+            # Let the holder replace a token that changed during the call. If it does not, the lease is lost.
             await asyncio.sleep(_CHECK_SECONDS)
         doubted = [lease for lease in held if lease.doubted and lease in self._held]
         for start in range(0, len(doubted), LIMITS.batch):
@@ -179,7 +179,7 @@ def _apply(item: RenewedLease, sent: SlotLease, lease: SlotLease | None) -> None
     if item.lease.token != sent.token:
         return
     if lease is None:
-        # A call of `assign` may be replacing this lease at the moment, so renew again before the lease counts as lost.
+        # A call of `assign` may be replacing this lease right now, so renew again before the lease counts as lost.
         if item.doubted:
             item.lost.set()
         item.doubted = not item.doubted

@@ -44,7 +44,7 @@ _UNSETTLED = 256
 _GRACE_SECONDS = 0.3
 """seconds in which a stopping loop may finish its current pass"""
 _FINAL_SECONDS = 0.5
-"""seconds for the last calls to the store during shutdown"""
+"""maximum number of seconds for each of the last store calls during shutdown"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
@@ -75,7 +75,7 @@ class ModelRunner:
         self._kept_shared = False
         self._wake_up = asyncio.Event()
         self._odd_for_waiter = 1
-        """1 if the next odd slot goes to a waiting caller, 0 if it goes to a job of the queue; the value alternates"""
+        """with an odd number of slots, 1 if the extra slot next goes to a waiting caller, 0 if to a queued job"""
         self._unplaced: list[Delivery] = []
         """jobs without a slot, to be redelivered at the head of the queue"""
         self._stopping = asyncio.Event()
@@ -83,7 +83,7 @@ class ModelRunner:
 
     @property
     def running(self) -> int:
-        """Return how many jobs of the model this dispatcher is running on servers."""
+        """Return how many of the model's jobs this dispatcher has running on servers."""
         return self._running
 
     def check_now(self) -> None:
@@ -292,7 +292,7 @@ class ModelRunner:
         self._give_to_waiters(len(self._free))
         self._keep_one_slot()
         if not self._free:
-            # Acquire a slot first, because a job is received only for a slot.
+            # Acquire a slot first, because jobs are received only for slots that are held.
             self.check_now()
             return
         shared = self._turns.is_shared(self._free[0].lease)
@@ -316,7 +316,7 @@ class ModelRunner:
             self._return_slot(self._free.pop())
 
     def _better_slot_returns(self, freed: Sequence[SlotLease]) -> bool:
-        """Return whether a returned slot is on a server with this model loaded, and the free slot is on another one."""
+        """Return whether a returned slot is on a server that has this model loaded, and the free slot is not."""
         switches = any(held.lease.switched for held in self._free)
         return switches and any(lease.job is not None for lease in freed)
 

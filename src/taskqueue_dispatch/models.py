@@ -41,7 +41,7 @@ class ModelConfig(BaseModel):
     poll_endpoint_template: _Path | None = None
     """path of a job's status, such as ``/status/{id}``; a sync model is polled only before a job is sent again"""
     id_field: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """field of the server's response that contains the server's own id of the job; default: ``job_id``, else ``id``"""
+    """response field with the server's own id for the job; by default ``job_id``, or ``id`` if that is missing"""
     poll_interval: _Seconds = 2.0
     max_poll_time: _Seconds = 600.0
     """longest duration in seconds of one attempt on the server; after that, the attempt has failed"""
@@ -58,9 +58,9 @@ class ModelConfig(BaseModel):
     fair_limit: int = Field(default=10_000, ge=1, le=1_000_000_000)
     """maximum number of waiting jobs of all tenants together, with fair order"""
     weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default={}, max_length=1000)
-    """number of turns of a tenant for each turn of a tenant without a weight, with fair order"""
+    """with fair order, number of turns that a tenant gets for each turn of a tenant without a weight"""
     floor_share: float = Field(default=0.05, ge=0, le=0.5)
-    """share of slots reserved for jobs of the lowest priority, so that they are never starved"""
+    """share of slots reserved for jobs with the lowest priority, so that they are never starved"""
     when_down: WhenDown = WhenDown.QUEUE
     result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
 
@@ -68,9 +68,9 @@ class ModelConfig(BaseModel):
     @classmethod
     def _check_placeholder(cls, template: str | None) -> str | None:
         if template is not None and template.count("{id}") != 1:
-            raise ValueError("it must contain {id} once")
+            raise ValueError("it must contain {id} exactly once")
         if template is not None and set("{}") & set(template.replace("{id}", "")):
-            raise ValueError("braces are allowed as {id} only")
+            raise ValueError("braces are allowed only in {id}")
         return template
 
     def capacity(self, slots: int) -> int:

@@ -1,4 +1,4 @@
-"""Queue names and job ids: a model's name may contain any text, a queue's name may not."""
+"""Queue names and job ids. A model's name may contain any text, but a queue's name may not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import secrets
 from taskqueue_core.limits import LIMITS, check_label, check_name
 
 JOBS = "dispatch:"
-"""prefix of the names of models' queues"""
+"""prefix of the names of the queues of models"""
 CALLBACKS = "dispatch.callbacks"
 """name of the queue of callbacks"""
 _PLAIN = re.compile(r"[A-Za-z0-9._:@+<>-]")

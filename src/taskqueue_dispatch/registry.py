@@ -284,7 +284,7 @@ class ModelRegistry:
                     self._documents.pop(model, None)
                 self._cache(view.endpoints, own, {model})
         observed = self._views.get(model)
-        # The model has no endpoint and no configuration any more. Its queue keeps its settings.
+        # The model no longer has an endpoint or a configuration. Its queue keeps its settings.
         if observed is None:
             return
         self._queue_inputs.pop(model, None)
@@ -294,7 +294,7 @@ class ModelRegistry:
         self._queue_inputs[model] = observed.slots, observed.config
 
     async def _update_queues(self) -> None:
-        """Update queues after changes by other replicas, in case those failed before they updated the queue."""
+        """Update queues after changes by other replicas, which may have failed before they updated the queues."""
         for view in self.known():
             state = view.slots, view.config
             if self._queue_inputs.get(view.model) == state:

@@ -39,7 +39,7 @@ class RunnerContext:
         self.pool = slots_of(backend)
         host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:60].lstrip("._-") or "host"
         self.holder = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
-        """name of this dispatcher as a holder of slots and as a consumer of queues"""
+        """name that identifies this dispatcher as a holder of slots and as a consumer of queues"""
         self.caller = caller
         self.registry = ModelRegistry(backend, settings)
         self.renewer = LeaseRenewer(self.pool, self.registry, caller, settings)

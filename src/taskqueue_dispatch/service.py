@@ -89,7 +89,7 @@ class Dispatcher(RunnerContext):
         return outcome
 
     async def __aenter__(self) -> Self:
-        """Start to dispatch jobs. Wait for the store while it is unavailable."""
+        """Start to dispatch jobs. If the store is unavailable, wait for it."""
         loops: list[Coroutine[Any, Any, None]] = [
             self._run_loop(), self.renewer.run(), self.sender.run()
         ]  # fmt: skip

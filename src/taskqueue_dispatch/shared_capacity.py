@@ -1,4 +1,4 @@
-"""Shared servers with more slots than jobs that they run at once: the models of such a server take turns."""
+"""Servers whose models together have more slots than the server may run jobs at once: these models take turns."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CapacityTurns:
         """Give the other models precedence, and return the number of seconds for which they have it.
 
         The next turn begins with the next acquired slot. If the server has another model loaded, the period is longer,
-        so that two models release their slots if each holds a slot of the server on which the other one is loaded.
+        so that two models that each hold a slot on the server where the other is loaded both release it.
         """
         for lease in leases:
             self._turn_began.pop(lease.server, None)
@@ -69,7 +69,7 @@ class CapacityTurns:
         return -max(own, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
-        """Return whether several models share the slot's server, and it has more slots than it runs jobs at once."""
+        """Return whether several models share the slot's server, and it has more slots than it may run jobs at once."""
         endpoints = [
             info
             for view in self._registry.known()

@@ -36,7 +36,7 @@ _log = logging.getLogger("taskqueue.dispatch")
 
 
 class SlotPermit:
-    """A slot of an endpoint for one request, as an async context manager that releases the slot at its end.
+    """A slot of an endpoint for one request, as an async context manager that releases the slot on exit.
 
     The slot is held while this object exists; if the object is garbage-collected, the slot is released. Requests to
     the endpoint must carry `headers`: a server that reports its running jobs must report this request, or the slot is
@@ -125,13 +125,13 @@ class FoundQueued:
     def __await__(self) -> Generator[Any, None, SlotPermit]:
         if self._forgotten.detach() is None:
             raise InvalidInput(
-                "FoundQueued", "one that was awaited before", "a new result of find_endpoint"
+                "FoundQueued", "a result that was already awaited", "a new result of find_endpoint"
             )
         return self._position.wait().__await__()
 
 
 class _WaitingPosition:
-    """The state of a `FoundQueued`, without a reference to it, so that dropping that object ends the waiting."""
+    """The state of a `FoundQueued`. It does not refer to that object, so dropping that object ends the wait."""
 
     def __init__(self, finder: SlotFinder, waiter: Waiter, job: str, timeout: float) -> None:
         self._finder = finder
@@ -178,7 +178,7 @@ class _WaitingPosition:
 
 
 class SlotFinder:
-    """The search for free slots by code of this process. The `LeaseRenewer` renews the slots that it returns."""
+    """The search for free slots by code in this process. The `LeaseRenewer` renews the slots that it returns."""
 
     def __init__(
         self,

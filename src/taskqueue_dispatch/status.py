@@ -114,8 +114,8 @@ class Jobs:
     ) -> tuple[DeadLetter, ...]:
         """Return dead letters of one model, or of all models in sequence, the oldest of each model first.
 
-        ``after`` is the last job id of the previous page. If that job is no longer a dead letter, the list of its
-        model starts again.
+        ``after`` is the last job id of the previous page. If that job is no longer a dead letter, the list of its model
+        starts from the beginning.
         """
         check_number("limit", limit, 1, _MOST)
         if after is not None:

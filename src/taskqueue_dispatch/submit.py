@@ -105,7 +105,10 @@ class Submitter:
         *,
         check_callback: Callable[[str], Awaitable[object]] | None = None,
     ) -> None:
-        """Do no I/O. ``check_callback`` raises `InvalidInput` for a forbidden URL; without it, all URLs are refused."""
+        """Create a submitter without any I/O.
+
+        ``check_callback`` raises `InvalidInput` for a forbidden URL; without it, all URLs are refused.
+        """
         self._backend = backend
         self._queue = Queue(backend)
         self._pool = slots_of(backend)
@@ -124,7 +127,9 @@ class Submitter:
         task = task_of(submission)
         if submission.callback_url is not None:
             if self._check_callback is None:
-                raise InvalidInput("callback_url", "a URL", "none: callbacks are disabled")
+                raise InvalidInput(
+                    "callback_url", "a URL", "no URL, because callbacks are disabled"
+                )
             await self._check_callback(submission.callback_url)
         model = submission.model
         current = await self._read_current(model)
@@ -140,7 +145,7 @@ class Submitter:
             # The first submission of this job was found, but its record has expired in the meantime.
             if known is None:
                 raise PublishUnconfirmed(
-                    "the record of the job has expired; submit it again", task_id=task.id
+                    "the record of the job has expired; submit the job again", task_id=task.id
                 )
             return await self._stored_before(model, task, known, current)
         if confirmation.status is Published.REFUSED and confirmation.code in _REASONS:

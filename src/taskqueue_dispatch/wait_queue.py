@@ -16,7 +16,7 @@ from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_dispatch.submit import Reason
 
 _MAX_WAITERS = 10_000
-"""maximum number of waiting callers in one process, of all models and tenants"""
+"""maximum number of waiting callers in one process, across all models and tenants"""
 
 
 @dataclass(eq=False, slots=True)
@@ -28,7 +28,7 @@ class Waiter:
     number: int
     """position in the order of arrival"""
     given: asyncio.Future[RenewedLease | None]
-    """future of the unassigned slot that the caller gets, or of ``None`` if the caller gets no slot"""
+    """future whose result is the unassigned slot that the caller gets, or ``None`` if the caller gets no slot"""
 
 
 class _ModelQueue:
@@ -94,7 +94,7 @@ class SlotWaiters:
         return 0 if queue is None else len(queue.all)
 
     def on_change(self, model: str, callback: Callable[[], None] | None) -> None:
-        """Call ``callback`` when a waiter of the model is added. It replaces an earlier one; ``None`` removes it."""
+        """Call ``callback`` when a waiter of the model is added, and forget the earlier callback. ``None``: none."""
         if callback is None:
             self._callbacks.pop(model, None)
         else:
@@ -138,7 +138,7 @@ class SlotWaiters:
         given = False
         while not given and (waiter := queue.next(config)) is not None:
             self._waiting -= 1
-            # If the future is done, its caller has just been cancelled, so give the slot to the next one.
+            # If the future is done, its caller has just been cancelled, so give the slot to the next waiter.
             if not waiter.given.done():
                 waiter.given.set_result(held)
                 given = True

@@ -67,7 +67,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     tls: bool
     hosts: tuple[HostAddress, ...]
-    """the server, or some of the Sentinels or cluster nodes"""
+    """the server itself, or some of the Sentinels or cluster nodes"""
     service: str = ""
     """the name under which Sentinels know the master"""
     database: int = 0

@@ -81,7 +81,7 @@ class RedisBackend:
             for subscription in tuple(context.wakeups.subscriptions):
                 with contextlib.suppress(
                     TaskQueueError
-                ):  # unreleased deliveries come back when their leases expire
+                ):  # unreleased deliveries are redelivered when their leases expire
                     await subscription.close()
             await self.publisher.sent()
             await context.checks.files.aclose()
@@ -107,5 +107,5 @@ class RedisBackend:
 
 
 def create_backend() -> RedisBackend:
-    """Return a Redis backend with the settings of the environment."""
+    """Return a Redis backend with the settings from the environment."""
     return RedisBackend(settings=load_settings(RedisSettings))

@@ -26,7 +26,7 @@ class RedisSettings(BaseSettings):
     url: SecretStr = SecretStr("redis://127.0.0.1:6379")
     """URL of the server, which may contain a password; schemes: `redis`, `unix`, `redis+sentinel`, `redis+cluster`"""
     user: str = ""
-    """ACL user; if empty, the user of the URL, or else the user ``default``"""
+    """ACL user; if empty, the user in the URL, or ``default`` if the URL names no user"""
     password: SecretStr | None = None
     """password of the user, unless the URL contains it"""
     password_file: Path | None = None
@@ -35,10 +35,10 @@ class RedisSettings(BaseSettings):
     sentinel_password: SecretStr | None = None
     """password of the Sentinels, if they require one"""
     tls_ca_file: Path | None = None
-    """CA certificates that may sign the server's certificate; unset: those that this machine trusts"""
+    """file of the CA certificates that may sign the server's certificate; unset: those that this machine trusts"""
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
-    """key of the client certificate ``tls_cert_file``, for servers that require one"""
+    """file of the private key for ``tls_cert_file``, for servers that require a client certificate"""
     dangerously_skip_tls_verification: bool = False
     """accept any server certificate; an attacker in the network can then read and change everything"""
     allow_plaintext: bool = False
@@ -48,9 +48,9 @@ class RedisSettings(BaseSettings):
     partitions: int | None = Field(None, ge=1, le=1024)
     """number of hash slots over which queues are distributed, fixed at installation; unset: 1, or 8 on a cluster"""
     connections: int = Field(16, ge=1, le=1000)
-    """maximum number of connections per server to wait for replicas; all other commands share a separate connection"""
+    """maximum number of connections per server that wait for replicas; all other commands share one more connection"""
     in_flight: int = Field(1000, ge=1, le=100_000)
-    """maximum number of commands in progress per server; further ones wait"""
+    """maximum number of commands in progress per server; further commands wait"""
     connect_timeout: float = Field(2.0, gt=0, le=_MINUTE, allow_inf_nan=False)
     """seconds after which opening a connection fails, including TLS and login"""
     answer_timeout: float = Field(5.0, gt=0, le=_MINUTE, allow_inf_nan=False)
@@ -60,8 +60,11 @@ class RedisSettings(BaseSettings):
     operation_timeout: float = Field(10.0, gt=0, le=10 * _MINUTE, allow_inf_nan=False)
     """seconds after which a failing command is no longer retried"""
     journal_length: int | None = Field(None, ge=1000, le=1_000_000_000)
-    """minimum number of state changes in the journal of a partition, stored in Redis for all processes; unset: the
-    stored value, initially a million"""
+    """minimum number of state changes that the journal of a partition keeps
+
+    The value is stored in Redis for all processes. If the setting is unset, the stored value applies, initially a
+    million.
+    """
     lease: float = Field(15.0, ge=1, le=3600, allow_inf_nan=False)
     """seconds without a heartbeat after which the deliveries of a consumer are given to other consumers"""
     housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)
@@ -82,7 +85,7 @@ class RedisSettings(BaseSettings):
             )
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise ConfigurationError(
-                "TASKQUEUE_REDIS_TLS_CERT_FILE and TASKQUEUE_REDIS_TLS_KEY_FILE: one is set; "
+                "TASKQUEUE_REDIS_TLS_CERT_FILE and TASKQUEUE_REDIS_TLS_KEY_FILE: only one is set; "
                 "allowed: both or neither"
             )
         for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
@@ -112,7 +115,7 @@ class RedisSettings(BaseSettings):
         return self.user or self.address.user
 
     def password_now(self) -> str:
-        """Return the password; empty if none is set. Reads a password file at each call, or raises an error."""
+        """Return the password; empty if none is set. Reads any password file each time. Raises `ConfigurationError`."""
         if self.password_file is None:
             secret = self.password.get_secret_value() if self.password else ""
             return secret or self.address.password

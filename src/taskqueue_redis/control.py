@@ -83,7 +83,7 @@ class RedisControl(_ScriptCaller):
         partition_of = self._context.scripts.partitions.of
         if any(partition_of(other) != partition_of(key) for other in settings.bound_to):
             raise InvalidInput(
-                "bound_to", "a queue in another partition", "queues of the same partition"
+                "bound_to", "a queue in another partition", "a queue in the same partition"
             )
         replicated = settings.durability is Durability.REPLICATED
         changed = settings.model_copy(update={"version": settings.version + 1})

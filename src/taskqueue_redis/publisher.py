@@ -226,7 +226,7 @@ def _refused(task: Task, text: str) -> Confirmation:
         case _:
             limits = QueueSettings(order=Order.FAIR, tenant_capacity=int(bound))
     confirmation = refusal(task, limits, int(depth), int(depth))
-    assert confirmation is not None  # noqa: S101 - the store has refused it for this reason
+    assert confirmation is not None  # noqa: S101 - the store refused the task because of these limits
     if not where:
         return confirmation
     return msgspec.structs.replace(confirmation, reason=f"queue {where!r}: {confirmation.reason}")

@@ -20,13 +20,13 @@ _POLL_EVERY = 8
 """number of receives after which queues that are not known to have work are checked too"""
 _ROUNDS = 5
 _PATIENCE = 0.25
-"""seconds after which a receive stops waiting for partitions that have not answered, if others have"""
+"""seconds after which a receive stops waiting for silent partitions if other partitions have answered"""
 _RETRY_SECONDS = 0.2
 """seconds after which a partition that failed is read again"""
 
 
 class ConsumerExpired(Exception):
-    """The lease of this consumer has expired, and its deliveries were given to other consumers."""
+    """Raised if the lease of this consumer has expired, so that its deliveries were given to other consumers."""
 
 
 class _Batch(msgspec.Struct):
@@ -166,7 +166,7 @@ class Receiver:
         return tuple(key for key in self.ready if of(key) not in self._unavailable)
 
     async def _each(self, taken: _Batch, reads: Mapping[str, Coroutine[Any, Any, _Batch]]) -> None:
-        """Collect the results of reads. Leave a partition without answer to a background task if others answer."""
+        """Collect the results of reads. If some partitions answer, leave the others to background tasks."""
         requested = {asyncio.create_task(read): name for name, read in reads.items()}
         late = set(requested)
         try:
@@ -194,7 +194,7 @@ class Receiver:
             self.set_aside(requested[waiter], waiter if waiter in late else None)
 
     def _others(self, names: set[str]) -> bool:
-        """Return whether a partition is available that is not in ``names``."""
+        """Return whether any partition that is not in ``names`` is available."""
         return len(names | self._unavailable.keys()) < len(self._partitions)
 
     def set_aside(self, partition: str, read: asyncio.Task[_Batch] | None = None) -> None:
@@ -224,7 +224,7 @@ class Receiver:
     async def _poll_partition(self, partition: str) -> _Batch:
         """Check which queues of a partition have work.
 
-        If an answer of the partition was lost, only read the deliveries that it may have contained.
+        If an answer from the partition was lost, read only the deliveries that it may have contained.
         """
         await self._consumer.enter(partition)
         if partition in self._uncertain:
@@ -307,7 +307,7 @@ class Receiver:
             self._unseen += deliveries
 
     def _unknown(self, reply: Any) -> list[Delivery]:
-        """Return deliveries in flight that no receive has returned; corrupt ones become dead letters."""
+        """Return deliveries in flight that no receive has returned; corrupt deliveries become dead letters."""
         unknown: list[Delivery] = []
         for key, lane, entries, tokens, times in reply:
             for index, (token, time) in enumerate(zip(tokens, times, strict=True)):

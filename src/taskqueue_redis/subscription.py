@@ -162,7 +162,7 @@ class RedisSubscription(SubscriptionBase):
         await gather_all(self.enter(partition) for partition in self._partitions)
 
     async def _arrive(self) -> None:
-        """Register with all partitions. If only some are registered yet, leave the others to background tasks."""
+        """Register with all partitions. If some registrations have succeeded, leave the rest to background tasks."""
         missing = self._partitions.keys() - self._joined
         if missing and self._joined and not self._closing.is_set():
             for partition in missing:

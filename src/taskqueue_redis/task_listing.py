@@ -1,4 +1,4 @@
-"""Listing all tasks of a queue, without changes, in small steps between which Redis serves other clients."""
+"""Listing all tasks of a queue without changing them, in small steps between which Redis serves other clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waking of receives and signals that wait, by one pub/sub connection per process and one timer per partition."""
+"""Waking receives and signals that wait, with one pub/sub connection per process and one timer per partition."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Wakeups:
         self._timers[partition] = (due, timer)
 
     def note_opening(self, key: str, time: float) -> None:
-        """Wake a subscription of a queue at a time of the store, when a rate limit allows deliveries again."""
+        """Wake a subscription of a queue at a time by the store's clock, when a rate limit allows deliveries again."""
         known = self._openings.get(key)
         if known is not None:
             if known[0] <= time:
@@ -180,7 +180,7 @@ class Wakeups:
                 signal.notify()
 
     def reconnected(self) -> None:
-        """Recover after an outage, because notifications may have been missed and confirmed writes may be undone."""
+        """Recover after an outage, which may have hidden notifications and undone confirmed writes."""
         if not self._closed:
             self._tasks.start(self._recover())
             if self._scripts.checks is not None:

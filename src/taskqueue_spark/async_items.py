@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 
 
 def items_of(runner: asyncio.Runner, items: AsyncGenerator[Item]) -> Generator[Item]:
-    """Yield the items of an asynchronous generator that runs in ``runner``, and close it at the end."""
+    """Yield the items of an asynchronous generator that runs in ``runner``, and close the generator at the end."""
 
     async def following() -> Item | None:
         return await anext(items, None)

@@ -36,10 +36,10 @@ from taskqueue_spark.options import OffsetMap, ReadOptions
 def open_journal(options: ReadOptions, *, torn: bool = False) -> Journal:
     """Return the journal that the options name. Raises `ConfigurationError`.
 
-    ``torn``: include a last line without a line end.
+    ``torn``: include the last line even if it has no line end.
     """
     if options.backend == "lines":
-        from taskqueue_spark.journals.lines import LinesJournal  # noqa: PLC0415 - Spark workers import only what they need
+        from taskqueue_spark.journals.lines import LinesJournal  # noqa: PLC0415 - Spark workers import only the reader that they need
 
         return LinesJournal(options.path, torn=torn)
     from taskqueue_spark.journals.redis import RedisJournal  # noqa: PLC0415
@@ -69,7 +69,7 @@ def choice_of(options: ReadOptions, schema: StructType) -> Choice:
         if own is None or own.dataType != field.dataType or (own.nullable and not field.nullable):
             columns = (f"{field.name} {field.dataType.simpleString()}" for field in known.values())
             allowed = f"some of: {', '.join(columns)}"
-            raise InvalidInput("schema", "an unknown column, or one of another type", allowed)
+            raise InvalidInput("schema", "an unknown column, or a column of another type", allowed)
     fields = [TRANSITIONS.field(field.name).with_nullable(field.nullable) for field in schema]
     return Choice(
         pa.schema(fields), options.events, options.keys, options.since, options.until, options.batch
@@ -91,7 +91,8 @@ class JournalReader(DataSourceReader):
             spans = spans_of(options, journal)
             start = checked(starting(options.starting, spans), spans, fail=options.fail)
             offsets = ending(options.ending, spans)
-            # Check only shards with something to read. In the other shards, nothing that the read needs can be missing.
+            # Check only shards with something to read. The read needs nothing from the other shards, so nothing can be
+            # missing there.
             batch = {
                 name: offsets[name]
                 for name in offsets
@@ -177,7 +178,7 @@ def spans_of(options: ReadOptions, journal: Journal) -> dict[str, ReadRange]:
 
 
 def starting(result: OffsetMap, spans: dict[str, ReadRange]) -> Offsets:
-    """Return the first position to read of each shard: its offset, or without one the first position that exists."""
+    """Return the first position to read in each shard: its offset, or by default the first position that exists."""
     if result == "latest":
         return Offsets({shard: (span.run, span.end) for shard, span in spans.items()})
     first = Offsets({shard: (span.run, span.first) for shard, span in spans.items()})
@@ -213,7 +214,8 @@ def parts_of(
 ) -> list[InputPartition]:
     """Return the partitions that read a range.
 
-    ``splits``: maximum number of partitions; 0 for the default. ``last``: the range is the last one of its shard.
+    ``splits``: maximum number of partitions; 0 for the default. ``last``: whether the range is the last one of its
+    shard.
     """
     shard, _, start, end, _ = part
     if start >= end:

@@ -67,7 +67,7 @@ def batch_of(
     *,
     schema: pa.Schema = TRANSITIONS,
 ) -> pa.RecordBatch:
-    """Return the transitions with the numbers ``start`` to ``end`` from steps in order of their numbers.
+    """Return the transitions numbered ``start`` to ``end`` from steps that are sorted by number.
 
     ``schema`` has some of the columns of `TRANSITIONS`. Raises `Damaged` for an invalid step.
     """
@@ -164,7 +164,7 @@ def _uniform(values: Values) -> bool:
 
 
 def _name(values: Values) -> pa.Array:
-    return pa.array(values, pa.binary()).cast(pa.string())  # fails if the UTF-8 is not valid
+    return pa.array(values, pa.binary()).cast(pa.string())  # raises an error for invalid UTF-8
 
 
 def _text(values: Values) -> pa.Array:

@@ -20,7 +20,7 @@ from pathlib import Path
 from taskqueue_core.errors import ConfigurationError
 
 _MODULE = "--add-modules=jdk.incubator.vector"
-"""option for a Java module that Spark requests but does not need, and that a reduced Java does not have"""
+"""option that adds a Java module which Spark requests but does not need, and which a minimal Java runtime lacks"""
 _LEAST = 17
 _WAIT = 60
 """timeout of ``java -version``, in seconds"""
@@ -48,7 +48,7 @@ def ensure_java() -> None:
 
 
 def _release(java: str) -> int:
-    """Return the major version of a Java program; 0 if it does not run."""
+    """Return the major version of a Java program; 0 if the program does not run."""
     try:
         requested = subprocess.run(  # noqa: S603 - Spark would run the same program, so it is trusted
             [java, "-version"], capture_output=True, timeout=_WAIT, check=False

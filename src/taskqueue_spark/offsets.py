@@ -1,4 +1,4 @@
-"""Offsets: a reader's position in each shard, and the size of its next step over all shards."""
+"""Offsets: a reader's position in each shard, and the computation of where its next step ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Offsets(dict[str, tuple[str, int]]):
             item = slot if isinstance(slot, Mapping) else {"next": slot}
             position, texts = item.get("next"), (item.get("run", ""), item.get("mark", ""))
             if type(position) is not int or position < 0 or {*map(type, texts)} != {str}:
-                raise InvalidInput(name, "an invalid value of a shard", _ALLOWED)
+                raise InvalidInput(name, "an invalid value for a shard", _ALLOWED)
             run, mark = texts
             offsets[shard] = run, position
             if mark:
@@ -64,7 +64,7 @@ class Offsets(dict[str, tuple[str, int]]):
 
 
 def renamed(offsets: Offsets, runs: Mapping[str, str]) -> dict[str, str]:
-    """Return the new names of renamed shards by their old names, for example of moved files.
+    """Return the new names of renamed shards (such as moved files) by their old names.
 
     A shard is identified by its run. ``runs``: the current run of each shard.
     """
@@ -167,7 +167,7 @@ class _Step:
         for cut in (self._at(time), self._at(time + 1)):
             if any(cut[name] > self._start[name] for name in self.behind):
                 return cut
-        # The times do not rise, because a clock was set back. Therefore advance this shard only.
+        # The times do not rise, because a clock was set back. Therefore advance only this shard.
         return {**self._start, shard: index}
 
     def within(self, span: int, most: dict[str, int]) -> dict[str, int]:

@@ -27,7 +27,7 @@ class OptionValues(dict[str, str]):
             shown = ", ".join(name[:50] for name in unknown)
             raise ConfigurationError(f"unknown options: {shown}; allowed: {', '.join(names)}")
         if self.get("path") and "path" not in known:
-            raise ConfigurationError("option path: set; allowed: save() and load() without one")
+            raise ConfigurationError("option path: set; allowed: save() and load() without a path")
 
     def text(self, name: str) -> str | None:
         """Return the value of an option unchanged; ``None`` if the option is not set."""
@@ -78,7 +78,7 @@ class OptionValues(dict[str, str]):
             seconds = float(number) * _UNITS[unit]
         except ValueError:
             seconds = -1
-        if not 0 < seconds < 1e9:  # noqa: PLR2004 - about 30 years; the comparison also refuses NaN
+        if not 0 < seconds < 1e9:  # noqa: PLR2004 - the limit is about 30 years; the comparison also refuses NaN
             allowed = "seconds, or a number with the unit s, m, h or d"
             raise InvalidInput(f"option {name}", "text that is not a duration", allowed)
         return seconds
@@ -101,7 +101,9 @@ class OptionValues(dict[str, str]):
             return None
         names = tuple(filter(None, map(str.strip, value.split(","))))
         if not names:
-            raise InvalidInput(f"option {name}", "no name", "names that are separated by commas")
+            raise InvalidInput(
+                f"option {name}", "a list without names", "names that are separated by commas"
+            )
         return names
 
     def queue(self) -> str | None:

@@ -28,7 +28,7 @@ class ReadOptions:
 
     backend: Literal["redis", "lines"]
     store: SparkStore
-    """the Redis store; a default if ``backend`` is ``lines``"""
+    """the Redis store; has no effect if ``backend`` is ``lines``"""
     path: str
     starting: OffsetMap
     ending: OffsetMap
@@ -38,7 +38,7 @@ class ReadOptions:
     events: frozenset[str] | None
     keys: frozenset[str] | None
     splits: int
-    """number of ranges into which a shard is divided; 0: depends on its size"""
+    """number of ranges into which a shard is divided; 0: a number that depends on the shard's size"""
     fetch: int
     batch: int
     pushdown: bool
@@ -61,7 +61,10 @@ class ReadOptions:
         for name in ("path",) if backend == "redis" else _OF_REDIS:
             if given.text(name):
                 other = "lines" if backend == "redis" else "redis"
-                problem, allowed = f"set, with backend={backend}", f"with backend={other}"
+                problem, allowed = (
+                    f"a value for backend={backend}",
+                    f"a value only for backend={other}",
+                )
                 raise InvalidInput(f"option {name}", problem, allowed)
         events, keys = (given.names(name) for name in ("events", "keys"))
         if events is not None and not _EVENTS.issuperset(events):
@@ -87,7 +90,7 @@ class ReadOptions:
         )
 
     def check(self, *, stream: bool) -> None:
-        """Raise `InvalidInput` for an option that has no effect in a stream, or in a batch read."""
+        """Raise `InvalidInput` for an option that has no effect in this kind of read: a stream, or a batch read."""
         ignored = {
             "endingOffsets": stream and self.ending != "latest",
             "pushdown": stream and self.pushdown,
@@ -97,7 +100,9 @@ class ReadOptions:
         for name, wrong in ignored.items():
             if wrong:
                 here, there = ("read", "readStream")[:: -1 if stream else 1]
-                raise InvalidInput(f"option {name}", f"set, with {here}", f"with {there}")
+                raise InvalidInput(
+                    f"option {name}", f"a value for {here}", f"a value only for {there}"
+                )
 
 
 def resource_of(options: Mapping[str, str]) -> str:

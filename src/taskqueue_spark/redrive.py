@@ -100,7 +100,7 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         _log.info("%s: %s moved, %s skipped", self._options.action, total.moved, total.passed)
 
     def abort(self, *_: object) -> None:
-        """Do nothing: dead letters that were redriven or discarded stay so."""
+        """Do nothing: dead letters that were redriven or discarded cannot be restored."""
 
 
 def redrive(df: DataFrame, **options: str) -> Moved:

@@ -11,8 +11,8 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.java import ensure_java
 
 _ALL_NODES = {
-    "spark.sql.session.timeZone": "UTC",  # a journal has times in UTC
-    "spark.sql.python.filterPushdown.enabled": "true",  # without it, Spark rejects a reader that accepts filters
+    "spark.sql.session.timeZone": "UTC",  # the times in a journal are in UTC
+    "spark.sql.python.filterPushdown.enabled": "true",  # without it, Spark rejects readers that accept filters
     "spark.python.sql.dataFrameDebugging.enabled": "false",  # recording source lines makes calls twice as slow
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # many readers do not support the default, INT96
 }
@@ -27,7 +27,8 @@ _LOCAL = {
     "spark.ui.showConsoleProgress": "false",
 }
 SMALL_DATA = {
-    # Java reserves 48 MB for code of this level by default. Spark exceeds this, and Java then compiles repeatedly.
+    # With TieredStopAtLevel=1, the JVM's code cache defaults to 48 MB. Spark outgrows it, and the JVM then keeps
+    # discarding and recompiling code.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
@@ -47,7 +48,7 @@ def session(
     Raises `ConfigurationError` if there is no suitable Java, or if both a master and a remote are set.
     """
     if master is not None and remote is not None:
-        raise ConfigurationError("master, remote: both are set; allowed: one of them, or none")
+        raise ConfigurationError("master, remote: both are set; allowed: at most one of them")
     builder = SparkSession.builder.appName(name)
     settings = dict(_ALL_NODES)
     if remote is not None:

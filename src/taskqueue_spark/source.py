@@ -20,7 +20,7 @@ class TaskQueueDataSource(DataSource):
     """The data source and sink, which Spark finds if this package is installed.
 
     The option ``resource`` names what to read: ``journal`` (the default), ``dead_letters`` or ``tasks``. A journal can
-    be read in a batch or as a stream, the other two in a batch. Tasks can be written in a batch or as a stream.
+    be read in a batch or as a stream, the other two only in a batch. Tasks can be written in a batch or as a stream.
     """
 
     @classmethod
@@ -49,7 +49,7 @@ class TaskQueueDataSource(DataSource):
         from taskqueue_spark.batch_reader import FilteringReader, JournalReader  # noqa: PLC0415
 
         options = ReadOptions.of(self.options)
-        # Use the reader that accepts filters only on request, because Spark rejects it unless pushdown is enabled.
+        # Use the reader that accepts filters only if pushdown is requested, because Spark otherwise rejects it.
         return (FilteringReader if options.pushdown else JournalReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark defines this signature
@@ -58,7 +58,9 @@ class TaskQueueDataSource(DataSource):
         from taskqueue_spark.stream_reader import JournalStream  # noqa: PLC0415
 
         if resource_of(self.options) != "journal":
-            raise InvalidInput("option resource", "a resource that has no stream", "journal")
+            raise InvalidInput(
+                "option resource", "a resource that cannot be read as a stream", "journal"
+            )
         return JournalStream(ReadOptions.of(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark defines this signature

@@ -1,4 +1,4 @@
-"""Current states of tasks and ledgers of queues from the store, as DataFrames to join with those of a journal.
+"""Current states of tasks and ledgers of queues from the store, as DataFrames to join with a journal's DataFrames.
 
 Queues have the same names as in a journal: each shard of a queue has its own.
 """
@@ -23,7 +23,7 @@ from taskqueue_spark.option_values import OptionValues
 from taskqueue_spark.sink.store import STORE_OPTIONS, SparkStore, positions_of
 
 _CHUNK = 250
-"""number of tasks in one call to the store"""
+"""maximum number of tasks in one call to the store"""
 _TIME = pa.timestamp("us", tz="UTC")
 _STATES = pa.schema(
     {

@@ -31,7 +31,7 @@ _NO_LIMIT = 2**62
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream of a journal. Reading between two offsets always returns the same rows while these still exist."""
+    """A stream of a journal. Reading between two offsets always returns the same rows, as long as they still exist."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         options.check(stream=True)
@@ -79,7 +79,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if ends == offsets else _marked(journal, spans, ends, offsets).plain
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Take the current end of the journal as the end of the query."""
+        """Make the current end of the journal the end of the query."""
         self._until = self._now()[1]
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802

@@ -1,7 +1,7 @@
 """Reading the current content of the store: dead letters, and live tasks.
 
-Reading delivers and changes nothing. A read has one Spark partition per queue. Its rows are read page by page, so
-together they are no snapshot: the column ``as_of`` is the time at which a row was read.
+Reading neither delivers nor changes tasks. A read has one Spark partition per queue. Its rows are read page by page, so
+they do not form a snapshot: the column ``as_of`` is the time at which a row was read.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class StoreReader(DataSourceReader):
             if types.get(field.name) != field.dataType:
                 column = f"column {field.name[:100]}"
                 allowed = f"columns of {self._options.resource}"
-                raise InvalidInput(column, "another name or type", allowed)
+                raise InvalidInput(column, "a column with another name or type", allowed)
 
     def partitions(self) -> list[InputPartition]:
         with asyncio.Runner() as runner:
@@ -155,7 +155,7 @@ class StoreReader(DataSourceReader):
 
 
 async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
-    """Yield pages of the dead letters that exist at the beginning, each once, even if some are redriven meanwhile.
+    """Yield pages of the dead letters that exist at first, each once, even if some are redriven during the read.
 
     Tasks that become dead letters during the read may be included.
     """

@@ -138,7 +138,7 @@ def test_from_a_journal_to_a_report(cli: Cli, tmp_path: Path) -> None:
         (["stream", "--journal", "x"], "--out DIR"),
         (["redrive", "--journal", "x"], "--all"),
         (["load", "x.txt"], "--format"),
-        (["report", "--journal", "x", "--out", "a*b"], "without them"),
+        (["report", "--journal", "x", "--out", "a*b"], "without these characters"),
         (["report", "--journal", "x", "--out", "a", "--percentile", "95"], "percentile"),
         (["capacity", "--journal", "x", "--target-wait", "0"], "target_wait"),
         (["latency", "--journal", "x", "--window", "late"], "window"),

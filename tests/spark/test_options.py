@@ -80,10 +80,10 @@ def test_what_is_not_known_is_refused() -> None:
 def test_what_another_backend_has_is_not_passed_over(told: dict[str, str]) -> None:
     """An option that has no effect with the chosen backend is refused (G8)."""
     with pytest.raises(
-        InvalidInput, match=f"^option ({'|'.join(told)}): got set, with backend="
+        InvalidInput, match=f"^option ({'|'.join(told)}): got a value for backend="
     ) as raised:
         ReadOptions.of(told)
-    assert "allowed: with backend=" in str(raised.value)
+    assert "allowed: a value only for backend=" in str(raised.value)
 
 
 def test_what_has_no_meaning_is_not_passed_over() -> None:
@@ -96,14 +96,16 @@ def test_what_has_no_meaning_is_not_passed_over() -> None:
         options = ReadOptions.of({name: value})
         options.check(stream=False)
         with pytest.raises(
-            InvalidInput, match=f"^option {name}: got set, with readStream; allowed: with read$"
+            InvalidInput,
+            match=f"^option {name}: got a value for readStream; allowed: a value only for read$",
         ):
             options.check(stream=True)
     for name, value in (("maxEventsPerTrigger", "5"), ("maxSpanPerTrigger", "5m")):
         options = ReadOptions.of({name: value})
         options.check(stream=True)
         with pytest.raises(
-            InvalidInput, match=f"^option {name}: got set, with read; allowed: with readStream$"
+            InvalidInput,
+            match=f"^option {name}: got a value for read; allowed: a value only for readStream$",
         ):
             options.check(stream=False)
     ReadOptions.of({"endingOffsets": "latest", "pushdown": "false"}).check(stream=True)

@@ -29,10 +29,10 @@ _LEASE_TOKEN = Query(
 
 
 async def push(call: RequestContext) -> Response:
-    """Report how a job ended, so that the dispatcher does not poll it. The token of its slot is the only credential.
+    """Report how a job ended, so that the dispatcher need not poll. The token of the job's slot is the only credential.
 
-    409: the slot belongs to another job by now, or a result has already arrived. The report is then kept for an hour
-    and not used.
+    409: the slot now belongs to another job, or a result has already arrived. The report is not used, but kept for an
+    hour.
     """
     token = _token(call)
     dispatcher, known = dispatcher_of(call), await job_of(call)
@@ -46,7 +46,7 @@ async def push(call: RequestContext) -> Response:
         raise ProblemError(
             409,
             "late",
-            "the slot belongs to another job by now; the result was not used",
+            "the slot now belongs to another job; the result was not used",
         )
     return answer(TakenOut())
 

@@ -21,10 +21,11 @@ async def config(call: RequestContext) -> Response:
 
 
 async def configure(call: RequestContext) -> Response:
-    """Replace the configuration. It takes effect at once, also for waiting jobs; omitted fields get their defaults."""
+    """Replace the configuration. It takes effect at once, even for waiting jobs; omitted fields get their defaults."""
     model = model_of(call)
     body = await call.read(limit=LIMITS.document)
-    # Decode the body as any JSON first, so that a body that is not JSON gets the same error as in all operations.
+    # First decode the body as arbitrary JSON, so that invalid JSON gives the same error here as in every other
+    # operation.
     bodies.decode(object, body)
     return _answer(await dispatcher_of(call).registry.configure(model, _read(body)))
 

@@ -22,15 +22,15 @@ from taskqueue_server.routing.schemas import LABEL
 _QUEUES = 100
 """maximum number of queues that one call reads"""
 _HEAVY = 1024 * 1024
-"""size of payloads in bytes after which a page reads no further queue"""
+"""total size of payloads in bytes; a page that exceeds it reads no further queue"""
 _encoder = msgspec.json.Encoder()
 
 
 async def failed(call: RequestContext) -> Response:
-    """Return a page of failed jobs of the models that the token covers, by model, the oldest of each model first.
+    """Return a page of failed jobs of the models that the token covers, grouped by model, from oldest to newest.
 
-    To read the next page, send ``next`` as ``after``, until there is none. A page may be short or empty and yet not be
-    the last one.
+    To read the next page, send ``next`` as ``after``. Only a page without ``next`` is the last one; other pages may be
+    short or empty, too.
     """
     limit, after = page_query(call)
     keys = await _keys(call)
@@ -51,7 +51,7 @@ async def _keys(call: RequestContext) -> list[str]:
 async def _page(
     call: RequestContext, keys: list[str], limit: int, after: str | None
 ) -> tuple[list[DeadLetter], str | None]:
-    """Return a page and the cursor after it: a position in a queue, or the job id prefix of a queue read to its end."""
+    """Return a page and the cursor of the next one: a position in a queue, or the job id prefix of a finished queue."""
     position = None if after is None else after.rpartition(">")[2]
     start, inside, _ = ("", "", "") if position is None else position.partition("-")
     rest = [

@@ -52,8 +52,7 @@ async def register(call: RequestContext) -> Response:
 async def endpoints(call: RequestContext) -> Response:
     """Return a page of the models that the token covers, sorted by name, with their endpoints and the slots in use.
 
-    To read the next page, send ``next`` as ``after``, until there is none; the header ``Link`` has the URL of that
-    page.
+    To read the next page, send ``next`` as ``after``, or use the URL in the header ``Link``. The last page has neither.
     """
     limit, after = call.number("limit", _PAGE, LIMITS.batch), label_of(call, "after")
     if (model := label_of(call, "model")) is not None:

@@ -28,14 +28,16 @@ _LIVE = {JobState.QUEUED, JobState.RUNNING}
 
 
 async def submit(call: RequestContext) -> Response:
-    """Submit a job. Once the answer is 202, the job is stored, and it ends as done, failed, expired or cancelled.
+    """Submit a job. After a 202 answer, the job is stored, and will end as done, failed, expired or cancelled.
 
-    ``leased``: a slot is free for the job. ``queued``: the job waits behind others. 503 with a ``reason``: nothing was
-    stored, because the model has no slots (``no_endpoints``) or its queue is full; retry after ``Retry-After`` seconds.
+    ``leased``: a slot is free for the job. ``queued``: the job waits behind other jobs. 503 with a ``reason``: nothing
+    was stored, because the model has no slots (``no_endpoints``) or its queue is full; retry after ``Retry-After``
+    seconds.
 
     A request may be repeated with the same ``idempotency_key``, or the same header ``Idempotency-Key``; the answer is
-    then the current outcome of the job. The same key with another payload is refused: with 409, or with 422 if the key
-    is in the header. If there is no answer, or one of 502, 503 or 504, repeat the request with the same key.
+    then the current outcome of the job. The same key with a different payload is refused: with 409, or with 422 if the
+    key is in the header. If there is no answer, or if its status is 502, 503 or 504, repeat the request with the same
+    key.
     """
     body = await call.body(SubmissionIn, _BODY)
     key = queue_of(body.model)
@@ -45,7 +47,7 @@ async def submit(call: RequestContext) -> Response:
         return await _submit(call, body, body.idempotency_key)
     if body.idempotency_key is not None:
         both = f"both the field and the header {IDEMPOTENCY_KEY.name}"
-        raise InvalidInput("idempotency_key", both, "one of them")
+        raise InvalidInput("idempotency_key", both, "only one of them")
     try:
         return await _submit(call, body, header)
     except IdConflict:
@@ -92,7 +94,7 @@ async def _submit(
 async def status(call: RequestContext) -> Response:
     """Return the status of a job, and of the callback that reports its end.
 
-    With ``wait``, the answer is sent when the job has ended, or after that many seconds.
+    With ``wait``, the answer is sent once the job has ended, but after that many seconds at the latest.
     """
     most = seconds(call)
     known = await job_of(call)
@@ -109,7 +111,7 @@ async def status(call: RequestContext) -> Response:
 async def result(call: RequestContext) -> Response:
     """Return a job's result, byte for byte as its server sent it.
 
-    With ``wait``, the answer is sent when the job has ended, or after that many seconds.
+    With ``wait``, the answer is sent once the job has ended, but after that many seconds at the latest.
     """
     most = seconds(call)
     known = await job_of(call)
@@ -125,7 +127,7 @@ async def result(call: RequestContext) -> Response:
 async def cancel(call: RequestContext) -> Response:
     """Cancel a job that has not ended.
 
-    If it is running, its slot is released and the result of its server is ignored.
+    If it is running, its slot is released, and its server's result is ignored.
     """
     known = await job_of(call)
     cancelled = await dispatcher_of(call).jobs.cancel(known.task_id)

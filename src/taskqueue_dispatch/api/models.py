@@ -83,7 +83,7 @@ class JobOut(JobStatus, frozen=True, kw_only=True):
 
 
 class PushedIn(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of a GPU server that says how a job ended. Unknown fields are ignored."""
+    """A GPU server's report of how a job ended. Unknown fields are ignored."""
 
     status: Literal["success", "completed", "done", "failed", "error"]
     result: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))

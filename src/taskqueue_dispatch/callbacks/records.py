@@ -20,7 +20,7 @@ class CallbackReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
     http_status: int
     length: int
-    """number of bytes of the response that were read; its content is not stored"""
+    """number of bytes that were read of the response body, whose content is not stored"""
     seconds: float
     """duration of the successful attempt in seconds"""
 
@@ -85,5 +85,5 @@ def _receipt(result: bytes | None) -> CallbackReceipt | None:
     try:
         return None if result is None else msgspec.json.decode(result, type=CallbackReceipt)
     except msgspec.MsgspecError:
-        # Another program has stored this result.
+        # This result was stored by another program.
         return None

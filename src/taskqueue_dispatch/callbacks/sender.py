@@ -52,21 +52,21 @@ from taskqueue_dispatch.outbound_http.url_policy import UrlPolicy, check_url
 
 _FIELD = "callback_url"
 _FINAL_SECONDS = 0.5
-"""seconds for the last store call during shutdown"""
+"""maximum number of seconds for the last store call during shutdown"""
 _GRACE_SECONDS = 2.0
 """seconds in which requests in progress may finish during shutdown"""
 _SUCCESS = range(200, 300)
 _GONE = 410
 _THROTTLED = {429, 502, 504}
 _THROTTLE_SECONDS = 30.0
-"""minimum delay in seconds after a response that asks for fewer requests"""
+"""delay in seconds after a response in ``_THROTTLED`` that has no ``Retry-After``"""
 _MAX_RETRY_AFTER = 6 * 3600.0
 """largest ``Retry-After`` in seconds that is obeyed"""
 _POLL_SECONDS, _MAX_POLL_SECONDS = 1.0, 30.0
-"""shortest and longest seconds between two checks of a job that is past its deadline but has not ended"""
+"""minimum and maximum seconds between checks of a job that is past its deadline but has not ended"""
 _RETRY = RetryPolicy(base=5.0, cap=6 * 3600.0, jitter=0.2)
 _STORED_SECONDS = 86_400.0
-"""seconds for which the outcome of a callback is kept, and for which a second callback with its id is dropped"""
+"""seconds for which the outcome of a callback is kept, and another callback with the same id is dropped"""
 _MAX_PORT = 65_535
 _log = logging.getLogger("taskqueue.dispatch.callbacks")
 
@@ -88,7 +88,7 @@ def policy_of(settings: DispatchSettings) -> UrlPolicy:
 async def prepare(backend: Backend, settings: DispatchSettings) -> None:
     """Configure the queue of callbacks: the number of attempts and the concurrency per host come from ``settings``.
 
-    All other settings get defaults when the queue is new, and later stay as an operator has changed them.
+    All other settings get their defaults when the queue is created; after that, an operator's changes are kept.
     """
     control = control_of(backend)
     while True:
@@ -104,7 +104,7 @@ async def prepare(backend: Backend, settings: DispatchSettings) -> None:
 class Sender:
     """A consumer that sends callbacks until they succeed.
 
-    A callback that is rejected or out of attempts is a dead letter.
+    A callback that is rejected, or whose attempts are used up, becomes a dead letter.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class Sender:
     ) -> None:
         """Create a sender without any I/O.
 
-        ``tls`` verifies receivers, instead of the system's certificate authorities; ``uniform`` returns random numbers
-        from 0 to 1. Raises `ConfigurationError` for an invalid secret, port or network.
+        ``tls`` is used to verify receivers instead of the system's certificate authorities; ``uniform`` returns random
+        numbers from 0 to 1. Raises `ConfigurationError` for an invalid secret, port or network.
         """
         self._backend = backend
         self._control = control_of(backend)
@@ -152,7 +152,7 @@ class Sender:
         return await record_of(self._backend, job_id)
 
     async def run(self) -> None:
-        """Send callbacks until cancelled. During an outage of the store, retry.
+        """Send callbacks until cancelled. Keep trying during an outage of the store.
 
         When cancelled, wait two seconds for requests in progress, and release the other callbacks, which are sent
         again later. Raises `SubscriptionClosed` if the backend is closed.
@@ -229,7 +229,7 @@ class Sender:
         state = None if status is None else status.state
         if state is State.EXPIRED:
             return True
-        # The callback of a job that is done is stored already, unless the job's dispatcher was killed first.
+        # If a job is done, its callback is already stored, unless its dispatcher was killed first.
         unreported = state is State.DONE and not await self._ensure_reported(task)
         if unreported or (state is not None and state.live):
             delay = min(delivery.attempt * _POLL_SECONDS, _MAX_POLL_SECONDS)
@@ -244,7 +244,7 @@ class Sender:
         return False
 
     async def _ensure_reported(self, expiry: Task) -> bool:
-        """Store the callback of a job that is done, unless it exists. Return False if the queue refuses it."""
+        """Store the callback of a done job, unless it is stored already. Return False if the queue refuses it."""
         key, job_id = expiry.headers[QUEUE], expiry.headers[JOB]
         (result,) = await self._store.retry_until_available(
             partial(self._control.results, key, job_id)

@@ -23,7 +23,7 @@ class Signer:
     def __init__(self, secrets: Sequence[SecretStr]) -> None:
         """Create a signer.
 
-        Raises `ConfigurationError` for an invalid secret, whose value the error does not contain.
+        Raises `ConfigurationError` for an invalid secret; the error does not contain the secret.
         """
         self._keys = tuple(
             Webhook(_key(index, secret.get_secret_value()))
@@ -36,7 +36,7 @@ class Signer:
         return bool(self._keys)
 
     def headers(self, webhook_id: str, at: float, body: bytes) -> dict[str, str]:
-        """Return the headers of one attempt. Without a secret, the signature is missing.
+        """Return the headers of one attempt. Without a secret, there is no signature header.
 
         ``at`` is the time of the attempt in Unix seconds. All attempts have the same ``webhook_id``. ``body`` must be
         UTF-8. Raises `ValueError` for an id that contains a dot, because dots separate the parts of the signed text.

@@ -30,11 +30,11 @@ _json = msgspec.json.Encoder()
 def callback_task(job: Task, status: str, result: bytes | None, error: str | None) -> Task:
     """Return the task of the callback that reports to the client how ``job`` ended.
 
-    The task id depends only on job id and status, so publishing the callback again has no effect, even with another
-    result (`Published.CONFLICT`). The id is also the webhook's id, and contains no dot. The tenant is the receiver's
-    host, so that a limit applies to each host. The payload is the request body: ``{"job_id", "status", "result"}``,
-    with ``error`` if there is one. If the body would exceed 20 kB or be nested too deeply, ``result`` is null and
-    ``result_omitted`` is true.
+    The task id depends only on the job id and the status, so publishing the callback again has no effect, even with
+    another result (`Published.CONFLICT`). The id is also the webhook's id, and contains no dot. The tenant is the
+    receiver's host, so that a limit applies to each host. The payload is the request body: ``{"job_id", "status",
+    "result"}``, with ``error`` if there is one. If the body would exceed 20 kB or be nested too deeply, ``result`` is
+    null and ``result_omitted`` is true.
 
     Raises `InvalidInput` for a job without a callback URL, and for an unknown status.
     """
@@ -59,7 +59,7 @@ def expiry_task(job: Task) -> Task:
 
     It is due at the deadline, and dropped if the job did not expire.
 
-    It is published together with the job, because no process handles a job at the time when it expires. Raises
+    It is published together with the job, because no process handles a job at the moment when it expires. Raises
     `InvalidInput`, like `callback_task`.
     """
     task = callback_task(job, EXPIRED, None, "the deadline has passed")

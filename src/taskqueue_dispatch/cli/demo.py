@@ -14,7 +14,7 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 
 _EMBEDDED = "embedded"
-"""value of ``--backend`` for Redis on an embedded store, even if the settings name another store"""
+"""value of ``--backend`` that selects Redis on an embedded store, even if the settings name another store"""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,7 +29,7 @@ def run(
     ] = None,
     seconds: Annotated[
         float | None,
-        option("Approximate duration of the run, instead of --jobs.", min=1, max=3600),
+        option("Approximate duration of the run in seconds, instead of --jobs.", min=1, max=3600),
     ] = None,
     backend: Annotated[
         str | None,
@@ -51,10 +51,10 @@ def run(
 ) -> None:
     """Dispatch jobs of three models to five simulated servers, with injected faults.
 
-    One model returns its result in the response, one is polled for it, and one pushes it. Some jobs fail once, three
-    always; some are submitted twice; some have a callback, whose receiver rejects the first few requests. During the
-    run, one server crashes with running jobs, and another reports that it is idle while it is busy. At the end the
-    demo checks that every job is accounted for and that every result is correct; otherwise it exits with 1.
+    One model returns its result in the response, one is polled for it, and one pushes it. Some jobs fail once, and
+    three always fail; some are submitted twice; some have callbacks, one in ten of which is rejected the first time.
+    During the run, one server crashes while it runs jobs, and another reports that it is idle while it is busy. At the
+    end the demo checks that every job is accounted for and that every result is correct; otherwise it exits with 1.
     """
     try:
         from taskqueue_cli.demo_frame.run import (  # noqa: PLC0415 - only this command needs this module
@@ -72,7 +72,7 @@ def run(
         ) from error
 
     if jobs is not None and seconds is not None:
-        raise typer.BadParameter("give either --jobs or --seconds", param_hint="--jobs")
+        raise typer.BadParameter("give either --jobs or --seconds, not both", param_hint="--jobs")
     name, embedded = _store(backend or load_settings(Settings).backend)
     options = DemoOptions(
         backend=name,
@@ -95,6 +95,6 @@ def _store(backend: str) -> tuple[str, bool]:
     store = embedded_store(name)
     if store is None and forced:
         raise ConfigurationError(
-            "no embedded redis is installed: pip install 'taskqueue-backends[embedded]'"
+            "no embedded Redis is installed; run: pip install 'taskqueue-backends[embedded]'"
         )
     return name, store is not None and (forced or store.wanted())

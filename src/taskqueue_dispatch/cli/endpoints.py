@@ -31,7 +31,7 @@ from taskqueue_dispatch.registry import endpoint_state
 Server = Annotated[str, argument("Name of the server.", metavar="SERVER")]
 _REFRESH_SECONDS = 1.0
 _SLOTS_WIDTH = 14
-"""width in characters of the column of slots, so that each line shows one state"""
+"""width in characters of the column of slots, so narrow that each line shows one state"""
 _COLOURS = {"ok": "green", "warn": "yellow", "paused": "yellow", "bad": "red"}
 _REGISTERED = ("model", "server", "endpoint", "slots", "priority", "reports", "together")
 
@@ -76,16 +76,21 @@ def add_to(app: typer.Typer) -> None:
 def register(
     model: Model,
     machine: Server,
-    endpoint: Annotated[str, argument("URL that jobs are sent to by POST.", metavar="ENDPOINT")],
+    endpoint: Annotated[str, argument("URL to which jobs are sent by POST.", metavar="ENDPOINT")],
     *,
     slots: Annotated[
         int, typer.Option(min=1, help="Number of jobs of the model that the server runs at once.")
     ] = 1,
     priority: Annotated[
-        int, typer.Option(min=0, max=9, help="Priority; slots of a higher priority are used first.")
+        int,
+        typer.Option(min=0, max=9, help="Priority; slots with a higher priority are used first."),
     ] = 5,
     together: Annotated[
-        int | None, option("Maximum number of jobs at once, over all models of the server.", min=1)
+        int | None,
+        option(
+            "Maximum number of jobs that the server runs at once, for all its models together.",
+            min=1,
+        ),
     ] = None,
     no_reports: Annotated[
         bool,
@@ -118,7 +123,8 @@ def show(
     """Show all endpoints, with the number of slots in each state."""
     if watch and as_json:
         raise typer.BadParameter(
-            "--json cannot be combined with --watch: it prints one value", param_hint="--watch"
+            "--json cannot be combined with --watch, because it prints a single value",
+            param_hint="--watch",
         )
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
@@ -242,7 +248,7 @@ def config(
 ) -> None:
     """Show or change the configuration of a model. A change takes effect at once, without a restart."""
     if reset and changes:
-        raise typer.BadParameter("give either --set or --reset", param_hint="--reset")
+        raise typer.BadParameter("give either --set or --reset, not both", param_hint="--reset")
     changed = dict(map(_read_change, changes or []))
     path = f"/admin/model-configs/{quote(model, safe='')}"
 

@@ -68,10 +68,11 @@ def submit(
     ] = None,
     *,
     callback_url: Annotated[
-        str | None, option("URL that the result is sent to.", metavar="URL")
+        str | None, option("URL to which the result is sent.", metavar="URL")
     ] = None,
     priority: Annotated[
-        int, typer.Option(min=0, max=9, help="Priority; jobs of a higher priority are sent first.")
+        int,
+        typer.Option(min=0, max=9, help="Priority; jobs with a higher priority are sent first."),
     ] = DEFAULT_PRIORITY,
     tenant: Annotated[str | None, option("Tenant that the job belongs to.")] = None,
     idempotency_key: Annotated[
@@ -85,13 +86,13 @@ def submit(
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="Seconds to wait for the end of the job; prints its result.",
+            help="Seconds to wait for the job to end; its result is then printed.",
         ),
     ] = 0,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit one job. Exits with 1 if there are no slots, or with --wait if the job is not done in time."""
+    """Submit one job. Exits with 1 if there are no slots or, with --wait, if the job is not done in time."""
     key = secrets.token_hex(16) if idempotency_key is None else idempotency_key
     optional = {"callback_url": callback_url, "tenant": tenant}
     body = {
@@ -137,7 +138,7 @@ async def _submit(server: DispatchServer, body: dict[str, Any]) -> _Outcome:
 async def _wait_for_end(
     server: DispatchServer, job_id: str, seconds: float
 ) -> tuple[JobStatus, Any]:
-    """Wait until a job has ended. Return it with its result. Raises `JobEnded` and `NotEnded`."""
+    """Wait until a job has ended. Return its status and its result. Raises `JobEnded` and `NotEnded`."""
     until = time.monotonic() + seconds
     while True:
         remaining = max(0.0, until - time.monotonic())

@@ -1,4 +1,4 @@
-"""The texts of the dispatcher's dashboard page that its stream updates, by name."""
+"""The texts that the event stream updates on the dispatcher's dashboard page, by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_MARKS = 24
 def texts(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
     """Return all texts of the page by name.
 
-    A name that begins with ``@`` is that of a state, which selects a colour.
+    A name that begins with ``@`` holds the name of a state, which selects a colour.
     """
     values = _store(snapshot, sample)
     for model in snapshot.models:

@@ -17,13 +17,13 @@ from taskqueue_dispatch.demo.server import DemoServer
 _MAX_CONCURRENT = 8
 _RESENT = 20
 _MAX_TRIES, _MAX_SECONDS = 100_000, 3600.0
-"""limits for the submission of one job, high enough for a long run with a full queue"""
+"""maximum number of tries and of seconds for submitting one job, high enough for a long run with a full queue"""
 _MAX_PAUSE = 0.5
 """longest wait in seconds before a retry, even if ``Retry-After`` is longer, because the run is short"""
 
 
 class Clients:
-    """A submitter of all jobs of a plan, which submits some of them twice."""
+    """The clients that submit all jobs of a plan, some of them twice."""
 
     def __init__(self, server: DemoServer, plan: DispatchDemoPlan) -> None:
         self._server = server

@@ -16,11 +16,11 @@ from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelType
 
 _CRASH_AT, _FALSE_REPORT_AT = 0.1, 0.12
-"""shares of the jobs that have ended when the crash and the false report happen"""
+"""share of all jobs that must have ended before the crash, and before the false report"""
 _DOWN_SECONDS = 1.0
 _FALSE_REPORT_SECONDS = 2.0
 _FULL_TIMEOUT = 0.5
-"""seconds for which a crash waits until all slots of its server are in use; then, one slot in use is enough"""
+"""seconds for which the crash waits until all slots of its server are in use; after that, one slot in use is enough"""
 _POLL_SECONDS = 0.01
 
 
@@ -64,7 +64,7 @@ class GpuServers:
         await asyncio.gather(*(server.__aexit__() for server in self.servers.values()))
 
     def busy(self, servers: Mapping[str, int], since: float, until: float) -> float:
-        """Return the share of slot time in which jobs ran. ``servers`` gives the number of slots of each server."""
+        """Return the share of the slots' time in which jobs ran. ``servers`` has the number of slots of each server."""
         slots = sum(servers.values())
         if not slots or until <= since:
             return 0.0
@@ -110,7 +110,9 @@ class GpuServers:
                 await asyncio.sleep(_POLL_SECONDS)
         finally:
             server.mode = Mode.OK
-        view.event(f"{name} reports correctly again; it denied {len(self.denied)} jobs")
+        view.event(
+            f"{name} reports correctly again; it had concealed {len(self.denied)} running jobs"
+        )
 
     async def _run(self, server: str, job: GpuJob) -> dict[str, Any]:
         payload, begin = job.payload, time.monotonic()

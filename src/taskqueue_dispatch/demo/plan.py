@@ -74,7 +74,7 @@ class DispatchDemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, ModelPlan]
     """models of the demo by name"""
     machines: dict[str, dict[str, int]]
-    """number of slots of each model on each server, by the names of server and model"""
+    """number of slots of each model on each server, by server name and model name"""
     jobs: tuple[PlannedJob, ...]
 
     def jobs_of(self, name: str) -> list[PlannedJob]:

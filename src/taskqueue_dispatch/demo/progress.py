@@ -52,7 +52,7 @@ class JobsProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The slots and queues of a run at one moment."""
 
     endpoints: tuple[EndpointInfo, ...]
-    """endpoints of the run, sorted by server; models have the names of the plan"""
+    """endpoints of the run, sorted by server; models are named as in the plan"""
     models: tuple[ModelRow, ...]
     now: float
     callbacks: int = 0

@@ -56,7 +56,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     wait_p95: float
     """95th percentile of the seconds from a job's confirmation until a server started it"""
     utilisation: float
-    """share of slot time in which jobs ran, between the first and the last start of a job"""
+    """share of the slots' time in which jobs ran, between the first and the last start of a job"""
     crowded: tuple[str, ...] = ()
     """names of the servers that ran more jobs at once than they have slots"""
     ledger: Ledger
@@ -69,7 +69,7 @@ class Crash(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     """number of jobs that were running on the server when it crashed"""
     recovered: int
-    """number of the jobs running at the crash that have ended since"""
+    """number of jobs that were running at the crash and have ended since"""
 
 
 class FalseReport(msgspec.Struct, frozen=True, kw_only=True):

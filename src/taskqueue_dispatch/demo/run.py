@@ -48,7 +48,7 @@ T = TypeVar("T")
 async def run_demo(options: DemoOptions, view: PlainView) -> None:
     """Run the demo. When this returns, raises or is cancelled, everything that it started has ended.
 
-    Raises `DemoFailed` if the run cannot be finished, and `ConfigurationError`.
+    Raises `ConfigurationError`, and `DemoFailed` if the run cannot be finished.
     """
     plan = make_plan(options.jobs, options.seed)
 
@@ -255,5 +255,5 @@ async def _in_batches(
 
 
 def _percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that a share of the sorted values does not exceed; 0 if there are no values."""
+    """Return the value that the given share of the sorted values does not exceed; 0 if there are no values."""
     return values[max(0, math.ceil(share * len(values)) - 1)] if values else 0.0

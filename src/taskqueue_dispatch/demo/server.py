@@ -36,7 +36,7 @@ from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.process.serve import ServerProcess
 
 _REFUSE_ONE_IN = 10
-"""the receiver refuses the first attempt of one in this many callbacks"""
+"""one in this many callbacks is refused at its first attempt"""
 
 
 class _CallbackBody(msgspec.Struct, frozen=True):
@@ -104,8 +104,8 @@ class DemoServer(msgspec.Struct, frozen=True, kw_only=True):
 async def serve_during(options: DemoOptions, work: Callable[[DemoServer], Awaitable[None]]) -> None:
     """Run a server in this event loop, and ``work`` with it. If the server stops first, ``work`` is cancelled.
 
-    Raises `asyncio.CancelledError` in this case, `ConfigurationError`, and `DemoFailed` if the store is already used by
-    a dispatcher.
+    Raises `asyncio.CancelledError` in that case, `DemoFailed` if a dispatcher already uses the store, and
+    `ConfigurationError`.
     """
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
     async with contextlib.AsyncExitStack() as stack:

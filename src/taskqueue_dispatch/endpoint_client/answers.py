@@ -59,7 +59,7 @@ class Busy(msgspec.Struct, frozen=True):
 
 
 class EndpointUnreachable(msgspec.Struct, frozen=True):
-    """The result of a request without a complete response."""
+    """The result of a request to which no complete response arrived."""
 
     error: str
     sent: bool

@@ -29,8 +29,8 @@ class Breaker:
     """The circuit breakers of all endpoints in this process. Their number is limited. Does no I/O.
 
     After ``breaker_failures`` consecutive failures, an endpoint is paused for ``breaker_rest`` seconds. Then one trial
-    job at a time is allowed. If it succeeds, the endpoint is used as before; if it fails, the next pause starts, twice
-    as long, up to 5 minutes.
+    job at a time is allowed. If it succeeds, the endpoint is used as before; if it fails, the next pause starts and is
+    twice as long, up to 5 minutes.
     """
 
     def __init__(

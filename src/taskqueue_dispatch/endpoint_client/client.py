@@ -61,7 +61,7 @@ class EndpointClient:
 
     Use it in one event loop, for any number of concurrent calls.
 
-    It follows no redirects, uses no proxy, cookie or credential of the environment, and verifies certificates. A host
+    It follows no redirects, uses no proxy, cookie or credential from the environment, and verifies certificates. A host
     that is not listed in ``endpoints_allowed`` is resolved for each connection; if an address is not allowed, no
     connection is made, and the result is `EndpointUnreachable`. Whatever a server does, a call ends in time, reads no
     more than its limit, and does not raise.
@@ -96,7 +96,7 @@ class EndpointClient:
 
         The server gets the task's payload unchanged, its id as ``X-Job-Id`` and ``Idempotency-Key``, the number of the
         attempt, and the lease's token, with which it can push the result. It never gets the client's callback URL.
-        ``X-Model-Switched: true`` means that the server's previous job was of another model. A sync model must answer
+        ``X-Model-Switched: true`` means that the server's previous job was for another model. A sync model must answer
         within ``max_poll_time``, or the job has failed; an async model must accept the job within a minute.
         """
         headers = [
@@ -186,7 +186,7 @@ class EndpointClient:
                 return reply
 
     def _warn_once(self, target: tuple[str, str] | None) -> None:
-        """Log that an endpoint's host has a forbidden address, once until the endpoint has answered again."""
+        """Log that an endpoint's host has a forbidden address, but only once until the endpoint answers again."""
         if target is None or target in self._warned:
             return
         if len(self._warned) >= _MAX_WARNED:

@@ -11,7 +11,7 @@ import httpx2
 from taskqueue_dispatch.endpoint_client.answers import EndpointReply
 
 _CONNECT_SECONDS = 5.0
-"""timeout in seconds of a connection, and again of its TLS handshake"""
+"""timeout in seconds for opening a connection, and again for its TLS handshake"""
 _MAX_DIGITS = 18
 """maximum number of digits in ``Content-Length``"""
 
@@ -48,9 +48,9 @@ async def exchange(
 ) -> EndpointReply:
     """Send a request, and return the complete response of at most ``limit`` bytes. The caller must set a timeout.
 
-    An idle connection that the server has closed is replaced before anything is sent; nothing is sent twice. The time
-    to connect is divided by ``among``, the number of addresses to try. ``opening`` is called before a new connection
-    is made, and may raise to prevent it. Raises `NotReachedError`, `NotConnectedError`, `NotWholeError` or
+    An idle connection that the server has closed is replaced before anything is sent; nothing is sent twice. The
+    connect timeout is divided by ``among``, the number of addresses to try. ``opening`` is called before a new
+    connection is made, and may raise to prevent it. Raises `NotReachedError`, `NotConnectedError`, `NotWholeError` or
     `NotUsableError`.
     """
     async with _Trace(opening) as trace:

@@ -49,7 +49,7 @@ class Transports:
     def __init__(
         self, secured: Callable[[], ssl.SSLContext], policy: EndpointPolicy, resolve: Resolve
     ) -> None:
-        """Do no I/O. ``secured`` is called to create the TLS context when the first server with TLS is used."""
+        """Create no transport yet. ``secured`` creates the TLS context when the first server with TLS is used."""
         self._secured = functools.cache(secured)
         self._policy = policy
         self._lookup = CachedLookup(resolve, failures=FAILURE_SECONDS)
@@ -72,7 +72,7 @@ class Transports:
                 await self._put_back(origin, server)
 
     async def aclose(self) -> None:
-        """Close unused transports, and the other ones when their last call has ended.
+        """Close unused transports now, and the others when their last call has ended.
 
         Later calls open new transports.
         """

@@ -7,7 +7,7 @@
     GET /status/{id}    the state of a job: queued, processing, success or failed
     GET /health         the number and the ids of the running jobs
 
-The application may be mounted in another one; these paths are then relative to the mount.
+The application may be mounted in another application; these paths are then relative to the mount.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _ProblemError(Exception):
 
 
 class GpuServer:
-    """The ASGI application. It runs a job once for each ``Idempotency-Key``, unless that run has failed.
+    """The ASGI application. It runs a job once for each ``Idempotency-Key``, and again only if that run failed.
 
     A synchronous server answers a dispatcher with the result. With ``asynchronous``, it answers at once; the result is
     polled, and also pushed if ``dispatcher`` is given. A job counts as active until its handler returns.
@@ -63,9 +63,10 @@ class GpuServer:
     ) -> None:
         """Create the application without any I/O.
 
-        ``direct_queue`` is the maximum number of waiting direct calls. Ended jobs are kept for ``keep_seconds``, and at
-        most ``keep_count`` of them. ``retry_after`` is sent to refused clients as ``Retry-After``. ``dispatcher`` is
-        the URL to push results to, for example ``https://queue.example.com``; it is never taken from a request.
+        ``direct_queue`` is the maximum number of waiting direct calls. Ended jobs are kept for ``keep_seconds``, but
+        never more than ``keep_count`` of them. ``retry_after`` is sent to refused clients as ``Retry-After``.
+        ``dispatcher`` is the URL to push results to, for example ``https://queue.example.com``; it is never taken from
+        a request.
         """
         for name, value, least in (
             ("max_concurrent", max_concurrent, 1),
@@ -73,7 +74,7 @@ class GpuServer:
             ("keep_count", keep_count, 0),
         ):
             if type(value) is not int or value < least:
-                raise InvalidInput(name, kind_of(value), f"a whole number from {least}")
+                raise InvalidInput(name, kind_of(value), f"a whole number of at least {least}")
         self._asynchronous = asynchronous
         self._retry_after = str(max(1, round(retry_after))).encode()
         self._body_limit = body_limit
@@ -103,8 +104,8 @@ class GpuServer:
     async def aclose(self) -> None:
         """Cancel running jobs and pushes.
 
-        The ASGI lifespan calls this method. If the application is mounted in another one, that application must call
-        it.
+        The ASGI lifespan calls this method. If the application is mounted in another application, the outer application
+        must call it.
         """
         await self.jobs.aclose()
         if self._pusher is not None:
@@ -125,7 +126,7 @@ class GpuServer:
         if scope["method"] == "POST":
             return await self._post(scope, receive)
         if scope["method"] != "GET":
-            raise _ProblemError(405, "GET and POST are allowed")
+            raise _ProblemError(405, "only GET and POST are allowed")
         if path == "/health":
             active = self.jobs.active
             fields = {"status": "ok", "active_jobs": len(active), "jobs": list(active)}
@@ -213,7 +214,7 @@ def _job_of(headers: dict[str, str], body: bytes) -> GpuJob:
     except InvalidInput as error:
         raise _ProblemError(400, str(error)) from None
     except (ValueError, RecursionError):
-        raise _ProblemError(400, "the body has a number out of range") from None
+        raise _ProblemError(400, "the body contains a number that is out of range") from None
     attempt = int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else 1
     job = GpuJob(job_id, payload, attempt=attempt, direct=direct)
     job.switched = headers.get("x-model-switched", "").strip().casefold() == "true"

@@ -25,11 +25,11 @@ _log = logging.getLogger("taskqueue.gpu")
 
 
 class JobFailed(Exception):
-    """Raised by a handler if the job failed. The client receives the text. Another attempt may succeed."""
+    """Raised by a handler if the job failed. The client receives the error's text. Another attempt may succeed."""
 
 
 class JobRefused(Exception):
-    """Raised by a handler if the job failed and no attempt can succeed. The client receives the text."""
+    """Raised by a handler if the job failed and no attempt can succeed. The client receives the error's text."""
 
 
 class GpuJobPhase(StrEnum):
@@ -52,7 +52,7 @@ class GpuJob:
         self.direct = direct
         """whether the job comes from a direct caller, not from a dispatcher"""
         self.switched = False
-        """whether the server's previous job was of another model, so that this model's weights may have to be loaded"""
+        """whether the server's previous job was for another model, so that this model may have to be loaded"""
         self.progress: float | str | None = None
         """progress that ``/status`` reports while the job runs; the handler sets it"""
         self.token: str | None = None

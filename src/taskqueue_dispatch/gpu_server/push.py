@@ -1,4 +1,4 @@
-"""Pushing of results to a dispatcher, which then does not have to poll for them."""
+"""Pushing results to a dispatcher, which then need not poll for them."""
 
 from __future__ import annotations
 

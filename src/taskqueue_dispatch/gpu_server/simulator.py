@@ -22,7 +22,7 @@ CONTROL = "/simulated"
 _HOST = "127.0.0.1"
 _CHANGE_LIMIT = 1000
 _TURNS = 3
-"""number of event loop iterations after which a connection that was just accepted is known, so that it can be closed"""
+"""number of event loop iterations after which a connection that was just accepted is registered and can be closed"""
 _ENDING = 1.0
 """seconds to wait for requests to end after their connections were closed"""
 
@@ -44,7 +44,7 @@ class Mode(StrEnum):
     SICK = "sick"
     """respond with 500 to health checks, and run jobs as usual"""
     DRIP = "drip"
-    """run jobs, but send responses byte by byte without an end"""
+    """run jobs, but send each response one byte at a time and never finish it"""
     GARBAGE = "garbage"
     """respond with 200 and half of a JSON object"""
     FALSE_IDLE = "lie_idle"
@@ -97,7 +97,7 @@ class SimulatedGpu:
         self.port = port
         self.latency = latency
         self.runs: Counter[str] = Counter()
-        """number of times each job was started by job id, including before crashes"""
+        """number of times each job was started, by job id, including starts before a crash"""
         self.finished: Counter[str] = Counter()
         self.active = 0
         self.most_at_once = 0
@@ -317,13 +317,13 @@ class LocalServer(uvicorn.Server):
                 connection.transport.abort()
 
     async def wait_closed(self) -> None:
-        """Wait after `cut` until requests have ended, up to a second."""
+        """Wait for up to a second after `cut` until requests have ended."""
         if self._serving is not None:
             await self._serving
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals to the surrounding program."""
+        """Leave the handling of signals to the surrounding program."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The decision whether an IP address is public, so that a URL of any client may lead to it."""
+"""The check of whether an IP address is public, so that requests to clients' URLs may go there."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from taskqueue_dispatch.outbound_http.url_policy import Checked
 
 _BODY = 64 * 1024
 _BODY_SECONDS = 2.0
-"""seconds for reading the body of the response"""
+"""maximum number of seconds for reading the body of the response"""
 _CONNECT_SECONDS = 5.0
 _ADDRESSES = 3
 """maximum number of addresses that are tried until a connection succeeds"""
@@ -135,7 +135,7 @@ def _request(
 
 
 async def _length(response: httpx2.Response) -> int:
-    # Only the status matters. Read a limited part of the body, so that the receiver can finish sending it.
+    # Only the status matters, but read a limited part of the body, so that the receiver can finish sending it.
     length = 0
     with contextlib.suppress(httpx2.HTTPError, TimeoutError):
         async with asyncio.timeout(_BODY_SECONDS):

@@ -1,4 +1,4 @@
-"""The check whether a URL may be called: its form, its scheme, its port and all addresses of its host."""
+"""The check of whether a URL may be called: its form, scheme and port, and all addresses of its host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UrlPolicy(msgspec.Struct, frozen=True, kw_only=True):
     http: bool = False
     """whether URLs with the scheme http are allowed too, on ``ports`` and on port 80"""
     networks: tuple[Network, ...] = ()
-    """networks whose addresses are allowed although they are private"""
+    """private networks whose addresses are allowed nevertheless"""
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -55,12 +55,12 @@ async def check_url(
             raise NotReached("the host name was not resolved in time") from None
     if not matches:
         raise NameUnknown("the host name does not exist")
-    # Reject a host with any forbidden address, because an attacker could mix it with allowed ones.
+    # Reject a host with any forbidden address, because an attacker could mix it with allowed addresses.
     if not all(_allowed(address, policy) for address in matches):
         raise InvalidInput(
             field,
             "a host with an address that is not public",
-            "hosts with public addresses only, or in networks that the operator allows",
+            "hosts whose addresses are all public or in networks that the operator allows",
         )
     return Checked(parts, matches)
 

@@ -82,7 +82,8 @@ def _host(field: str, host: str) -> tuple[str, Address | None]:
             six = IPv6Address(host[1:-1])
             return str(six), six
         labels = host.split(".")
-        # Most parsers read any host that ends with a number as an IPv4 address. Accept only the usual form of these.
+        # Most parsers read any host that ends with a number as an IPv4 address. Accept only the usual form of such
+        # addresses.
         if _NUMBER.fullmatch(labels[-1]):
             four = IPv4Address(host)
             return str(four), four

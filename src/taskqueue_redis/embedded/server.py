@@ -55,7 +55,7 @@ _log = logging.getLogger("taskqueue.redis.embedded")
 
 
 class EmbeddedRedis:
-    """A server of this process, on a Unix socket that only this user can open, with its files in ``directory``.
+    """A server of this process: its Unix socket can be opened only by this user, and its files are in ``directory``.
 
     It runs from `start` to `close`, or as a context manager, plain or ``async``. If the server ends unexpectedly, it is
     restarted after a pause that grows to 5 s. If this process ends without `close`, a watchdog ends the server. Two
@@ -64,7 +64,7 @@ class EmbeddedRedis:
     """
 
     def __init__(self, directory: Path | str, *, binary: Binary | None = None) -> None:
-        """Run the server program ``binary``, or else the one that `find_binary` returns."""
+        """Use the server program ``binary``, by default the one that `find_binary` returns."""
         self.directory = Path(directory).expanduser().absolute()
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
@@ -191,7 +191,7 @@ class EmbeddedRedis:
             os.ftruncate(self._lock, os.pwrite(self._lock, text, 0))
 
     def _refuse_newer_files(self, binary: Binary) -> None:
-        # Redis before 7.0 ignores this folder and would start without data.
+        # Versions of Redis before 7.0 ignore the folder appendonlydir, and would start without its data.
         if binary.version < (7, 0) and (self.directory / "appendonlydir").exists():
             writer = self._writer() or "Valkey, or by Redis 7.0 or newer"
             raise ConfigurationError(
@@ -268,14 +268,14 @@ class EmbeddedRedis:
                 return b""
 
     def _last_log_lines(self, binary: Binary) -> str:
-        """Return the last lines of the server's log. If it could not read its files, add which server wrote them."""
+        """Return the last lines of the server's log. If its files could not be read, add which server wrote them."""
         try:
             text = (self.directory / "redis.log").read_text("utf-8", "replace")
         except OSError:
             text = ""
         lines = text.rpartition(_SEPARATOR)[2].splitlines()
         args = [name for line in lines if (name := _STAMP.sub("", line).strip())][-2:]
-        # If a base file cannot be read, Redis 7.0 logs its name; later servers and Valkey log "RDB base file".
+        # If a base file cannot be read, Redis 7.0 logs the file's name; later versions and Valkey log "RDB base file".
         if any("RDB base file" in name or ".base.rdb" in name for name in args):
             writer = self._writer()
             if writer not in {"", binary.name}:

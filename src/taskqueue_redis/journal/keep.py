@@ -27,13 +27,13 @@ _MICROSECONDS = 1_000_000
 _encoder = msgspec.json.Encoder()
 
 
-def variables(path: Path) -> Mapping[str, str]:  # noqa: ARG001 - Redis writes no such file
+def variables(path: Path) -> Mapping[str, str]:  # noqa: ARG001 - the Redis backend writes no journal file
     """Return no environment variables, because Redis keeps the journal itself."""
     return {}
 
 
 async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, str]) -> None:
-    """Write a queue's state changes since ``since`` to ``path`` as JSON lines. Missing ones leave gaps in ``seq``."""
+    """Write a queue's state changes since ``since`` to ``path`` as JSON lines. Lost changes leave gaps in ``seq``."""
     settings = RedisSettings(url=store[_URL]) if _URL in store else load_settings(RedisSettings)  # type: ignore[arg-type]
     wanted = key.encode()
     began = int((since - _SLACK) * _MICROSECONDS)

@@ -1,4 +1,4 @@
-"""Reading the journal that the scripts write, without effect on servers and workers.
+"""Reading the journal that the scripts write, without affecting servers and workers.
 
 An entry of a partition's journal records a step: what one script did to some tasks. The state changes (transitions) of
 a step have consecutive numbers. The id of the entry in the stream is the first of these numbers.
@@ -43,7 +43,7 @@ class JournalSpan(NamedTuple):
     """The range of numbers in the journal of a partition."""
 
     epoch: str
-    """the installation's id; with a different one, numbers begin at 1 again"""
+    """the installation's id; if it differs from an earlier one, the numbers have begun at 1 again"""
     first: int
     """the number of the first transition that is still stored; ``last`` plus one if none is"""
     last: int
@@ -222,10 +222,10 @@ class RedisJournalReader(StoreReader):
     async def at(
         self, partition: str, time: int, low: int | None = None, high: int | None = None
     ) -> int:
-        """Return the number of the first step at or after a time (microseconds), or the last one plus one.
+        """Return the number of the first step at or after a time (microseconds), or the last number plus 1.
 
-        ``low``, ``high``: the range of numbers to search. Times do not decrease within a partition, unless the
-        server's clock was set back.
+        ``low``, ``high``: the range of numbers to search. Times do not decrease within a partition, unless the server's
+        clock was set back.
         """
         if low is None or high is None:
             span = await self.span(partition)
@@ -245,7 +245,7 @@ class RedisJournalReader(StoreReader):
         return None if entry is None else int(entry.values[1])
 
     async def time_from(self, partition: str, number: int) -> int | None:
-        """Return the time of the first stored transition from a number on; ``None`` if there is none."""
+        """Return the time of the first stored transition at or after a number; ``None`` if there is none."""
         entry = await self._around(partition, number) or await self._next(partition, str(number))
         return None if entry is None else int(entry.values[1])
 
@@ -280,7 +280,7 @@ class RedisJournalReader(StoreReader):
         return await self._ours(partition, "XREVRANGE", f"{number}", "-")
 
     async def strays(self, partition: str, last: int) -> AsyncGenerator[list[bytes]]:
-        """Yield the ids of foreign entries after a number, such as those of a plain XADD, in batches."""
+        """Yield, in batches, the ids of foreign entries after a number, such as entries added by a plain XADD."""
         position = str(last + 1)
         while reply := await self._range(partition, position, "+", _FIRST):
             yield [entry.values[0] for entry in entries_of(reply) if not entry.size]
@@ -289,9 +289,9 @@ class RedisJournalReader(StoreReader):
     async def _next_batch(
         self, partition: str, window: _Window, end: int
     ) -> tuple[Reply, str | None]:
-        """Return the entries of a window, or the next entry if the window is empty, and where to continue.
+        """Return the entries of a window, and the position at which to continue; None if there are no more entries.
 
-        The position at which to continue is None if there are no more entries.
+        If the window is empty, return the next entry after it.
         """
         most, count = min(window.most, end), window.entries
         reply = await self._range(partition, window.position, most, count)

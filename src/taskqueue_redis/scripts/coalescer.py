@@ -22,7 +22,7 @@ class Coalescer(Generic[Item, Answer]):
     """
 
     def __init__(self, send: Callable[[str, Sequence[Item]], Awaitable[Sequence[Answer]]]) -> None:
-        """Send up to `LIMITS.batch` items of a partition by ``send``, which returns an answer for each item."""
+        """Send with ``send``, which takes up to `LIMITS.batch` items of a partition and returns an answer for each."""
         self._send = send
         self._lines: dict[str, _Line[Item, Answer]] = {}
 
@@ -44,7 +44,7 @@ class Coalescer(Generic[Item, Answer]):
             if line.busy:
                 with contextlib.suppress(
                     Exception
-                ):  # an error is raised in the calls that submitted items
+                ):  # the calls that submitted the items raise the error
                     await line.submit(())
 
 

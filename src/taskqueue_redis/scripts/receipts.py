@@ -33,13 +33,13 @@ class Consumer(Protocol):
     token: str
     keys: tuple[str, ...]
     asleep: bool
-    """whether a receive waits, or will wait if the read in progress returns nothing"""
+    """whether a receive call waits, or will wait if the read in progress returns nothing"""
 
     async def join(self) -> None:
-        """Register with all partitions of the subscription, unless that was done."""
+        """Register with all partitions of the subscription, unless this was done before."""
 
     async def enter(self, partition: str) -> None:
-        """Register with one partition, unless that was done."""
+        """Register with one partition, unless this was done before."""
 
     async def close(self) -> None:
         """Release all deliveries, and unregister from the store."""

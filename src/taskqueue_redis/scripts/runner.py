@@ -85,7 +85,7 @@ class StoreClock:
     def __init__(self, clock: Clock | None = None) -> None:
         self.test_clock = clock
         self.offset = 0.0
-        """seconds by which the store's clock is ahead of this process's"""
+        """seconds by which the store's clock is ahead of this process's clock"""
         self._clock = clock or SystemClock()
 
     def now(self) -> float:
@@ -101,7 +101,7 @@ class StoreClock:
 
 
 class Partitions:
-    """The partitions of an installation. A script accesses a single one, whose keys all begin with one hash tag."""
+    """The partitions of an installation. A script accesses only one, whose keys all begin with the same hash tag."""
 
     def __init__(self, prefix: str, number: int) -> None:
         self.names = tuple(f"{{{prefix}:{n}}}" for n in range(number))
@@ -135,11 +135,11 @@ class ScriptRunner:
         self.resets = 0
         """number of times that a partition was found emptied or replaced"""
         self.promises_checked = False
-        """whether the servers are known to provide the durability of every queue"""
+        """whether the servers are known to provide the durability that each queue requires"""
         self._installed: dict[str, tuple[Arg, ...]] = {}
         """first arguments of each script call, by partition: the declared keys, and the partition's epoch"""
         self._replicated: set[str] = set()
-        """keys of queues that are known to wait for replicas"""
+        """keys of queues whose writes are known to wait for replicas"""
 
     async def run(
         self,
@@ -200,7 +200,7 @@ class ScriptRunner:
         else:
             reply, reached = await self.run(name, partition, *args, follow=self._wait)
         if reply[0] and (reached or 0) < reply[0]:
-            lost = AnswerLost(f"{reached} of {reply[0]} replicas have confirmed")
+            lost = AnswerLost(f"only {reached} of {reply[0]} replicas have confirmed the writes")
             raise contract_error(lost) from lost
         return reply[1:]
 
@@ -214,7 +214,7 @@ class ScriptRunner:
             self.promises_checked = True
 
     def _wait(self, reply: Any) -> Sequence[Arg] | None:
-        # This must be shorter than `answer_timeout`, after which the connection is closed for lack of an answer.
+        # The wait must be shorter than `answer_timeout`, after which the connection is closed for lack of an answer.
         timeout = self.client.settings.answer_timeout * 0.8
         return ("WAIT", reply[0], round(timeout * 1000)) if reply[0] else None
 

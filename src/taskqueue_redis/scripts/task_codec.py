@@ -6,7 +6,7 @@ An envelope consists of::
     bytes 1-2   length of the header
     header      MessagePack: the fields that are not at their defaults; empty for most tasks
     payload     JSON text, unchanged
-    4 bytes     CRC-32 of all bytes before, followed by the task's id
+    4 bytes     CRC-32 of all preceding bytes and the task's id
 
 The checksum is at the end because Lua keeps all strings in a hash table and hashes only some bytes of each, including
 the last one. Without a checksum at the end, the bodies of similar tasks would have the same hash.

@@ -31,7 +31,7 @@ class AofReading(NamedTuple):
     whole: bool
     """whether no further check is needed"""
     obstacle: str = ""
-    """reason why a file is not rewritten; empty if there is none"""
+    """reason why a file cannot be rewritten; empty if there is none"""
 
 
 class AofRewriter:

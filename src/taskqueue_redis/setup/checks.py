@@ -29,7 +29,7 @@ from taskqueue_redis.setup.aof_rewrite import AofRewriter, parse_info
 from taskqueue_redis.setup.permissions import SCRIPT_COMMANDS
 
 MINIMUM = (6, 2)
-"""oldest version of Redis with all commands that this package uses; every Valkey has them"""
+"""oldest version of Redis with all commands that this package uses; every version of Valkey has them"""
 _LOADS_WITHOUT_RIGHTS = {"Redis": (8, 6), "Valkey": (9, 1, 2)}
 """The first versions that load their append-only file even if the user ``default`` has no rights.
 
@@ -167,7 +167,7 @@ class ServerChecks:
 
 
 async def check_server(client: Link) -> ServerFacts:
-    """Check the servers and return the facts. Raises `ConfigurationError` if one is unsuitable, or a `Failure`."""
+    """Check the servers and return the facts. Raises `ConfigurationError` for an unsuitable server, or a `Failure`."""
     settings = client.settings
     try:
         # PING waits until Redis has loaded its data. Until then, INFO would report no append-only file.
@@ -322,8 +322,8 @@ async def _file_loads(client: Link) -> bool:
     answers = await client.at_each_master(may)
     if False in answers:
         raise ConfigurationError(
-            "this Redis would lose every task at its next start: it loads its file with the rights of the user "
-            f"'default', which has too few. {_ALL_RIGHTS}"
+            "this Redis would lose every task at its next start: it replays its append-only file as the user "
+            f"'default', which lacks the permissions to do so. {_ALL_RIGHTS}"
         )
     return None not in answers
 

@@ -17,7 +17,7 @@ _GRANT = 6
 
 
 class EndpointRecord(NamedTuple):
-    """An endpoint with its leases, without their tokens."""
+    """An endpoint and its leases, whose tokens are left out."""
 
     number: int
     """position in the order of registration"""

@@ -37,9 +37,12 @@ def load(
         Literal["parquet", "json", "csv"] | None,
         typer.Option("--format", help="Default: from the file extension.", show_default=False),
     ] = None,
-    backend: Annotated[str | None, option("NAME", "Backend. Default: TASKQUEUE_BACKEND.")] = None,
+    backend: Annotated[
+        str | None, option("NAME", "Name of the backend. Default: TASKQUEUE_BACKEND.")
+    ] = None,
     wait: Annotated[
-        float, typer.Option(min=0, help="Maximum seconds to wait while a full queue has no room.")
+        float,
+        typer.Option(min=0, help="Maximum number of seconds to wait for room in a full queue."),
     ] = 3600.0,
     skip_invalid: Annotated[
         Path | None,
@@ -49,9 +52,9 @@ def load(
     """Publish the rows of a Parquet, JSON-lines or CSV file as tasks.
 
     Columns named task_id, key, payload, headers, priority, tenant, ordering_key, deadline, not_before and max_attempts
-    are the fields of a task. Without a payload column, all other columns become the payload, as one JSON object. A
-    second run, also after a crash, publishes nothing twice: each id is published once, while its task exists and for
-    the queue's dedupe_window afterwards.
+    are the fields of a task. Without a payload column, all other columns become the payload, as one JSON object.
+    Running the command again, even after a crash, publishes nothing twice: an id cannot be published again while its
+    task exists and for the queue's dedupe_window afterwards.
     """
     reader = kind or _FORMATS.get(path.suffix.lower())
     if reader is None:
@@ -83,7 +86,7 @@ def _read(spark: SparkSession, path: Path, kind: str) -> DataFrame:
 
 def as_tasks(rows: DataFrame, id_column: str) -> DataFrame:
     """Return rows with the columns that the sink expects. Raises `InvalidInput` if ``id_column`` does not exist."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's documentation uses this name
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's documentation uses the name F
 
     from taskqueue_spark.sink.tasks import COLUMNS  # noqa: PLC0415
 
@@ -130,11 +133,11 @@ def redrive(
 ) -> None:
     """Redrive the dead letters of some failures, or all dead letters.
 
-    The command finds them in the journal. The store skips tasks that are not dead letters any more, so a second run
+    The command finds them in the journal. The store skips tasks that are no longer dead letters, so a second run
     changes nothing.
     """
     if bool(fingerprints) == everything:
-        raise ConfigurationError("redrive: name fingerprints of failures, or set --all")
+        raise ConfigurationError("redrive: needs fingerprints of failures, or --all")
     with open_snapshot(options) as opened:
         from taskqueue_spark.pipeline.failures import redrive_list  # noqa: PLC0415 - imports Spark, which is slow
         from taskqueue_spark.redrive import redrive as redrive_rows  # noqa: PLC0415
@@ -156,7 +159,7 @@ def redrive(
 
 
 def _store(option: str | None) -> dict[str, str]:
-    """Return Spark's options for the named or configured store; for the memory backend, those for its server."""
+    """Return the data source's options for the named or configured store; for the memory backend, for its server."""
     name = backend_name(option)
     if name == "redis":
         return store_options()

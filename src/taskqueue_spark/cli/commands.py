@@ -42,7 +42,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the first parameter of a command, a class of options, by one parameter for each field of that class."""
+    """Replace the first parameter of a command, a class of options, with one parameter for each field of that class."""
     hints = get_type_hints(command, include_extras=True)
     first, *own = (
         parameter.replace(annotation=hints[parameter.name])

@@ -1,4 +1,4 @@
-"""Options that the commands of the pipeline share: the source and part of the journal, and where Spark runs."""
+"""Options that the pipeline's commands share: which journal and which part of it to read, and where Spark runs."""
 
 from __future__ import annotations
 
@@ -110,16 +110,16 @@ class PipelineOptions(EngineOptions):
         str | None,
         option("TIME", "Start time: 2026-11-30T12:00 (UTC by default), or 90m, 12h, 7d ago."),
     ] = None
-    until: Annotated[str | None, option("TIME", "End time, as for --since.")] = None
+    until: Annotated[str | None, option("TIME", "End time, in the same form as --since.")] = None
     keys: Annotated[
-        list[str] | None, option("KEY", "Only this queue; may be repeated.", "--key")
+        list[str] | None, option("KEY", "Read only this queue; may be repeated.", "--key")
     ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if sum(value is not None for value in (self.backend, self.journal, self.saved)) > 1:
             raise ConfigurationError(
-                "--backend, --journal and --from: more than one is set; allowed: one"
+                "--backend, --journal and --from: more than one is set; allowed: only one"
             )
         _ = self.start, self.end
 

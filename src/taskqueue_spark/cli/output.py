@@ -35,7 +35,7 @@ def print_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
 def print_table(
     rows: Sequence[dict[str, Any]], columns: Sequence[str], *, of: int | None = None
 ) -> None:
-    """Print the named columns of the first rows. ``of``: total number of rows, if ``rows`` are only some of them."""
+    """Print the named columns of the first rows. ``of``: total number of rows, if ``rows`` has only some of them."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for index, name in enumerate(columns):
         number = any(isinstance(row.get(name), int | float) for row in rows)

@@ -38,7 +38,7 @@ def report(
     """Create all tables, and one self-contained page about them: DIR/report.html, and DIR/report.json.
 
     The page shows conservation and rules, throughput, latency, repeated failures, shares, and recommended limits. DIR
-    is --out, or ./taskqueue-report. The exit code is 1 if a check found a fault.
+    is the value of --out, by default ./taskqueue-report. The exit code is 1 if a check found a fault.
     """
     options = replace(options, out=options.out or _DEFAULT_FOLDER)
     with snapshot_tables(options, live=live, target_wait=target_wait, percentile=percentile) as (
@@ -90,6 +90,6 @@ def _source_name(opened: OpenSnapshot) -> str:
 
 
 def _source_options(opened: OpenSnapshot) -> str:
-    """Return the options with which another command opens the same snapshot."""
+    """Return the options with which other commands open the same snapshot."""
     near = os.path.relpath(opened.path.expanduser())
     return shlex.join(["--from", str(opened.path) if near.startswith("..") else near])

@@ -32,7 +32,7 @@ _LOG_END = 20_000
 
 
 class SparkFailed(TaskQueueError):
-    """Raised if Spark fails. ``exit_code`` is that of an error of this package, if one was the cause."""
+    """Raised if Spark fails. If the cause was an error of this package, ``exit_code`` is that error's exit code."""
 
     code = "spark_failed"
 
@@ -148,7 +148,7 @@ def _failures(log: Path) -> Iterator[None]:
 
 
 def _error_of(text: str) -> SparkFailed:
-    """Return the error of this package that is quoted in the text of a Spark error; else its cause or first line."""
+    """Return this package's error that a Spark error quotes, or an error with the Spark error's cause or first line."""
     if ours := _OURS.findall(text):
         name, message = ours[-1]
         kind = getattr(errors, name, TaskQueueError)

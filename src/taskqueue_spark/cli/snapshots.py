@@ -31,9 +31,9 @@ class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     damaged: int
     source: dict[str, str] | None
-    """options of the data source for the journal that was read; ``None`` for a snapshot of ``--from``"""
+    """options of the data source for the journal that was read; ``None`` with ``--from``"""
     behind: dict[str, str] | None
-    """options of the data source for the transitions after the snapshot; ``None`` for a snapshot of ``--from``"""
+    """options of the data source for the transitions after the snapshot; ``None`` with ``--from``"""
     options: PipelineOptions
 
     def transitions(self) -> DataFrame:
@@ -51,7 +51,7 @@ class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def backend_name(option: str | None) -> str:
-    """Return the name of the backend in ``option``; without it, that of the settings."""
+    """Return the name of the backend in ``option``, or if it is not set, the name in the settings."""
     name = option or load_settings(Settings).backend
     return name.removeprefix("taskqueue_").partition(":")[0]
 

@@ -16,7 +16,9 @@ from taskqueue_spark.cli.snapshots import source_of
 def stream(
     options: PipelineOptions,
     *,
-    trigger: Annotated[float, typer.Option(min=0, help="Seconds between batches.")] = 10.0,
+    trigger: Annotated[
+        float, typer.Option(min=0, help="Seconds between the starts of batches.")
+    ] = 10.0,
     once: Annotated[
         bool, typer.Option("--once", help="Process the current journal, then exit.")
     ] = False,
@@ -39,23 +41,30 @@ def stream(
     ] = None,
     failure_share: Annotated[
         float,
-        typer.Option(min=0, max=1, help="Report failures from this share of executions on."),
+        typer.Option(
+            min=0,
+            max=1,
+            help="Report rising failures only if at least this share of executions fails.",
+        ),
     ] = 0.1,
     failure_least: Annotated[
-        int, typer.Option(min=1, help="Minimum number of executions in a window for such a report.")
+        int,
+        typer.Option(
+            min=1, help="Report rising failures only in windows with at least this many executions."
+        ),
     ] = 20,
     log_level: LogLevel = "info",
 ) -> None:
     """Archive the journal as it grows, store metrics, and raise alerts, until Ctrl-C or SIGTERM.
 
     DIR/transitions is an archive for --from, DIR/metrics has counts per time window, and DIR/stream/alerts.jsonl has
-    each alert once: an imbalance or a gap, stuck tasks, rising failures. The next run with the same --out continues
+    each alert once: imbalances, gaps, stuck tasks and rising failures. The next run with the same --out continues
     where this one ended, even after a crash, and neither loses nor repeats a transition. The exit code is 1 if tasks
     were lost or the counts do not balance.
     """
     if options.out is None or options.saved is not None or options.keys or options.end is not None:
         raise ConfigurationError(
-            "stream: needs --out DIR; allowed: --backend or --journal, --since, without --key and --until"
+            "stream: needs --out DIR; does not accept --from, --key or --until"
         )
     source = source_of(options)
     with explain_missing_modules():

@@ -35,8 +35,10 @@ Grace = Annotated[
         help="Report a task as lost if the store does not have it this many seconds after its last event."
     ),
 ]
-TargetWait = Annotated[float, typer.Option(help="Target for the wait of a task, in seconds.")]
-Percentile = Annotated[float, typer.Option(help="Share of tasks that must meet the target.")]
+TargetWait = Annotated[float, typer.Option(help="Target for a task's waiting time, in seconds.")]
+Percentile = Annotated[
+    float, typer.Option(help="Share of tasks, from 0 to 1, that must meet the target.")
+]
 
 
 @contextmanager
@@ -67,13 +69,14 @@ def snapshot_tables(
 def snapshot(options: PipelineOptions) -> None:
     """Store the journal as Parquet: DIR/transitions by date, and DIR/damaged with entries that cannot be read.
 
-    Other commands read the snapshot with --from DIR. A second run replaces it by the current journal.
+    Other commands read the snapshot with --from DIR. A second run replaces the snapshot with the current journal.
     """
     if options.out is None or options.saved is not None:
         raise ConfigurationError("snapshot: needs --out DIR, and a journal other than --from")
     if options.keys:
         raise ConfigurationError(
-            "snapshot: contains every queue; set --key for the commands that read it"
+            "snapshot: does not accept --key, because a snapshot always contains every queue; "
+            "pass --key to the commands that read it"
         )
     with open_snapshot(options) as opened:
         if options.as_json:
@@ -82,7 +85,9 @@ def snapshot(options: PipelineOptions) -> None:
             return
         console.print(f"{opened.rows:,} transitions in [bold]{options.out}[/]", highlight=False)
         if opened.damaged:
-            console.print(f"[yellow]{opened.damaged:,} entries could not be read: see DIR/damaged")
+            console.print(
+                f"[yellow]{opened.damaged:,} entries could not be read: see the folder 'damaged' in it"
+            )
 
 
 def audit(options: PipelineOptions, *, live: Live = None, grace: Grace = 60.0) -> None:
@@ -171,13 +176,14 @@ def fairness(
     options: PipelineOptions,
     *,
     by: Annotated[
-        Literal["tenant", "worker"], typer.Option(help="Column whose values compete.")
+        Literal["tenant", "worker"],
+        typer.Option(help="Compare tenants or workers with each other."),
     ] = "tenant",
     window: Annotated[
-        str, typer.Option(help="Length of the window in which they compete.")
+        str, typer.Option(help="Length of the windows in which they are compared.")
     ] = "1 minute",
 ) -> None:
-    """Show how evenly tenants or workers were served while they competed, as Jain's index: 1 is even."""
+    """Show how evenly tenants or workers were served while they competed, as Jain's index: 1 means evenly."""
     columns = ("key", "windows", "jain", "jain_lowest", "members", "deliveries", "jain_total")
     _table(
         options, "fairness", columns, ("key",), window=window,
@@ -199,7 +205,7 @@ def failures(options: PipelineOptions) -> None:
 def capacity(
     options: PipelineOptions, *, target_wait: TargetWait = 1.0, percentile: Percentile = 0.95
 ) -> None:
-    """Recommend slots, workers and rates for a target wait, by a replay of the recorded arrivals."""
+    """Recommend slots, workers and rates for a target wait, by replaying the recorded arrivals."""
     columns = (
         "key", "deliveries", "arrival_rate", "service_mean", "slots", "workers", "rate_limit", "utilisation",
         "expected_wait", "reason",
@@ -219,8 +225,8 @@ def _table(
 ) -> None:
     """Build a table, write it to the folder for results, and print it.
 
-    ``make`` returns the table from the package `taskqueue_spark.pipeline` and the transitions. Without ``make``, it is
-    the table of the report.
+    ``make`` computes the table from the package `taskqueue_spark.pipeline` and the transitions. Without ``make``, the
+    table is that of the report.
     """
     with snapshot_tables(options, **wishes, window=window or "1 minute") as (opened, build):
         from taskqueue_spark import pipeline  # noqa: PLC0415 - imports Spark, which is slow

@@ -48,7 +48,7 @@ class Range(NamedTuple):
     start: int
     end: int
     mark: str = ""
-    """the `Journal.mark` of ``start``, recorded when the journal was read up to there; empty if unknown"""
+    """the `Journal.mark` of ``start``, recorded when the journal had been read up to that position; empty if unknown"""
 
 
 class Watch(Enum):
@@ -111,7 +111,7 @@ class Journal(Protocol):
         self.close()
 
     def close(self) -> None:
-        """Close connections, if there are any."""
+        """Close all connections."""
         return
 
     def spans(self, *, quick: bool = False) -> dict[str, ReadRange]:
@@ -131,10 +131,10 @@ class Journal(Protocol):
         """Return the time (microseconds) of the first transition at or after a position; ``None`` if there is none."""
 
     def at(self, shard: str, time: int, start: int, end: int) -> int:
-        """Return the first position from ``start`` whose transition is at or after a time; ``end`` if there is none."""
+        """Return the first position from ``start`` on whose transition is at or after a time; ``end`` if none is."""
 
     def rows(self, shard: str, start: int, end: int) -> int:
-        """Return the approximate number of transitions from ``start`` to before ``end``."""
+        """Return the approximate number of transitions from ``start`` up to, but not including, ``end``."""
 
     def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:
         """Return the bounds of at most ``parts`` ranges of similar size, from ``start`` to ``end``.
@@ -150,8 +150,8 @@ class Journal(Protocol):
     def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:
         """Yield the transitions of a range in order, and rows about entries that cannot be read.
 
-        If the shard has another run now, the range is empty. Raises `HistoryMissing` in this and the other cases that
-        ``watch`` lists.
+        If the shard now has another run, nothing is yielded. In this case and others, raises `HistoryMissing` if
+        ``watch`` requires it.
         """
 
     def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:

@@ -36,7 +36,7 @@ def opened(path: str) -> BinaryIO:
 
 
 def tag_of(file: BinaryIO) -> str:
-    """Return the identifier of a file, a digest of its first line; empty if there is no whole line yet."""
+    """Return the identifier of a file: a digest of its first line, or empty if there is no complete line yet."""
     file.seek(0)
     line = file.readline(_BLOCK)
     return hashlib.blake2b(line, digest_size=8).hexdigest() if line.endswith(b"\n") else ""
@@ -76,7 +76,7 @@ def first_timed(file: BinaryIO, start: int, end: int) -> tuple[int, int, int] | 
 def before(file: BinaryIO, position: int) -> tuple[ParsedLine | None, bool]:
     """Return the last transition before a position, and whether damaged lines follow it.
 
-    At most the maximum length of a line is searched.
+    The search goes back by at most the maximum length of a line.
     """
     spoilt = False
     end, rest = position, b""

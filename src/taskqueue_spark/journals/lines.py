@@ -49,9 +49,9 @@ class LinesJournal(Journal):
     """A reader of journal files, which may be complete or still be written."""
 
     def __init__(self, path: str, *, torn: bool) -> None:
-        """Do no I/O. ``path``: a file, a folder or a pattern.
+        """Create the reader without any I/O. ``path``: a file, a folder or a pattern.
 
-        ``torn``: report a last line without a line end, if the file has not changed for some time.
+        ``torn``: report a last line that has no line end, if the file has not changed for some time.
         """
         self._path = path.removeprefix("file://")
         self._torn = torn
@@ -141,7 +141,7 @@ class LinesJournal(Journal):
         return iter(())
 
     def _open_range(self, part: Range) -> BinaryIO | None:
-        """Open the file of a range, also if it was renamed; return ``None`` if it does not exist."""
+        """Open the file of a range, even if it was renamed; return ``None`` if it does not exist."""
         for path in (part.shard, *files_of(self._path)):
             with suppress(BackendUnavailable):
                 file = opened(path)
@@ -230,7 +230,7 @@ class _Reading:
         self._last, self._torn = lines[-1], False
 
     def _time(self) -> int:
-        """Return a time for a damaged line: the time of the previous transition, or else of the first one."""
+        """Return a time for a damaged line: that of the previous transition, or of the first one if none precedes."""
         if self._last is not None:
             return self._last.time
         index = self._file.tell()

@@ -1,4 +1,4 @@
-"""Decoding JSON lines to transitions, with the reason why a line cannot be decoded."""
+"""Decoding JSON lines to transitions, and the reasons why lines cannot be decoded."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _NONE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def lines_of(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spoilt]]:
-    """Yield groups of lines: transitions, and the offset and fault of each damaged line after them.
+    """Yield groups of lines: some transitions, then the offset and fault of each damaged line that follows them.
 
     ``index``: the byte offset of the first line. Blank lines are ignored.
     """
@@ -89,7 +89,7 @@ def _one_by_one(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spo
 
 
 def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
-    """Return the transition of a line, if any, and the fault of the line or of its first part, if any."""
+    """Return the transition of a line or ``None``, and the fault of the line or of its first part, or an empty text."""
     if not raw.strip():
         return None, ""
     if not raw.endswith(b"\n"):
@@ -108,7 +108,7 @@ def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
 
 
 def _why(error: Exception) -> str:
-    # Do not pass on the message of msgspec, which names fields and types but may also quote a value.
+    # Do not pass on the message of msgspec, because it may quote a value.
     text = str(error)
     if isinstance(error, msgspec.ValidationError | RecursionError):
         return f"it is not a transition{text[text.rindex(' - at ') :] if ' - at ' in text else ''}"

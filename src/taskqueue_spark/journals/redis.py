@@ -39,7 +39,7 @@ class RedisJournal(Journal):
     """A reader of the journal that the Redis backend writes. It connects when it is first used."""
 
     def __init__(self, settings: RedisSettings, at_once: int) -> None:
-        """Do no I/O. ``at_once``: maximum number of entries in one reply of Redis."""
+        """Create the reader without any I/O. ``at_once``: maximum number of entries in one reply from Redis."""
         self._reader = RedisJournalReader(settings, at_once)
         self._discovered = False
         self._runner = asyncio.Runner()
@@ -150,7 +150,7 @@ class RedisJournal(Journal):
         return self._run(lambda reader: reader.span(shard))
 
     def _last(self, shard: str, number: int) -> tuple[int, int]:
-        """Return the number and the time of the last transition up to a number; zeros if there is none."""
+        """Return the sequence number and time of the last transition at or before ``number``; zeros if none exists."""
         entry = self._run(lambda reader: reader.before(shard, number))
         if entry is None:
             return 0, 0

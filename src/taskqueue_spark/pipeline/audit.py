@@ -5,7 +5,7 @@ possibly anomalies (`ANOMALIES`); docs/pipeline.md explains them. The verdicts o
 the published tasks unless there is a fault.
 
 The ``reason`` of a loss says how it was detected. *not in the store*: the store does not have the task, and its last
-event is older than the grace period. *its run ended*: a later run of the shard began. *published again*: the store
+event is older than the grace period. *its run ended*: a later run of the shard has begun. *published again*: the store
 accepted the id for a new task while the task was alive.
 
 Runs are separate: audit the two stores of a migration together only with ``live``, unless they worked at the same time.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_core.tasks import State
 from taskqueue_spark.columns import TASK_EVENTS
@@ -92,8 +92,8 @@ def audit(
     ``live``: current states in the store: ``key``, ``task_id``, ``state`` (null: unknown) and optionally ``as_of``. A
     task that it does not contain is not in the store. Query the store before you read the journal, or query each task
     before its ``dedupe_window`` has passed, because the store remembers finished tasks for that long. ``as_of``: the
-    time of the query, if ``live`` does not contain it; by default the last time of the journal. ``grace_seconds``: the
-    minimum age of the last event of a lost task. ``live`` is evaluated twice; store it first if it queries a store.
+    time of the query, if ``live`` does not contain it; by default, the time of the last transition. ``grace_seconds``:
+    the minimum age of the last event of a lost task. ``live`` is evaluated twice; store it first if it queries a store.
     """
     result = _lives(steps(transitions))
     if live is None:
@@ -139,7 +139,7 @@ def _asked_at(transitions: DataFrame, live: DataFrame, as_of: datetime | None) -
 
 
 def _columns(*, looked: bool) -> list[str]:
-    """Return the columns of an audit. ``looked``: the store was queried, and ``_now`` is the state of a task in it."""
+    """Return the columns of an audit. ``looked``: whether the store was queried; if so, ``_now`` is a task's state."""
     state = name_of("_state", _STATES)
     ended, over = (f"coalesce({state} in ({name_list(names)}), false)" for names in (ENDED, OVER))
     hidden = f"coalesce(_hole < coalesce(_next, {2**62}), false)"
@@ -193,12 +193,12 @@ def conservation(audited: DataFrame) -> DataFrame:
 def against(conserved: DataFrame, ledgers: DataFrame) -> DataFrame:
     """Compare the audit with the ledgers of the store.
 
-    Return ``key``, the count of the ledger for each state (``ledger_…``), its difference to the audit (``more_…``),
+    Return ``key``, the count of the ledger for each state (``ledger_…``), its difference from the audit (``more_…``),
     and ``agrees`` if all differences are 0.
 
-    ``ledgers``: ``published`` and a count per state for each ``key``. Tasks that only the ledger has are older than
-    the journal, or newer than the transitions. Tasks that only the audit has are lost, or were counted wrongly. The
-    shards of a sharded queue are added up.
+    ``ledgers``: ``published`` and a count per state for each ``key``. Tasks that only the ledger has are older than the
+    journal, or newer than the transitions. Tasks that only the audit has are lost, or were counted wrongly. The shards
+    of a sharded queue are added up.
     """
     counts = {"published": "published + earlier"}
     counts |= {state.value: _OF_STATE.get(state, state.value) for state in State}

@@ -15,7 +15,7 @@ import math
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
@@ -27,7 +27,7 @@ SAMPLE = 50_000
 LEAST = 200
 """minimum number of deliveries for a recommendation"""
 _BEYOND = 10
-"""minimum number of deliveries that exceed a percentile, so that the percentile is not due to chance"""
+"""minimum number of deliveries that must lie above a percentile, so that the percentile is not due to chance"""
 _INCOMPLETE = 0.05
 """maximum share of a key's history that may be missing for a recommendation"""
 _MICROS = 1e6
@@ -63,9 +63,9 @@ def advice(
 
     If there is no recommendation, ``reason`` says why. The section "Tables" of docs/pipeline.md describes the columns.
 
-    ``whole``: the transitions contain everything of their runs, so that a number without a row is missing history;
-    ``False`` for transitions that were selected by key or event. ``sample``: maximum number of deliveries of a key
-    that are replayed, from its busiest time. Raises `InvalidInput` for arguments out of range.
+    ``whole``: the transitions are all those of their runs, so that a number without a row means missing history;
+    ``False`` for transitions that were selected by key or event. ``sample``: maximum number of deliveries of a key that
+    are replayed, from its busiest time. Raises `InvalidInput` for arguments out of range.
     """
     check_target(target_wait, percentile)
     if sample < LEAST:
@@ -127,7 +127,8 @@ def _rows(transitions: DataFrame) -> DataFrame:
 def _about(rows: DataFrame, sample: int) -> DataFrame:
     """Return a row per key: its counts, its peak rate, and its busiest time.
 
-    The busiest time is the shortest span of whole seconds with ``sample`` arrivals; the whole time if there are fewer.
+    The busiest time is the shortest span of whole seconds with ``sample`` arrivals, or all of the time if there are
+    fewer arrivals.
     """
     counts = {
         "deliveries": "count_if(delivered)",
@@ -162,7 +163,7 @@ def _about(rows: DataFrame, sample: int) -> DataFrame:
 
 
 def _reason(needed: int) -> Column:
-    """Return the reason why the data of a key does not suffice for a recommendation; null if it does."""
+    """Return the reason why the data of a key is not sufficient for a recommendation; null if it is."""
     return F.expr(f"""case
         when missing > {_INCOMPLETE}D then format_string('%.0f %% of the journal is missing', missing * 100)
         when unknown > {_INCOMPLETE}D * deliveries

@@ -45,16 +45,15 @@ def steps(transitions: DataFrame) -> DataFrame:
     Columns in addition to those of a transition, whose ``tenant`` is the one with which the life was published:
 
     - ``queue_wait`` (of a delivery): microseconds since the task became available, that is, since it was published,
-      redriven or released, or since its scheduled time (even if it was made available later). Waiting for an ordering
-      key or a limit is included;
-    - ``run_time`` (of acked, retried and dead_lettered directly after a delivery): microseconds since that delivery. A
-      task that becomes a dead letter because of losses has no running time;
-    - ``end_to_end`` (of the first end of a life: acked, dead_lettered, expired or cancelled): microseconds since the
-      publish, or since the time for which the task was scheduled then. A dead letter that is redriven or retried has
-      already had its first end; a retry after another end begins a new life at its own time;
-    - ``first_end``: whether the event is such an end, also if its duration is unknown;
-    - ``waiting_since`` (if the task is waiting after the event): the time when it began to wait;
-    - the columns of `in_order`: ``before_event``, ``before_ts``, ``after_event``, ``after_ts``, ``after_reason``…
+    redriven or released, or since its scheduled time (even if it was made available later). Waiting for an ordering key
+    or a limit is included; - ``run_time`` (of acked, retried and dead_lettered directly after a delivery): microseconds
+    since that delivery. A task that becomes a dead letter because of losses has no running time; - ``end_to_end`` (of
+    the first end of a life: acked, dead_lettered, expired or cancelled): microseconds since the publish, or since the
+    time for which that publish scheduled the task. A dead letter that is redriven or retried has already had its first
+    end; a retry after another end begins a new life at its own time; - ``first_end``: whether the event is such an end,
+    even if its duration is unknown; - ``waiting_since`` (if the task is waiting after the event): the time when it
+    began to wait; - the columns of `in_order`: ``before_event``, ``before_ts``, ``after_event``, ``after_ts``,
+    ``after_reason``…
 
     Durations may be negative if a clock was set back.
     """
@@ -115,5 +114,5 @@ def run_ends(transitions: DataFrame) -> DataFrame:
 
 
 def _poisoned(event: str, reason: str) -> str:
-    """Return the SQL condition for a task that losses made a dead letter, so that its last outcome is unknown."""
+    """Return the SQL condition for a task that became a dead letter by losses, so that its last outcome is unknown."""
     return f"({event} = 'dead_lettered' and {reason} <=> '{POISONED}')"

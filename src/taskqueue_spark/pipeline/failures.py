@@ -13,7 +13,7 @@ from taskqueue_core.limits import LIMITS, kind_of
 SAMPLES = 5
 _LONGEST = 300
 _LOOKED_AT = 1000
-"""number of characters of an error that are used; later ones are not shown, and often differ between tasks"""
+"""number of characters of an error that are used; later characters are not shown, and often differ between tasks"""
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
 _NOTHING = "(no error was told)"
 _SENSITIVE = (
@@ -64,7 +64,7 @@ _TRACE = "Traceback (most recent call last):"
 
 
 def message_of(error: Column) -> Column:
-    """Return the common part of errors that differ only in the values they quote, at most 300 characters.
+    """Return the part, at most 300 characters, that errors have in common if they differ only in quoted values.
 
     Numbers, hexadecimal numbers, UUIDs and other long ids, quoted strings, paths, URLs, addresses and times are
     replaced by their kind, for example ``<number>``; a list of values of one kind is replaced once. Possible secrets
@@ -123,7 +123,7 @@ def failures(transitions: DataFrame) -> DataFrame:
 
 
 def redrive_list(transitions: DataFrame, *fingerprints: str) -> DataFrame:
-    """Return the dead letters that these failures caused, once each: key, task_id.
+    """Return the dead letters that the given failures caused, each once: key, task_id.
 
     Without fingerprints, return all dead letters. The store may have fewer, because tasks may have been redriven after
     the last transition. Raises `InvalidInput` for an invalid fingerprint.

@@ -12,7 +12,7 @@ from taskqueue_spark.pipeline.durations import MICROSECONDS, run_ends, seconds_o
 _BY = ("tenant", "worker")
 _MOST_SHARES = 100
 _LONGEST = 10_000
-"""maximum number of windows without an event in which a member is still counted, in case a clock jumped"""
+"""maximum number of windows without an event in which a member still counts; a limit in case a clock jumped"""
 _MEMBERS = {
     "served": "sum(served)", "got": "sum(got)", "given": "sum(given)", "weighed": "sum(index * given)",
     "lowest": "min(index)", "windows": "count_if(counted)",
@@ -22,11 +22,11 @@ _MEMBERS = {
 def fairness(transitions: DataFrame, by: str = "tenant", window: str = "1 minute") -> DataFrame:
     """Return a row per key: how evenly its deliveries went to tenants, or to workers.
 
-    Fairness is only measured while the members (tenants or workers) compete. A *tenant* competes in a window if tasks
-    of the tenant waited when the window began and when it ended, also if they waited for a limit or an ordering key. A
+    Fairness is measured only while the members (tenants or workers) compete. A *tenant* competes in a window if tasks
+    of the tenant waited when the window began and when it ended, even if they waited for a limit or an ordering key. A
     *worker* competes in a window if tasks of the key waited at both times, the worker's first delivery of the key was
     before the window, and its last one after it. A window is *contended* if at least two members competed in it, and
-    got at least as many deliveries as there were members.
+    together got at least as many deliveries as there were members.
 
     The section "Tables" of docs/pipeline.md describes the columns. Raises `InvalidInput` for an invalid ``by`` or
     window.
@@ -114,8 +114,8 @@ def _summed(rows: DataFrame, length: int, *changes: str) -> DataFrame:
 def _windows(changes: DataFrame) -> DataFrame:
     """Return a row per member and window: ``place`` (the window), ``served`` (deliveries), and ``standing``.
 
-    A member is standing if its tasks waited, or for workers if it was present, during the whole window. It then has a
-    row even if it has no event in this window, for example because it starves.
+    A tenant is standing if its tasks waited during the whole window; a worker is standing if it was present during the
+    whole window. A standing member has a row even if it has no event in the window, for example because it starves.
     """
     in_turn = "partition by key, member order by place"
     last = f"if(after > 0, least(next - 1, place + {_LONGEST}), place)"

@@ -34,7 +34,7 @@ def advise(
     target_wait: float,
     percentile: float = 0.95,
 ) -> dict[str, Any]:
-    """Return the columns of `capacity.advice` for one key, from the times of availability, delivery and end.
+    """Return the columns of `capacity.advice` for one key, from the times when tasks became available, began and ended.
 
     Times are in seconds, in arrays of the same length of at least 2, in the order of ``arrived``. If no number of
     slots meets the target, ``unreachable`` gives the reason.
@@ -116,7 +116,7 @@ def _overhead(arrived: Floats, started: Floats, ended: Floats) -> tuple[float, i
 
 
 def _most_at_once(started: Floats, ended: Floats) -> int:
-    # Ends come first, because an end frees its slot for a start at the same time.
+    # Put ends first, because an end frees its slot for a start at the same time.
     times = np.concatenate([ended, started])
     steps = np.repeat([-1, 1], len(started))
     return int(np.cumsum(steps[np.argsort(times, kind="stable")]).max(initial=0))

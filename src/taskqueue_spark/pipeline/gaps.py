@@ -7,12 +7,12 @@ exists. Duplicate rows (of a copied file) count once; damaged entries count as m
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 _MANY = 64
-"""maximum number of separate gaps of a shard; if there are more, one gap from the first to the last replaces them"""
+"""maximum number of separate gaps of a shard; if there are more, they are replaced by one gap from first to last"""
 _BITS = 64
-"""number of bits in a word of the bit set of existing numbers"""
+"""number of bits in each word of the bit set that records the existing numbers"""
 _COUNT = ("run", "shard")
 _NONE = "cast(array() as array<struct<first: bigint, last: bigint>>)"
 _SO_FAR = "partition by run, shard order by word"
@@ -60,7 +60,7 @@ def spans(transitions: DataFrame) -> DataFrame:
 
 
 def missing_between(low: Column, high: Column) -> Column:
-    """Return whether the column ``holes`` has a missing number between two others. A null bound is infinite.
+    """Return whether the column ``holes`` has a missing number between two bounds. A null bound is infinite.
 
     The bounds are exclusive: use 0 for the time before the first transition.
     """

@@ -1,4 +1,4 @@
-"""The history check: it tests the history of each run, as the journal records it, against rules.
+"""The history check, which tests the history of each run, as the journal records it, against rules.
 
 The section "What the history check looks for" of docs/pipeline.md lists the rules R0 to R13. The checker of the chaos
 tests must tolerate events that a client cannot see. This check tolerates only rounding, because the numbers of the
@@ -8,7 +8,7 @@ journal define the order of the events of a partition.
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_spark.pipeline.gaps import missing_between
 from taskqueue_spark.pipeline.rules import per_lane, per_task
@@ -61,7 +61,7 @@ def counts(result: DataFrame) -> DataFrame:
 
 
 def _with_settings(rows: DataFrame, transitions: DataFrame) -> DataFrame:
-    """Add the owner of each task, and the settings of its queue: all versions (``spans``), and the current (``span``).
+    """Add the owner of each task, and its queue's settings: all versions (``spans``) and the current one (``span``).
 
     ``blind``: a later version before the step may be missing; ``unset``: the first version may be missing. Each change
     raises the version by one, so the next recorded version shows whether a change in between is missing.
@@ -90,7 +90,7 @@ def _follows(name: str | None, other: str) -> Column:
 
 
 def _entries(rows: DataFrame) -> DataFrame:
-    """Return the entries of all lanes. A step that breaks a rule by itself is the only entry of its lane."""
+    """Return the entries of all lanes. A step that breaks a rule on its own is the only entry of its lane."""
     kinds = per_lane.entries()
     for index, (rule, condition, text) in enumerate(per_task.broken()):
         lane = F.concat(F.lit(f"{index}/"), F.col("task_id"))

@@ -1,4 +1,4 @@
-"""Latency: how long tasks waited, ran, and took from their publish to their end."""
+"""Latency: how long tasks waited, how long they ran, and how long they took from publish to end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def latency(
 ) -> DataFrame:
     """Return durations per key, priority, tenant and window. A duration belongs to the window in which it ended.
 
-    ``window``: its length, as "1 minute" or "1 hour"; ``None``: no windows. ``by``: which of priority and tenant to
-    split by; a column that is not named is null. The section "Tables" of docs/pipeline.md describes the columns.
-    Raises `InvalidInput` for an invalid window or split.
+    ``window``: length of the windows, such as "1 minute" or "1 hour"; ``None``: no windows. ``by``: which of priority
+    and tenant to split by; a column that is not named is null. The section "Tables" of docs/pipeline.md describes the
+    columns. Raises `InvalidInput` for an invalid window or split.
     """
     seconds = None if window is None else seconds_of(window)
     if not set(by) <= _SPLIT.keys():

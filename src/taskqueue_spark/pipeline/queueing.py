@@ -77,7 +77,7 @@ def replay(
     waits = []
     for arrival, time in zip(arrived.tolist(), held.tolist(), strict=True):
         freed = free[0]
-        start = (freed if freed > arrival else arrival) + overhead  # noqa: FURB136 - `max` would take twice the time
+        start = (freed if freed > arrival else arrival) + overhead  # noqa: FURB136 - calling `max` would take twice as long
         take(free, start + time)
         waits.append(start - arrival)
     return np.array(waits)
@@ -109,14 +109,14 @@ def _by_priority(
 
 
 def least(fits: Callable[[int], bool], at_least: int, at_most: int) -> int | None:
-    """Return the smallest number from ``at_least`` to ``at_most`` that fits; ``None`` if ``at_most`` does not fit.
+    """Return the smallest number from ``at_least`` to ``at_most`` that fits; ``None`` if even ``at_most`` does not fit.
 
     If a number fits, all larger ones must fit too.
     """
     low, step = at_least, 1
     high = min(low, at_most)
     while not fits(high):
-        # Start with small steps, because the result is mostly near the start.
+        # Start with small steps, because the result is usually near the start.
         if high >= at_most:
             return None
         low, high, step = high + 1, min(high + step, at_most), step * 2

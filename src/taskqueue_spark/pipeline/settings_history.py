@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_core.rate_limit import IntervalUnit
 
@@ -45,7 +45,7 @@ def settings(transitions: DataFrame) -> DataFrame:
 
 
 def switches(transitions: DataFrame) -> DataFrame:
-    """Return the queues (``run`` and ``key``) whose journal was off at times, and these times (``dark``).
+    """Return the queues (``run`` and ``key``) whose journal was switched off at times, and these times (``dark``).
 
     ``dark``: an array of the first and last numbers of each time without a journal. If the first settings have a
     version other than 1, the queue existed before its journal. If the last settings switch the journal off, and no

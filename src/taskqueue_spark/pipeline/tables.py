@@ -21,7 +21,7 @@ import msgspec
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DateType
 
@@ -33,7 +33,7 @@ from taskqueue_spark.columns import TRANSITIONS
 def alone(folder: Path, lock: Path, other: str) -> Iterator[None]:
     """Hold a file lock, which the operating system releases even if the process is killed.
 
-    Raises `ConfigurationError` if another process holds the lock. ``other``: how the error describes that process.
+    Raises `ConfigurationError` if another process holds the lock. ``other``: description of that process for the error.
     """
     with lock.open("w") as file:
         try:
@@ -60,7 +60,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def first_rows(frame: DataFrame, *order: str, most: int = 1000) -> list[dict[str, Any]]:
-    """Return the first rows in the given order. ``-name`` orders by a column from the highest value down."""
+    """Return the first rows in the given order. ``-name`` sorts by a column in descending order."""
     columns = [
         frame[name[1:]].desc_nulls_last() if name.startswith("-") else frame[name].asc_nulls_last()
         for name in order
@@ -94,7 +94,7 @@ def folder(path: str | Path) -> Path:
     """Create a folder for tables if necessary, and return its path. Raises `InvalidInput` and `ConfigurationError`."""
     place = Path(path).expanduser().absolute()
     if _GLOB & set(str(place)):
-        raise InvalidInput("out", "a path with one of *?[]{}\\", "a path without them")
+        raise InvalidInput("out", "a path with one of *?[]{}\\", "a path without these characters")
     try:
         (place / _VERSIONS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -132,7 +132,7 @@ def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
 
 
 def write(table: DataFrame, out: str | Path, name: str) -> DataFrame:
-    """Write a new version of a table, and return the table as read back. Raises like `snapshot`."""
+    """Write a new version of a table, and return the table as read back. Raises the errors of `snapshot`."""
     path = folder(out)
     with _locked(path):
         version = _version(path, name)
@@ -181,7 +181,7 @@ def _writing(table: DataFrame, path: Path, version: Path, *by: str) -> None:
     written, match = observed.get["rows"], rows(version, "")
     if written != match:
         raise ConfigurationError(
-            f"of {written:,} rows that were written, {match:,} are in {path}; use a folder that every machine of "
+            f"of {written:,} rows that were written, only {match:,} are in {path}; use a folder that every machine of "
             "Spark sees under the same path"
         )
 
@@ -190,7 +190,7 @@ def _existing_path(out: str | Path, name: str) -> Path:
     path = Path(out).expanduser().absolute() / name
     if not path.is_dir():
         raise ConfigurationError(
-            f"there is no table {name} in {path.parent}: `taskqueue pipeline snapshot --out` creates such a folder"
+            f"there is no table {name} in {path.parent}: create the folder with `taskqueue pipeline snapshot --out`"
         )
     # Return the current version and not the link, which may change later.
     return path.resolve()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_spark.pipeline.gaps import missing_between, spans
 from taskqueue_spark.pipeline.settings_history import switches
@@ -13,11 +13,11 @@ OVER = ("done", "expired", "cancelled", "discarded")
 ENDED = (*OVER, "dead")
 TASK = ("run", "key", "task_id")
 OF_TASK = "partition by task_hash, run, key, task_id order by seq"
-"""the SQL window of a task's steps within a run, in order; sorting by the hash is faster than by names"""
+"""the SQL window of a task's steps within a run, in order; sorting by the hash is faster than sorting by name"""
 
 
 def name_list(names: tuple[str, ...]) -> str:
-    """Return names as a list in an SQL expression."""
+    """Return names as a list for an SQL expression."""
     return ", ".join(f"'{name}'" for name in names)
 
 
@@ -42,7 +42,7 @@ def in_order(transitions: DataFrame) -> DataFrame:
         .repartition("key", "task_id")
         .selectExpr("*", "xxhash64(run, key, task_id) as task_hash")
         .selectExpr("*", *before)
-        # Removing a duplicate changes nothing for later transitions, because both rows are equal.
+        # Removing a duplicate changes nothing for the other transitions, because both rows are equal.
         .where("before_seq is null or before_seq != seq")
         .selectExpr(
             "*", *after, f"event = 'published' or (event = 'retried' and {_READMITTED}) as begins"
@@ -68,10 +68,10 @@ def steps(transitions: DataFrame) -> DataFrame:
 
 
 def code_of(column: str, names: tuple[str, ...]) -> str:
-    """Return an SQL expression that encodes names as numbers, which Spark aggregates faster; 0 for another name."""
+    """Return an SQL expression that encodes names as numbers, which Spark aggregates faster; 0 for any other name."""
     return f"array_position(array({name_list(names)}), {column})"
 
 
 def name_of(code: str, names: tuple[str, ...]) -> str:
-    """Return an SQL expression that decodes a number of `code_of` to a name; null for 0."""
+    """Return an SQL expression that decodes a number from `code_of` to a name; null for 0."""
     return f"if({code} > 0, element_at(array({name_list(names)}), cast({code} as int)), null)"

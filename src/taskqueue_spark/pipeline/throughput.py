@@ -22,9 +22,9 @@ _GROUPS = {"key": ("key",), "worker": ("key", "worker")}
 def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataFrame:
     """Return how often each event happened, per key and window.
 
-    ``window``: its length, as "1 minute"; ``None``: no windows. The section "Tables" of docs/pipeline.md describes the
-    columns. Rows of the journal that were read twice count twice, because they are not grouped by task. Raises
-    `InvalidInput` for an invalid window.
+    ``window``: length of the windows, such as "1 minute"; ``None``: no windows. The section "Tables" of
+    docs/pipeline.md describes the columns. Rows of the journal that were read twice count twice, because they are not
+    grouped by task. Raises `InvalidInput` for an invalid window.
     """
     length = None if window is None else seconds_of(window)
     rows = transitions.where("task_id != ''").select("key", "ts", "event", "reason")
@@ -46,8 +46,8 @@ def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataF
 def concurrency(transitions: DataFrame, by: str = "key", *, step: str = "1 minute") -> DataFrame:
     """Return how many executions ran at once. The section "Tables" of docs/pipeline.md describes the columns.
 
-    ``by``: "key", or "worker" for each worker of each key; with "key", the column worker is null. Rows are only sorted
-    by time within a ``step``; a smaller one spreads a busy key over more cores. Raises `InvalidInput`.
+    ``by``: "key", or "worker" for each worker of each key; with "key", the column worker is null. Rows are sorted by
+    time only within a ``step``; a smaller step spreads a busy key over more cores. Raises `InvalidInput`.
     """
     if by not in _GROUPS:
         raise InvalidInput("by", kind_of(by), "key or worker")

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_spark.batch_reader import read_journal
 from taskqueue_spark.pipeline import tables
@@ -42,9 +42,9 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = True
     """whether the transitions are all those of their runs, not only those of some keys or events"""
     store: dict[str, str] | None = None
-    """options to query the store for its current content; ``None``: do not query it"""
+    """options with which to query the store for its current content; ``None``: do not query it"""
     behind: dict[str, str] | None = None
-    """options of the data source for the transitions after the given ones; ``None``: there are none"""
+    """options of the data source for the transitions after the given transitions; ``None`` if there are none"""
 
     def __post_init__(self) -> None:
         seconds_of(self.window)
@@ -74,7 +74,7 @@ class ReportBuild:
         return self.made[name]
 
     def all(self, stage: Callable[[str], AbstractContextManager[Any]]) -> Mapping[str, DataFrame]:
-        """Create every table in a context that ``stage`` returns for its name, and set the context's ``note``."""
+        """Create each table in the context that ``stage`` returns for its name, and set the context's ``note``."""
         for name in TABLES:
             if self.wishes.store is None and name in {"asked", "live", "ledgers"}:
                 continue
@@ -119,7 +119,7 @@ def _live(build: ReportBuild) -> DataFrame:
 
 
 def _has_gaps(transitions: DataFrame, later: DataFrame) -> bool:
-    """Return whether a number is missing between the last of the transitions and the last of the later ones."""
+    """Return whether a number is missing between the last one in ``transitions`` and the last one in ``later``."""
     ends = transitions.groupBy("run", "shard").agg(F.max("seq").alias("end"))
     counts = (
         later.where("event != 'damaged'")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_spark.pipeline.audit import ANOMALIES
 from taskqueue_spark.pipeline.durations import steps
@@ -49,7 +49,7 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
     """The results of the audit."""
 
     total: dict[str, Any]
-    """totals of all queues: their number (``queues``), counts, and whether all are ``balanced`` and ``complete``"""
+    """totals of all queues: the number of ``queues``, the counts, and whether all are ``balanced`` and ``complete``"""
     conservation: list[dict[str, Any]]
     """rows of the conservation table: first queues with a fault, then the busiest"""
     anomalies: dict[str, int]
@@ -180,7 +180,7 @@ def _headline_metrics(build: ReportBuild) -> dict[str, Any]:
 
 
 def _concurrency(build: ReportBuild) -> list[dict[str, Any]]:
-    """Return the rows of queues and then of workers, with a maximum number for each of the two."""
+    """Return the rows of queues and then the rows of workers, each up to a maximum number."""
     workers = build.table("concurrency").where("worker is not null")
     return [
         *_rows(_of_queues(build), "-executions", "key"),
@@ -193,7 +193,7 @@ def _of_queues(build: ReportBuild) -> DataFrame:
 
 
 def _flow(build: ReportBuild, result: Extent, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the number of tasks that were published and ended per window, in total and for the busiest queues."""
+    """Return the number of tasks that were published and that ended per window, in total and for the busiest queues."""
     if result.since is None:
         return {"seconds": 1.0, "start": None, "windows": 0, "all": _series({}, 0), "keys": []}
     length = length_of(result.seconds)
@@ -237,7 +237,7 @@ _SERIES = ("published", "completed", "failed", "redelivered", "change", "earlier
 
 
 def _series(rows: Mapping[int, Mapping[str, Any]], windows: int) -> dict[str, list[int]]:
-    """Return for each name a list with one value per window, and the backlog at the end of each window."""
+    """Return a list with one value per window for each name, and the backlog at the end of each window."""
     fields = {name: [int(rows.get(n, {}).get(name, 0)) for n in range(windows)] for name in _SERIES}
     level = sum(fields.pop("earlier"))
     return fields | {"backlog": [level := level + change for change in fields.pop("change")]}

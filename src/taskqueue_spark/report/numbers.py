@@ -1,4 +1,4 @@
-"""Numbers as readable text, and the marks of axes."""
+"""Numbers as readable text, and the marks on axes."""
 # ruff: noqa: PLR2004 - the limits of units and the numbers of digits are clear where they are used
 
 from __future__ import annotations

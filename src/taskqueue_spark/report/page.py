@@ -77,7 +77,7 @@ def _template() -> Template:
 
 
 def _tiles(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the headline figures: for each a value, a name, and a remark."""
+    """Return the headline figures, each as a value, a name and a remark."""
     total, figures = fields["account"]["total"], fields["figures"]
     seconds, workers = fields["extent"]["seconds"], fields["extent"]["workers"]
     of = "of the slowest queue" if total["queues"] > 1 else ""
@@ -164,7 +164,7 @@ def _spreads(fields: Mapping[str, Any]) -> list[tuple[str, Markup]]:
 
 
 def _trends(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return plots of waiting and running over time: three percentiles of a single queue, or the p95 of several."""
+    """Return plots of waiting and running times: three percentiles for one queue, or only p95 for several queues."""
     by_key: dict[str, list[Mapping[str, Any]]] = {}
     for row in fields["latency_over_time"]:
         by_key.setdefault(row["key"], []).append(row)

@@ -58,7 +58,7 @@ def _lines(  # noqa: PLR0917 - a private function may have the parameters of `ov
     number = max((len(series.values) for series in series), default=0)
     known = [value for series in series for value in series.values if value is not None]
     ticks = marks(max(known, default=0))
-    # The minimum of 7 characters aligns the axes of most plots.
+    # The minimum width of 7 characters aligns the axes of most plots.
     remaining = 14 + _LETTER * max(7, *(len(unit(tick)) for tick in ticks))
     right, top, bottom = width - 12, 12, height - 26
     across = (right - remaining) / max(number * step, 1e-9)
@@ -104,7 +104,7 @@ def _lines(  # noqa: PLR0917 - a private function may have the parameters of `ov
 
 
 def _runs(points: Sequence[tuple[float, float] | None]) -> Iterator[list[tuple[float, float]]]:
-    """Yield each longest sequence of points without a missing value."""
+    """Yield the sequences of points between missing values."""
     run: list[tuple[float, float]] = []
     for point in [*points, None]:
         if point is not None:
@@ -179,7 +179,7 @@ def _both(
     sizes: Sequence[tuple[int, int, str]],
     draw: Callable[[int, int], Iterator[str]],
 ) -> Markup:
-    """Return a plot in each of two sizes, which are given by width, height and CSS class."""
+    """Return a plot in two sizes, each given by its width, height and CSS class."""
     return Markup("").join(_svg(title, about, size, draw(*size[:2])) for size in sizes)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_spark.columns import DAMAGED, MISSING
 from taskqueue_spark.pipeline.task_steps import name_list
@@ -44,9 +44,9 @@ class Read(NamedTuple):
     run: str
     first: int
     last: int
-    """the last number, of a transition or of a row with the event `MISSING`"""
+    """the last number of a transition, or of a row with the event `MISSING`"""
     different: int
-    """number of transitions, without duplicates"""
+    """number of transitions, not counting duplicates"""
     since: float
     until: float
 
@@ -68,12 +68,12 @@ class EventCount(NamedTuple):
     window: int
     name: str
     position: int | None
-    """the class of a duration, see `windows.seconds_of`; ``None`` for other counts"""
+    """the class of a duration, as in `windows.seconds_of`; ``None`` for other counts"""
     number: int
 
 
 def without_known(batch: DataFrame, positions: Mapping[str, Position], ahead: float) -> DataFrame:
-    """Return the transitions whose numbers were not read before.
+    """Return the transitions whose numbers have not been read before.
 
     A known number with a later time than all known transitions was used again, so it is included, unless its time is
     after ``ahead`` (Unix seconds).
@@ -145,7 +145,7 @@ def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
     """Return each transition with the former state of its task (``before``, ``since``).
 
     ``ends`` marks the last row of a task. ``live`` has the schema `OPEN`; its tasks become rows too, with ``fresh`` 0.
-    A task belongs to one run: the same id in another run is another task.
+    A task belongs to one run: the same id in a different run is a different task.
     """
     task = "partition by key, task_id, run, shard order by fresh, seq"
     known = live.withColumnRenamed("since", "ts").selectExpr("*", "'' as event", "0 as fresh")
@@ -185,7 +185,8 @@ def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCo
     """Return the counts of the new transitions in the result of `steps`, per key and window.
 
     Names: ``event:…``; ``published``, ``adopted``, ``doubled`` and the final states; ``waits`` and ``runs`` with the
-    class of the duration. The prefixes ``low:`` and ``high:`` mark counts up to the first and second bound of a probe.
+    class of the duration. The prefixes ``low:`` and ``high:`` mark counts up to the first and the second bound of a
+    probe.
     """
     over = f"(before is null or before in ({name_list(ENDS)}))"
     begins = f"(event = 'published' or (event = 'retried' and {over}))"

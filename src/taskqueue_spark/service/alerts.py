@@ -29,7 +29,7 @@ def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> 
     last = int(as_of // options.window - 1) * options.window
     open_ones = {rise.key: rise for rise in state.rises if not rise.over}
     for key, windows in sorted(state.windows.items()):
-        # Also check the window after one with events: it may be empty, which ends an episode.
+        # Also check the window that follows a window with events: it may be empty, which ends an episode.
         due = {start for window in windows for start in (window, window + options.window)}
         for start in sorted(start for start in due if state.checked < start <= last):
             trend = _rise(key, windows, start, options)
@@ -49,7 +49,7 @@ def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> 
 def _rise(
     key: str, windows: dict[int, WindowCounts], start: int, options: StreamOptions
 ) -> FailureTrend | None:
-    """Return an episode if the share of failures in a window is larger than before; ``None`` otherwise."""
+    """Return an episode if the share of failures in a window is larger than in earlier windows; ``None`` otherwise."""
     bad, all_of_them = failed(windows.get(start, WindowCounts()))
     share = bad / all_of_them if all_of_them else 0.0
     if all_of_them < options.failure_least or share < options.failure_share:
@@ -78,7 +78,7 @@ _log = logging.getLogger("taskqueue.pipeline")
 
 
 class Condition(NamedTuple):
-    """A condition that an operator should know. ``kind`` and ``of`` together identify it."""
+    """A condition that an operator should know about. ``kind`` and ``of`` together identify it."""
 
     kind: str
     """one of imbalance, missing, reset, stuck, waiting and failing"""
@@ -87,9 +87,9 @@ class Condition(NamedTuple):
     text: str
     details: Mapping[str, Any]
     passing: bool = False
-    """whether the condition is a single event, which has no end"""
+    """whether the condition is a single event, so that it has no end"""
     episode: int = 0
-    """number of the episode, higher than those of earlier episodes; 0 if unknown"""
+    """number of the episode, higher than the numbers of earlier episodes; 0 if unknown"""
     over: bool = False
     """whether the episode has ended"""
 

@@ -1,8 +1,8 @@
 """Comparing the journal with the ledgers of a store that is in use while both are read.
 
-A ledger is read between two reads of the journal's end. Its counts must therefore be between those of the journal up
-to the first end and those up to the second end; this needs no clock and no pause. The comparison uses how much both
-have grown, because the journal of a queue may begin after its first task.
+A ledger is read between two reads of the journal's end. Its counts must therefore be between those of the journal up to
+the first end and those up to the second end; this needs no clock and no pause. The comparison uses how much both have
+grown, because a queue's journal may begin after its first task.
 """
 
 from __future__ import annotations

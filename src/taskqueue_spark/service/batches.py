@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pyarrow.dataset as ds
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.columns import DAMAGED
@@ -54,7 +54,7 @@ class Batches:
             sweep(self.options, state, query)
         batch = aggregate.without_known(batch, state.positions, horizon_of(now))
         if state.queries.keys() - {query}:
-            # An earlier query has lost its checkpoint, so the source may repeat transitions that were read.
+            # An earlier query has lost its checkpoint, so the source may repeat transitions that were already read.
             batch = self._unseen(batch)
         name = _name(query, number)
         self._archive(batch, name)
@@ -73,7 +73,7 @@ class Batches:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _unseen(self, batch: DataFrame) -> DataFrame:
-        """Return a batch without the damaged entries that the archive already has, by their ``reason``."""
+        """Return a batch without the damaged entries that the archive already has. Their ``reason`` identifies them."""
         folder = self.options.out / DAMAGED
         if not folder.exists():
             return batch
@@ -89,7 +89,7 @@ class Batches:
             DAMAGED: self.options.out / DAMAGED / f"batch={name}",
         }
         if paths["transitions"].exists():
-            # An earlier attempt has archived the whole batch.
+            # An earlier attempt has already archived the whole batch.
             return
         staging = self.options.folder / "staging"
         shutil.rmtree(staging, ignore_errors=True)
@@ -170,7 +170,7 @@ def sweep(options: StreamOptions, state: ServiceState, query: str) -> None:
 
 
 def ended(path: Path) -> dict[str, int]:
-    """Return the end of a batch, by run and name of each shard; empty if the source has other offsets."""
+    """Return the end of a batch in each shard, by run and name; empty if the source's offsets have another form."""
     try:
         value = msgspec.json.decode(path.read_text().splitlines()[-1])
         indexes = Offsets.of(value).plain

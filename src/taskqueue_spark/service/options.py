@@ -10,7 +10,7 @@ from pathlib import Path
 from taskqueue_core.errors import InvalidInput
 
 _LONGEST = 1e9
-"""maximum duration in seconds, about 30 years, which dates and Spark can still subtract"""
+"""maximum duration in seconds, about 30 years, which can still be subtracted from dates in Python and Spark"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,14 +18,14 @@ class StreamOptions:
     """Options of the streaming service. Raises `InvalidInput`."""
 
     out: Path
-    """folder for the results, which all machines of the cluster see under this path"""
+    """folder for the results, which all machines of the cluster must see under this path"""
     source: Mapping[str, str] = field(default_factory=dict)
     """options of the data source; see docs/pipeline.md"""
     format: str = "taskqueue"
     trigger: float = 10.0
     """seconds between the starts of two batches"""
     once: bool = False
-    """whether to stop after the current journal was read"""
+    """whether to stop once the current journal has been read"""
     max_events: int | None = 500_000
     """maximum number of transitions in a batch; ``None``: no limit"""
     window: int = 60
@@ -33,21 +33,25 @@ class StreamOptions:
     stuck_after: float = 600.0
     """seconds in flight after which a task is reported as stuck"""
     waiting_after: float | None = None
-    """seconds of waiting after which a task is reported; ``None``: never"""
+    """seconds of waiting after which a task is reported; ``None``: no task is reported"""
     failure_share: float = 0.1
     """minimum share of failed executions in a window for a report of rising failures"""
     failure_growth: float = 2.0
-    """minimum ratio of a window's share of failures to that of earlier windows, for a report of rising failures"""
+    """minimum ratio of a window's share of failures to the share in earlier windows, for a report of rising failures"""
     failure_least: int = 20
     """minimum number of executions in a window for a report of rising failures"""
     keep: int = 120
-    """number of earlier windows that can still change, and with which a window's share of failures is compared"""
+    """number of earlier windows that can still change, and whose share of failures is compared with a new window's"""
     ledger: bool = True
     """whether to compare the journal with the ledgers of the store, if the store has any"""
 
     def __post_init__(self) -> None:
         if {"events", "keys", "endingtimestamp"} & {name.lower() for name in self.source}:
-            raise InvalidInput("source", "a choice of events, keys or an end", "the whole journal")
+            raise InvalidInput(
+                "source",
+                "options that select events, keys or an end",
+                "options that read the whole journal",
+            )
         for name in ("trigger", "stuck_after", "waiting_after"):
             if (seconds := getattr(self, name)) is not None:
                 _check(name, seconds, 0.0, _LONGEST)

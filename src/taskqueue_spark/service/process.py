@@ -29,7 +29,7 @@ _DEFAULTS = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
 """default options of the source; missing transitions raise an alert and do not stop the service"""
 _SINCE = "startingtimestamp"
 _TIMES = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-"""a type of times that all readers of Parquet support and can use to skip files, unlike Spark's default type"""
+"""type of timestamps that all readers of Parquet support and can use to skip files, unlike Spark's default type"""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     """number of live tasks that were lost when their store was reset"""
     alerts: list[str]
-    """current alerts, and single events that this run has reported"""
+    """current alerts, and the single events that this run has reported"""
 
     @property
     def sound(self) -> bool:
@@ -60,7 +60,7 @@ def run(
     say: Callable[[str], None] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> Summary:
-    """Archive a journal and raise alerts, until SIGTERM, SIGINT or ``stop``; with ``once``, until all of it is read.
+    """Archive a journal and raise alerts until SIGTERM, SIGINT or ``stop``; with ``once``, until the journal is read.
 
     ``say`` is called with a text for each batch. The service finishes the current batch before it stops. If the
     process ends earlier, the next run continues from the same position, and no transition is lost or repeated. Raises
@@ -95,7 +95,7 @@ def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
     if options.format == "taskqueue":
         settings = _DEFAULTS | settings
         if options.state.exists() or any((options.checkpoint / "offsets").glob("*")):
-            # The option --since only applies to the first run; a later run must not skip transitions.
+            # The option --since applies only to the first run; a later run must not skip transitions.
             settings = {name: value for name, value in settings.items() if name.lower() != _SINCE}
         if options.max_events is not None:
             settings.setdefault("maxEventsPerTrigger", str(options.max_events))
@@ -116,7 +116,7 @@ def _ledgers(options: StreamOptions) -> Callable[[Sequence[str]], Probe | None] 
 
 
 def _finish(query: StreamingQuery) -> None:
-    """Wait for the end of the current batch, so that the query can be stopped before the next one."""
+    """Wait for the end of the current batch, so that the query can be stopped before the next batch."""
     before = _latest(query)
     while query.isActive and query.status["isTriggerActive"] and _latest(query) == before:
         query.awaitTermination(_TICK)  # type: ignore[arg-type] # Spark accepts fractions too
@@ -167,7 +167,7 @@ class _Watch:
             self._report(running=True)
 
     def end(self, query: StreamingQuery, *, whole: bool) -> Summary:
-        """Process the last progress, and return the summary. ``whole``: all of the journal was read."""
+        """Process the last progress, and return the summary. ``whole``: whether all of the journal was read."""
         self._progress(query)
         if whole:
             self._known_to = max(self._known_to or 0.0, self._began)
@@ -256,7 +256,7 @@ class _Watch:
 
 
 def _lag(fields: dict[str, Any], former: int | None) -> int | None:
-    """Return how much of the journal was not read yet, in the unit of the source; the former value if unknown."""
+    """Return how much of the journal has not been read yet, in the source's unit; the former value if unknown."""
     source = fields["sources"][0] if fields["sources"] else {}
     end, latest = (_json(source.get(name)) for name in ("endOffset", "latestOffset"))
     if not (isinstance(end, dict) and isinstance(latest, dict)):

@@ -22,7 +22,7 @@ class Position(msgspec.Struct, kw_only=True):
     last: int
     """the highest number that was read"""
     missing: int = 0
-    """how many lower numbers are missing"""
+    """number of lower numbers that are missing"""
     since: float
     """Unix time of the first transition that was read"""
     until: float
@@ -38,9 +38,9 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     first: int
     last: int
-    """the last number of the gap; ``first`` is the first one"""
+    """the last number of the gap; ``first`` is its first number"""
     number: int
-    """number of transitions that are missing or whose numbers were used again, or of lost tasks"""
+    """number of transitions that are missing or whose numbers were used again; for ``reset``, number of lost tasks"""
     at: float
 
 
@@ -49,11 +49,11 @@ class QueueCounts(msgspec.Struct, kw_only=True):
 
     published: int = 0
     adopted: int = 0
-    """tasks whose beginning is not in the journal, or that ended twice"""
+    """number of tasks whose beginning is not in the journal, or that ended twice"""
     doubled: int = 0
-    """tasks that were published while they existed"""
+    """number of tasks that were published while they already existed"""
     expired: int = 0
-    """tasks that were live when their store was reset"""
+    """number of tasks that were live when their store was reset"""
     ended: dict[str, int] = {}
     live: dict[str, int] = {}
     events: dict[str, int] = {}
@@ -78,7 +78,7 @@ class WindowCounts(msgspec.Struct, kw_only=True):
 
     events: dict[str, int] = {}
     waits: dict[int, int] = {}
-    """number of tasks by class of their waiting time, see `windows.seconds_of`"""
+    """number of tasks by class of waiting time, as in `windows.seconds_of`"""
     runs: dict[int, int] = {}
 
 
@@ -133,7 +133,7 @@ class ServiceState(msgspec.Struct, kw_only=True):
     transitions: int = 0
     damaged: int = 0
     frontier: float = 0.0
-    """latest Unix time of the transitions that were read, but not later than about the current time"""
+    """latest Unix time of the transitions that were read, at most about the current time"""
     positions: dict[str, Position] = {}
     """how far each run was read, by ``run/shard``"""
     offsets: dict[str, int] = {}
@@ -144,13 +144,13 @@ class ServiceState(msgspec.Struct, kw_only=True):
     gaps: list[Gap] = []
     """the latest gaps"""
     horizon: int = 0
-    """start (Unix seconds) before which windows are closed"""
+    """Unix time before which windows are closed: they no longer change"""
     late: int = 0
-    """number of transitions of closed windows: they are in the archive, but in no window"""
+    """number of transitions that arrived after their windows were closed: they are in the archive, but in no window"""
     rises: list[FailureTrend] = []
     """the latest episodes of rising failures"""
     checked: int = msgspec.field(default=0, name="judged")
-    """start of the last window that was checked for rising failures"""
+    """start (Unix seconds) of the last window that was checked for rising failures"""
     probe: Probe | None = None
     baselines: dict[str, Baseline] = {}
     differing: dict[str, str] = {}
@@ -173,12 +173,12 @@ class ServiceState(msgspec.Struct, kw_only=True):
         }
 
     def position(self, run: str, shard: int) -> Position | None:
-        """Return how far a run of a shard was read; ``None`` if nothing of it was read."""
+        """Return how far a run of a shard has been read; ``None`` if none of it has been read."""
         return self.positions.get(f"{run}/{shard}")
 
 
 def load(path: Path) -> ServiceState:
-    """Return the saved state, or an empty state without a file. Raises `ConfigurationError` for an invalid file."""
+    """Return the saved state, or an empty state if no file exists. Raises `ConfigurationError` for an invalid file."""
     try:
         state = msgspec.json.decode(path.read_bytes(), type=ServiceState)
     except FileNotFoundError:

@@ -79,7 +79,7 @@ def _missing(state: ServiceState, item: Read, expected: int, lacking: int) -> No
         number=lacking, at=item.since,
     )  # fmt: skip
     latest = state.gaps[-1] if state.gaps else None
-    # Extend the latest gap if this one directly follows it.
+    # Extend the latest gap if the new gap directly follows it.
     if (
         latest is not None
         and (latest.kind, latest.run, latest.shard, latest.last + 1)

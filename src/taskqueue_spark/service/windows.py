@@ -18,8 +18,9 @@ LEAST = 0.001
 """upper limit of the first class of durations, in seconds"""
 _GROWTH = 1.1
 CLASSES_PER_E = 1 / math.log(_GROWTH)
-"""number of classes by which a duration rises if it grows by the factor e. Each class is 10 % longer than the previous
-one. Durations are counted in classes, so that the counts of batches can be added up"""
+"""number of classes by which a duration rises if it grows by the factor e; each class is 10 % longer than the previous
+one. Durations are counted in classes, so that the counts of batches can be added up
+"""
 _HOUR = 3600
 
 METRICS = pa.schema(
@@ -56,7 +57,7 @@ def quantile(classes: Mapping[int, int], share: float) -> float | None:
 
 
 def failed(window: WindowCounts) -> tuple[int, int]:
-    """Return the number of failed executions in a window, and of all executions in it."""
+    """Return the number of failed executions in a window, and the number of all executions in it."""
     bad = window.events.get("retried", 0) + window.events.get("dead_lettered", 0)
     return bad, bad + window.events.get("acked", 0)
 

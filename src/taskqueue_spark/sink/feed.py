@@ -29,13 +29,13 @@ from taskqueue_core.tasks import Confirmation, Published, Task
 from taskqueue_spark.sink.options import SinkOptions
 
 _HELD = 10_000
-"""maximum number of tasks that wait for full queues; beyond it, no further rows are read"""
+"""maximum number of tasks that wait for full queues; while it is reached, no further rows are read"""
 _HELD_BYTES = 64 * 1024 * 1024
 """maximum size in bytes of the payloads of tasks that wait for full queues"""
 _CHUNK_BYTES = 1024 * 1024
-"""maximum size in bytes of the payloads in one publish, unless it has a single task"""
+"""maximum size in bytes of the payloads in one publish; a single larger task is published alone"""
 _SLICE = 30.0
-"""seconds of waiting for a full queue after which progress is checked"""
+"""seconds of waiting for a full queue before progress is checked"""
 _PAUSE = RetryPolicy(base=0.1, cap=5.0)
 _log = logging.getLogger("taskqueue.spark")
 _RESET = "queue_reset"
@@ -45,9 +45,9 @@ _RESET = "queue_reset"
 class Feed:
     """A publisher of chunks of tasks. As an async context manager, it has published all tasks when the context ends.
 
-    The tasks of a queue are stored in the order in which they arrive; if only the limit of a tenant is reached, this
-    holds for the tasks of each tenant. Therefore only one chunk is published at a time, while the caller prepares the
-    next one. If a full queue refuses tasks, they wait, and so do later tasks of the same queue.
+    The tasks of a queue are stored in the order in which they arrive; if only a tenant's limit is reached, this holds
+    for the tasks of each tenant. Therefore only one chunk is published at a time, while the caller prepares the next
+    one. If a full queue refuses tasks, they wait, and so do later tasks of the same queue.
     """
 
     def __init__(self, backend: Backend, options: SinkOptions) -> None:
@@ -205,7 +205,7 @@ async def check_window(backend: Backend, key: str, horizon: float | None) -> Non
 
 
 def _chunk(tasks: Sequence[Task], start: int, number: int) -> list[Task]:
-    """Return the next chunk from the index ``start`` on, with at least one task and at most ``number``."""
+    """Return the next chunk, which begins at the index ``start`` and has at least one and at most ``number`` tasks."""
     chunk: list[Task] = []
     remaining = _CHUNK_BYTES
     for task in islice(tasks, start, start + number):

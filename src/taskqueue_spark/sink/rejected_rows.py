@@ -55,7 +55,7 @@ class RejectedRows:
 
 
 def reveal(folder: str, hidden: str, name: str) -> None:
-    """Rename a hidden file, and replace any file with the new name. Do nothing if it was renamed already."""
+    """Rename a hidden file, replacing any file that has the new name. Do nothing if it was already renamed."""
     with contextlib.suppress(FileNotFoundError):
         _opened(folder).move(hidden, f"{name}.parquet")
 

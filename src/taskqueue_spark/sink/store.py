@@ -53,14 +53,15 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError("options url and urlEnv: both are set; allowed: one of them")
         if (url or variable) and name not in _URLS:
             raise ConfigurationError(
-                "option url: set; allowed with the backends redis and server: others have settings of their own"
+                "option url: set; allowed only with the backends redis and server, because other backends have "
+                "their own settings"
             )
         if url is not None and _has_password(url):
             raise InvalidInput(
                 "option url",
                 "a URL with a password, which Spark would show",
-                "a URL without one: set the password in TASKQUEUE_REDIS_PASSWORD, or set option urlEnv to the name of "
-                "an environment variable that holds the URL",
+                "a URL without a password: set the password in TASKQUEUE_REDIS_PASSWORD, or set option urlEnv to the "
+                "name of an environment variable that holds the URL",
             )
         partitions = given.whole("partitions", 1, 1024)
         if name != _REDIS and (prefix is not None or partitions is not None):
@@ -80,8 +81,8 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
     async def opened(self) -> AsyncIterator[Backend]:
         """Open the backend as every process does, with its shards, hooks and migration, and close it at the end.
 
-        Raises `ConfigurationError`, also for a backend of a single process, because no other process would see its
-        tasks.
+        Raises `ConfigurationError`, also for a backend that only one process can see, because other processes would not
+        see its tasks.
         """
         with self._environment():
             backend = open_backend(self.name)

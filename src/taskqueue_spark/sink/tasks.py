@@ -32,7 +32,7 @@ COLUMNS: dict[str, tuple[type[spark.DataType], ...]] = {
 }
 """the columns of tasks and their types. A time is a timestamp or Unix seconds; a payload is JSON text"""
 _DEFAULTS = {"payload": b"null", "priority": DEFAULT_PRIORITY}
-"""values that replace null, by column"""
+"""the value that replaces null in each of these columns"""
 _ALWAYS = ("id", "key", "payload")
 _MICROSECONDS = 1_000_000
 
@@ -120,7 +120,7 @@ def _tasks(columns: dict[str, list[Any]]) -> list[Task]:
     id_, key, payload = (columns[name] for name in ("id", "key", "payload"))
     more = {name: values for name, values in columns.items() if name not in _ALWAYS}
     if not more:
-        # Most tasks have no other columns, and this is faster for them.
+        # Most tasks have no other columns, and this shortcut is faster for them.
         return [
             Task(id=item, key=queue, payload=text)
             for item, queue, text in zip(id_, key, payload, strict=True)

@@ -43,7 +43,7 @@ class Sent(WriterCommitMessage):
 
     confirmed: int = 0
     duplicate: int = 0
-    """number of rows that were published before, mostly by an earlier attempt to write the same rows"""
+    """number of rows that had been published before, usually by an earlier attempt to write the same rows"""
     conflict: int = 0
     """number of rows whose ids belong to tasks with another payload"""
     invalid: int = 0
@@ -70,7 +70,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         self._job = secrets.token_hex(8)
 
     async def check_store(self) -> None:
-        """Raise `BackendUnavailable` if the store is unavailable, `ConfigurationError` if the queue forgets ids early.
+        """Raise `BackendUnavailable` if the store is down, and `ConfigurationError` if the queue forgets ids too soon.
 
         Writing waits for a store during an outage; this check reports a wrong address at once.
         """
@@ -146,7 +146,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], *_: object) -> None:
         """Remove hidden files, but no task: workers may have it. Spark also calls this after a failed commit."""
         hidden = [item.hidden for item in messages if isinstance(item, Sent) and item.hidden]
-        # Spark may call this method of another writer than the one that wrote the rows.
+        # Spark may call this method on a different writer than the one that wrote the rows.
         self._sweep({self._job, *map(job_of, hidden)})
 
     def _sweep(self, jobs: set[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_spark.pipeline.gaps import missing_after
 from taskqueue_spark.pipeline.rules.per_task import ROUNDING
@@ -19,11 +19,11 @@ LANE = ("run", "shard", "key", "rule", "lane")
 _DUST = 1e-6
 FIELDS = {
     "lane": "string",
-    "part": "long",  # section of a lane; at most one violation is reported per section
+    "part": "long",  # number of the lane's section; at most one violation is reported per section
     "position": "long",
     "step": "int",  # change of the number of tasks in flight; for R8, -1 for an end
     "value": "long",  # number of the delivery; for R8, number of the next missing transition
-    "behind": "boolean",  # whether others may overtake this entry; it must still not overtake others
+    "behind": "boolean",  # whether other entries may overtake this entry; it must still not overtake them
     "limit": "double",
     "rate": "double",
     "at": "double",  # time in seconds since the limit was set
