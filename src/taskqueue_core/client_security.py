@@ -36,7 +36,7 @@ def trusting(
         raise ConfigurationError(f"{setting}: the file contains no PEM certificate") from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else type(error).__name__
-        raise ConfigurationError(f"{setting}: it cannot be read: {reason}") from None
+        raise ConfigurationError(f"{setting}: the file cannot be read: {reason}") from None
     context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
     return context
 

@@ -58,7 +58,9 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         if older_than is None:
             return cls(reason=reason, error=error, before=failed_before, made=now)
         if failed_before is not None:
-            raise InvalidInput("older_than", "both older_than and failed_before", "one of them")
+            raise InvalidInput(
+                "older_than", "both older_than and failed_before", "only one of them"
+            )
         check_duration("older_than", older_than)
         return cls(reason=reason, error=error, before=now - older_than, made=now)
 

@@ -80,7 +80,7 @@ def check_name(field: str, value: object) -> None:
     raise InvalidInput(
         field,
         kind_of(value),
-        f"1 to {LIMITS.name} of A-Z a-z 0-9 . _ : @ = + < > ~ -, not starting with a sign or dot",
+        f"1 to {LIMITS.name} characters of A-Z a-z 0-9 . _ : @ = + < > ~ -, starting with a letter, digit, _ or <",
     )
 
 
@@ -116,7 +116,9 @@ def check_encoded(field: str, value: bytes, limit: int) -> None:
         raise InvalidInput(field, kind_of(value), f"JSON text of at most {limit} bytes")
     if _too_deep(value):
         raise InvalidInput(
-            field, f"{kind_of(value)}, nested too deep", f"at most {LIMITS.depth} levels"
+            field,
+            f"{kind_of(value)}, nested too deeply",
+            f"at most {LIMITS.depth} levels of nesting",
         )
 
 
@@ -139,14 +141,16 @@ def check_time(field: str, value: object) -> None:
         and 0 <= value < _END_OF_TIME  # NaN fails this comparison
     ):
         return
-    raise InvalidInput(field, _number(value), "Unix seconds, finite, before the year 10000")
+    raise InvalidInput(
+        field, _number(value), "a finite number of Unix seconds, before the year 10000"
+    )
 
 
 def check_duration(field: str, value: object) -> None:
     """Check that a duration is in finite seconds, from 0 to a century."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _CENTURY:
         return
-    raise InvalidInput(field, _number(value), "seconds, finite, from 0 to a century")
+    raise InvalidInput(field, _number(value), "a finite number of seconds, from 0 to a century")
 
 
 def _number(value: object) -> str:
@@ -156,7 +160,11 @@ def _number(value: object) -> str:
 def check_headers(field: str, value: object) -> None:
     """Check the headers of a task: names and values must be printable text, within the limits on number and size."""
     if not isinstance(value, Mapping) or len(value) > LIMITS.headers:
-        raise InvalidInput(field, kind_of(value), f"at most {LIMITS.headers} entries of text")
+        raise InvalidInput(
+            field,
+            kind_of(value),
+            f"at most {LIMITS.headers} headers, with text as names and values",
+        )
     size = 0
     for name, text in value.items():
         if (
@@ -165,8 +173,8 @@ def check_headers(field: str, value: object) -> None:
             or not (name + text).isprintable()
         ):
             raise InvalidInput(
-                field, f"an entry of {kind_of(name)}: {kind_of(text)}", "printable text"
+                field, f"a header of {kind_of(name)}: {kind_of(text)}", "only printable text"
             )
         size += len(name.encode()) + len(text.encode())
     if size > LIMITS.header_bytes:
-        raise InvalidInput(field, f"{size} bytes", f"at most {LIMITS.header_bytes} bytes in all")
+        raise InvalidInput(field, f"{size} bytes", f"at most {LIMITS.header_bytes} bytes in total")

@@ -251,6 +251,6 @@ def instant(
     if seconds is None:
         return at
     if at is not None:
-        raise InvalidInput(name, f"both {name} and {other}", "one of them")
+        raise InvalidInput(name, f"both {name} and {other}", "only one of them")
     check_duration(name, seconds)
     return now + seconds

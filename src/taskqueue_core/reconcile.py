@@ -65,7 +65,7 @@ async def reconcile(
     If a response is lost, the batch is sent again with the same ids. Raises the errors of `Queue.publish_many`.
     """
     if type(batch) is not int or not 0 < batch <= LIMITS.batch:
-        raise InvalidInput("batch", kind_of(batch), f"1 to {LIMITS.batch}")
+        raise InvalidInput("batch", kind_of(batch), f"1 to {LIMITS.batch} tasks")
     ask = has(queue.backend, Capability.CONTROL) and not compare
     report = Reconciled()
     async for part in _parts(tasks, batch):

@@ -161,7 +161,7 @@ def checked_keys(keys: Iterable[str]) -> tuple[str, ...]:
     """
     unique = tuple(dict.fromkeys(keys))
     if not 0 < len(unique) <= LIMITS.keys:
-        raise InvalidInput("keys", f"{len(unique)} keys", f"1 to {LIMITS.keys}")
+        raise InvalidInput("keys", f"{len(unique)} keys", f"1 to {LIMITS.keys} keys")
     for key in unique:
         check_name("keys", key)
     return unique
@@ -180,7 +180,7 @@ def checked_progress(value: float | str) -> float | str:
         return value[: LIMITS.text]
     if 0 <= value <= 1:
         return value
-    raise InvalidInput("progress", "a number out of range", "0 to 1, or a short text")
+    raise InvalidInput("progress", "a number out of range", "a number from 0 to 1, or a short text")
 
 
 def checked_settings(
@@ -204,17 +204,25 @@ def checked_settings(
             "durability", f"{promised.value!r}", f"one that this backend supports: {allowed}"
         )
     if settings.journal and not journal:
-        raise InvalidInput("journal", "true", "false: this backend has no journal")
+        raise InvalidInput("journal", "true", "only false, because this backend has no journal")
     for name in () if flow else settings.flow:
-        raise InvalidInput(name, "a limit", "the default: this backend does not support limits")
+        raise InvalidInput(
+            name, "a limit", "only the default, as this backend does not support limits"
+        )
     for name in () if order else settings.ordering:
         raise InvalidInput(
-            name, "an order", "the default: this backend delivers first in, first out"
+            name,
+            "another value",
+            "only the default, because this backend delivers first in, first out",
         )
     if settings.shards > 1:
-        raise InvalidInput("shards", "several", "1: this backend does not support shards")
+        raise InvalidInput(
+            "shards", "more than 1", "only 1, because this backend does not support shards"
+        )
     if settings.bound_to and not fan_out:
-        raise InvalidInput("bound_to", "queues", "none: this backend does not support fan-out")
+        raise InvalidInput(
+            "bound_to", "queues", "none, because this backend does not support fan-out"
+        )
     return settings
 
 
@@ -223,7 +231,7 @@ def reject_ordering_keys(tasks: Iterable[Task]) -> None:
     for task in tasks:
         if task.ordering_key is not None:
             raise InvalidInput(
-                "ordering_key", "a key", "none: this backend does not support ordering keys"
+                "ordering_key", "a key", "none, because this backend does not support ordering keys"
             )
 
 

@@ -127,14 +127,14 @@ def check_seen(observed: Seen | None, settled: object) -> None:
         raise InvalidInput("jobs", kind_of(jobs), f"a set of at most {LIMITS.slots} texts")
     for job in jobs:
         if not isinstance(job, str):
-            raise InvalidInput("jobs", f"one of {kind_of(job)}", "texts")
+            raise InvalidInput("jobs", f"an item of type {kind_of(job)}", "only texts")
 
 
 def checked_models(models: Sequence[object]) -> tuple[str, ...]:
     """Return a signal's model names without duplicates, or raise `InvalidInput`."""
     unique = dict.fromkeys(str(model) for model in models)
     if not 0 < len(unique) <= LIMITS.keys:
-        raise InvalidInput("models", f"{len(unique)} models", f"1 to {LIMITS.keys}")
+        raise InvalidInput("models", f"{len(unique)} models", f"1 to {LIMITS.keys} models")
     for model in models:
         check_label("models", model)
     return tuple(unique)

@@ -30,7 +30,10 @@ async def run_maintenance(control: Control) -> None:
         except (TaskQueueError, TimeoutError) as error:
             if not failing:
                 code = error.code if isinstance(error, TaskQueueError) else "timeout"
-                _log.warning("maintenance keeps failing", extra={"code": code})
+                _log.warning(
+                    "maintenance failed (further failures in a row are not logged)",
+                    extra={"code": code},
+                )
             failing = True
         except Exception:  # noqa: BLE001 - the loop must continue after any error
             if not failing:

@@ -76,7 +76,9 @@ class ShardedControl(JointControl):
         for other in settings.bound_to:
             last = (await self._generations.read(other))[-1]
             if last.shards > 1:
-                raise InvalidInput("bound_to", "a queue with shards", "queues of one shard")
+                raise InvalidInput(
+                    "bound_to", "a queue with several shards", "only queues with one shard"
+                )
             names.append(last.shard_key(other, 0))
         return settings.model_copy(update={"bound_to": tuple(names)}) if names else settings
 
@@ -90,16 +92,20 @@ class ShardedControl(JointControl):
     def _check(self, key: str, settings: QueueSettings) -> None:
         if settings.of_the_whole and settings.shards > 1:
             name = settings.of_the_whole[0]
-            raise InvalidInput("shards", "several", f"1: a queue with {name} cannot have shards")
+            raise InvalidInput(
+                "shards", "more than 1", f"only 1, because a queue with {name} cannot have shards"
+            )
         most = LIMITS.name - LONGEST
         if len(key) > most:
-            allowed = f"1: the name of a sharded queue has at most {most} characters"
-            raise InvalidInput("shards", "several", allowed)
+            allowed = f"only 1, because the name of a sharded queue has at most {most} characters"
+            raise InvalidInput("shards", "more than 1", allowed)
 
     async def _demand_no_copies(self, key: str) -> None:
         for other in await self._inner.queues():
             if key in self._outside(await self._inner.settings(other)).bound_to:
-                raise InvalidInput("shards", "several", f"1: {other!r} is bound to this queue")
+                raise InvalidInput(
+                    "shards", "more than 1", f"only 1, because {other!r} is bound to this queue"
+                )
 
     async def _repair(self) -> None:
         """Complete changes of the number of shards that were interrupted."""

@@ -74,7 +74,7 @@ class Shard(NamedTuple):
 def reject_shard_name(field: str, key: str) -> None:
     """Raise `InvalidInput` if ``key`` is the name of a shard, not of a queue."""
     if Shard.read(key) is not None:
-        raise InvalidInput(field, "the name of a shard", "names of queues")
+        raise InvalidInput(field, "the name of a shard", "only names of queues")
 
 
 def shard_of(task: Task, shards: int) -> int:
