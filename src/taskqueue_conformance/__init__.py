@@ -1,4 +1,4 @@
-"""The conformance kit: subclass `BackendSuite`, open your backend, and pytest proves it against the contract.
+"""The conformance kit: subclass `BackendSuite`, open your backend, and let pytest check it against the contract.
 
 ::
 
@@ -13,9 +13,9 @@
 
         async def reopen(self, backend): ...
 
-``capabilities`` states what the backend must declare. A class whose backend cannot use the given clock sets
-``manual_clock = False``. Tests that need an undeclared capability are not collected; the summary of the run reports how
-many, and why. `Harness.test_capabilities` compares the class with its backend.
+``capabilities`` states what the backend must declare. Set ``manual_clock = False`` if the backend cannot use the given
+clock. Tests that need an undeclared capability are not collected. The summary of the run reports how many tests were
+left out, and why. `Harness.test_capabilities` compares the class with its backend.
 """
 
 from __future__ import annotations

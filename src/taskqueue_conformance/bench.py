@@ -1,4 +1,4 @@
-"""The test bench: opens, disturbs and observes the backend under test."""
+"""The test bench, which opens, disturbs and observes the backend under test."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from taskqueue_core.tasks import (
 KEY = "alpha"
 """name of the queue that most tests use"""
 OTHER = "beta"
-"""name of a second queue"""
+"""name of the queue for tests that need a second queue"""
 
 T = TypeVar("T")
 
 
 def ids(deliveries: Iterable[Delivery]) -> list[str]:
-    """Return the task ids of deliveries, in their order."""
+    """Return the task ids of deliveries, in the order of the deliveries."""
     return [delivery.task.id for delivery in deliveries]
 
 
@@ -68,14 +68,17 @@ class _BackendSource(Protocol):
 
 
 class Bench:
-    """A fresh backend, its clock, and common test steps. A step fails if the backend lacks the capability it needs."""
+    """A fresh backend, its clock, and common test steps.
+
+    A step fails if the backend lacks a capability that the step needs.
+    """
 
     def __init__(self, harness: _BackendSource, backend: Backend, clock: ManualClock) -> None:
         self.backend = backend
         self.clock = clock
         self.short = harness.short
         self.numbers = 0
-        """number of task ids generated so far, which makes each new id unique"""
+        """number of task ids generated so far; it makes each new id unique"""
         self._harness = harness
         self._opened: list[Backend] = [backend]
         self._waiting: list[asyncio.Task[Any]] = []
@@ -83,7 +86,7 @@ class Bench:
     @classmethod
     @asynccontextmanager
     async def opened(cls, harness: _BackendSource) -> AsyncIterator[Bench]:
-        """Open a fresh backend and yield its bench; at the end, check its ledgers and slots, and close all backends."""
+        """Open a fresh backend and yield its bench. At the end, check its ledgers and slots, and close all backends."""
         clock = ManualClock()
         bench = cls(harness, await harness.open_backend(clock), clock)
         try:
@@ -94,38 +97,38 @@ class Bench:
 
     @property
     def now(self) -> float:
-        """The current time of the store's clock, in seconds."""
+        """The current time on the store's clock, in Unix seconds."""
         return self.backend.now()
 
     @property
     def control(self) -> Control:
-        """The backend's `Control`; fails if the backend does not declare ``control``."""
+        """The backend's `Control`; access fails if the backend does not declare ``control``."""
         self._require(Capability.CONTROL)
         return control_of(self.backend)
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The backend's `DeadLetters`; fails if the backend does not declare ``dead_letters``."""
+        """The backend's `DeadLetters`; access fails if the backend does not declare ``dead_letters``."""
         self._require(Capability.DEAD_LETTERS)
         return dead_letters_of(self.backend)
 
     @property
     def slots(self) -> SlotPool:
-        """The backend's `SlotPool`; fails if the backend does not declare ``slots``."""
+        """The backend's `SlotPool`; access fails if the backend does not declare ``slots``."""
         self._require(Capability.SLOTS)
         return slots_of(self.backend)
 
     @property
     def pool(self) -> PoolSteps:
-        """Helper methods for tests of slots; fails if the backend does not declare ``slots``."""
+        """Helper methods for tests of slots; access fails if the backend does not declare ``slots``."""
         return PoolSteps(self.slots, self.advance, self.short)
 
     def task(self, task_id: str, **fields: Any) -> Task:
-        """Return a new task; by default its queue is `KEY` and its payload is its id."""
+        """Return a new task. By default, its queue is `KEY`, and its payload is its id."""
         return Task.of(fields.pop("key", KEY), fields.pop("payload", task_id), id=task_id, **fields)
 
     async def publish(self, *task_ids: str, **fields: Any) -> tuple[Task, ...]:
-        """Publish one task per id in one batch; fail unless all are accepted."""
+        """Publish one task per id in one batch; fail unless all tasks are accepted."""
         tasks = tuple(self.task(task_id, **fields) for task_id in task_ids)
         for confirmation in await self.offer(*tasks):
             assert confirmation.status is Published.ACCEPTED, (
@@ -139,37 +142,37 @@ class Bench:
         return await self.backend.publisher.publish(*made)
 
     async def statuses(self, *tasks: Task | str) -> list[Published]:
-        """Publish tasks as `offer` does, and return the statuses of their confirmations."""
+        """Publish tasks as `offer` does, and return the ``status`` of each confirmation."""
         return [confirmation.status for confirmation in await self.offer(*tasks)]
 
     async def retry(self, task: Task, delay: float = 0.0, **fields: Any) -> Published:
-        """Schedule a retry of a task in ``delay`` seconds, and return the status of its confirmation."""
+        """Schedule a retry of a task in ``delay`` seconds, and return the ``status`` of the confirmation."""
         retried = self.backend.publisher.schedule_retry(task, self.now + delay, **fields)
         return (await retried).status
 
     def subscribe(self, *keys: str, consumer: str = "worker") -> Subscription:
-        """Subscribe to ``keys``, or to `KEY` if none is given."""
+        """Subscribe to ``keys``, or to `KEY` if no key is given."""
         return self.backend.subscribe(keys or (KEY,), consumer)
 
     async def subscribed(self, *task_ids: str, **fields: Any) -> Subscription:
-        """Publish tasks, and return a subscription to `KEY`."""
+        """Publish tasks in `KEY`, and return a new subscription to this queue."""
         await self.publish(*task_ids, **fields)
         return self.subscribe()
 
     async def running(self, *task_ids: str, **fields: Any) -> tuple[Subscription, Delivery]:
-        """Publish tasks and receive the first one; return the subscription to `KEY` and the delivery."""
+        """Publish tasks and receive the first task; return the subscription to `KEY` and the delivery."""
         subscription = await self.subscribed(*task_ids, **fields)
         return subscription, await self.one(subscription)
 
     async def all_running(self, *task_ids: str, **fields: Any) -> tuple[Any, ...]:
-        """Publish tasks and receive them all; return the subscription, followed by the deliveries."""
+        """Publish tasks and receive all of them; return a tuple of the subscription and the deliveries."""
         subscription = await self.subscribed(*task_ids, **fields)
         return subscription, *await self.take(subscription, len(task_ids))
 
     async def wakes(
         self, receive: Coroutine[Any, Any, Received], event: Awaitable[object]
     ) -> list[str]:
-        """Start ``receive``, then run ``event``, which must end the wait; return the task ids of the deliveries."""
+        """Start ``receive``, then run ``event``, which must make it return; return the task ids of the deliveries."""
         waiting = await self.start(receive)
         assert not waiting.done(), "a receive returned at once: expected it to wait"
         await event
@@ -240,27 +243,27 @@ class Bench:
     async def adopt(
         self, subscription: Subscription, *receipts: str
     ) -> tuple[Delivery | None, ...]:
-        """Transfer deliveries to ``subscription`` by their receipts; ``None`` for each that it may not adopt."""
+        """Transfer deliveries to ``subscription`` by their receipts; return ``None`` for each that it may not adopt."""
         self._require(Capability.HANDOVER)
         return await handover_of(self.backend, subscription).adopt(*receipts)
 
     async def revoked(self, subscription: Subscription) -> tuple[str, ...]:
-        """Wait until deliveries of ``subscription`` are revoked, and return their receipts."""
+        """Wait until deliveries of ``subscription`` are revoked; return their receipts."""
         self._require(Capability.REVOCATION)
         return await revocation_of(self.backend, subscription).revoked()
 
     async def configure(self, key: str = KEY, **settings: Any) -> QueueSettings:
-        """Change settings of a queue, keep the others, and return the new settings."""
+        """Change the given settings of a queue, keep all other settings, and return the result."""
         present = await self.control.settings(key)
         return await self.control.configure(key, present.model_copy(update=settings))
 
     async def limit(self, key: str = KEY, **settings: Any) -> None:
-        """Change limits of a queue, which need the capability ``flow``; keep its other settings."""
+        """Change settings of a queue that need the capability ``flow``; keep its other settings."""
         self._require(Capability.FLOW)
         await self.configure(key, **settings)
 
     async def arrange(self, key: str = KEY, **settings: Any) -> None:
-        """Change the order of a queue and related settings, which need the capability ``order``; keep the others."""
+        """Change settings of a queue that need the capability ``order``; keep its other settings."""
         self._require(Capability.ORDER)
         await self.configure(key, **settings)
 
@@ -269,7 +272,7 @@ class Bench:
         await self.arrange(key, order=Order.FAIR, **settings)
 
     def room_signal(self, *keys: str) -> RoomSignal:
-        """Return a room signal of ``keys``, or of `KEY` if none is given."""
+        """Return a room signal for ``keys``, or for `KEY` if no key is given."""
         self._require(Capability.FLOW)
         return cast("RoomSignals", self.backend.publisher).room_signal(*(keys or (KEY,)))
 
@@ -295,7 +298,7 @@ class Bench:
             await asyncio.sleep(seconds * 1.02 + 0.002)
 
     async def hop(self, hops: int) -> None:
-        """Let other coroutines run for ``hops`` rounds of the event loop; without a manual clock, sleep briefly."""
+        """Let other coroutines run for ``hops`` rounds of the event loop. Without a manual clock, sleep briefly."""
         if self._harness.manual_clock:
             for _ in range(hops):
                 await asyncio.sleep(0)
@@ -303,10 +306,10 @@ class Bench:
             await asyncio.sleep(hops * self.short / 100)
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until ``condition`` is true; fail if that takes longer than `Harness.patience`."""
+        """Wait until ``condition`` is true; fail if this takes longer than `Harness.patience`."""
         try:
             async with asyncio.timeout(self._harness.patience):
-                while not condition():  # noqa: ASYNC110 - the condition has no event to wait for
+                while not condition():  # noqa: ASYNC110 - no event signals that the condition is true
                     await asyncio.sleep(0.001)
         except TimeoutError:
             pytest.fail(f"timed out, still waiting: {what}")
@@ -326,7 +329,10 @@ class Bench:
         return task.result()
 
     async def silent(self, signal: RoomSignal, timeout: float = LONG) -> asyncio.Task[None]:
-        """Start a wait for a signal; start it again if the signal fires without cause, and fail if it keeps firing."""
+        """Start a wait for a signal.
+
+        Start it again if the signal fires without cause, and fail if the signal keeps firing.
+        """
         waiting = await self.start(signal.wait(timeout))
         for _ in range(5):
             if waiting.done():
@@ -347,7 +353,7 @@ class Bench:
         return self._sibling(await self._harness.replica(self.backend))
 
     async def reopen(self) -> Bench:
-        """Close the backend, open another one on the stored data, and return its bench."""
+        """Close the backend, open another backend on the stored data, and return its bench."""
         return self._sibling(await self._harness.reopen(self.backend))
 
     def _require(self, capability: Capability) -> None:
@@ -363,7 +369,7 @@ class Bench:
         return bench
 
     async def check_books(self) -> None:
-        """Fail if a ledger or the slot pool does not balance; a backend that the test has closed is not checked."""
+        """Fail if a ledger or the slot pool does not balance. A backend that the test has closed is not checked."""
         if has(self.backend, Capability.CONTROL):
             with suppress(BackendUnavailable):
                 for key in await self.control.queues():

@@ -1,4 +1,4 @@
-"""Tests that a setting is stored if its capability is declared, and otherwise refused with an error that names it."""
+"""Tests that a setting is stored if its capability is declared, or refused with an error that names the setting."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _LIMITS: dict[str, Any] = {
 
 
 class DeclaredSuite(Harness):
-    """Tests of settings and ordering keys, both with and without the capability that they need."""
+    """Tests of settings and ordering keys, with or without the capability that they need."""
 
     @needs(Capability.CONTROL)
     async def test_limits_are_kept_or_refused(self, bench: Bench) -> None:
-        """With ``flow``, limits are stored; without it, each limit is refused with an error that names it."""
+        """With ``flow``, limits are stored; without it, each limit is refused with an error that names the limit."""
         await _kept_or_refused(bench, Capability.FLOW, _LIMITS)
 
     @needs(Capability.CONTROL)
     async def test_order_is_kept_or_refused(self, bench: Bench) -> None:
-        """With ``order``, settings of the order are stored; without it, each is refused with an error that names it."""
+        """With ``order``, order settings are stored; without it, each is refused with an error that names it."""
         chosen: dict[str, Any] = {"order": Order.FAIR, **FAIR, "floor_share": 0.25}
         await _kept_or_refused(bench, Capability.ORDER, chosen)
 
     @needs(Capability.CONTROL)
     async def test_binding_is_kept_or_refused(self, bench: Bench) -> None:
-        """With ``fan_out``, a binding is stored; without it, the setting ``bound_to`` is refused."""
+        """With ``fan_out``, the setting ``bound_to`` is stored; without it, the setting is refused."""
         if has(bench.backend, Capability.FAN_OUT):
             name, two = await bound(bench, 2)
             settings = await bench.control.settings(KEY)

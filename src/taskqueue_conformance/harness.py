@@ -1,4 +1,4 @@
-"""The base class of all test suites of the kit, which the author of a backend subclasses."""
+"""The base class of all test suites of the kit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _FAR = 100_000.0
 
 
 class Harness:
-    """Base class of all suites of the kit; a subclass must define at least `open_backend`.
+    """The base class of all suites of the kit.
+
+    A backend's author subclasses a suite and defines at least `open_backend`.
 
     The kit uses only the names defined here and names that start with ``test_``. All other names are free for the
     author's own attributes.
@@ -28,18 +30,18 @@ class Harness:
 
     __taskqueue_conformance__ = True
     capabilities: ClassVar[Capabilities] = Capabilities()
-    """what the backend must declare; tests that need anything else are not collected"""
+    """what the backend must declare; tests that need other capabilities are not collected"""
     manual_clock: ClassVar[bool] = True
     """whether the backend uses the clock passed to `open_backend`; if not, the tests sleep in real time"""
     short: ClassVar[float] = 0.5
     """length of a short delay in the tests, in seconds of the store's clock"""
     patience: ClassVar[float] = 5.0
-    """real seconds after which a call that has not returned fails its test"""
+    """seconds of real time after which a test fails if a call has not returned"""
     max_examples: ClassVar[int] = int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", "100"))
     """number of random histories that each state machine tries"""
 
     def __init_subclass__(cls, *, needs: Collection[Need] = (), **options: Any) -> None:
-        """Add ``needs`` to every test of the class, and mark its async tests for pytest-asyncio's strict mode."""
+        """Add ``needs`` to every test of the class, and mark async tests, as pytest-asyncio's strict mode requires."""
         super().__init_subclass__(**options)
         for test in (test for name, test in vars(cls).items() if name.startswith("test_")):
             if needs:
@@ -48,7 +50,7 @@ class Harness:
                 pytest.mark.asyncio(loop_scope="function")(test)
 
     async def open_backend(self, clock: ManualClock) -> Backend:
-        """Return an empty backend that shares no data with earlier ones, and uses ``clock`` if it can."""
+        """Return an empty backend that shares no data with earlier backends, and uses ``clock`` if it can."""
         raise NotImplementedError(f"{type(self).__name__} must define open_backend(clock)")
 
     async def replica(self, backend: Backend) -> Backend:
@@ -58,7 +60,10 @@ class Harness:
         )
 
     async def reopen(self, backend: Backend) -> Backend:
-        """Close ``backend`` and return another one on its data; needed for ``durable`` if `replica` is not defined."""
+        """Close ``backend``, and return another backend on its data.
+
+        Needed if ``durable`` is declared and `replica` is not defined.
+        """
         if type(self).replica is Harness.replica:
             raise NotImplementedError(
                 f"{type(self).__name__} must define reopen(backend): its backend is durable"
@@ -68,7 +73,7 @@ class Harness:
 
     @pytest_asyncio.fixture(loop_scope="function")
     async def bench(self) -> AsyncIterator[Bench]:
-        """Yield a bench with a fresh backend; check and close the backend after the test."""
+        """Yield a bench with a fresh backend. After the test, check and close the backend."""
         async with Bench.opened(self) as bench:
             yield bench
 

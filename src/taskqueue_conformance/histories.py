@@ -1,4 +1,4 @@
-"""The base of the two state machines, each of which runs a fresh backend in its own event loop."""
+"""The base of the two state machines. Each random history runs a fresh backend in an event loop of its own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BackendMachine(RuleBasedStateMachine):
 
 
 def play(machine: type[BackendMachine], harness: Harness, steps: int) -> None:
-    """Run random histories of ``steps`` calls each, on backends that ``harness`` opens."""
+    """Run random histories of up to ``steps`` calls each, on backends that ``harness`` opens."""
     run_state_machine_as_test(
         type("Machine", (machine,), {"harness": harness}),
         settings=settings(

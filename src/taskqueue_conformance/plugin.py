@@ -1,6 +1,6 @@
-"""The pytest plugin of the kit: collects the tests that apply to a backend, and explains their failures.
+"""The pytest plugin of the kit. It collects the tests that apply to a backend, and explains their failures.
 
-``-m conformance`` selects the tests of the kit. A failure names the law, the expected value and the actual one.
+``-m conformance`` selects the tests of the kit. A failure shows the law, the expected value and the actual value.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ PARTS = ("bench", "declared", "harness", "histories", "model", "slots", "suites"
 pytest.register_assert_rewrite(*(f"{_KIT}.{part}" for part in PARTS))
 
 _counted = pytest.StashKey[dict[str, Counter[str]]]()
-"""per test class (node id): number of tests that apply (under ``""``), and of tests left out, by the missing need"""
+"""for each test class, by node id: number of tests left out for each missing need, and of tests that apply (``""``)"""
 _lines = pytest.StashKey[list[str]]()
 """lines of the summary at the end of the run"""
 _explained = pytest.StashKey[bool]()
 """whether the running test belongs to the kit, so that its failure is explained"""
 _SHORT = 300
-"""maximum length of a comparison that is shown in one line, in characters"""
+"""maximum length, in characters, of a comparison that is shown on one line"""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_pycollect_makeitem(
     collector: pytest.Module | pytest.Class, name: str, obj: object
 ) -> list[pytest.Item] | None:
-    """Count a test of the kit, and leave it out if its class does not declare what it needs."""
+    """Count a test of the kit, and leave the test out if its class does not declare what the test needs."""
     if not (_of_the_kit(collector.obj) and collector.funcnamefilter(name)):
         return None
     selection = import_module("taskqueue_conformance.selection")
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Prepare a summary line for each class that is run: how many tests apply, and how many were left out."""
+    """Prepare a summary line for each class that is run. It says how many tests apply, and how many were left out."""
     run = {item.parent.nodeid for item in session.items if item.parent}
     for name, counts in session.config.stash[_counted].items():
         if name in run:
@@ -70,7 +70,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Begin the message of a failed test of the kit with the law that the backend breaks."""
+    """Put the law that the backend breaks at the beginning of the message of a failed test."""
     of_the_kit = _of_the_kit(getattr(item, "cls", None)) and isinstance(item, pytest.Function)
     item.config.stash[_explained] = of_the_kit
     try:
@@ -94,7 +94,7 @@ def pytest_assertrepr_compare(
 
 
 def broken_law(test: object) -> str:
-    """Return the law numbers and the promise that a test of the kit proves, both read from its docstring."""
+    """Return the law numbers and the promise that a test of the kit checks. Both are read from its docstring."""
     text = " ".join((inspect.getdoc(test) or "").split())
     numbers = [n for part in re.findall(r"[Ll]aws? ([\d, ]*\d)", text) for n in part.split(", ")]
     promise = re.sub(r" \([^()]*\b(?:laws? \d|[A-Z]+-?[A-Z]?\d)[^()]*\)", "", text)
@@ -121,7 +121,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Receive the summary lines of a pytest-xdist worker; each worker has the same, since it collects all tests."""
+    """Receive the summary lines of a pytest-xdist worker.
+
+    All workers send the same lines, as each collects all tests.
+    """
     result = getattr(node, "workeroutput", {}).get(_KIT, [])
     node.config.stash[_lines] = result or node.config.stash[_lines]
 

@@ -1,4 +1,4 @@
-"""The selection of tests: each test declares what it needs, each class what its backend supports."""
+"""The selection of tests: each test declares what it needs, and each class declares what its backend supports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Declaring(Protocol):
 
 
 def needs(*what: Need) -> Callable[[Test], Test]:
-    """Declare what a test needs; a class that does not declare all of it does not collect the test."""
+    """Declare what a test needs. A class that does not declare all of these needs does not collect the test."""
 
     def declare(test: Test) -> Test:
         add_needs(test, what)
@@ -35,7 +35,7 @@ def needs(*what: Need) -> Callable[[Test], Test]:
 
 
 def add_needs(test: Callable[..., Any], what: Collection[Need]) -> None:
-    """Add needs to a test, before those that it already has; raise `ValueError` for an unknown need."""
+    """Put needs in front of the needs that a test already has. Raises `ValueError` for an unknown need."""
     for need in what:
         if not isinstance(need, StrEnum) and need not in _OTHERS:
             raise ValueError(f"no such need: {need!r}. Name a Capability, or one of {_OTHERS}")
@@ -43,7 +43,7 @@ def add_needs(test: Callable[..., Any], what: Collection[Need]) -> None:
 
 
 def needs_of(test: object) -> tuple[Need, ...]:
-    """Return what a test needs, or an empty tuple."""
+    """Return what a test needs; an empty tuple if it needs nothing."""
     matches: tuple[Need, ...] = getattr(test, _NEEDS, ())
     return matches
 

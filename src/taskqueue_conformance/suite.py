@@ -86,7 +86,7 @@ class BackendSuite(
     InputsSuite,
     DeclaredSuite,
 ):
-    """Tests of the contract and of every capability that the class declares; its backend must declare the same.
+    """Tests of the contract and of all capabilities that the class declares. The backend must declare the same.
 
     ::
 

@@ -1,4 +1,4 @@
-"""A task queue with pluggable backends, which all pass the same conformance tests."""
+"""A task queue with pluggable backends; all backends pass the same conformance tests."""
 
 from taskqueue_core.errors import (
     BackendUnavailable,

@@ -1,4 +1,4 @@
-"""Opening the configured backend, with its plugins, and with migration and sharding if they are configured."""
+"""Opening the configured backend with its plugins and, if configured, migration and sharding."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from taskqueue_core.shard_guard import ShardGuard
 from taskqueue_core.sharding.backend import ShardedBackend
 
 _SERVER = "server"
-"""name of the backend that connects to a server; the server itself takes care of migration and sharding"""
+"""name of the backend that connects to a server; migration and sharding are done by that server, not here"""
 
 
 def open_backend(name: str | None = None, settings: Settings | None = None) -> InstrumentedBackend:
     """Create the configured backend, or the backend called ``name``, with the installed plugins.
 
     If ``TASKQUEUE_MIGRATE_FROM`` is set, tasks move from that backend to the new one (docs/migration.md). If
-    ``TASKQUEUE_SHARDING`` is set, queues may have shards (docs/shards.md). Does no input or output. Raises
+    ``TASKQUEUE_SHARDING`` is set, queues may have shards (docs/shards.md). Performs no I/O. Raises
     `ConfigurationError`.
     """
     settings = settings or load_settings(Settings)
@@ -49,7 +49,7 @@ def open_backend(name: str | None = None, settings: Settings | None = None) -> I
 def _load_old(name: str) -> Backend:
     if name == _SERVER:
         raise ConfigurationError(
-            "TASKQUEUE_MIGRATE_FROM: cannot be a server; set the backend of that server"
+            "TASKQUEUE_MIGRATE_FROM: must not be 'server'; set it to the backend that this server uses"
         )
     with of_the_old_side():
         try:

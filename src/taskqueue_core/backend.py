@@ -1,13 +1,13 @@
 """The contract that every backend must implement.
 
-`docs/writing-a-backend.md` explains the contract, and the conformance kit tests it. `docs/laws.md` lists the numbered
-laws that docstrings refer to.
+`docs/writing-a-backend.md` explains the contract, and the conformance kit tests it. Docstrings refer to the numbered
+laws in `docs/laws.md`.
 
 A backend stores tasks and changes their states, each change in one atomic step. It makes no retry decisions: core
 decides whether a task is retried, and when. It calls no hooks and records no metrics: core's wrapper does. Each
 optional capability has a protocol in `taskqueue_core.capabilities`, and the backend declares it in `Capabilities`.
 
-Promises that hold for every method:
+The following holds for every method:
 
 * Arguments are valid, because the constructor of `Task` checks them.
 * Cancelling a call at any point loses nothing. The call has either taken full effect or none, and deliveries that it
@@ -35,12 +35,14 @@ class Publisher(Protocol):
     """The part of a backend that stores new tasks and schedules retries."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """Store tasks, and return their confirmations in the same order. A refused task does not affect the others.
+        """Store tasks, and return their confirmations in the same order.
+
+        Refusing one task does not affect the other tasks.
 
         A confirmed task is stored with the durability of its queue. Publishing is idempotent: until a task has ended,
-        and for the queue's ``dedupe_window`` afterwards, a second task with its key and id is not stored (law 7).
-        Its confirmation is ``duplicate`` if the payload is the same, and ``conflict`` if it differs. A task with
-        ``not_before`` stays in the state ``scheduled`` until that time (law 8).
+        and for the queue's ``dedupe_window`` afterwards, a second task with its key and id is not stored (law 7). The
+        second task's confirmation is ``duplicate`` if the payloads are equal, and ``conflict`` if they differ. A task
+        with ``not_before`` stays in the state ``scheduled`` until that time (law 8).
 
         Raises `PublishUnconfirmed` if the store's response was lost; the caller should publish again with the same ids.
         """
@@ -56,14 +58,14 @@ class Publisher(Protocol):
     ) -> Confirmation:
         """Schedule the next attempt of ``task`` at the time ``at``.
 
-        With ``settles``, the caller's current delivery of the task, one atomic step ends the receipt and moves the
-        entry to ``scheduled`` with the next attempt number. Raises `LeaseLost` if the receipt is stale. (A backend
-        without ``atomic_retry`` creates a new entry and does not change the delivery; core acks the delivery
+        ``settles`` is the caller's current delivery of the task. If it is given, one atomic step ends its receipt and
+        moves the entry to ``scheduled`` with the next attempt number. Raises `LeaseLost` if the receipt is stale. (A
+        backend without ``atomic_retry`` creates a new entry and does not change the delivery; core acks the delivery
         afterwards.)
 
         Without ``settles``, a live or dead entry of the task is moved to ``scheduled`` in the same way, and its
-        receipt, if it has one, ends. If the entry has ended in another state, or the store no longer knows the task, a
-        new entry is created, and ``published`` increases by one.
+        receipt, if it has one, ends. If the task has ended without becoming a dead letter, or the store no longer knows
+        it, a new entry is created, and ``published`` increases by one.
 
         The call is idempotent by ``token``, which is checked first: a second call with the same token returns
         ``duplicate`` and changes nothing. The default token is derived from the attempt that was delivered last. A
@@ -72,12 +74,15 @@ class Publisher(Protocol):
 
 
 class Subscription(Protocol):
-    """A consumer's access to a set of keys. Its deliveries stay leased while it is open and the consumer is alive."""
+    """A consumer's access to a set of keys.
+
+    Its deliveries stay leased as long as it is open and the consumer is alive.
+    """
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         """Receive up to ``limit`` deliveries from all keys in one atomic step, waiting up to ``timeout`` seconds.
 
-        A timeout of ``None`` waits indefinitely, and 0 does not wait. Within a key, tasks of a higher priority come
+        A timeout of ``None`` waits indefinitely, and 0 does not wait. Within a key, tasks with a higher priority come
         first. Within a lane, released entries come before new ones, in the order in which they became available (law
         4). With the capability ``order``, the queue's settings may let tenants take turns, and tasks with the same
         ``ordering_key`` run one after another. The keys take turns too, so that none is starved.
@@ -98,8 +103,8 @@ class Subscription(Protocol):
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         """Release deliveries. Their tasks are available at once, ahead of new tasks, with the same attempt (law 3).
 
-        ``lost`` means that the consumer crashed or fell silent; each entry counts a loss. An entry with more losses
-        than the queue's ``max_losses`` becomes a dead letter, and its result is `Settled.DEAD`.
+        ``lost`` means that the consumer crashed or stopped responding; each entry counts a loss. An entry with more
+        losses than the queue's ``max_losses`` becomes a dead letter, and its result is `Settled.DEAD`.
 
         Like every settlement, this returns one result per receipt. A stale receipt changes nothing (law 2): its result
         is ``lease_lost`` in a batch, and a call with only this receipt raises `LeaseLost`. Repeating the settlement
@@ -109,7 +114,10 @@ class Subscription(Protocol):
         """
 
     async def close(self) -> None:
-        """Release all deliveries that the subscription owns, not as lost, and end a waiting receive. Idempotent."""
+        """Release all deliveries that the subscription owns, without counting losses, and end a waiting receive.
+
+        Idempotent.
+        """
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         """Iterate over deliveries one by one, until the subscription is closed."""
@@ -127,16 +135,16 @@ class Subscription(Protocol):
 
 
 class Capability(StrEnum):
-    """An optional ability of a backend. `taskqueue_core.capabilities` has the protocols."""
+    """An optional ability of a backend. The protocols are in `taskqueue_core.capabilities`."""
 
     DEAD_LETTERS = "dead_letters"
     HANDOVER = "handover"
     REVOCATION = "revocation"
     CONTROL = "control"
     FLOW = "flow"
-    """applies the limits in the settings of queues: capacity, max_inflight, rate_limit, pauses, max_processing_time"""
+    """enforces the limits in the settings of queues: capacity, max_inflight, rate_limit, pauses, max_processing_time"""
     ORDER = "order"
-    """supports ordering keys, and the settings of the delivery order: fair order, limits per tenant, floor_share"""
+    """supports ordering keys, and the settings for the delivery order: fair order, limits per tenant, floor_share"""
     FAN_OUT = "fan_out"
     """supports the setting ``bound_to``: a published task is copied into several queues"""
     SLOTS = "slots"
@@ -144,19 +152,22 @@ class Capability(StrEnum):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities that a backend declares. The conformance kit tests them, and core refuses to use any other."""
+    """The abilities that a backend declares.
+
+    The conformance kit tests them, and core relies only on declared abilities.
+    """
 
     names: frozenset[Capability] = frozenset()
     shared: bool = False
-    """whether several processes can use the same tasks"""
+    """whether several processes can work on the same tasks"""
     durable: bool = False
-    """whether tasks survive the end of the process"""
+    """whether tasks are still stored after the process ends"""
     atomic_retry: bool = True
     """whether ``schedule_retry(settles=...)`` ends the delivery and schedules the retry in one atomic step"""
 
 
 class Backend(Protocol):
-    """An object that gives core access to one store. The constructor does no I/O; the first call connects."""
+    """An object that gives core access to one store. The constructor performs no I/O; the first call connects."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -170,10 +181,10 @@ class Backend(Protocol):
         """Open a subscription for the worker id ``consumer``. Several subscriptions may have the same id."""
 
     def now(self) -> float:
-        """Return this process's estimate of the store's time."""
+        """Return this process's estimate of the current time on the store's clock, in Unix seconds."""
 
     async def health(self) -> Health:
-        """Check whether the store is available. Never raises: errors are in the result."""
+        """Check whether the store is available. Errors are not raised, but reported in the result."""
 
     async def aclose(self) -> None:
         """Close all subscriptions and connections. Idempotent."""

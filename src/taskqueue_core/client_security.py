@@ -13,7 +13,7 @@ _log = logging.getLogger("taskqueue.client")
 
 
 def check_token(token: str | None) -> None:
-    """Raise `ConfigurationError` for a token that an HTTP header cannot contain. The message does not contain it."""
+    """Raise `ConfigurationError` if an HTTP header cannot contain the token. The error does not show the token."""
     if token is not None and not (
         token.isascii() and token.isprintable() and token == token.strip()
     ):
@@ -23,10 +23,10 @@ def check_token(token: str | None) -> None:
 def trusting(
     authorities: Path | str | None, *, setting: str = "TASKQUEUE_TLS_CA"
 ) -> ssl.SSLContext | None:
-    """Return a TLS context that trusts only the authorities (PEM) in a file; ``None`` without a file.
+    """Return a TLS context that trusts only the authorities in a PEM file; ``None`` if no file is given.
 
-    The context verifies host names and requires TLS 1.2. Raises `ConfigurationError`, with the name of the setting, for
-    a file that cannot be used.
+    The context verifies host names and requires TLS 1.2. Raises `ConfigurationError`, which names the setting, if the
+    file cannot be used.
     """
     if authorities is None:
         return None
@@ -36,7 +36,7 @@ def trusting(
         raise ConfigurationError(f"{setting}: the file contains no PEM certificate") from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else type(error).__name__
-        raise ConfigurationError(f"{setting}: it cannot be read: {reason}") from None
+        raise ConfigurationError(f"{setting}: the file cannot be read: {reason}") from None
     context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
     return context
 

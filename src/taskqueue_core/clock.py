@@ -1,4 +1,4 @@
-"""Clocks for backends whose store is in this process. Tests replace the system clock by a manual one."""
+"""Clocks for backends whose store is in this process. Tests use a manual clock in place of the system clock."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """A scheduled callback, as `Clock.call_at` returns it."""
+    """A scheduled callback, which `Clock.call_at` returns."""
 
     def cancel(self) -> None:
         """Cancel the callback. Does nothing if it has already run."""
 
 
 class Clock(Protocol):
-    """A source of time that can also run callbacks at a given time."""
+    """A source of time, which can also run callbacks at given times."""
 
     def now(self) -> float:
         """Return the time in Unix seconds. It never decreases within one process."""
@@ -28,7 +28,10 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The system's time, read once and then advanced by the monotonic clock: later time changes have no effect."""
+    """The system's time, read once and then advanced by the monotonic clock.
+
+    Setting the system's time later has no effect.
+    """
 
     def __init__(self) -> None:
         self._anchor = time.time() - time.monotonic()
@@ -62,14 +65,14 @@ class ManualClock:
         return timer
 
     async def advance(self, seconds: float) -> None:
-        """Advance the time, run the callbacks that become due in their order, and let woken coroutines run."""
+        """Advance the time, run the callbacks that become due, in order of time, then let woken coroutines run."""
         end = self._now + seconds
         while self._calls and self._calls[0][0] <= end:
             when, _, timer = heapq.heappop(self._calls)
             self._now = max(self._now, when)
             timer.fire()
         self._now = end
-        # A woken coroutine may wake another, and so on. No backend has a chain of more than five.
+        # A woken coroutine may wake another coroutine, and so on. No backend needs more than five such steps.
         for _ in range(5):
             await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Running coroutines concurrently, so that none is still running after the call."""
+"""Running coroutines concurrently, such that none of them is still running when the call returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 async def first_completed(*coroutines: Coroutine[Any, Any, T]) -> T:
     """Return the result, or raise the exception, of the coroutine that ends first, and cancel the others.
 
-    If several have ended, the first of them in the order of the arguments counts.
+    If several have ended at the same time, the first of them in the order of the arguments counts.
     """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
@@ -34,7 +34,10 @@ Answer = TypeVar("Answer")
 
 
 async def gather_all(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
-    """Return the results of all calls, in order. If some fail, wait for all to end, and raise the first exception."""
+    """Return the results of all calls, in order.
+
+    If calls fail, wait for all calls to end, then raise the first exception.
+    """
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

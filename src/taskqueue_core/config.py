@@ -1,11 +1,11 @@
 """Settings from environment variables (``TASKQUEUE_…``), a ``.env`` file, ``taskqueue.toml`` and secret files.
 
 An earlier source takes precedence over a later one. Secret files are in the directory that ``TASKQUEUE_SECRETS_DIR``
-names. Lists are separated by commas in the environment, and are arrays in TOML.
+names. In the environment, the items of a list are separated by commas; in TOML, a list is an array.
 
-Each backend has settings of its own, such as ``TASKQUEUE_MEMORY_…``, but not in ``taskqueue.toml``. During a migration,
-the old backend reads its settings with another prefix, ``TASKQUEUE_OLD_MEMORY_…``, because both backends may be of the
-same kind; see `of_the_old_side`.
+Each backend has settings of its own, such as ``TASKQUEUE_MEMORY_…``, which ``taskqueue.toml`` cannot contain. During a
+migration, the old backend reads its settings with another prefix, ``TASKQUEUE_OLD_MEMORY_…``, because both backends may
+be of the same kind; see `of_the_old_side`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from taskqueue_core.errors import ConfigurationError
 S = TypeVar("S", bound=BaseSettings)
 
 SECRETS_DIR = "TASKQUEUE_SECRETS_DIR"
-"""environment variable with a directory of secret files, each named like a setting, for example ``taskqueue_token``"""
+"""environment variable with the path of a directory of secret files, named like settings: ``taskqueue_token``"""
 _PREFIX = "TASKQUEUE_"
 _OLD_PREFIX = "TASKQUEUE_OLD_"
 _old_side: ContextVar[bool] = ContextVar("taskqueue_old_side", default=False)
@@ -50,7 +50,7 @@ def _lower(value: object) -> object:
 
 
 COMMAS = (NoDecode, BeforeValidator(_split))
-"""annotation of a setting that is a list, separated by commas in the environment"""
+"""annotation for a setting that is a list, whose items are separated by commas in the environment"""
 _CommaLower = (NoDecode, BeforeValidator(_lower), BeforeValidator(_split))
 
 
@@ -62,31 +62,33 @@ class Settings(BaseSettings):
     )
 
     backend: str = "memory"
-    """the backend: an entry-point name, a module path, or ``module:attr``"""
+    """the backend: the name of an entry point, a module path, or ``module:attr``"""
     migrate_from: str | None = None
-    """the old backend during a migration, named like ``backend``; its own settings start with ``TASKQUEUE_OLD_``"""
+    """the old backend during a migration, in the form of ``backend``; its own settings start with ``TASKQUEUE_OLD_``"""
     migrate_mode: Literal["available", "strict"] = "available"
-    """what takes precedence while both backends have tasks: availability, or order and limits (``strict``)"""
+    """what has priority while both backends have tasks: ``available``: availability; ``strict``: order and limits"""
     sharding: bool = False
-    """whether queues may have shards; must be the same in every server, worker and publisher of a store"""
+    """whether queues may have shards; must be the same for every server, worker and publisher that uses the store"""
     server_url: str = "http://127.0.0.1:8420"
     """URL of the server, for workers, the backend ``server`` and the command line"""
     token: SecretStr | None = None
-    """token with which clients authenticate to the server"""
+    """token that clients use to authenticate to the server"""
     tls_ca: Path | None = None
-    """file with the certificates (PEM) of the authorities that clients trust, instead of the system's"""
+    """file with the certificates (PEM) of the authorities that clients trust instead of those of the system"""
     host: str = "127.0.0.1"
-    """address on which the server listens; without authentication, only a loopback address is allowed"""
+    """address on which the server listens; must be a loopback address unless clients authenticate"""
     port: int = Field(8420, ge=0, le=65_535)
     """port on which the server listens; 0 chooses a free one"""
     tokens_file: Path | None = None
-    """file with the tokens of permitted clients; without it or an authentication plugin, local clients may connect"""
+    """file with the tokens of permitted clients; without it and without an authentication plugin, any local client may
+    connect"""
     tls_certificate: Path | None = None
     """file with the server's certificate chain (PEM); if it is set, the server accepts only https and wss"""
     tls_key: Path | None = None
-    """file with the private key (PEM) of the certificate, if it is not in the same file"""
+    """file with the certificate's private key (PEM), unless the certificate file contains the key"""
     allowed_hosts: Annotated[frozenset[str], *_CommaLower] = frozenset()
-    """allowed values of the header ``Host``, with or without a port; empty: all, if the server authenticates clients"""
+    """allowed values of the header ``Host``, with or without a port; if empty, any value is allowed, provided that the
+    server authenticates clients"""
     origins: Annotated[frozenset[str], *_CommaLower] = frozenset()
     """other origins whose web pages may use the server, for example ``https://queue.example``"""
     processes: int = Field(1, ge=1, le=64)
@@ -94,19 +96,20 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """lowest level of the messages that ``taskqueue serve`` logs to stderr"""
     log_format: Literal["auto", "text", "json"] = "auto"
-    """``text``: key-value pairs; ``json``: an object per line; ``auto``: short lines on a terminal, else ``text``"""
+    """``text``: key-value pairs; ``json``: an object per line; ``auto``: short lines on a terminal, or else ``text``"""
     lease: float = Field(15.0, gt=0, le=3600, allow_inf_nan=False)
-    """seconds without a message from a worker after which the server closes its socket"""
+    """seconds without a message from a worker after which the server closes the worker's socket"""
     grace: float = Field(0.5, ge=0, le=60, allow_inf_nan=False)
-    """seconds for which the server keeps a worker's deliveries after its socket broke, so that it can reconnect"""
+    """seconds for which the server keeps a worker's deliveries after its socket breaks, so that the worker can
+    reconnect"""
     drain: float = Field(5.0, ge=0, le=3600, allow_inf_nan=False)
-    """seconds that the server waits at shutdown for workers to settle their deliveries"""
+    """seconds for which the server, at shutdown, waits for workers to settle their deliveries"""
     prefect_version: str = Field("3.9.1", pattern=r"^[0-9]{1,4}(\.[0-9A-Za-z.+]{1,32})?$")
-    """version number of Prefect that the server reports to Prefect's task workers"""
+    """version of Prefect that the server reports to Prefect's task workers"""
     extensions: Annotated[frozenset[str], *COMMAS] = frozenset()
     """names of the extensions that the server loads, for example ``dispatch``"""
     plugins_allow: Annotated[frozenset[str] | None, *COMMAS] = None
-    """names of the plugins that may be loaded; ``None`` allows all installed ones"""
+    """names of the plugins that may be loaded; ``None`` allows all installed plugins"""
     plugins_deny: Annotated[frozenset[str], *COMMAS] = frozenset()
     """names of the plugins that may not be loaded"""
 
@@ -119,7 +122,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources of settings, with the TOML file after environment variables and ``.env``."""
+        """Return the sources of settings in order of precedence: the TOML file comes after ``.env``."""
         return (
             init_settings,
             env_settings,
@@ -130,7 +133,10 @@ class Settings(BaseSettings):
 
 
 def load_settings(kind: type[S]) -> S:
-    """Read the settings of a class. Raises `ConfigurationError`, with the names of invalid settings but no values."""
+    """Read the settings of the class ``kind``.
+
+    Raises `ConfigurationError`, which names invalid settings but no values.
+    """
     prefix = kind.model_config.get("env_prefix", "")
     if _old_side.get():
         prefix = _OLD_PREFIX + prefix.removeprefix(_PREFIX)
@@ -155,7 +161,7 @@ def load_settings(kind: type[S]) -> S:
 
 @contextmanager
 def of_the_old_side() -> Iterator[None]:
-    """Let `load_settings` use the prefix ``TASKQUEUE_OLD_``, for the settings of the old backend of a migration."""
+    """Make `load_settings` use the prefix ``TASKQUEUE_OLD_``, to read the settings of a migration's old backend."""
     token = _old_side.set(True)
     try:
         yield

@@ -16,25 +16,25 @@ from taskqueue_core.tasks import DeadLetter
 
 _FIRST, _LARGEST = 100, 500
 _LIGHT = 1024 * 1024
-"""number of bytes: if the payloads of a batch are smaller in total, the next batch may be larger"""
+"""bytes: if the payloads of a batch are smaller in total, the next batch may have more dead letters"""
 _LOOKED_AT = 10_000
 """maximum number of dead letters that one call reads"""
 _PAGE_BYTES = 4 * 1024 * 1024
-"""number of bytes: a page ends when the payloads in it are larger in total"""
+"""bytes: a page ends once its payloads are larger in total"""
 _CURSOR = re.compile(r"<([0-9.e+-]{1,30})(?::([0-9]{1,20}(?:[.][0-9]{1,20})?))?>(.+)")
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """The conditions for selecting dead letters; all that are not ``None`` must hold."""
+    """The conditions for selecting dead letters. All conditions that are not ``None`` must hold."""
 
     reason: str | None
-    """the exact reason"""
+    """exact reason of the dead letter"""
     error: str | None
-    """a text that the last error contains"""
+    """text that the last error must contain"""
     before: float | None
-    """time before which the task became a dead letter"""
+    """time before which the task must have become a dead letter, in Unix seconds"""
     made: float
-    """time at which the filter was made; `act` skips newer dead letters, because it may have redriven their tasks"""
+    """time at which the filter was made; `act` skips newer dead letters: it may have redriven these tasks itself"""
 
     @classmethod
     def of(
@@ -46,7 +46,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         failed_before: float | None = None,
         older_than: float | None = None,
     ) -> Self:
-        """Return a filter that is made at the time ``now``.
+        """Return a filter made at the time ``now``.
 
         Raises `InvalidInput` for an invalid value, or if both ``failed_before`` and ``older_than`` are given.
         """
@@ -58,13 +58,15 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         if older_than is None:
             return cls(reason=reason, error=error, before=failed_before, made=now)
         if failed_before is not None:
-            raise InvalidInput("older_than", "both older_than and failed_before", "one of them")
+            raise InvalidInput(
+                "older_than", "both older_than and failed_before", "only one of them"
+            )
         check_duration("older_than", older_than)
         return cls(reason=reason, error=error, before=now - older_than, made=now)
 
     @property
     def lets_all_through(self) -> bool:
-        """Whether the filter has no conditions."""
+        """Whether the filter has no conditions, so that every dead letter matches."""
         return self.reason is None and self.error is None and self.before is None
 
     def __contains__(self, dead_letter: DeadLetter) -> bool:
@@ -86,7 +88,7 @@ class _Pieces:
         self._size = _FIRST
         self._read = 0
         self.over = False
-        """whether the maximum number of dead letters was read, so that the call must end"""
+        """whether the call must end, because the maximum number of dead letters was read"""
 
     async def read(
         self, after: str | None, most: int = LIMITS.batch
@@ -99,7 +101,7 @@ class _Pieces:
         self.over = self._read >= _LOOKED_AT
         light = sum(len(dead_letter.task.payload) for dead_letter in piece) < _LIGHT
         self._size = min(_LARGEST, 2 * self._size) if light else _FIRST
-        # Let other coroutines run, because the calls of a store in this process never wait.
+        # Let other coroutines run: the calls of a store in this process never yield to the event loop.
         await asyncio.sleep(0)
         return piece, more
 
@@ -114,9 +116,9 @@ async def page(
 ) -> tuple[list[DeadLetter], str | None]:
     """Return a page of the matching dead letters, and the position of the next page if there is one.
 
-    A position contains the id of a task and, unless the text would be too long, the time at which the task became a
-    dead letter. If the task has become a dead letter again since, its place in the list has changed, so the position is
-    invalid. An invalid position means the beginning of the list.
+    A position contains the id of a task and, unless the position would be too long, the time at which the task became a
+    dead letter. A position is invalid if the task has become a dead letter again since, because its place in the list
+    has changed. An invalid position means the beginning of the list.
     """
     matches: list[DeadLetter] = []
     pieces, size = _Pieces(dead_letters, key), 0
@@ -146,9 +148,9 @@ async def act(
     *,
     after: str | None,
 ) -> tuple[int, str | None]:
-    """Redrive or discard matching dead letters; return their number, and the position of the next call.
+    """Redrive or discard matching dead letters; return their number, and the position at which to continue.
 
-    A position contains the time of the first call, so that the next calls skip dead letters that are newer.
+    A position contains the time of the first call, so that later calls skip newer dead letters.
     """
     pieces, count = _Pieces(dead_letters, key), 0
     position = after
@@ -168,7 +170,8 @@ async def act(
             after, following = stay[-1].task.id, _cursor_of(stay[-1], made)
         if not more:
             return count, None
-        # If no dead letter was skipped, return the position of a removed one, which means the beginning of the list.
+        # If no dead letter was skipped, return the position of one that was removed: it means the beginning of the
+        # list.
         if pieces.over:
             return count, following or _cursor_of(piece[-1], made)
 
@@ -182,7 +185,7 @@ def _cursor_of(dead_letter: DeadLetter, made: float | None = None) -> str:
 async def _resolved(
     dead_letters: DeadLetters, key: str, position: str | None
 ) -> tuple[str | None, float | None]:
-    """Decode a position: return its task id (``None``: the beginning) and the time of the first call, if it has one."""
+    """Decode a position: return its task id, or ``None`` for the beginning, and the time of the first call, if any."""
     if position is None or (match := _CURSOR.fullmatch(position)) is None:
         return position, None
     died, made, task_id = match.groups()

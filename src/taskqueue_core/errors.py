@@ -19,7 +19,7 @@
     ├── SettingsConflict            another process has changed the settings since they were read
     └── ProtocolViolation           the other end of a socket broke the protocol
 
-Each exception has a ``code``: a short, stable identifier, which HTTP problems and socket frames contain.
+Each exception has a ``code``: a short, stable identifier, which is also sent in HTTP problems and socket frames.
 Messages never contain payloads or secrets.
 """
 
@@ -78,8 +78,8 @@ class CapabilityMissing(ConfigurationError):
 class InvalidInput(TaskQueueError, ValueError):
     """A value from the caller or from another program is not allowed.
 
-    ``field`` is the name of the field, ``allowed`` describes the allowed values, and ``got`` describes the value by its
-    type and length. It never contains the value itself, which may be secret or large.
+    ``field`` is the name of the field, ``allowed`` describes the allowed values, and ``got`` describes the rejected
+    value by its type and length. It never contains the value itself, which may be secret or large.
     """
 
     code = "invalid_input"
@@ -95,7 +95,7 @@ class InvalidInput(TaskQueueError, ValueError):
 
 
 class UnknownKey(InvalidInput):
-    """There is no such queue or task."""
+    """There is no queue or task with this name or id."""
 
     code = "unknown_key"
 
@@ -113,8 +113,8 @@ class PublishError(TaskQueueError):
 class QueueFull(PublishError):
     """The queue refused the task; nothing was stored.
 
-    ``code`` is the value of a `Refusal`, if the backend gives a reason. ``retry_after`` is the number of seconds after
-    which a retry is likely to succeed, and ``depth`` the number of tasks that counted against the queue's capacity.
+    ``code`` is the value of a `Refusal`, if the backend says why. ``retry_after`` is the number of seconds after which
+    a retry is likely to succeed, and ``depth`` the number of tasks that counted against the queue's capacity.
     """
 
     code = "queue_full"
@@ -148,7 +148,7 @@ class PublishUnconfirmed(PublishError):
 
 
 class LeaseLost(TaskQueueError):
-    """The receipt is not valid: it was settled before, ended otherwise, or was never issued. Nothing was changed."""
+    """The receipt is not valid: it was settled, has ended otherwise, or was never issued. Nothing was changed."""
 
     code = "lease_lost"
 
@@ -160,7 +160,7 @@ class SubscriptionClosed(TaskQueueError):
 
 
 class BackendUnavailable(TaskQueueError):
-    """The store cannot be reached or cannot serve at present. The same call may succeed later."""
+    """The store cannot be reached, or cannot serve requests at present. The same call may succeed later."""
 
     code = "backend_unavailable"
 
@@ -172,7 +172,7 @@ class SettingsConflict(TaskQueueError):
 
 
 class ProtocolViolation(TaskQueueError):
-    """The other end of a socket broke the ``rule`` of the protocol. If it is ``fatal``, the socket must be closed."""
+    """The other end of a socket broke a ``rule`` of the protocol. If ``fatal`` is set, the socket must be closed."""
 
     code = "protocol"
 

@@ -1,7 +1,7 @@
 """Hooks, through which plugins observe tasks and workers. Hooks never settle; errors in a hook are logged and ignored.
 
-A plugin is any object or module with functions marked by `hookimpl`. A function names only the arguments that it needs.
-Hooks are called in the event loop and must return quickly. A batch causes one call.
+A plugin is any object or module with functions marked by `hookimpl`. A function declares only the parameters that it
+needs. Hooks are called in the event loop, and must return quickly. A batch of tasks causes one call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Confirmation, Delivery, Expired, Settled, Task
 
 HOOK_API = 1
-"""version of the hooks, raised by incompatible changes; plugins declare theirs as ``TASKQUEUE_HOOK_API``"""
+"""version of the hooks, increased with each incompatible change; plugins declare it as ``TASKQUEUE_HOOK_API``"""
 
 _PROJECT = "taskqueue"
 hookspec = pluggy.HookspecMarker(_PROJECT)
@@ -38,7 +38,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The client that a token belongs to, and its permissions: ``verbs``, for the queues that match ``keys``.
+    """The client that a token belongs to, and its permissions: it may use ``verbs`` on queues that match ``keys``.
 
     An item of ``keys`` is a key, or a prefix followed by ``*``; ``*`` alone matches all keys. Raises `TypeError` for
     invalid values, because a single string in place of a tuple of strings would grant more than intended.
@@ -48,11 +48,12 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     verbs: frozenset[str] = frozenset({"publish", "consume", "admin"})
     keys: tuple[str, ...] = ("*",)
     rate: float | None = None
-    """maximum requests and published tasks per second, for all clients with this name at one server process"""
+    """maximum number of requests and published tasks per second, for all clients of this name at one server process"""
     burst: float | None = None
-    """maximum number of requests and tasks at once after a pause; ``None``: as many as in one second"""
+    """maximum number of requests and tasks in a burst after a pause; ``None``: the number that ``rate`` allows per
+    second"""
     connections: int | None = None
-    """maximum number of open sockets, for all clients with this name at one server process"""
+    """maximum number of open sockets, for all clients of this name at one server process"""
 
     def __post_init__(self) -> None:
         """Validate all fields, because plugins create identities."""
@@ -62,7 +63,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             isinstance(item, str) for item in several
         ):
             raise TypeError("Identity needs a name, a set of verbs and a tuple of keys")
-        # A plugin may have passed lists, which cannot be hashed and may change later.
+        # Plugins may pass lists, which cannot be hashed, and may change later.
         msgspec.structs.force_setattr(self, "verbs", frozenset(self.verbs))
         msgspec.structs.force_setattr(self, "keys", tuple(self.keys))
         limits: tuple[object, ...] = (self.rate, self.burst, self.connections)
@@ -71,7 +72,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
                 raise TypeError("the limits of an Identity must be numbers greater than 0")
 
     def is_allowed(self, verb: str, key: str | None = None) -> bool:
-        """Whether ``verb`` is allowed for ``key``; without a key, whether it is allowed for all keys."""
+        """Return whether ``verb`` is allowed for ``key`` or, without a key, for all keys."""
         if verb not in self.verbs:
             return False
         if key is None:
@@ -87,11 +88,11 @@ class _Specs:
 
     @hookspec
     def published(self, tasks: Sequence[Task], confirmations: Sequence[Confirmation]) -> None:
-        """Observe published tasks and their confirmations, in the same order."""
+        """Observe published tasks, and their confirmations in the same order."""
 
     @hookspec
     def delivered(self, deliveries: Sequence[Delivery], consumer: str) -> None:
-        """Observe deliveries that a subscription received."""
+        """Observe deliveries that a subscription of ``consumer`` received."""
 
     @hookspec
     def settled(
@@ -120,7 +121,10 @@ class _Specs:
 
     @hookspec
     def unclaimed(self, keys: Sequence[str]) -> None:
-        """Observe queues with waiting tasks and no subscription. Called after each maintenance pass that finds any."""
+        """Observe queues with waiting tasks but no subscription.
+
+        Called after each maintenance pass that finds such queues.
+        """
 
     @hookspec
     def maintained(self, done: Maintained | None) -> None:
@@ -128,7 +132,7 @@ class _Specs:
 
     @hookspec
     def worker_connected(self, connection: Connection) -> None:
-        """Observe a socket connection of a worker that was accepted."""
+        """Observe the start of a worker's socket connection, which the server has accepted."""
 
     @hookspec
     def worker_disconnected(self, connection: Connection, reason: str) -> None:
@@ -136,7 +140,10 @@ class _Specs:
 
     @hookspec
     def authenticate(self, token: str | None, peer: str) -> Identity | None:
-        """Return the identity of a token, or ``None`` for an unknown token. The first identity returned is used."""
+        """Return the identity of a token, or ``None`` for an unknown token.
+
+        The first plugin that returns an identity decides.
+        """
 
 
 class Hooks:
@@ -146,10 +153,10 @@ class Hooks:
         self._manager = pluggy.PluginManager(_PROJECT)
         self._manager.add_hookspecs(_Specs)
         self.listening = False
-        """whether any plugin is registered; lets hot paths skip `fire`"""
+        """whether any plugin is registered; if not, frequent callers skip `fire`"""
 
     def register(self, plugin: object, name: str | None = None) -> None:
-        """Add a plugin. Raises `ValueError`, and adds nothing, if its hooks do not match the specification."""
+        """Add a plugin. Raises `ValueError`, and adds nothing, if the plugin's hooks do not match the specification."""
         try:
             self._manager.register(plugin, name=name)
             self._manager.check_pending()
@@ -171,7 +178,7 @@ class Hooks:
         return tuple(name for name, plugin in self._manager.list_name_plugin() if plugin)
 
     def wants(self, hook: str) -> bool:
-        """Whether any plugin implements ``hook``; lets hot paths skip the preparation of a call."""
+        """Return whether any plugin implements ``hook``. If not, frequent callers need not prepare a call."""
         return bool(getattr(self._manager.hook, hook).get_hookimpls())
 
     def fire(self, hook: str, **arguments: Any) -> None:
@@ -180,7 +187,7 @@ class Hooks:
             pass
 
     def first(self, hook: str, **arguments: Any) -> Any:
-        """Return the first result that is not ``None``. A plugin that raises an error is skipped."""
+        """Return the first result of ``hook`` that is not ``None``. A plugin that raises an error is skipped."""
         return next((item for item in self._results(hook, arguments) if item is not None), None)
 
     def _check_plain(self, plugin: object) -> None:
@@ -195,7 +202,7 @@ class Hooks:
                     )
 
     def _results(self, hook: str, arguments: dict[str, Any]) -> Iterator[Any]:
-        # pluggy's own call stops at the first implementation that fails, so implementations are called one by one.
+        # pluggy's own call would stop at the first implementation that fails, so implementations are called one by one.
         for plugin in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
             try:
                 yield plugin.function(*(arguments[name] for name in plugin.argnames))
@@ -216,9 +223,9 @@ def load_plugins(
 ) -> tuple[str, ...]:
     """Register the installed plugins; return the names of those that were registered.
 
-    ``allow`` (``None``: all) and ``deny`` contain names of entry points. ``deny`` has priority, and a plugin that is
-    not allowed is not imported. A plugin is logged and skipped if it cannot be imported, or if its
-    ``TASKQUEUE_HOOK_API`` is missing or not equal to `HOOK_API`.
+    ``allow`` (``None``: all) and ``deny`` contain names of entry points. ``deny`` takes precedence. Plugins that are
+    not allowed are not imported. A plugin is logged and skipped if it cannot be imported, or if its
+    ``TASKQUEUE_HOOK_API`` is missing or differs from `HOOK_API`.
     """
     loaded = []
     for point in sorted(matches if matches is not None else entry_points(group=PLUGIN_GROUP)):

@@ -1,6 +1,7 @@
-"""The wrapper around any backend that calls hooks, records spans and metrics, and refuses unsupported ordering keys.
+"""The wrapper around a backend. It calls hooks, records spans and metrics, and refuses unsupported ordering keys.
 
-A batch causes one hook call and one span. Without plugins and OpenTelemetry providers, calls are only passed on.
+A batch of tasks causes one hook call and one span. Without plugins and OpenTelemetry providers, calls are only passed
+on.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from taskqueue_core.tasks import (
 
 _LOST_TOO_OFTEN = Bury("max_losses_exceeded", None)
 _STALE = (Settled.LEASE_LOST,)
-"""the outcome reported to hooks for a single stale receipt, for which the wrapped backend raises `LeaseLost`"""
+"""the outcome reported to hooks when the wrapped backend raises `LeaseLost`, because the only receipt was stale"""
 
 
 class InstrumentedBackend:
@@ -50,7 +51,7 @@ class InstrumentedBackend:
     def __init__(self, inner: Backend, hooks: Hooks, guard: ShardGuard | None = None) -> None:
         """Wrap ``inner``, which is closed together with the wrapper. A process without sharding passes a ``guard``."""
         self.inner = inner
-        """the wrapped backend, for methods that are not part of the contract or a capability"""
+        """the wrapped backend, whose methods outside the contract and the capabilities can be called here"""
         self.hooks = hooks
         self.publisher: Publisher = InstrumentedPublisher(inner, hooks, guard)
         self._guard = guard
@@ -74,7 +75,7 @@ class InstrumentedBackend:
 
     @property
     def fault(self) -> str | None:
-        """Why this process must be restarted with other settings; ``None`` if it need not be restarted."""
+        """Why this process must be restarted with other settings; ``None`` if there is no reason."""
         return None if self._guard is None or self._guard.fault is None else str(self._guard.fault)
 
     async def check_store(self) -> None:
@@ -97,7 +98,7 @@ class InstrumentedBackend:
 
 
 class InstrumentedPublisher:
-    """A publisher with hooks and telemetry. It has `room_signal` if the wrapped publisher has it."""
+    """A publisher with hooks and telemetry. It has the method `room_signal` if the wrapped publisher has it."""
 
     def __init__(self, backend: Backend, hooks: Hooks, guard: ShardGuard | None) -> None:
         inner = backend.publisher
@@ -160,7 +161,10 @@ class InstrumentedPublisher:
 
 
 class InstrumentedSubscription(SubscriptionBase):
-    """A subscription with hooks and telemetry. It has `adopt` and `revoked` if the wrapped one has them."""
+    """A subscription with hooks and telemetry.
+
+    It has the methods `adopt` and `revoked` if the wrapped subscription has them.
+    """
 
     def __init__(
         self, inner: Subscription, consumer: str, hooks: Hooks, guard: ShardGuard | None
@@ -240,7 +244,10 @@ def _tasks(deliveries: Sequence[Delivery]) -> list[Task]:
 
 
 class InstrumentedControl:
-    """A ``control`` whose maintenance calls hooks. A process without sharding cannot configure shards."""
+    """A ``control`` that calls hooks after maintenance.
+
+    With a ``guard``, which a process without sharding has, it rejects settings with several shards.
+    """
 
     def __init__(self, inner: Control, hooks: Hooks, guard: ShardGuard | None) -> None:
         self._inner = inner

@@ -1,4 +1,7 @@
-"""All size limits on input, and linear-time checks of input, which raise `InvalidInput` but never repeat the value."""
+"""All size limits on input, and checks of input, which take linear time.
+
+The checks raise `InvalidInput`, whose message never repeats the value.
+"""
 
 from __future__ import annotations
 
@@ -11,43 +14,43 @@ from taskqueue_core.errors import InvalidInput
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The size limits on input, in bytes if no other unit is named."""
+    """The size limits on input. Each description names the unit."""
 
     name: int = 200
-    """maximum characters of a key, task id, tenant, ordering key or worker id"""
+    """maximum number of characters of a key, task id, tenant, ordering key or worker id"""
     payload: int = 256 * 1024
-    """maximum bytes of a task's payload as JSON text"""
+    """maximum number of bytes of a task's payload as JSON text"""
     result: int = 256 * 1024
-    """maximum bytes of a result as JSON text"""
+    """maximum number of bytes of a result as JSON text"""
     depth: int = 100
-    """maximum nesting depth of arrays and objects in a payload or result; not all JSON readers support more"""
+    """maximum nesting depth of arrays and objects in a payload or result; some JSON parsers support no more"""
     headers: int = 32
     """maximum number of headers of a task"""
     header_bytes: int = 8 * 1024
-    """maximum bytes of all header names and values of a task together"""
+    """maximum number of bytes of a task's header names and values together"""
     text: int = 4 * 1024
-    """maximum characters of an error, a reason or a progress text; a longer text is cut, not refused"""
+    """maximum number of characters of an error, a reason or a progress text; longer text is cut, not refused"""
     frame: int = 1024 * 1024
-    """maximum bytes of a websocket frame, in either direction"""
+    """maximum number of bytes of a websocket frame, in either direction"""
     keys: int = 1000
     """maximum number of keys of a subscription"""
     batch: int = 1000
     """maximum number of tasks in a publish call, receipts in a frame, or ids in a look-up"""
     credit: int = 10_000
-    """maximum number of deliveries that the worker of one socket may have"""
+    """maximum number of deliveries that a worker may have on one socket"""
     body: int = 16 * 1024 * 1024
-    """maximum bytes of the body of an HTTP request"""
+    """maximum number of bytes in the body of an HTTP request"""
     url: int = 2000
-    """maximum characters of a URL"""
+    """maximum number of characters of a URL"""
     slots: int = 10_000
     """maximum number of slots of one endpoint"""
     document: int = 64 * 1024
-    """maximum bytes of the JSON document that a slot pool stores for a model"""
+    """maximum number of bytes of the JSON document that a slot pool stores for a model"""
 
 
 LIMITS = Limits()
 TASK_RUN_BYTES = 1024 * 1024
-"""maximum bytes of a task run as JSON text; a Prefect worker accepts no larger message"""
+"""maximum number of bytes of a Prefect task run as JSON text; a Prefect worker accepts no larger message"""
 
 _NAME = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9._:@=+<>~-]*")
 _END_OF_TIME = 253_402_300_800.0  # the start of the year 10000, the end of Python's datetime
@@ -77,7 +80,7 @@ def check_name(field: str, value: object) -> None:
     raise InvalidInput(
         field,
         kind_of(value),
-        f"1 to {LIMITS.name} of A-Z a-z 0-9 . _ : @ = + < > ~ -, not starting with a sign or dot",
+        f"1 to {LIMITS.name} characters of A-Z a-z 0-9 . _ : @ = + < > ~ -, starting with a letter, digit, _ or <",
     )
 
 
@@ -96,7 +99,7 @@ def check_number(field: str, value: object, lowest: int, highest: int) -> None:
 
 
 def check_json(field: str, value: object, limit: int) -> None:
-    """Check that a value is one JSON text in UTF-8, at most ``limit`` bytes long and not nested too deep."""
+    """Check that a value is one JSON text in UTF-8, at most ``limit`` bytes long and not nested too deeply."""
     if not isinstance(value, bytes) or len(value) > limit:
         raise InvalidInput(field, kind_of(value), f"JSON text of at most {limit} bytes")
     try:
@@ -113,7 +116,9 @@ def check_encoded(field: str, value: bytes, limit: int) -> None:
         raise InvalidInput(field, kind_of(value), f"JSON text of at most {limit} bytes")
     if _too_deep(value):
         raise InvalidInput(
-            field, f"{kind_of(value)}, nested too deep", f"at most {LIMITS.depth} levels"
+            field,
+            f"{kind_of(value)}, nested too deeply",
+            f"at most {LIMITS.depth} levels of nesting",
         )
 
 
@@ -129,21 +134,23 @@ def _too_deep(text: bytes) -> bool:
 
 
 def check_time(field: str, value: object) -> None:
-    """Check a time: Unix seconds, finite, between the years 1970 and 10000."""
+    """Check that a time is in finite Unix seconds, from the year 1970 to the end of the year 9999."""
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)
         and 0 <= value < _END_OF_TIME  # NaN fails this comparison
     ):
         return
-    raise InvalidInput(field, _number(value), "Unix seconds, finite, before the year 10000")
+    raise InvalidInput(
+        field, _number(value), "a finite number of Unix seconds, before the year 10000"
+    )
 
 
 def check_duration(field: str, value: object) -> None:
-    """Check a duration: seconds, finite, from 0 to a century."""
+    """Check that a duration is in finite seconds, from 0 to a century."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _CENTURY:
         return
-    raise InvalidInput(field, _number(value), "seconds, finite, from 0 to a century")
+    raise InvalidInput(field, _number(value), "a finite number of seconds, from 0 to a century")
 
 
 def _number(value: object) -> str:
@@ -151,9 +158,13 @@ def _number(value: object) -> str:
 
 
 def check_headers(field: str, value: object) -> None:
-    """Check the headers of a task: names and values are printable text, within the limits of number and size."""
+    """Check the headers of a task: names and values must be printable text, within the limits on number and size."""
     if not isinstance(value, Mapping) or len(value) > LIMITS.headers:
-        raise InvalidInput(field, kind_of(value), f"at most {LIMITS.headers} entries of text")
+        raise InvalidInput(
+            field,
+            kind_of(value),
+            f"at most {LIMITS.headers} headers, with text as names and values",
+        )
     size = 0
     for name, text in value.items():
         if (
@@ -162,8 +173,8 @@ def check_headers(field: str, value: object) -> None:
             or not (name + text).isprintable()
         ):
             raise InvalidInput(
-                field, f"an entry of {kind_of(name)}: {kind_of(text)}", "printable text"
+                field, f"a header of {kind_of(name)}: {kind_of(text)}", "only printable text"
             )
         size += len(name.encode()) + len(text.encode())
     if size > LIMITS.header_bytes:
-        raise InvalidInput(field, f"{size} bytes", f"at most {LIMITS.header_bytes} bytes in all")
+        raise InvalidInput(field, f"{size} bytes", f"at most {LIMITS.header_bytes} bytes in total")

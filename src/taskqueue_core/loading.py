@@ -1,8 +1,8 @@
-"""Loading of the backend that the configuration names.
+"""Loading the backend that the configuration names.
 
 The configured value is the name of an entry point in the group ``taskqueue.backends``, a module path, or
 ``module:attr``. A module must have a function ``create_backend``. That function, or the named attribute, is called
-without arguments, reads its own settings, and returns the backend. It does no input or output.
+without arguments, reads its own settings, and returns the backend. It performs no I/O.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def load_backend(name: str) -> Backend:
     """Create the backend with this name.
 
     Raises `BackendNotFound` or `InvalidBackend`; the message lists the installed backends, what the module lacks, or
-    how to install it. A `ConfigurationError` of the backend itself is passed on.
+    how to install it. A `ConfigurationError` that the backend itself raises is passed on.
     """
     factory = _factory(name)
     try:

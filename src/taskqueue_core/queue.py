@@ -35,17 +35,17 @@ _PAUSE = RetryPolicy(base=0.05, cap=1.0)
 _MIN_RETRY_SECONDS = 0.02
 """minimum number of seconds between two attempts to publish to a full queue"""
 _SIGNAL_SECONDS = 15.0
-"""seconds after which a waiting publisher retries without a notification, in case the notification was lost"""
+"""seconds after which a waiting publisher retries even without a notification, which may have been lost"""
 _SIGNALLED = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
-"""refusals whose end a `RoomSignal` reports"""
+"""reasons of refusals: a `RoomSignal` reports when the reason no longer applies"""
 
 
 @asynccontextmanager
 async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
     """Open a `Queue` on a backend.
 
-    ``backend`` is the name of a backend, or ``None`` for the configured one; it is closed at the end. An open backend
-    may be passed as well, and stays open.
+    ``backend`` is the name of a backend, or ``None`` for the configured backend; this backend is closed at the end. If
+    an open backend is passed, it stays open.
     """
     if isinstance(backend, str | None):
         async with aclosing(open_backend(backend)) as opened:
@@ -68,7 +68,7 @@ class Queue:
         key: str,
         payload: object = None,
         *,
-        id: str | None = None,  # noqa: A002 - the name of the field in `Task`
+        id: str | None = None,  # noqa: A002 - same name as the field of `Task`
         priority: int = DEFAULT_PRIORITY,
         delay: float | None = None,
         not_before: float | None = None,
@@ -84,10 +84,10 @@ class Queue:
 
         ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix seconds. If the
         store's response is lost, the task is sent again with the same id. If the queue is full or its intake is paused,
-        publishing is retried for up to ``wait`` seconds; other publishers may succeed first.
+        publishing is retried for up to ``wait`` seconds. Meanwhile, tasks of other publishers may be accepted first.
 
-        Raises `InvalidInput`, `QueueFull`, `IdConflict`, `BackendUnavailable` if nothing was stored, and
-        `PublishUnconfirmed` if the store does not answer: publish again with the id that the error carries.
+        Raises `InvalidInput`, `QueueFull`, `IdConflict` or `BackendUnavailable` if nothing was stored. Raises
+        `PublishUnconfirmed` if the store does not answer: publish again with the id in the error.
         """
         now = 0.0 if delay is None and expires_in is None else await self._time()
         task = Task.of(
@@ -108,10 +108,10 @@ class Queue:
     async def publish_many(
         self, tasks: Iterable[Task], *, wait: float = 0
     ) -> tuple[Confirmation, ...]:
-        """Publish tasks in batches; return a confirmation for each, in order. Refusals are confirmations, not errors.
+        """Publish tasks in batches, and return their confirmations in order. A refusal is a confirmation, not an error.
 
-        If a queue is full or its intake is paused, its tasks are published again for up to ``wait`` seconds in all: as
-        soon as the backend signals free capacity, or after the delay that the backend suggests.
+        While a queue is full or its intake is paused, its refused tasks are published again, for up to ``wait`` seconds
+        in total: as soon as the backend signals free capacity, or after the delay that it suggests.
         """
         check_duration("wait", wait)
         end = asyncio.get_running_loop().time() + wait
@@ -128,7 +128,7 @@ class Queue:
     async def _wait_for_room(
         self, tasks: list[Task], answers: Iterable[Confirmation], end: float
     ) -> list[Confirmation]:
-        """Publish refused tasks again until they are accepted or the time ``end`` is reached."""
+        """Publish refused tasks again, until all of them are accepted or the time ``end`` is reached."""
         confirmations = list(answers)
         hints = _hints(confirmations)
         if not hints:
@@ -153,7 +153,7 @@ class Queue:
         publisher, can = self.backend.publisher, self.backend.capabilities.names
         if Capability.FLOW not in can or not hasattr(publisher, "room_signal"):
             return nullcontext()
-        # With fan-out, a queue that receives the copies may be the full one.
+        # With fan-out, the full queue may be a queue that receives copies.
         if can >= {Capability.FAN_OUT, Capability.CONTROL}:
             control = control_of(self.backend)
             for key in tuple(keys):
@@ -181,7 +181,7 @@ class Queue:
         return (await control_of(self.backend).statuses(key, task_id))[0]
 
     async def result(self, key: str, task_id: str) -> Any:
-        """Return a task's decoded result; ``None`` if there is none yet, or if it has expired."""
+        """Return a task's decoded result; ``None`` if there is no result yet, or if it has expired."""
         (text,) = await control_of(self.backend).results(key, task_id)
         return None if text is None else msgspec.json.decode(text)
 
@@ -194,7 +194,7 @@ class Queue:
         return total
 
     async def _time(self) -> float:
-        # A remote backend learns the server's clock from its first response.
+        # A remote backend learns the time on the server's clock from the first response.
         if not self._knows_time:
             self._knows_time = (await self.backend.health()).ok
         return self.backend.now()
@@ -236,7 +236,7 @@ def _remaining(end: float) -> float:
 
 
 def _hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
-    """Return the suggested delays of the refused tasks that may be accepted later, by index."""
+    """Return, by index, the suggested delays of the refused tasks that may be accepted later."""
     return {
         index: confirmation.retry_after
         for index, confirmation in enumerate(confirmations)
@@ -251,6 +251,6 @@ def instant(
     if seconds is None:
         return at
     if at is not None:
-        raise InvalidInput(name, f"both {name} and {other}", "one of them")
+        raise InvalidInput(name, f"both {name} and {other}", "only one of them")
     check_duration(name, seconds)
     return now + seconds

@@ -1,4 +1,4 @@
-"""Changes of a queue's settings, shared by the HTTP API and the command line."""
+"""Changing the settings of a queue. The HTTP API and the command line share this code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _PARTS: Mapping[str, type[BaseModel]] = {
 
 
 def read_settings(text: bytes) -> QueueSettings:
-    """Return the settings in a JSON object. Raises `InvalidInput`, also for a value that would need conversion."""
+    """Return the settings in a JSON object.
+
+    Raises `InvalidInput` for invalid settings, and for values of another type, even if they could be converted.
+    """
     try:
         settings = QueueSettings.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -38,10 +41,10 @@ def read_settings(text: bytes) -> QueueSettings:
         name, reason = (name[:-1], reason) if name.endswith(":") else (name, f"it {reason}")
         raise InvalidInput(name, kind_of(fault["input"][name]), f"its default, because {reason}")
     path = fault["loc"] or ("settings",)
-    if path[0] == "weights":  # omit the tenant's name, because an error must not repeat input
+    if path[0] == "weights":  # omit a tenant's name, because errors must not repeat input
         path = ("weights",)
     *parents, name = map(str, path)
-    # Omit an unknown name, because an error must not repeat input.
+    # Omit the name of an unknown field, because errors must not repeat input.
     if fault["type"] == "extra_forbidden":
         parent = ".".join(parents)
         known = ", ".join(_PARTS[parent].model_fields)
@@ -55,7 +58,7 @@ def read_settings(text: bytes) -> QueueSettings:
 
 
 def _named(settings: QueueSettings) -> QueueSettings:
-    """Return the settings, or raise `InvalidInput` for an invalid name of a queue or tenant."""
+    """Return the settings, or raise `InvalidInput` if they contain an invalid name of a queue or a tenant."""
     for field, names in (
         ("moved_to", () if settings.moved_to is None else (settings.moved_to,)),
         ("bound_to", settings.bound_to),
@@ -73,7 +76,7 @@ async def change_settings(
     *,
     version: int | None = None,
 ) -> QueueSettings:
-    """Replace the current settings by the result of ``edit``; write nothing if it changes nothing.
+    """Replace the current settings with the result of ``edit``. Nothing is written if it changes nothing.
 
     After a concurrent change, ``edit`` is called again with the new settings. Raises `SettingsConflict` after several
     concurrent changes, or if ``version`` is given and is not the current version.
@@ -85,7 +88,7 @@ async def change_settings(
         try:
             settings = await control.settings(key)
             if version is not None:
-                # Raise `SettingsConflict` if the version differs.
+                # This raises `SettingsConflict` if the version is not the current version.
                 settings.followed_by(QueueSettings(version=version))
             wanted = edit(settings)
             return settings if wanted == settings else await control.configure(key, wanted)
@@ -96,7 +99,10 @@ async def change_settings(
 
 
 async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool) -> QueueSettings:
-    """Pause or resume deliveries or, with ``intake``, publishing. Idempotent. Raises `SettingsConflict`."""
+    """Pause or resume a queue's deliveries or, with ``intake``, its publishing. Idempotent.
+
+    Raises `SettingsConflict`.
+    """
     flag = {"intake_paused" if intake else "paused": paused}
     return await change_settings(control, key, lambda settings: settings.model_copy(update=flag))
 
@@ -104,7 +110,7 @@ async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool)
 async def reset_settings(
     control: Control, key: str, *, version: int | None = None
 ) -> QueueSettings:
-    """Reset the settings to their defaults, with the next version. Raises `SettingsConflict`."""
+    """Reset the settings to their defaults, with the next version number. Raises `SettingsConflict`."""
     return await change_settings(
         control, key, lambda settings: QueueSettings(version=settings.version), version=version
     )

@@ -1,6 +1,6 @@
-"""Rate limits and capacities of queues: their settings, and the arithmetic that all backends share.
+"""Rate limits and capacities of queues: their settings, and the calculations that all backends share.
 
-Every delivery counts against a rate limit, redeliveries included. Callers pass the store's time.
+Every delivery counts against a rate limit, redeliveries included. Callers pass the current time on the store's clock.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from taskqueue_core.errors import InvalidInput
 
 _MOST = 1000
-"""maximum result of `capacity_for`"""
+"""maximum capacity that `capacity_for` returns, in tasks"""
 _DUST = 1e-6
-"""tolerance for rounding errors, as a fraction of a token"""
+"""tolerance for rounding errors, in tokens"""
 
 
 class IntervalUnit(StrEnum):
@@ -35,7 +35,7 @@ class IntervalUnit(StrEnum):
 
 
 class RateLimit(BaseModel):
-    """A rate limit by a token bucket. It starts full, each delivery takes a token, and an interval refills all tokens.
+    """A token-bucket rate limit. The bucket starts full, each delivery takes one token, and an interval refills it.
 
     The bucket fills evenly over the interval. It allows a burst of ``max_tokens`` deliveries, so 10 tokens in 10
     seconds and 1 token in 1 second are different limits.
@@ -51,19 +51,19 @@ class RateLimit(BaseModel):
 
     @property
     def period(self) -> float:
-        """The length of the interval in seconds, in which an empty bucket fills."""
+        """The length of the interval in seconds, which is the time that an empty bucket takes to fill."""
         return float(self.interval * self.interval_unit.seconds)
 
 
 class Bucket(msgspec.Struct):
-    """The number of tokens that a queue with a rate limit has, and the time to which the number applies."""
+    """The number of tokens that a queue with a rate limit has, and the time at which it was counted."""
 
     tokens: float
     at: float
 
     def fill(self, limit: RateLimit, now: float) -> int:
-        """Add the tokens for the time since the last call. Return the number of whole tokens."""
-        # If the store's clock goes back, the same period must not add tokens twice.
+        """Add the tokens for the time since the last call, and return the number of whole tokens."""
+        # If the store's clock is set back, tokens for the same period must not be added twice.
         if now > self.at:
             if self.tokens < limit.max_tokens:
                 self.tokens += (now - self.at) * limit.max_tokens / limit.period
@@ -72,7 +72,7 @@ class Bucket(msgspec.Struct):
         return math.floor(self.tokens + _DUST)
 
     def next_at(self, limit: RateLimit) -> float:
-        """Return the time at which the bucket has a whole token, rounded up. Call `fill` first."""
+        """Return the time, rounded up, at which the bucket will have a whole token. Call `fill` first."""
         wait = max(0.0, 1 - self.tokens) * limit.period / limit.max_tokens
         at = self.at + wait
         return at if at - self.at >= wait else math.nextafter(at, math.inf)
@@ -81,20 +81,20 @@ class Bucket(msgspec.Struct):
 def bucket_after(
     bucket: Bucket | None, before: RateLimit | None, limit: RateLimit | None, now: float
 ) -> Bucket | None:
-    """Return the bucket of a queue after a change of its limit: with its tokens so far, or full if the limit is new."""
+    """Return the bucket of a queue after a change of its limit: it keeps its tokens, or is full if the limit is new."""
     if limit is None:
         return None
     if bucket is None or before is None:
         return Bucket(tokens=float(limit.max_tokens), at=now)
-    bucket.fill(before, now)  # tokens for the time until now are added at the old rate
+    bucket.fill(before, now)  # for the time until now, tokens are added at the old rate
     return bucket
 
 
 def capacity_for(concurrency: Iterable[int], *factor: int) -> int:
-    """Return a capacity for a queue whose tasks run on endpoints: a multiple of the number of tasks that run at once.
+    """Return a capacity for a queue whose tasks run on endpoints: a multiple of the number of tasks they run at once.
 
-    ``concurrency`` contains the number of tasks that each endpoint runs at once. Their sum is multiplied by the largest
-    ``factor``. The result is at most 1000, and 0 if no endpoint can run tasks or no factor is given. Raises
+    ``concurrency`` contains, for each endpoint, the number of tasks that it runs at once. Their sum is multiplied by
+    the largest ``factor``. The result is at most 1000, and 0 if no endpoint can run tasks or no factor is given. Raises
     `InvalidInput` for a negative number.
     """
     together = sum(_checked("concurrency", number) for number in concurrency)
@@ -103,7 +103,10 @@ def capacity_for(concurrency: Iterable[int], *factor: int) -> int:
 
 
 def intake_for(capacity: int) -> dict[str, Any]:
-    """Return the settings for a capacity. For 0, which the setting ``capacity`` forbids, publishing is paused."""
+    """Return the settings for a capacity.
+
+    As the setting ``capacity`` cannot be 0, a capacity of 0 pauses publishing.
+    """
     return {"capacity": max(1, _checked("capacity", capacity)), "intake_paused": capacity == 0}
 
 

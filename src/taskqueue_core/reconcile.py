@@ -1,4 +1,4 @@
-"""Reconciliation of a queue with the application's database: tasks that the queue does not know are published again."""
+"""Reconciling a queue with the application's database: tasks that the queue does not know are published again."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Published, Task
 
 _BYTES = 8 * 1024 * 1024
-"""maximum size, in bytes, of the payloads in one batch"""
+"""maximum total size, in bytes, of the payloads in one batch"""
 
 
 class Reconciled(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a reconciliation: numbers of tasks. Two results can be added."""
+    """The result of a reconciliation, in numbers of tasks. Two results can be added up."""
 
     checked: int = 0
     """number of tasks that the caller passed"""
     missing: int = 0
     """number of these tasks that the queue did not know"""
     republished: int = 0
-    """number of missing tasks that are in the queue now"""
+    """number of missing tasks that were published again and are in the queue now"""
     refused: int = 0
-    """number of missing tasks that the queue refused; the next run tries them again"""
+    """number of missing tasks that the queue refused; the next run publishes them again"""
     conflicts: int = 0
-    """number of tasks whose id is stored with another payload; the stored tasks are unchanged"""
+    """number of tasks whose ids are stored with other payloads; the stored tasks are unchanged"""
 
     def __add__(self, other: Self) -> Self:
         """Add two results, for example of a run that was continued after an error."""
@@ -48,24 +48,24 @@ async def reconcile(
     compare: bool = False,
     passed: Callable[[Task, Reconciled], None] | None = None,
 ) -> Reconciled:
-    """Publish the tasks that the queue does not know, in batches, and return the numbers of tasks. Idempotent.
+    """Publish, in batches, the tasks that the queue does not know, and return what was done. Idempotent.
 
     ``tasks`` are the tasks that remain to be done according to the application's database, with the ids under which
     they are published. Leave out tasks that ended long ago, because the queue may have forgotten them, and tasks that
-    may be in the middle of a publish, for example those of the last minute: they would be counted as missing, without
-    further harm.
+    may be in the middle of a publish, for example those of the last minute: they would be counted as missing, but this
+    does no other harm.
 
-    If the backend has ``control``, the ids are looked up first, and payloads of known tasks are not sent. ``compare``
-    sends all payloads, to find ids that are stored with another payload. Each batch waits up to ``wait`` seconds for
-    free capacity in a full queue.
+    If the backend has ``control``, the ids are looked up first, and payloads of known tasks are not sent. With
+    ``compare``, all payloads are sent, to find ids that are stored with another payload. For each batch, the call waits
+    up to ``wait`` seconds until a full queue has free capacity.
 
-    After each batch, ``passed`` is called with the last task and the result so far. A caller that stores them can
-    continue from there after an error; starting from the beginning does no harm either.
+    After each batch, ``passed`` is called with the last task and the result so far. A caller that stores both can
+    continue after that task if an error occurs; starting from the beginning does no harm either.
 
     If a response is lost, the batch is sent again with the same ids. Raises the errors of `Queue.publish_many`.
     """
     if type(batch) is not int or not 0 < batch <= LIMITS.batch:
-        raise InvalidInput("batch", kind_of(batch), f"1 to {LIMITS.batch}")
+        raise InvalidInput("batch", kind_of(batch), f"1 to {LIMITS.batch} tasks")
     ask = has(queue.backend, Capability.CONTROL) and not compare
     report = Reconciled()
     async for part in _parts(tasks, batch):
@@ -79,7 +79,7 @@ async def _reconcile_page(queue: Queue, tasks: list[Task], wait: float, *, ask: 
     unknown = await _unknown(queue, tasks) if ask else tasks
     answers = [confirmation.status for confirmation in await queue.publish_many(unknown, wait=wait)]
     stored, refused = answers.count(Published.ACCEPTED), answers.count(Published.REFUSED)
-    if ask:  # a duplicate was missing, too, because it was stored after the lookup of the ids
+    if ask:  # a duplicate was missing, too: it was stored after the look-up of the ids
         stored += answers.count(Published.DUPLICATE)
     return Reconciled(
         checked=len(tasks),

@@ -1,4 +1,4 @@
-"""Pure functions that decide how to settle a delivery after its handler's outcome. Backends do not use them.
+"""Pure functions that decide, by the outcome of a handler, how to settle a delivery. Backends do not use them.
 
 ::
 
@@ -38,25 +38,25 @@ __all__ = [
 ]
 
 EXHAUSTED = "max_retries_exceeded"
-"""reason stored with a dead letter if the task has used all its attempts"""
+"""reason stored with a dead letter whose task has used all its attempts"""
 
 
 class RetryPolicy(BaseModel):
-    """The delays between the attempts of a task, and their maximum number.
+    """The delays between a task's attempts, and the maximum number of attempts.
 
-    The n-th retry waits ``min(base * 2**(n-1), cap)`` seconds, plus or minus the jitter.
+    Before the n-th retry, the task waits ``min(base * 2**(n-1), cap)`` seconds, plus or minus the jitter.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     base: float = Field(default=1.0, ge=0, le=86_400, allow_inf_nan=False)
-    """seconds before the first retry"""
+    """seconds before the first retry, before the jitter is applied"""
     cap: float = Field(default=30.0, ge=0, le=7 * 86_400, allow_inf_nan=False)
     """maximum delay in seconds, before the jitter is applied"""
     jitter: float = Field(default=0.1, ge=0, le=1, allow_inf_nan=False)
-    """share of the delay by which it varies at random: 0.1 means plus or minus 10 %"""
+    """maximum random change of the delay, as a share of it: 0.1 means plus or minus 10 %"""
     max_attempts: int = Field(default=50, ge=1, le=1000)
-    """maximum number of attempts, the first included; then the task becomes a dead letter"""
+    """maximum number of attempts, including the first; if all of them fail, the task becomes a dead letter"""
 
     def delay(self, attempt: int, uniform: Callable[[], float] = random.random) -> float:
         """Return the delay in seconds after attempt number ``attempt``. ``uniform`` returns a number from 0 to 1."""
@@ -71,7 +71,7 @@ class Success(msgspec.Struct, frozen=True):
 
 
 class HandBack(msgspec.Struct, frozen=True):
-    """The outcome of a task that was not executed, for a reason outside the task; if ``lost``, its consumer crashed."""
+    """The outcome of a task that was not executed, for a reason outside the task. ``lost``: its consumer crashed."""
 
     lost: bool = False
 

@@ -1,6 +1,6 @@
-"""Names of queues by a rule: the name consists of a prefix for the kind of work, and an id.
+"""Rules for the names of queues: a name consists of a prefix for the kind of work, and an id.
 
-Publishers, workers and operators use the same rule, instead of concatenating names themselves:
+Publishers, workers and operators use the same rules, instead of assembling names themselves:
 
 >>> routes = Routes(Route(kind="training", prefix="input:training:vt-"))
 >>> routes.key("training", UUID(int=7))
@@ -29,7 +29,7 @@ class Route(BaseModel):
     kind: str
     prefix: str
     shared: UUID | None = None
-    """id that is used for all tasks of this kind, so that they share one queue; ``None``: a queue per id"""
+    """id that is used for all tasks of this kind, so that they share one queue; ``None``: each id has its own queue"""
 
     @field_validator("prefix")
     @classmethod
@@ -49,7 +49,7 @@ class Routes:
     """The routes of an application, one per kind of task."""
 
     def __init__(self, *routes: Route) -> None:
-        """Check the routes. Raises `ConfigurationError` for a kind that has two."""
+        """Check the routes. Raises `ConfigurationError` if a kind has two routes."""
         self._routes = {route.kind: route for route in routes}
         if len(self._routes) < len(routes):
             raise ConfigurationError("two routes have the same kind of work; use each kind once")

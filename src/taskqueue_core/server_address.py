@@ -29,14 +29,14 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
     loopback: bool
     tls: bool
     has_credentials: bool
-    """whether the address contains a user and a password, which are sent instead of a token"""
+    """whether the address contains a user name and a password, which are sent instead of a token"""
 
     def __repr__(self) -> str:
         return f"ServerAddress({self.shown!r})"
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Parse a URL ``http[s]://host[:port][/prefix]``; ``ws[s]`` is allowed too. Raises `ConfigurationError`."""
+        """Parse a URL ``http[s]://host[:port][/prefix]``; ``ws[s]`` is allowed, too. Raises `ConfigurationError`."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port

@@ -18,9 +18,9 @@ from taskqueue_core.errors import (
 from taskqueue_core.tasks import Confirmation, Refusal
 
 MARKER = "_taskqueue.sharding"
-"""name of a queue whose settings have a version above 0 once any queue of the store has had several shards"""
+"""name of an internal queue, whose settings have a version above 0 if any queue of the store has had several shards"""
 GENERATION = re.compile(r"shards@(\d{1,9})x(\d{1,4})")
-"""format of the setting ``moved_to`` in a queue or shard that a later generation of shards has replaced"""
+"""format of the setting ``moved_to`` of a queue or shard that was replaced by a later generation of shards"""
 _NEEDED = "needs TASKQUEUE_SHARDING=true in every server, worker and publisher"
 _OTHER_SECONDS = 1.0
 _log = logging.getLogger("taskqueue.sharding")
@@ -43,7 +43,7 @@ class ShardGuard:
         self.checked = False
         """whether a check has found that the store has no sharded queue"""
         self.fault: ConfigurationError | None = None
-        """the error to report after maintenance has found that a queue was sharded"""
+        """the error to report if maintenance has found that another process has sharded a queue; otherwise ``None``"""
 
     async def check(self) -> None:
         """Raise `ConfigurationError` if the store has a sharded queue."""
@@ -52,7 +52,7 @@ class ShardGuard:
         self.checked = True
 
     async def check_again(self) -> None:
-        """Read the marker again; log an error and set `fault` the first time that it is found."""
+        """Read the marker again. When it is found for the first time, log an error and set `fault`."""
         if self.fault is None and await self._is_marked():
             self.fault = ConfigurationError(f"the store has queues with shards, which {_NEEDED}")
             _log.error("a queue was sharded, and this process works without shards: %s", self.fault)
@@ -76,7 +76,7 @@ class ShardGuard:
 
 
 def reject_shards(key: str, settings: QueueSettings) -> None:
-    """Raise `InvalidInput` for settings with several shards, in a process without the setting ``sharding``."""
+    """Raise `InvalidInput` for settings with several shards. Used in a process without the setting ``sharding``."""
     if settings.shards > 1:
         allowed = f"1; queue {key!r}: shards {_NEEDED}"
         raise InvalidInput("shards", str(settings.shards), allowed)

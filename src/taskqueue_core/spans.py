@@ -1,4 +1,7 @@
-"""Spans and metrics by OpenTelemetry's conventions for messaging. Imported only by `taskqueue_core.telemetry`."""
+"""Spans and metrics that follow OpenTelemetry's conventions for messaging.
+
+Imported only by `taskqueue_core.telemetry`.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,17 @@ _propagator = TraceContextTextMapPropagator()
 _DESTINATION = "messaging.destination.name"
 _OF_ONE = {"messaging.message.id", "messaging.batch.message_count"}
 MOST_DESTINATIONS = 100
-"""maximum number of queues that metrics name; measurements of further queues have no queue name"""
+"""maximum number of queue names in metrics; measurements of further queues have no queue name"""
 _destinations: set[str] = set()
 _LINKS = 128
-"""maximum number of links of one span; most telemetry backends drop further links"""
+"""maximum number of links of one span; most telemetry backends ignore further links"""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 _TYPES = {"send": "send", "receive": "receive", "process": "process"}
 
 
 @contextmanager
 def _harmless() -> Iterator[None]:
-    # An error in a provider, processor or sampler must not affect the call that is observed.
+    # An error in a provider, a processor or a sampler must not affect the observed call.
     try:
         yield
     except Exception:  # noqa: BLE001 - a provider may raise any error, which is logged
@@ -45,7 +48,7 @@ def _harmless() -> Iterator[None]:
 
 
 class Carrier(Protocol):
-    """The fields that telemetry reads from a task, in the store's form or as sent over a socket."""
+    """The fields that telemetry reads from a task: a `Task`, or its form in a socket frame."""
 
     @property
     def key(self) -> str:
@@ -64,8 +67,8 @@ class Carrier(Protocol):
 
 
 def listening() -> bool:
-    """Whether the program has set a provider."""
-    # The API's own placeholder for a missing provider records nothing.
+    """Return whether the program has set a provider."""
+    # The API's own placeholders for missing providers record nothing.
     return not all(
         type(provider).__module__.startswith(_SDKLESS)
         for provider in (trace.get_tracer_provider(), metrics.get_meter_provider())
@@ -151,7 +154,7 @@ def _links(tasks: Iterable[Carrier]) -> list[Link]:
 
 
 class Operation:
-    """A context manager that records a span and metrics of one call to the backend.
+    """A context manager that records a span and metrics for one call to the backend.
 
     ``tasks`` may be set until the end of the call.
     """
@@ -159,7 +162,7 @@ class Operation:
     __slots__ = ("_began", "_name", "_start", "tasks")
 
     def __init__(self, name: str, tasks: Sequence[Carrier] = ()) -> None:
-        """Start the clock. ``name`` is ``send``, ``receive``, or the verb of a settlement."""
+        """Start measuring the duration. ``name`` is ``send``, ``receive``, or the verb of a settlement."""
         self._name = name
         self.tasks = tasks
         self._began = time.time_ns()
@@ -169,7 +172,7 @@ class Operation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Record the span and metrics, unless the call concerned no task."""
+        """Record the span and metrics, unless the call involved no task."""
         if not self.tasks:
             return
         seconds = time.perf_counter() - self._start
@@ -213,7 +216,8 @@ def _observed(
 ) -> Iterator[trace.Span]:
     """Yield the span of a ``with`` block; then call ``record`` with its duration in seconds and the metric attributes.
 
-    The span has links to the publishers of the ``linked`` tasks. For a single task, it is a child of its publisher's.
+    The span has links to the publishers of the ``linked`` tasks. For a single task, it is also a child of its
+    publisher's span.
     """
     span: trace.Span = trace.INVALID_SPAN
     with _harmless():
@@ -235,7 +239,7 @@ def _observed(
 
 
 def consumed(tasks: Sequence[Carrier]) -> None:
-    """Count tasks that a server has pushed to this program."""
+    """Count tasks that a server has sent to this program."""
     with _harmless():
         for key, number in Counter(task.key for task in tasks).items():
             attributes = {
@@ -272,7 +276,7 @@ def _carrying(task: Task, context: dict[str, str]) -> Task:
     if len(merged) > LIMITS.headers or _size(merged) > LIMITS.header_bytes:
         return task
     carrying: Task = task.__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
-    # No validation is needed: the size of the headers was checked above, and the other fields are unchanged.
+    # The copy need not be validated: the size of the headers was checked above, and the other fields are unchanged.
     msgspec.structs.force_setattr(carrying, "headers", merged)
     return carrying
 

@@ -25,8 +25,8 @@ T = TypeVar("T")
 def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
     """Open a `SyncQueue`. ``backend`` is as in `taskqueue_core.queue.connect`.
 
-    Raises `TaskQueueError` inside a coroutine, whose event loop it would block. At the end, unfinished calls in other
-    threads are cancelled, and the background thread ends.
+    Raises `TaskQueueError` if an event loop runs in this thread, because it would block the loop. At the end,
+    unfinished calls in other threads are cancelled, and the background thread ends.
     """
     try:
         asyncio.get_running_loop()
@@ -109,5 +109,5 @@ class SyncQueue:
         return self._loop.call(self._queue.result(key, task_id))
 
     def ledger(self, *keys: str) -> Ledger:
-        """Return the sum of the ledgers of some queues; see `Queue.ledger`."""
+        """Return the sum of the ledgers of the given queues, or of all queues; see `Queue.ledger`."""
         return self._loop.call(self._queue.ledger(*keys))

@@ -1,4 +1,4 @@
-"""The data types of the contract: tasks, deliveries, results of calls and statistics. All are immutable.
+"""The data types of the contract: tasks, deliveries, results of calls, and statistics. All of them are immutable.
 
 Times are Unix seconds of the store's clock. A payload is JSON text in bytes: the publisher encodes it, the worker
 decodes it, and all code in between forwards the bytes unchanged.
@@ -65,9 +65,9 @@ def new_id() -> str:
 def encode_json(field: str, value: object) -> bytes:
     """Encode ``value`` as JSON text that decodes to an equivalent value.
 
-    Tuples and sets become arrays, dataclasses become objects, and dates and UUIDs become text. Raises `InvalidInput`
-    with the name ``field`` for a value without an equivalent in JSON: NaN and infinity, bytes, keys that are not text,
-    cycles, lone surrogates.
+    Tuples and sets become arrays, dataclasses become objects, and dates and UUIDs become text. Raises `InvalidInput`,
+    which names ``field``, if the value has no equivalent in JSON: NaN, infinity, bytes, keys that are not text, cycles,
+    lone surrogates.
     """
     try:
         text = _encoder.encode(value)
@@ -98,19 +98,19 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     """the name of the queue"""
     payload: bytes = _NULL
-    """the input of the work, as JSON text"""
+    """the input for the work, as JSON text"""
     id: str = msgspec.field(default_factory=new_id)
-    """unique within the key; publishing a task with the same id again stores no second copy"""
+    """id that is unique within the key; publishing another task with the same id stores no second copy"""
     headers: dict[str, str] = {}
     """short texts that are delivered with the task, such as a trace context"""
     priority: int = DEFAULT_PRIORITY
-    """0 to 9; tasks with a higher number are delivered first"""
+    """priority from 0 to 9; tasks with a higher number are delivered first"""
     tenant: str | None = None
     """the customer that the task belongs to; with fair order, tenants take turns"""
     ordering_key: str | None = None
     """tasks with the same ordering key run one at a time, in the order in which they were published"""
     deadline: float | None = None
-    """time from which the task is no longer delivered, in Unix seconds"""
+    """time after which the task is no longer delivered, in Unix seconds"""
     not_before: float | None = None
     """time before which the task is not delivered, in Unix seconds"""
     max_attempts: int | None = None
@@ -123,7 +123,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             check_json("payload", self.payload, LIMITS.payload)
         if self.headers != {}:
             check_headers("headers", self.headers)
-            # Store a copy, because the caller may change the original.
+            # Keep a copy, because the caller may change the original.
             msgspec.structs.force_setattr(self, "headers", dict(self.headers))
         if type(self.priority) is not int or self.priority not in _PRIORITIES:
             raise InvalidInput("priority", f"{kind_of(self.priority)} out of range", "0 to 9")
@@ -148,7 +148,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return task
 
     def value(self) -> Any:
-        """Return the decoded payload. Raises `InvalidInput` for a number out of range, such as ``1e999``."""
+        """Return the decoded payload. Raises `InvalidInput` if it contains a number out of range, such as ``1e999``."""
         try:
             return _decoder.decode(self.payload)
         except (ValueError, RecursionError) as error:
@@ -161,7 +161,10 @@ def _plain(key: str, priority: int) -> Task:
 
 
 def stored_task(key: str, task_id: str, priority: int, payload: bytes) -> Task:
-    """Return a stored task that has only these fields. They are not checked again, because publishing checked them."""
+    """Return a stored task that has only these fields.
+
+    They were checked when it was published, and are not checked again.
+    """
     task: Task = _plain(key, priority).__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
     msgspec.structs.force_setattr(task, "id", task_id)
     msgspec.structs.force_setattr(task, "payload", payload)
@@ -188,17 +191,17 @@ class State(StrEnum):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """One handover of an entry to one subscription."""
+    """The handover of an entry to a subscription."""
 
     task: Task
     receipt: str
-    """an unguessable token that identifies the delivery and settles it once"""
+    """unguessable token that identifies the delivery and can settle it once"""
     attempt: int
-    """number of the attempt, from 1; only a scheduled retry increases it"""
+    """number of the attempt, starting at 1; only a scheduled retry increases it"""
     losses: int = 0
-    """number of earlier deliveries of this attempt whose consumer crashed or fell silent"""
+    """number of earlier deliveries of this attempt whose consumers crashed or stopped responding"""
     prior: int = 0
-    """number of attempts before the last redrive, which do not count against ``max_attempts``"""
+    """number of attempts before the last redrive; these do not count against ``max_attempts``"""
     delivered_at: float
     waiting_since: float | None = None
     """time at which the task became available: published, due or released; ``None`` if the backend does not know it"""
@@ -209,15 +212,15 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one receive."""
+    """The result of one receive call."""
 
     deliveries: tuple[Delivery, ...] = ()
     again: bool = False
-    """whether another receive may return more at once"""
+    """whether another receive call may return more tasks without waiting"""
     due_at: float | None = None
-    """time at which the next task is known to become available by itself"""
+    """time at which the next task will become available, if it is known, in Unix seconds"""
     expired: tuple[Expired, ...] = ()
-    """entries whose deadline had passed, which this call moved to ``expired``"""
+    """tasks whose deadlines had passed; this call moved their entries to ``expired``"""
 
 
 class Expired(msgspec.Struct, frozen=True):
@@ -233,12 +236,12 @@ class Settled(StrEnum):
 
     OK = "ok"
     DEAD = "dead"
-    """the task was lost more often than ``max_losses`` allows, and became a dead letter"""
+    """the task was lost more times than ``max_losses`` allows, and became a dead letter"""
     LEASE_LOST = "lease_lost"
 
     @property
     def ok(self) -> bool:
-        """Whether the settlement took effect, in this call or when it was sent before."""
+        """Whether the settlement took effect, now or when the same call was made before."""
         return self is not Settled.LEASE_LOST
 
 
@@ -255,40 +258,40 @@ class Published(StrEnum):
 
 
 class Refusal(StrEnum):
-    """Machine-readable reason for refusing a task."""
+    """The machine-readable reason for refusing a task."""
 
     QUEUE_FULL = "queue_full"
-    """the number of tasks in the queue that were never delivered has reached ``capacity``"""
+    """the number of the queue's tasks that were never delivered has reached ``capacity``"""
     TENANT_FULL = "tenant_full"
     """the number of the tenant's tasks that were never delivered has reached ``tenant_capacity``"""
     INTAKE_PAUSED = "intake_paused"
     """an operator has paused publishing to the queue"""
     MOVED = "moved"
-    """the queue accepts no tasks any more, because it has moved to another name or backend"""
+    """the queue no longer accepts tasks, because it has moved to another name or backend"""
     STORE_FULL = "store_full"
     """the store is out of memory or disk space"""
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
-    """The store's response for one published task."""
+    """The store's response to the publishing of one task."""
 
     key: str
     task_id: str
     status: Published
     position: int | None = None
-    """number of waiting tasks ahead of the task, if the backend knows it"""
+    """number of waiting tasks ahead of the task; ``None`` if the backend does not know it"""
     code: Refusal | None = None
-    """machine-readable reason if the task was refused"""
+    """machine-readable reason why the task was refused, if it was"""
     reason: str | None = None
-    """human-readable reason if the task was refused"""
+    """human-readable reason why the task was refused, if it was"""
     retry_after: float | None = None
-    """seconds after which a retry is likely to succeed; ``None`` for a refused task if waiting does not help"""
+    """seconds after which publishing a refused task again is likely to succeed; ``None`` if waiting does not help"""
     depth: int | None = None
     """number of tasks that counted against the capacity, if the task was refused because the queue was full"""
 
     @property
     def stored(self) -> bool:
-        """Whether the task is in the store, by this call or an earlier one."""
+        """Whether the task is in the store, because of this call or an earlier call."""
         return self.status in (Published.ACCEPTED, Published.DUPLICATE)
 
 
@@ -301,7 +304,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that will not be tried again, kept until an operator decides."""
+    """A task that will not be tried again. It is kept until an operator redrives or discards it."""
 
     task: Task
     attempt: int
@@ -323,11 +326,14 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float
     progress: float | str | None = None
     error: str | None = None
-    """the last failure, or the reason why the task became a dead letter"""
+    """text of the last failure, or the reason why the task became a dead letter"""
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of entries by state, for one queue or summed over queues. Those of a queue are read in one step."""
+    """The number of entries in each state, for one queue or for several queues together.
+
+    The numbers of one queue are read in one atomic step.
+    """
 
     published: int = 0
     waiting: int = 0
@@ -341,7 +347,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def imbalance(self) -> int:
-        """Number of published entries minus the sum of all states; anything but 0 violates law 1."""
+        """The number of published entries minus the sum of all states. Any value other than 0 violates law 1."""
         accounted: int = sum(getattr(self, state.value) for state in State)
         return self.published - accounted
 
@@ -361,7 +367,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     ledger: Ledger
     oldest_waiting: float | None = None
-    """time at which the task that has waited longest became available, in Unix seconds"""
+    """time at which the longest-waiting task became available, in Unix seconds"""
     delivered: int = 0
     redelivered: int = 0
     """number of deliveries that were released or lost"""
@@ -378,7 +384,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...]
     in_flight: int
     since: float
-    """time at which the oldest of its open connections was opened"""
+    """time at which the oldest of its open connections was opened, in Unix seconds"""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

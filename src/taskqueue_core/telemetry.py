@@ -1,4 +1,4 @@
-"""Spans and metrics by OpenTelemetry's conventions for messaging, if the program has set a provider.
+"""Spans and metrics that follow OpenTelemetry's conventions for messaging, if the program has set a provider.
 
 The package ``opentelemetry`` is optional. Without it, or without a provider, nothing is recorded and the package is not
 imported. A task carries its publisher's trace context in the headers ``traceparent`` and ``tracestate``. No span or
@@ -27,14 +27,14 @@ _APIS = ("opentelemetry.trace", "opentelemetry.metrics")
 
 
 class _Provider:
-    """A cache of whether the program has set a provider. Once one was found, there are no further checks."""
+    """Remembers whether the program has set a provider. Once a provider was found, there are no further checks."""
 
     def __init__(self) -> None:
         self.is_set = False
         self.next_refresh = 0.0
 
     def refresh(self, now: float) -> bool:
-        # The answer is cached because a check takes some microseconds, which is too long for each publish of one task.
+        # The result is cached, because a check takes a few microseconds, which is too long for every single publish.
         self.next_refresh = now + _REFRESH_SECONDS
         if any(module in sys.modules for module in _APIS):
             self.is_set = _spans().listening()
@@ -52,14 +52,14 @@ def _spans() -> ModuleType:
 
 
 def active() -> bool:
-    """Whether the program has set a provider of spans or metrics."""
+    """Return whether the program has set a provider of spans or metrics."""
     return _provider.is_set or (
         (now := monotonic()) >= _provider.next_refresh and _provider.refresh(now)
     )
 
 
 def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ...]]:
-    """Observe a publish. Returns the tasks to publish: those without a trace context get the context of this span.
+    """Observe a publish. Returns the tasks to publish: tasks without a trace context get the context of this span.
 
     If all tasks already have a context, their publisher has recorded a span, and no span is added.
     """
@@ -70,7 +70,10 @@ def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ..
 
 
 def operation(name: str, tasks: Sequence[Carrier] = ()) -> AbstractContextManager[Operation | None]:
-    """Observe a receive or a settlement. After a receive, assign the received tasks to ``tasks`` of the result."""
+    """Observe a receive or a settlement.
+
+    After a receive, set ``tasks`` of the returned object to the received tasks.
+    """
     if not active():
         return _nothing
     observed: Operation = _spans().Operation(name, tasks)
@@ -89,6 +92,6 @@ def processing(tasks: Sequence[Carrier]) -> AbstractContextManager[None]:
 
 
 def consumed(tasks: Sequence[Carrier]) -> None:
-    """Count tasks that a server has pushed to this program."""
+    """Count tasks that a server has sent to this program."""
     if active():
         _spans().consumed(tasks)

@@ -1,4 +1,4 @@
-"""Random values of the queue state machine: few different values of each kind, so that they often coincide."""
+"""Random values for the queue state machine. There are few values of each kind, so that they often coincide."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ tasks = st.fixed_dictionaries(
         "deadline": delays,
     }
 )
-"""fields of tasks; times are relative to now, in units of the state machine"""
+"""fields of a random task; times are relative to now, in the state machine's units of time"""
 owners = st.integers(0, len(WORKERS) - 1)
 tellers = st.sampled_from([None] * len(WORKERS) + list(range(len(WORKERS))))
-"""index of the subscription that reports a loss; ``None``: the one that owns the delivery"""
+"""index of the subscription that reports a loss; ``None`` means the subscription that owns the delivery"""
 _tokens = st.sampled_from([None, None, None, RateLimit(max_tokens=1)])
 bounds: dict[str, st.SearchStrategy[Any]] = {
     "capacity": st.sampled_from([None, None, 2, 4]),
@@ -38,7 +38,7 @@ bounds: dict[str, st.SearchStrategy[Any]] = {
     "rate_limit": _tokens,
     "max_processing_time": st.sampled_from([None, None, 2, 4]),
 }
-"""limits of a queue; ``max_processing_time`` is in units of the state machine"""
+"""limits of a queue; ``max_processing_time`` is in the state machine's units of time"""
 _rarely = st.sampled_from([False] * 5 + [True])
 pauses = {"paused": _rarely, "intake_paused": _rarely}
 _shares = st.sampled_from([0.0, 0.0, 0.5])
@@ -64,6 +64,6 @@ arrangements: st.SearchStrategy[dict[str, Any]] = st.one_of(
         }
     ),
 )
-"""an order of delivery, fifo or fair, with all settings that depend on it"""
+"""a delivery order, fifo or fair, with all settings that depend on it"""
 places = st.integers(0, 15)
-"""position of a delivery, counted back from the latest one, modulo the number of deliveries"""
+"""position of a delivery, counted back from the latest delivery, modulo the number of deliveries"""

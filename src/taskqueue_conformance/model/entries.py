@@ -1,16 +1,16 @@
-"""An entry of the model: its state, when it changed, and what a backend may report about it."""
+"""An entry of the model: its state, when the state changed, and what a backend may report about the entry."""
 
 from __future__ import annotations
 
 from taskqueue_core.tasks import Delivery, State, Task, TaskStatus
 
 Span = tuple[float, float]
-"""the store's time before and after a call, in seconds"""
+"""the times on the store's clock before and after a call, in Unix seconds"""
 _ENDED = (State.DONE, State.EXPIRED, State.CANCELLED, State.DISCARDED)
 
 
 class Entry:
-    """The current entry of a task, or its last one if the task has ended."""
+    """The current entry of a task, or its last entry if the task has ended."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -30,17 +30,17 @@ class Entry:
         self.owed = False
         """whether the entry must have expired, although the backend has not reported the expiry yet"""
         self.fresh = False
-        """whether the entry was accepted, and neither delivered nor retried since"""
+        """whether the entry was accepted, and has been neither delivered nor retried since then"""
         self.holds: bool | None = False
-        """whether the entry blocks its ordering key, because its delivery has not ended; ``None`` if that is unknown"""
+        """whether the entry blocks its ordering key, because its delivery has not ended; ``None`` if this is unknown"""
         self.uncounted = False
-        """whether its tenant's limits may not count the entry, because it was not waiting when the order became fair"""
+        """whether a tenant's limits may ignore the entry, because it was not waiting when the order became fair"""
         self.patience: float | None = None
-        """seconds for which the delivery may run without progress; ``None`` means without limit"""
+        """seconds for which the delivery may run without progress; ``None`` means no limit"""
         self.alive: Span = (0.0, 0.0)
-        """time of the delivery, or of its last progress"""
+        """time of the delivery, or of its last progress report"""
         self.loose = False
-        """whether the entry expired when it may already have been lost, so that the store may have counted the loss"""
+        """whether the delivery may have been lost before the entry expired, so that the store may count a loss"""
         self._since: Span = (0.0, 0.0)
         self._number = 0
         self._by_time = False
@@ -51,20 +51,20 @@ class Entry:
         return f"{self.task.key}/{self.task.id}"
 
     def inherit(self, old: Entry, *, life: bool) -> None:
-        """Copy the history of an earlier entry; with ``life``, attempts restart, and old receipts become stale."""
+        """Copy the history of an earlier entry. With ``life``, attempts restart, and old receipts become stale."""
         self.settled = [*old.settled, ("", "")] if life else old.settled
         if not life:
             self.attempt, self.handed, self.priors = old.attempt, old.handed, old.priors
             self.tokens = old.tokens
 
     def offer(self, span: Span, number: int) -> None:
-        """Become available at some moment within ``span``."""
+        """Record that the entry became available at some moment within ``span``."""
         self.state, self.due, self.returned = State.WAITING, 0.0, False
         self.uncounted = False
         self._since, self._number, self._by_time = span, number, False
 
     def schedule(self, at: float, span: Span, number: int) -> None:
-        """Become available at the time ``at``, or at once if that time has passed."""
+        """Record that the entry becomes available at the time ``at``, or at once if that time has passed."""
         self.state, self.due, self.returned = State.SCHEDULED, at, False
         self._since = (max(at, span[0]), max(at, span[1]))
         self._number, self._by_time = number, True
@@ -91,7 +91,7 @@ class Entry:
         return self.state is State.SCHEDULED and self.due > span[1]
 
     def maybe_late(self, span: Span) -> bool:
-        """Return whether the entry is live and its deadline may have passed."""
+        """Return whether the entry is live, and its deadline may have passed."""
         deadline = self.task.deadline
         return self.state.live and deadline is not None and deadline <= span[1]
 
@@ -134,19 +134,19 @@ class Entry:
         return comparable and self._number < other._number
 
     def shares(self, other: Entry) -> bool:
-        """Return whether ``other`` is another entry with the same ordering key in the same queue."""
+        """Return whether ``other`` is a different entry with the same ordering key in the same queue."""
         entity = self.task.ordering_key
         own = entity is not None and entity == other.task.ordering_key
         return own and self is not other and self.task.key == other.task.key
 
     def maybe_holds_up(self, other: Entry, span: Span) -> bool:
-        """Return whether ``other``, which has the same ordering key, may have to wait for this entry."""
+        """Return whether ``other`` may have to wait for this entry, because both have the same ordering key."""
         if not self.shares(other) or other.holds or not self.state.live:
             return False
         return self.holds is not False or (self.maybe_available(span) and not other.earlier(self))
 
     def surely_holds_up(self, other: Entry, span: Span) -> bool:
-        """Return whether ``other``, which has the same ordering key, must wait until this entry has ended."""
+        """Return whether ``other`` must wait for this entry to end, because both have the same ordering key."""
         if not self.shares(other) or self.maybe_late(span) or self.maybe_hung(span):
             return False
         if self.holds:

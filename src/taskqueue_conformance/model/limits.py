@@ -1,4 +1,4 @@
-"""The limits of one queue of the model: which answers and deliveries they allow."""
+"""The limits of one queue of the model, and the answers and deliveries that they allow."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from taskqueue_core.rate_limit import Bucket, RateLimit, bucket_after
 from taskqueue_core.tasks import Confirmation, Published, Refusal
 
 _SLACK = 1e-3
-"""rounding error that a store may make, in tokens or seconds"""
+"""maximum rounding error that a store may make, in tokens or seconds"""
 
 
 class _Tokens:
-    """Lower and upper bound of the number of tokens in the bucket of a rate limit."""
+    """A lower and an upper bound for the number of tokens in the bucket of a rate limit."""
 
     def __init__(self) -> None:
         self.limit: RateLimit | None = None
@@ -45,7 +45,7 @@ class _Tokens:
 
 
 class Limits:
-    """The current settings of a queue, and the tokens of the queue and of each tenant."""
+    """The current settings of a queue, and the tokens of the queue and of each of its tenants."""
 
     def __init__(self) -> None:
         self.settings = QueueSettings()
@@ -65,7 +65,7 @@ class Limits:
         """Return the answers that a new task may get.
 
         ``waiting`` is the least and the greatest number of tasks in the queue that were never delivered. ``of_tenant``
-        counts only those of the new task's tenant.
+        is the same for the tasks of the new task's tenant.
         """
         allowed = set()
         if not (self._full(waiting[0], of_tenant[0])):
@@ -75,7 +75,7 @@ class Limits:
         return allowed
 
     def check_refusal(self, answer: Confirmation, waiting: Span, of_tenant: Span) -> None:
-        """Fail if the refusal of a new task is not allowed, or lacks its reason, delay or depth."""
+        """Fail if a new task may not be refused, or the refusal lacks its reason, delay or depth."""
         settings, allowed = self.settings, set()
         if settings.intake_paused:
             allowed.add(Refusal.INTAKE_PAUSED)
@@ -107,7 +107,8 @@ class Limits:
     ) -> None:
         """Record a delivery, and fail if a limit forbids it.
 
-        At least ``in_flight`` other tasks of the queue were in flight, and at least ``of_tenant`` of the same tenant.
+        At least ``in_flight`` other tasks of the queue were in flight, at least ``of_tenant`` of them of the same
+        tenant.
         """
         settings = self.settings
         assert not settings.paused, f"{name} was delivered from a paused queue (law 5)"
@@ -123,27 +124,33 @@ class Limits:
         self._of_tenant(tenant).take(name, at)
 
     def may_want_place(self, in_flight: int, of_tenant: int) -> bool:
-        """Return whether a pause or an in-flight limit may prevent deliveries of the tenant's tasks."""
+        """Return whether a pause or an in-flight limit may block the next delivery of one of the tenant's tasks.
+
+        ``in_flight`` tasks of the queue are in flight, ``of_tenant`` of them of this tenant.
+        """
         bound = self.settings.max_inflight
         full = bound > 0 and in_flight >= bound
         return self.settings.paused or full or self.may_want_own_place(of_tenant)
 
     def may_want_own_place(self, of_tenant: int) -> bool:
-        """Return whether ``tenant_max_inflight`` prevents deliveries while ``of_tenant`` tasks are in flight."""
+        """Return whether ``tenant_max_inflight`` blocks further deliveries to a tenant.
+
+        The tenant has ``of_tenant`` tasks in flight already.
+        """
         bound = self.settings.tenant_max_inflight
         return bound > 0 and of_tenant >= bound
 
     def opens_at(self, now: float, tenant: str | None) -> float | None:
-        """Return when queue and tenant certainly have a token each; ``None`` means now."""
+        """Return when the queue and the tenant will certainly have a token each; ``None`` means now."""
         times = [self._tokens.opens_at(now), self._of_tenant(tenant).opens_at(now)]
         return max((time for time in times if time is not None), default=None)
 
     def own_opens_at(self, now: float, tenant: str | None) -> float | None:
-        """Return when the tenant certainly has a token of its own; ``None`` means now."""
+        """Return when the tenant will certainly have a token; ``None`` means now."""
         return self._of_tenant(tenant).opens_at(now)
 
     def _of_tenant(self, tenant: str | None) -> _Tokens:
-        """Return the tokens of a tenant; before its first delivery it has a full bucket."""
+        """Return the tokens of a tenant, which has a full bucket before its first delivery."""
         if tenant not in self._of_tenants:
             tokens = _Tokens()
             tokens.configured(self.settings.tenant_rate_limit, (0.0, 0.0))

@@ -1,4 +1,4 @@
-"""Random histories: a Hypothesis state machine calls the backend and compares it with the model.
+"""Random histories: a Hypothesis state machine calls the backend, and compares its answers with the model.
 
 A failure prints the shortest history that reproduces it, one call per line, with the backend's answers.
 """
@@ -37,11 +37,11 @@ from taskqueue_core.tasks import Delivery, Settled, State
 
 
 class QueueMachine(Moves):
-    """State machine of publishers, three subscriptions of two workers, an operator, and a clock.
+    """A state machine of publishers, three subscriptions of two workers, an operator and a clock.
 
     A unit of time is half of ``short``. The random values never depend on the backend's answers, because a store with
-    its own clock may answer differently when a history is replayed. Therefore a rule that finds nothing to act on does
-    nothing.
+    its own clock may answer differently when a history is replayed. For the same reason, a rule that finds nothing to
+    act on does nothing, instead of being skipped.
     """
 
     @initialize(
@@ -51,7 +51,7 @@ class QueueMachine(Moves):
     def open(
         self, limits: tuple[dict[str, Any], ...], arranged: tuple[dict[str, Any], ...]
     ) -> None:
-        """Configure short windows and the given limits and orders, as far as supported, and open the subscriptions."""
+        """Configure short windows and, if supported, the given limits and orders; then open the subscriptions."""
         self.model = Model(self.run(self.prepare()))
         for key, limit, order in zip(KEYS, limits, arranged, strict=True):
             if self.has(Capability.FLOW):
@@ -62,7 +62,7 @@ class QueueMachine(Moves):
 
     @rule(key=keys, chosen=batches, fields=tasks)
     def publish(self, key: str, chosen: list[str], fields: dict[str, Any]) -> None:
-        """Publish tasks: new ones, duplicates, and known ids with another payload."""
+        """Publish new tasks, duplicates, and tasks that have known ids but different payloads."""
         dates = {name: self.at(fields[name]) for name in ("not_before", "deadline")}
         entity = fields["ordering_key"] if self.has(Capability.ORDER) else None
         values = {**fields, **dates, "ordering_key": entity}
@@ -86,7 +86,7 @@ class QueueMachine(Moves):
     def publish_and_receive(
         self, *, key: str, chosen: list[str], fields: dict[str, Any], owner: int, limit: int
     ) -> None:
-        """Publish tasks, and receive immediately afterwards."""
+        """Publish tasks, and receive at once afterwards."""
         self.publish(key, chosen, fields)
         self.receive(owner, limit)
 
@@ -98,13 +98,13 @@ class QueueMachine(Moves):
 
     @rule(owner=owners, chosen=st.lists(places, min_size=1, max_size=3))
     def ack(self, owner: int, chosen: list[int]) -> None:
-        """Ack deliveries, whose receipts may be stale."""
+        """Ack deliveries. Their receipts may be stale."""
         if deliveries := self.latest(self.deliveries, *chosen):
             self.settle("ack", deliveries, self.subscriptions[owner].ack(*deliveries))
 
     @rule(owner=owners, chosen=st.lists(places, min_size=1, max_size=3))
     def redeliver(self, owner: int, chosen: list[int]) -> None:
-        """Release deliveries, whose receipts may be stale."""
+        """Release deliveries. Their receipts may be stale."""
         if deliveries := self.latest(self.deliveries, *chosen):
             self.settle("redeliver", deliveries, self.subscriptions[owner].redeliver(*deliveries))
 
@@ -121,7 +121,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(owner=owners, index=places)
     def dead_letter(self, owner: int, index: int) -> None:
-        """Make a delivery a dead letter; its receipt may be stale."""
+        """Make a delivery a dead letter. Its receipt may be stale."""
 
         async def bury(delivery: Delivery) -> tuple[Settled, ...]:
             return (await self.bench.bury(self.subscriptions[owner], delivery),)
@@ -132,7 +132,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
     @rule(index=places, delay=st.integers(0, 3))
     def retry(self, index: int, delay: int) -> None:
-        """Schedule a retry that settles a delivery, whose receipt may be stale."""
+        """Schedule a retry that settles a delivery. The receipt may be stale."""
         for delivery in self.latest(self.deliveries, index):
             self.schedule(delivery.task, delay, None, delivery)
 
@@ -144,7 +144,7 @@ class QueueMachine(Moves):
         token=st.sampled_from([None, None, "a", "attempt:1"]),
     )
     def retry_from_afar(self, key: str, name: str, delay: int, token: str | None) -> None:
-        """Schedule a retry without a delivery, of a task that is live, dead, ended or unknown."""
+        """Schedule a retry, without a delivery, for a task that may be live, dead, ended or unknown."""
         entry = self.model.entries.get((key, name))
         task = self.bench.task(name, key=key, payload=1) if entry is None else entry.task
         if entry is None or self.model.surely_known(entry, self.span()):
@@ -174,7 +174,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.CONTROL))
     @rule(key=keys, name=names)
     def cancel(self, key: str, name: str) -> None:
-        """Cancel a task, which may have ended or be unknown."""
+        """Cancel a task. It may have ended or be unknown."""
         if not self.model.entries:
             return
         answer, span = self.timed(self.bench.control.cancel(key, name))
@@ -188,7 +188,7 @@ class QueueMachine(Moves):
 
     @rule(owner=owners)
     def close(self, owner: int) -> None:
-        """Close a subscription, and open another one for the same worker."""
+        """Close a subscription, and open another subscription for the same worker."""
         self.run(self.subscriptions[owner].close())
         self.model.closed(owner)
         self.subscriptions[owner] = self.bench.subscribe(*KEYS, consumer=WORKERS[owner])
@@ -197,7 +197,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.HANDOVER))
     @rule(owner=owners, position=places)
     def adopt(self, owner: int, position: int) -> None:
-        """Adopt a delivery of the same or of another worker; its receipt may be stale."""
+        """Adopt a delivery of the same worker or of another worker. Its receipt may be stale."""
         same = [index for index, worker in enumerate(WORKERS) if worker == WORKERS[owner]]
         for delivery in self.latest(self.deliveries, position):
             call = self.bench.adopt(self.subscriptions[owner], delivery.receipt)
@@ -226,7 +226,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.CONTROL))
     @rule(index=places)
     def progress(self, index: int) -> None:
-        """Report progress of a delivery, whose receipt may be stale."""
+        """Report the progress of a delivery. Its receipt may be stale."""
         for delivery in self.latest(self.deliveries, index):
             answer, span = self.timed(self.bench.control.progress(delivery, 0.5))
             self.model.progressed(delivery, span, answer=answer)
@@ -260,7 +260,7 @@ class QueueMachine(Moves):
 
 
 class MachineSuite(Harness):
-    """Random histories of two queues, compared with the model."""
+    """Tests that random histories of two queues agree with the model."""
 
     def test_machine(self) -> None:
         """Random histories of calls and settings break no law (laws 1, 2, 3, 4, 5, 6, 7, 8, 9, 10; C26, D5)."""

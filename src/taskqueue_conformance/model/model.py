@@ -1,8 +1,8 @@
-"""A model of a backend in plain dictionaries, with which the state machine compares a real backend.
+"""A model of a backend in plain dictionaries. The state machine compares real backends with it.
 
-The model predicts nothing. Each method takes an answer of the backend, fails if no correct backend could give it, and
-records the consequences. ``span`` is the store's time before and after the call; an event within it may count as
-before or after the call.
+The model predicts nothing. Each method takes an answer of the backend, fails if no correct backend could give this
+answer, and records the consequences. ``span`` holds the times on the store's clock before and after the call. An event
+that is due in between may count as before or after the call.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from taskqueue_core.tasks import (
 
 
 class Model(Shelf):
-    """Every task that was published, and the final states of earlier entries with the same ids."""
+    """Every task that was published, and the final states of earlier entries of the same tasks."""
 
     def __init__(self, settings: QueueSettings | None) -> None:
-        """Start without entries; ``settings`` apply to all queues, and are ``None`` if they are unknown."""
+        """Start without entries. ``settings`` are the settings of all queues; ``None`` if they are unknown."""
         super().__init__()
         self.owners: dict[str, int] = {}
         self._settings = settings
@@ -43,7 +43,7 @@ class Model(Shelf):
         self._numbers = 0
 
     def published(self, task: Task, answer: Confirmation, span: Span) -> None:
-        """Record the answer to the publish of a task."""
+        """Record the answer to publishing a task."""
         entry = self.entries.get((task.key, task.id))
         limits = self.limits[task.key]
         waiting = self.waiting(task, span), self.waiting(task, span, of_tenant=True)
@@ -109,7 +109,7 @@ class Model(Shelf):
     def received(
         self, owner: int, keys: Iterable[str], limit: int, answer: Received, span: Span
     ) -> None:
-        """Record the answer to a receive of a subscription to ``keys``."""
+        """Record the answer to a receive call of a subscription to ``keys``."""
         held_up = self.held_up_by(answer.expired, span)
         self.expired(answer.expired, span)
         assert len(answer.deliveries) <= limit, "more deliveries than the limit"
@@ -137,7 +137,7 @@ class Model(Shelf):
         entry = self.entries.get((delivery.task.key, delivery.task.id))
         assert entry is not None, f"{delivery.task.id} was never published (law 7)"
         at = delivery.delivered_at
-        if entry.maybe_hung(span):  # the receive may have ended an overdue delivery before this one
+        if entry.maybe_hung(span):  # the receive may have ended an overdue delivery first
             self._lose(entry, span)
         assert entry.maybe_available(span), (
             f"{entry.name} is {entry.state} and was delivered (laws 2, 8)"
@@ -176,7 +176,7 @@ class Model(Shelf):
         answer: Delivery | None,
         span: Span,
     ) -> None:
-        """Record an adoption or its refusal; ``rivals`` are all subscriptions of the worker that adopts."""
+        """Record an adoption or its refusal; ``rivals`` are all subscriptions of the adopting worker."""
         entry = self._held(delivery)
         right = entry is not None and self.owners[delivery.receipt] in rivals
         if not (entry is not None and entry.maybe_late(span)):
@@ -193,7 +193,7 @@ class Model(Shelf):
             self.owners[delivery.receipt] = owner
 
     def progressed(self, delivery: Delivery, span: Span, *, answer: bool) -> None:
-        """Record a progress report; ``answer`` is whether the backend accepted its receipt."""
+        """Record a progress report; ``answer`` says whether the backend accepted its receipt."""
         entry = self._held(delivery)
         if entry is None or not entry.maybe_late(span):
             assert answer is (entry is not None), (
@@ -246,14 +246,14 @@ class Model(Shelf):
             )
 
     def closed(self, owner: int) -> None:
-        """Record the close of a subscription, which releases its deliveries."""
+        """Record that a subscription was closed, which releases its deliveries."""
         for entry in self.entries.values():
             if entry.receipt is not None and self.owners[entry.receipt] == owner:
                 self._release(entry, "redeliver")
                 entry.settled.append(("", ""))
 
     def redriven(self, entries: Iterable[Entry], span: Span) -> None:
-        """Record that dead letters were redriven together; the contract promises no order among them."""
+        """Record that dead letters were redriven in one call; the contract promises no order among them."""
         number = self._number()
         for entry in entries:
             spent = entry.attempt or 0
@@ -288,7 +288,7 @@ class Model(Shelf):
         self.turns[key].reset()
 
     def maintained(self, span: Span) -> None:
-        """Record complete maintenance, which has ended every delivery that exceeded its processing time."""
+        """Record that maintenance was run to completion, and ended every delivery that exceeded its processing time."""
         for entry in self.entries.values():
             if entry.surely_hung(span):
                 self._lose(entry, span)
@@ -296,7 +296,7 @@ class Model(Shelf):
     def check(
         self, key: str, ledger: Ledger, matches: dict[str, TaskStatus | None], span: Span
     ) -> None:
-        """Compare a queue's ledger and its tasks' statuses, which were read one after the other, with the model."""
+        """Compare a queue's ledger and its tasks' statuses with the model. The two were read one after the other."""
         counts: Counter[str] = Counter(
             {state.value: n for state, n in self._past.get(key, Counter()).items()}
         )

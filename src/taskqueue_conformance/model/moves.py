@@ -23,7 +23,7 @@ _MAX_LOSSES = 2
 
 
 class Moves(BackendMachine):
-    """Base of the queue state machine: a backend, its model, and methods that compare the two."""
+    """The base of the queue state machine: a backend, its model, and methods that compare the two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,10 @@ class Moves(BackendMachine):
         self.model = Model(None)
 
     async def prepare(self) -> QueueSettings | None:
-        """Configure a short dedupe window and few allowed losses; return ``None`` if the backend lacks ``control``."""
+        """Configure a short dedupe window and a low ``max_losses``; return the settings.
+
+        Return ``None`` if the backend lacks ``control``.
+        """
         if not self.has(Capability.CONTROL):
             return None
         chosen = QueueSettings(max_losses=_MAX_LOSSES, dedupe_window=_WINDOW * self.unit)
@@ -50,7 +53,10 @@ class Moves(BackendMachine):
         *,
         foreign: bool = False,
     ) -> None:
-        """Settle deliveries, and compare the answers with the model; ``foreign`` if the caller does not own them."""
+        """Settle deliveries, and compare the answers with the model.
+
+        ``foreign``: the caller does not own the deliveries.
+        """
         start, _ = self.span()
         try:
             answers = self.run(call)
@@ -82,7 +88,7 @@ class Moves(BackendMachine):
         self.done(f"{about} {answer or 'lease_lost'}")
 
     def the_dead(self, key: str, chosen: Sequence[str], moved: int) -> list[Entry]:
-        """Return the dead entries with the ids ``chosen`` (empty: all); fail unless there are ``moved`` of them."""
+        """Return the dead entries ``chosen``, or all if it is empty; fail unless their number is ``moved``."""
         entries = [self.model.entries.get((key, name)) for name in chosen]
         if not chosen:
             entries = [entry for entry in self.model.entries.values() if entry.task.key == key]
@@ -95,7 +101,7 @@ class Moves(BackendMachine):
         return any(entry.state in states for entry in self.model.entries.values())
 
     def done(self, answer: str) -> None:
-        """Log the answer of a call in the history, and compare the store's ledgers and statuses with the model."""
+        """Add a call's answer to the printed history, and compare the store's ledgers and statuses with the model."""
         note(f"# {self.bench.now:.3f}: {answer}")
         for key in KEYS if self.has(Capability.CONTROL) else ():
             known = [task_id for queue, task_id in self.model.entries if queue == key]
@@ -106,7 +112,7 @@ class Moves(BackendMachine):
             self.model.check(key, ledger, dict(zip(known, statuses, strict=True)), span)
 
     def at(self, units: int | None) -> float | None:
-        """Return the store's time ``units`` from now; ``None`` if ``units`` is ``None``."""
+        """Return the time on the store's clock ``units`` from now; ``None`` if ``units`` is ``None``."""
         return None if units is None else self.bench.now + units * self.unit
 
     def has(self, capability: Capability) -> bool:
@@ -114,12 +120,12 @@ class Moves(BackendMachine):
         return has(self.bench.backend, capability)
 
     def span(self) -> Span:
-        """Return the store's current time as a span, widened by the imprecision of a real clock."""
+        """Return the current time on the store's clock as a span, widened by the imprecision of a real clock."""
         now = self.bench.now
         return now - self.slack, now + self.slack
 
     def timed(self, call: Coroutine[Any, Any, T]) -> tuple[T, Span]:
-        """Run a call; return its answer, and the store's time before and after it."""
+        """Run a call; return its answer, and the times on the store's clock before and after the call."""
         start, _ = self.span()
         answer = self.run(call)
         return answer, (start, self.span()[1])

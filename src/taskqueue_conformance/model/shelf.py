@@ -1,4 +1,4 @@
-"""The entries of the model: which may be delivered, and which must be delivered first."""
+"""The entries of the model: which entries may be delivered, and which must be delivered first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Shelf:
         self.turns: dict[str, Turns] = defaultdict(Turns)
 
     def check_order(self, entry: Entry, span: Span, held_up: Sequence[Entry] = ()) -> None:
-        """Fail if another available entry must be delivered before ``entry``; those in ``held_up`` are not compared."""
+        """Fail if another available entry must be delivered before ``entry``; ``held_up`` entries are not compared."""
         rivals = [other for other in self.entries.values() if other.shares(entry)]
         first = [other.name for other in rivals if other.surely_holds_up(entry, span)]
         assert not first, f"{entry.name} was delivered before {first} with its ordering key (law 4)"
@@ -42,8 +42,8 @@ class Shelf:
     def held_up_by(self, expired: Iterable[Expired], span: Span) -> list[Entry]:
         """Return the entries that may wait for the ordering key of an entry that expires in this call.
 
-        An overdue entry keeps its ordering key until it expires. A call that delivers and expires may do so in either
-        order.
+        An overdue entry keeps its ordering key until it expires. A single call may deliver the waiting entry before or
+        after it expires the overdue entry.
         """
         holders = [
             holder
@@ -72,7 +72,7 @@ class Shelf:
         return len(surely), len(fresh)
 
     def surely_free(self, entry: Entry, span: Span) -> bool:
-        """Return whether the entry is available, and certainly not blocked by its ordering key."""
+        """Return whether the entry is available, and is certainly not blocked by its ordering key."""
         return entry.surely_available(span) and not any(
             other.maybe_holds_up(entry, span) for other in self.entries.values()
         )
@@ -86,7 +86,10 @@ class Shelf:
         return not full and limits.own_opens_at(span[0], task.tenant) is None
 
     def opens_at(self, entry: Entry, span: Span) -> float | None:
-        """Return when the limits certainly allow the entry; ``None`` means now, infinity means at no known time."""
+        """Return when the limits will certainly allow a delivery of the entry.
+
+        ``None`` means now, and infinity that no such time is known.
+        """
         limits = self.limits[entry.task.key]
         task = entry.task
         own = self.in_flight(task, of_tenant=True)

@@ -9,18 +9,18 @@ from taskqueue_conformance.model.entries import Entry
 from taskqueue_core.capabilities import Order, QueueSettings
 
 _SLACK = 1e-3
-"""rounding error that a store may make, in deliveries"""
+"""maximum rounding error that a store may make, in deliveries"""
 _ROUNDS = 2
-"""maximum number of turns of a tenant while another one waits: one turn, and one that was already due when the other
-tenant began to wait"""
+"""maximum number of turns that a tenant may have while another tenant waits: one turn, and one more that was already
+due when the other tenant began to wait"""
 
 
 class Turns:
-    """The turns that each tenant had while others waited, and how much of the floor share is unused at most."""
+    """The turns that each tenant had while other tenants waited, and the deliveries owed to the lowest priority."""
 
     def __init__(self) -> None:
         self._turns: dict[tuple[int, str | None], Counter[str | None]] = {}
-        """per priority and waiting tenant: number of turns of each other tenant since it began to wait"""
+        """for each priority and waiting tenant: number of turns of each other tenant since this tenant began to wait"""
         self._owed = 1.0
 
     def reset(self) -> None:

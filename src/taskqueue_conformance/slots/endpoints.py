@@ -23,7 +23,7 @@ from taskqueue_core.limits import LIMITS
 
 
 class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
-    """Tests of `SlotPool.register`, of other changes of endpoints, and of the order of `SlotPool.acquire`."""
+    """Tests of `SlotPool.register`, of other changes to endpoints, and of the order in which slots are granted."""
 
     async def test_registered(self, bench: Bench) -> None:
         """Registered endpoints are listed by model, then in the order of registration (C12; OPEN-C5)."""
@@ -45,7 +45,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await bench.pool.inspect(MODEL)).epoch == view.epoch
 
     async def test_names_of_any_spelling(self, bench: Bench) -> None:
-        """Models and servers with any printable name work, and are never confused (OPEN-C5; fault H7)."""
+        """Models and servers may have any printable names, and are never mixed up (OPEN-C5; fault H7)."""
         for name in ("a-b", "a-b-c", "{a}", "a:b", "a/b", "ä b", "*", "猫", "%s", "a\\b", "'"):
             await bench.pool.serve(name, model=name)
             await bench.pool.serve(f"{name}x", model=f"{name}x")
@@ -86,7 +86,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.pool.servers() == ["s1", "s2"]
 
     async def test_reports_that_end(self, bench: Bench) -> None:
-        """A change to ``reports=False`` ends an endpoint's expired leases at once, and keeps the others (C12, C18)."""
+        """A change to ``reports=False`` ends expired leases at once, and keeps all other leases (C12, C18)."""
         over, _ = await bench.pool.serving("job-1", "job-2", slots=2, ttl=bench.short)
         await bench.advance(bench.short)
         await bench.pool.renew(over)
@@ -94,7 +94,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.pool.jobs() == ["job-1"]
 
     async def test_slots_that_are_taken_away(self, bench: Bench) -> None:
-        """Reducing the slots ends no lease; new leases are granted once enough have ended (fault H7)."""
+        """Reducing the slots ends no lease; new leases are granted once enough leases have ended (fault H7)."""
         leases = await bench.pool.serving("job-1", "job-2", "job-3", slots=3)
         check_fields(await bench.pool.add(slots=1), held=3, free=0)
         for lease in leases[:2]:
@@ -105,7 +105,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert len(await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=3)) == 1
 
     async def test_drained(self, bench: Bench) -> None:
-        """A draining endpoint gets no new jobs, its jobs continue, and draining can be undone (C12; fault H7)."""
+        """A draining endpoint gets no new jobs, but its jobs continue; draining can be undone (C12; fault H7)."""
         (lease,) = await bench.pool.serving("job-1", slots=2)
         assert await bench.slots.drain(MODEL, "s1")
         await bench.pool.expect(draining=True, usable=False, healthy=True)
@@ -118,7 +118,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert not await bench.slots.drain(OTHER_MODEL, "s1")
 
     async def test_removed(self, bench: Bench) -> None:
-        """A removed endpoint is deleted at once if it has no lease, else with its last lease (fault H7)."""
+        """A removed endpoint is deleted at once if it has no lease, or else when its last lease ends (fault H7)."""
         lease, two = await bench.pool.serving("job-1", "job-2", slots=2)
         await bench.slots.release(two)
         assert await bench.slots.remove(MODEL, "s1")
@@ -142,7 +142,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.pool.servers() == []
 
     async def test_back_in_use(self, bench: Bench) -> None:
-        """Registering a draining or removed endpoint again puts it back in use (C12)."""
+        """Registering a draining or removed endpoint again puts it back into use (C12)."""
         (lease,) = await bench.pool.serving("job-1", slots=2)
         await bench.slots.drain(MODEL, "s1")
         await bench.slots.remove(MODEL, "s1")
@@ -152,7 +152,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(free=2)
 
     async def test_resting(self, bench: Bench) -> None:
-        """A paused endpoint gets no jobs until a given time; the pause can be changed or ended (C2; fault H8)."""
+        """A paused endpoint gets no jobs for the given time; the pause can be changed or ended (C2; fault H8)."""
         await bench.pool.serve()
         assert await bench.slots.rest(MODEL, "s1", LONG)
         result = await bench.pool.endpoint()
@@ -184,7 +184,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert given == ["high", "high", "middle", "middle", "low", "low"]
 
     async def test_the_least_used_first(self, bench: Bench) -> None:
-        """At equal priority, the endpoint with the fewest leases is first, then the one registered first (B9)."""
+        """At equal priority, the endpoint with the fewest leases is first, then the one registered earliest (B9)."""
         for server in ("c", "a", "b"):
             await bench.pool.serve(server, 2)
         leases = await bench.pool.take(3)
@@ -194,7 +194,10 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert next_one.server == "a"
 
     async def test_where_the_model_is_loaded(self, bench: Bench) -> None:
-        """At equal priority, a server that last ran the model is first; a lease shows a change of model (A18, A19)."""
+        """At equal priority, a server whose last job was of the model comes first (A18, A19).
+
+        A lease shows whether the server must switch to another model.
+        """
         for server in ("s1", "s2"):
             await bench.pool.serve(server, 4)
             await bench.pool.serve(server, 4, model=OTHER_MODEL)
@@ -214,7 +217,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert (back.server, back.switched) == ("s2", True), "the least used server is first"
 
     async def test_a_slot_without_a_job_loads_nothing(self, bench: Bench) -> None:
-        """A lease that is released without a job does not count as a switch of models (A18, A19)."""
+        """A lease that is released without ever having a job does not count as a switch of models (A18, A19)."""
         await bench.pool.serve(slots=2)
         await bench.pool.serve(slots=2, model=OTHER_MODEL)
         await bench.pool.running("job-1")
@@ -226,7 +229,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(last_model=MODEL)
 
     async def test_models_that_share_a_server(self, bench: Bench) -> None:
-        """``together`` limits the slots that all models of a server have in use (C2; B6)."""
+        """``together`` limits the number of slots that all models of a server use at once (C2; B6)."""
         await bench.pool.serve(slots=3, together=4)
         await bench.pool.serve(slots=3, model=OTHER_MODEL, together=4)
         await bench.pool.serve("s2", slots=1)
@@ -248,7 +251,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.take(3, model=OTHER_MODEL)
 
     async def test_forgotten_with_the_last_one(self, bench: Bench) -> None:
-        """With a server's last endpoint, its limit and its last model are forgotten (A19)."""
+        """When a server's last endpoint is deleted, the server's limit and last model are forgotten (A19)."""
         await bench.pool.serve(slots=2, together=1)
         await bench.slots.release(*await bench.pool.running("job-1"))
         await bench.slots.remove(MODEL, "s1")
@@ -257,7 +260,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert not any(lease.switched for lease in leases)
 
     async def test_documents_of_models(self, bench: Bench) -> None:
-        """A document is stored for each model, registered or not, until it is deleted (C13)."""
+        """A model's document is stored until it is deleted, whether or not the model has an endpoint (C13)."""
         pool = bench.slots
         assert await pool.documents() == {}
         await pool.configure(MODEL, b'{"a": 1}')
@@ -273,7 +276,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await pool.documents())[MODEL] == largest
 
     async def test_arguments_are_checked(self, bench: Bench) -> None:
-        """Every method refuses invalid arguments, names the field, and changes nothing."""
+        """Every method refuses invalid arguments with an error that names the field, and changes nothing."""
         (lease,) = await bench.pool.serving("job-1")
         lost = lost_lease(lease, server="")
         before, pool, wrong = await bench.pool.inspect(), bench.slots, "a\nb"

@@ -1,4 +1,4 @@
-"""The steps and checks of the slot tests: endpoints, leases, and the reports of servers."""
+"""Steps and checks for the tests of slots: endpoints, leases and the reports of servers."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ LONG = 3600.0
 
 
 class PoolSteps:
-    """A slot pool with default arguments, and with a check of each answer."""
+    """Calls to a slot pool, with default arguments and a check of each answer."""
 
     def __init__(
         self, slots: SlotPool, advance: Callable[[float], Awaitable[None]], short: float
     ) -> None:
-        """Call ``advance`` to let seconds pass; ``short`` is the number of seconds between two reports."""
+        """Use ``advance`` to let seconds pass; ``short`` is the number of seconds between two reports."""
         self._slots = slots
         self._advance = advance
         self._short = short
 
     async def add(self, server: str = "s1", slots: int = 1, **fields: Any) -> EndpointInfo:
-        """Register an endpoint, of `MODEL` unless ``fields`` name another model, and return its state."""
+        """Register an endpoint and return its state. The model is `MODEL` unless ``fields`` name another model."""
         defaults = {"model": MODEL, "url": f"http://{server}.example/run"}
         made = Endpoint(**{**defaults, **fields}, server=server, slots=slots)
         return await self._slots.register(made)
@@ -49,7 +49,7 @@ class PoolSteps:
         await self._slots.reconcile(model, server, Seen(active=0), settled=LONG)
 
     async def inspect(self, model: str | None = None) -> PoolView:
-        """Return the pool, after checking that its counts match its leases."""
+        """Return a view of the pool, after checking that its counts match its leases."""
         view = await self._slots.inspect(model)
         check_pool(view)
         return view
@@ -69,19 +69,19 @@ class PoolSteps:
         return result
 
     async def expect(self, server: str = "s1", **fields: object) -> None:
-        """Compare some attributes of an endpoint of `MODEL` with the given values."""
+        """Fail unless an endpoint of `MODEL` has the given values."""
         check_fields(await self.endpoint(server), **fields)
 
     async def take(
         self, count: int = 1, holder: str = "h1", model: str = MODEL, ttl: float = LONG
     ) -> list[SlotLease]:
-        """Acquire ``count`` slots; fail if fewer are free."""
+        """Acquire ``count`` slots; fail if fewer slots are free."""
         leases = await self._slots.acquire(model, holder, ttl=ttl, limit=count)
         assert len(leases) == count, f"expected {count} slots, got {len(leases)}"
         return list(leases)
 
     async def none_free(self, holder: str = "h2", *, limit: int = 1) -> None:
-        """Fail if a slot of `MODEL` can be acquired."""
+        """Fail if any slot of `MODEL` can be acquired."""
         assert await self._slots.acquire(MODEL, holder, ttl=LONG, limit=limit) == ()
 
     async def running(
@@ -96,7 +96,7 @@ class PoolSteps:
     async def serving(
         self, *jobs: str, slots: int = 1, ttl: float = LONG, reports: bool = True
     ) -> list[SlotLease]:
-        """Register a healthy endpoint, and return a lease for each job, bound to the job."""
+        """Register a healthy endpoint, and return one lease for each job, bound to that job."""
         await self.serve(slots=slots, reports=reports)
         return await self.running(*jobs, ttl=ttl)
 
@@ -119,7 +119,7 @@ class PoolSteps:
         return renewed
 
     async def take_over(self) -> tuple[SlotLease, SlotLease]:
-        """Let ``h2`` acquire a slot and take over ``job-1``; return the lease of the slot and the lease of the job."""
+        """Let ``h2`` acquire a slot and take over ``job-1``; return the leases of the new slot and of the job."""
         (fresh,) = await self.take(holder="h2")
         return fresh, await self.assign(fresh, "job-1")
 
@@ -130,7 +130,10 @@ class PoolSteps:
         server: str = "s1",
         settled: float | None = None,
     ) -> list[str | None]:
-        """Report that a server runs ``active`` jobs (``None``: no answer); return the jobs whose leases ended."""
+        """Report that a server runs ``active`` jobs, or with ``None`` that it did not answer.
+
+        Return the jobs whose leases ended; ``None`` stands for a lease without a job.
+        """
         seen = None
         if active is not None:
             seen = Seen(active=active, jobs=frozenset(jobs) if jobs else None)
@@ -140,13 +143,13 @@ class PoolSteps:
         return [lease.job for lease in ended]
 
     async def report_twice(self, active: int) -> list[str | None]:
-        """Report the same number of jobs twice, ``short`` apart; return the jobs whose leases ended."""
+        """Report the same number of jobs twice, ``short`` seconds apart; return the jobs whose leases ended."""
         assert await self.report(active) == [], "the first report must end no lease"
         await self._advance(self._short)
         return await self.report(active)
 
     async def check_stale(self, *leases: SlotLease) -> None:
-        """Call the methods of the pool with stale leases; fail if one of them accepts a lease or changes another."""
+        """Call the pool's methods with stale leases; fail if a method accepts one of them or changes another lease."""
         pool, before = self._slots, await self.inspect()
         for lease in leases:
             assert await pool.release(lease) == (False,), "a stale token has released a slot"
@@ -166,18 +169,18 @@ class PoolSteps:
 
 
 def lost_lease(lease: SlotLease, **fields: object) -> SlotLease:
-    """Return a copy of a lease with the token of a pool that no longer exists."""
+    """Return a copy of a lease whose token is from a pool that no longer exists."""
     return msgspec.structs.replace(lease, **{"token": "0ldp001.77.abcdef", **fields})
 
 
 def check_fields(value: Endpoint | EndpointInfo, **fields: object) -> None:
-    """Compare some attributes of an endpoint with the given values."""
+    """Fail unless an endpoint has the given values."""
     actual = {name: getattr(value, name) for name in fields}
     assert actual == fields
 
 
 def check_pool(view: PoolView) -> None:
-    """Fail if the counts of a slot pool do not match its leases, or if the view shows a token or a note."""
+    """Fail if the counts in a view of a pool do not match its leases, or if the view shows a token or a note."""
     assert all(lease.token == "" for lease in view.leases), "`inspect` must not show tokens"
     assert all(lease.note is None for lease in view.leases), "`inspect` shows a note: expected None"
     fences = [lease.fence for lease in view.leases]

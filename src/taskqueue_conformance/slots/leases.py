@@ -31,13 +31,13 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(held=3, free=0, unassigned=3)
 
     async def test_unknown_models_have_none(self, bench: Bench) -> None:
-        """Acquiring a slot of an unregistered model returns nothing, and is no error (B9)."""
+        """Acquiring a slot of an unregistered model returns nothing, and is not an error (B9)."""
         await bench.pool.serve()
         assert await bench.slots.acquire(OTHER_MODEL, "h1", ttl=LONG) == ()
         assert await bench.pool.servers(OTHER_MODEL) == []
 
     async def test_states_of_a_lease(self, bench: Bench) -> None:
-        """A lease is unassigned, then assigned to a job, then detached, and keeps its token (B8)."""
+        """A lease keeps its token while it is unassigned, then assigned to a job, then detached (B8)."""
         await bench.pool.serve(slots=2)
         (lease,) = await bench.pool.take()
         bound = await bench.pool.assign(lease, "job-1")
@@ -56,7 +56,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(unassigned=1)
 
     async def test_release_gives_back(self, bench: Bench) -> None:
-        """A lease can be released in each state, which frees its slot, but only once (B7; OPEN-C4, FIX-C8)."""
+        """A lease can be released in any state, but only once; this frees its slot (B7; OPEN-C4, FIX-C8)."""
         await bench.pool.serve(slots=3)
         leases = await bench.pool.take(3)
         await bench.slots.assign((leases[1], "job-1"), (leases[2], "job-2"), ttl=LONG)
@@ -94,7 +94,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert "a note" not in repr(noted)
 
     async def test_unassigned_runs_out(self, bench: Bench) -> None:
-        """An unassigned lease ends after its ttl, and its token is stale (C20, C23; fault H2)."""
+        """An unassigned lease ends after its ttl, and its token is then stale (C20, C23; fault H2)."""
         await bench.pool.serve()
         (lease,) = await bench.pool.take(ttl=bench.short)
         await bench.pool.none_free()
@@ -116,7 +116,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.none_free()
 
     async def test_renewal_shortens_nothing(self, bench: Bench) -> None:
-        """A renewal never shortens a lease, in any state of the lease (B8; C21)."""
+        """A renewal never shortens a lease, whatever its state (B8; C21)."""
         await bench.pool.serve(slots=3)
         (unassigned,) = await bench.pool.take()
         assigned, detached = await bench.pool.running("job-1", "job-2")
@@ -160,7 +160,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(held=1)
 
     async def test_one_job_for_each_lease(self, bench: Bench) -> None:
-        """A lease with a job cannot be assigned another: its job may already be on the server (B8; fault H1)."""
+        """A lease with a job cannot be assigned another job: the first may already be on the server (B8; fault H1)."""
         (lease,) = await bench.pool.serving("job-1", slots=2)
         assert await bench.slots.assign((lease, "job-2"), ttl=LONG) == (None,)
         assert await bench.pool.jobs() == ["job-1"]
@@ -187,7 +187,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.assign((fresh, "job-2"), ttl=LONG) == (None,)
 
     async def test_takeover_across_servers(self, bench: Bench) -> None:
-        """A job that is taken over keeps its server, even if the new slot is on another one (C23; fault H1)."""
+        """A job that is taken over keeps its server, even if the new slot is on another server (C23; fault H1)."""
         (before,) = await bench.pool.serving("job-1")
         await bench.pool.serve("s2")
         fresh, over = await bench.pool.take_over()
@@ -204,7 +204,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert None not in await bench.slots.renew(lease, two, ttl=LONG)
 
     async def test_a_batch_of_jobs(self, bench: Bench) -> None:
-        """A batch of leases is answered in order; a stale lease does not affect the others (B8)."""
+        """A batch of leases is answered in order; a stale lease does not affect the other leases (B8)."""
         await bench.pool.serve(slots=3)
         item, stale, two = await bench.pool.take(3)
         await bench.slots.release(stale)
@@ -219,7 +219,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.release() == ()
 
     async def test_exchanged_in_one_step(self, bench: Bench) -> None:
-        """One call of ``acquire`` can release leases and acquire others; it ignores stale leases (C19, C20)."""
+        """One call of ``acquire`` can release leases and acquire others, ignoring stale leases (C19, C20)."""
         lease, two = await bench.pool.serving("job-1", "job-2", slots=2)
         (next_one,) = await bench.slots.acquire(MODEL, "h1", ttl=LONG, releasing=[lease], limit=2)
         assert next_one.state is Permit.UNASSIGNED
@@ -228,7 +228,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(unassigned=1, assigned=0, free=1)
 
     async def test_idle_slots_are_taken(self, bench: Bench) -> None:
-        """With ``idle``, unassigned slots of other holders are taken, oldest first, no more than needed (B9)."""
+        """With ``idle``, other holders' unassigned slots are taken, oldest first, but no more than needed (B9)."""
         await bench.pool.serve(slots=4)
         (lease,) = await bench.pool.take(holder="h2")
         (old,) = await bench.pool.take()
@@ -268,7 +268,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert None not in await bench.slots.renew(*idle, ttl=LONG)
 
     async def test_leases_of_a_lost_pool(self, bench: Bench) -> None:
-        """After a loss of the pool, a renewal recreates a job's lease, even without a free slot (C23; fault H9)."""
+        """After the pool was lost, a renewal recreates a job's lease, even without a free slot (C23; fault H9)."""
         (there,) = await bench.pool.serving("job-0")
         for state in (Permit.ASSIGNED, Permit.DETACHED):
             job = f"job-{state}"
@@ -286,7 +286,10 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert len(await bench.pool.report_twice(0)) == 3
 
     async def test_what_a_lost_pool_leaves_lost(self, bench: Bench) -> None:
-        """A renewal recreates no lease without a job, for a job with a slot, or on an unknown endpoint (fault H9)."""
+        """A renewal does not recreate every lease of a lost pool (fault H9).
+
+        It must have a job that has no other slot, and a registered endpoint.
+        """
         (there,) = await bench.pool.serving("job-0")
         lost = (
             lost_lease(there, state=Permit.UNASSIGNED, job=None),
@@ -298,7 +301,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.check_stale(*lost)
 
     async def test_only_a_renewal_restores_leases(self, bench: Bench) -> None:
-        """After a loss of the pool, only ``renew`` accepts the old tokens (fault H9)."""
+        """After the pool was lost, only ``renew`` accepts the old tokens (fault H9)."""
         (there,) = await bench.pool.serving("job-0")
         lost = lost_lease(there, job="job-1")
         assert await bench.slots.release(lost) == (False,)

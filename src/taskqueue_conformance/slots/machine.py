@@ -47,7 +47,10 @@ _seen = st.builds(
 
 
 class SlotMachine(BackendMachine):
-    """State machine of dispatchers, an operator, servers and a clock; it compares the pool after each step."""
+    """A state machine of dispatchers, an operator, servers and a clock.
+
+    After each step, it compares the pool with the model.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +148,7 @@ class SlotMachine(BackendMachine):
 
     @rule(indexes=_several, jobs=st.permutations(["job-1", "job-2", "job-3"]), ttl=_ttls)
     def assign(self, indexes: list[int], jobs: list[str], ttl: int) -> None:
-        """Bind leases, which may be stale, to jobs, which may already have a slot."""
+        """Bind leases to jobs. The leases may be stale, and the jobs may already have slots."""
         self.bind(list(zip(self.latest(self.given, *indexes), jobs, strict=False)), ttl)
 
     def bind(self, pairs: list[tuple[SlotLease, str]], ttl: int) -> None:
@@ -158,14 +161,14 @@ class SlotMachine(BackendMachine):
 
     @rule(indexes=_several, ttl=_ttls)
     def detach(self, indexes: list[int], ttl: int) -> None:
-        """Detach leases, which may be stale."""
+        """Detach leases. They may be stale."""
         leases, until = self.latest(self.given, *indexes), ttl * self.bench.short
         answer = self.run(self.bench.slots.detach(*leases, ttl=until))
         self.compare_leases(answer, [self.model.detach(lease.token, until) for lease in leases])
 
     @rule(indexes=_several, ttl=_ttls)
     def renew(self, indexes: list[int], ttl: int) -> None:
-        """Renew leases, which may be stale."""
+        """Renew leases. They may be stale."""
         leases, until = self.latest(self.given, *indexes), ttl * self.bench.short
         answer = self.run(self.bench.slots.renew(*leases, ttl=until))
         expected = [self.model.renew(lease, until, lost=False)[0] for lease in leases]
@@ -184,7 +187,7 @@ class SlotMachine(BackendMachine):
 
     @rule(indexes=_several)
     def release(self, indexes: list[int]) -> None:
-        """Release leases, which may be stale."""
+        """Release leases. They may be stale."""
         leases = self.latest(self.given, *indexes)
         answer = self.run(self.bench.slots.release(*leases))
         assert answer == tuple(self.model.release(lease.token) for lease in leases)
@@ -192,7 +195,7 @@ class SlotMachine(BackendMachine):
 
     @rule(index=_places, job=_jobs)
     def leave(self, index: int, job: str) -> None:
-        """Leave a note for a job with the token of a lease, which may be stale."""
+        """Leave a note for a job, with the token of a lease. The token may be stale."""
         for lease in self.latest(self.given, index):
             self.notes += 1
             results = (lease.model, lease.job or job, lease.token, b"%d" % self.notes)
@@ -203,14 +206,14 @@ class SlotMachine(BackendMachine):
     def looks(
         self, endpoint: tuple[str, str], observed: Seen, other: Seen | None, units: int
     ) -> None:
-        """Report the same observation of a server twice; between the two, report a different one, or no answer."""
+        """Report the same observation of a server twice and, in between, a different observation or no answer."""
         for observation in (observed, *(() if other == observed else (other,)), observed):
             self.reconcile(*endpoint, observation, 1)
             if units:
                 self.advance(units)
 
     def reconcile(self, model: str, server: str, observed: Seen | None, settled: int) -> None:
-        """Report an observation of a server, and compare the leases that end with the model."""
+        """Report an observation of a server, and compare the leases that this ends with the model."""
         spacing = settled * self.bench.short
         ended = self.run(self.bench.slots.reconcile(model, server, observed, settled=spacing))
         position = self.model.endpoint(model, server)
@@ -225,7 +228,7 @@ class SlotMachine(BackendMachine):
         self.check()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a call and return its answer; then set the model's time to the store's."""
+        """Run a call, set the model's time to the store's time, and return the answer."""
         answer = self.runner.run(call)
         self.model.tick(self.bench.now)
         return answer
@@ -237,7 +240,7 @@ class SlotMachine(BackendMachine):
         *,
         fresh: Iterable[Held | None] = (),
     ) -> None:
-        """Compare returned leases with the model's; those in ``fresh`` must have new tokens."""
+        """Compare returned leases with those of the model. Leases in ``fresh`` must have new tokens."""
         new, answered, right = [id(item) for item in fresh], list(answer), list(expected)
         assert len(answered) == len(right), f"expected {len(right)} leases, got {len(answered)}"
         for lease, held in zip(answered, right, strict=True):
@@ -272,7 +275,7 @@ class SlotMachine(BackendMachine):
 
 
 class SlotsMachineSuite(Harness, needs=(Capability.SLOTS,)):
-    """Random histories of a slot pool, compared with the model."""
+    """Tests that random histories of a slot pool agree with the model."""
 
     @needs("manual_clock")
     def test_slot_machine(self) -> None:

@@ -1,4 +1,4 @@
-"""A model of a slot pool that is as simple as possible: every lookup searches plain lists."""
+"""A model of a slot pool that is as simple as possible: every look-up searches plain lists."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Held:
 
 @dataclass
 class SlotModel:
-    """The state of a pool, with a method for each call; `tick` sets the time."""
+    """The state of a pool, with a method for each call. `tick` sets the time."""
 
     now: float = 0.0
     places: list[Known] = field(default_factory=list)
@@ -74,7 +74,7 @@ class SlotModel:
         )
 
     def room(self, position: Known) -> int:
-        """Return the number of free slots of an endpoint, within the limit of its server."""
+        """Return how many slots of an endpoint can still be granted within the limit of its server."""
         own = position.endpoint.slots - len(self.leases_of(position))
         server = position.endpoint.server
         together = self.together.get(server)
@@ -83,7 +83,7 @@ class SlotModel:
         return min(own, together - sum(lease.server == server for lease in self.leases))
 
     def gives(self, position: Known) -> bool:
-        """Return whether an endpoint may get jobs."""
+        """Return whether an endpoint may be given jobs."""
         well = position.well or not position.endpoint.reports
         return (
             well
@@ -93,7 +93,7 @@ class SlotModel:
         )
 
     def expected_info(self, position: Known) -> EndpointInfo:
-        """Return the state of an endpoint that the pool must show."""
+        """Return the state that the pool must show for an endpoint."""
         states = [item.state for item in self.leases_of(position)]
         over = [
             item for item in self.leases_of(position) if item.job and item.expires_at <= self.now
@@ -112,7 +112,7 @@ class SlotModel:
         )
 
     def tick(self, now: float) -> None:
-        """Set the time, and end the leases that expire by time alone."""
+        """Set the time, and end the leases that end by time alone."""
         self.now = now
         for lease in [lease for lease in self.leases if lease.expires_at <= now]:
             position = self.endpoint(lease.model, lease.server)
@@ -219,7 +219,7 @@ class SlotModel:
         return lease, fresh
 
     def detach(self, token: str, ttl: float) -> Held | None:
-        """Detach a lease; return ``None`` for a stale lease or one without a job."""
+        """Detach a lease; return ``None`` if the lease is stale or has no job."""
         lease = self.find(token)
         if lease is None or lease.job is None:
             return None
@@ -227,7 +227,7 @@ class SlotModel:
         return lease
 
     def renew(self, shown: SlotLease, ttl: float, *, lost: bool) -> tuple[Held | None, bool]:
-        """Renew a lease of this pool or of a ``lost`` one; return the lease, and whether its token is new."""
+        """Renew a lease of this pool or of a ``lost`` pool; return the lease, and whether its token is new."""
         lease, fresh = self.find(shown.token), False
         position = self.endpoint(shown.model, shown.server)
         if lost and shown.job is not None:
@@ -260,7 +260,7 @@ class SlotModel:
         return Left.TAKEN
 
     def reconcile(self, position: Known, observed: Seen | None, settled: float) -> list[Held]:
-        """Compare the leases of an endpoint with its server's report; return the leases that end."""
+        """Compare the leases of an endpoint with its server's report; return the leases that this ends."""
         if observed is None:
             return self._silent(position)
         bound = [item for item in self.leases_of(position) if item.job]

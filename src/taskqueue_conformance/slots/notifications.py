@@ -21,7 +21,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
     """Tests of `SlotPool.slot_signal`, and of concurrent calls."""
 
     async def test_a_released_slot_notifies(self, bench: Bench) -> None:
-        """When a slot is released, a dispatcher that waits for its model is notified at once (B7, C19)."""
+        """When a slot is released, a dispatcher that waits for a slot of its model is notified at once (B7, C19)."""
         (lease,) = await bench.pool.serving("job-1")
         await _fires(bench, bench.slots.release(lease))
         (lease,) = await bench.pool.running("job-2")
@@ -35,7 +35,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         await _fires(bench, bench.pool.assign(fresh, "job-1"))
 
     async def test_new_room_notifies(self, bench: Bench) -> None:
-        """A new or healthy endpoint, more slots, or the end of a pause fires the signal (B7, B10, C12, C19)."""
+        """A new or recovered endpoint, more slots, or the end of a pause fires the signal (B7, B10, C12, C19)."""
         await bench.pool.add()
         await _fires(bench, bench.pool.report(0))
         await bench.pool.running("job-1")
@@ -61,7 +61,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         await _fires(bench, bench.slots.inspect())
 
     async def test_a_note_notifies(self, bench: Bench) -> None:
-        """A note fires the signal, because the holder of the lease may wait for that alone (C7, C19)."""
+        """A note fires the signal, because the holder of the lease may be waiting only for the note (C7, C19)."""
         (lease,) = await bench.pool.serving("job-1")
         await _fires(bench, bench.slots.leave(MODEL, "job-1", lease.token, b"1"))
 
@@ -105,7 +105,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
                 await bench.outcome(await bench.start(signal.wait(LONG)))
 
     async def test_a_silent_signal_ends(self, bench: Bench) -> None:
-        """Without a free slot, a wait lasts until its timeout; the signal does not fire repeatedly (C19)."""
+        """If no slot becomes free, a wait lasts until its timeout; the signal does not keep firing (C19)."""
         await bench.pool.serving("job-1")
         async with bench.slots.slot_signal(MODEL) as signal:
             waiting = await bench.silent(signal, bench.short)
@@ -113,7 +113,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.outcome(waiting)
 
     async def test_many_want_the_same_slots(self, bench: Bench) -> None:
-        """Many concurrent calls of ``acquire`` get as many slots as there are (B6, C20; FIX-C4, fault H1)."""
+        """Many concurrent calls of ``acquire`` together get exactly the existing slots (B6, C20; FIX-C4, fault H1)."""
         await bench.pool.serve("s1", 3)
         await bench.pool.serve("s2", 2)
         calls = [bench.slots.acquire(MODEL, f"h{n}", ttl=LONG, limit=2) for n in range(10)]
@@ -123,7 +123,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.pool.expect(server, free=0)
 
     async def test_many_want_the_same_job(self, bench: Bench) -> None:
-        """If many holders assign one job at once, one keeps its slot; the other slots are free (B8; fault H1)."""
+        """If many holders assign one job at once, one keeps its slot; the others' slots are freed (B8; fault H1)."""
         await bench.pool.serve(slots=6)
         calls = [bench.pool.assign(lease, "job-1") for lease in await bench.pool.take(6)]
         bound = await asyncio.gather(*calls)
@@ -163,7 +163,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
 
     @needs("shared")
     async def test_one_pool_for_all_replicas(self, bench: Bench) -> None:
-        """A process sees, takes over and releases leases of another process (C23; OPEN-C4, fault H2)."""
+        """A process can see, take over and release leases of another process (C23; OPEN-C4, fault H2)."""
         other = await bench.replica()
         (lease,) = await bench.pool.serving("job-1", slots=2)
         await other.pool.expect(usable=True)
@@ -184,7 +184,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
 
     @needs("shared")
     async def test_a_crowd_of_replicas(self, bench: Bench) -> None:
-        """Dispatchers of several processes never hold more slots than exist (B6; fault H1)."""
+        """Dispatchers in several processes never hold more slots than exist (B6; fault H1)."""
         await _crowd(bench, [bench, await bench.replica(), await bench.replica()])
 
     @needs("durable")

@@ -1,4 +1,4 @@
-"""The capability ``slots``: leases are compared with the reports of servers, and holders get notes."""
+"""The capability ``slots``: leases are compared with the reports of servers, and notes are left for holders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
     """Tests of `SlotPool.reconcile`, ``leave`` and ``late``."""
 
     async def test_no_answer(self, bench: Bench) -> None:
-        """A server that does not answer gets no jobs until it does, and its jobs keep their leases (C23; fault H4)."""
+        """A server that does not answer gets no jobs until it answers; its jobs keep their leases (C23; fault H4)."""
         (lease,) = await bench.pool.serving("job-1", slots=2)
         assert await bench.pool.report(None) == []
         await bench.pool.expect(healthy=False, assigned=1)
@@ -24,7 +24,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.take()
 
     async def test_unknown_endpoint(self, bench: Bench) -> None:
-        """A report about an unknown endpoint changes nothing, and is no error."""
+        """A report about an unknown endpoint changes nothing, and is not an error."""
         assert await bench.pool.report(3) == []
         assert await bench.pool.report(None, server="s9") == []
         assert await bench.pool.servers() == []
@@ -36,7 +36,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(healthy=True)
 
     async def test_work_without_a_lease(self, bench: Bench) -> None:
-        """A server with more jobs than leases is healthy once that number stops growing (fault H9)."""
+        """A server with more jobs than leases is healthy once its number of jobs stops growing (fault H9)."""
         for server, last in (("s1", 2), ("s2", 1)):
             await bench.pool.add(server, 2)
             assert await bench.pool.report(1, server=server) == []
@@ -52,7 +52,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.pool.expect(server, healthy=True)
 
     async def test_work_of_holders_that_come_back(self, bench: Bench) -> None:
-        """After a loss of the pool, a server is healthy once leases cover its jobs (fault H9; C23)."""
+        """After the pool was lost, a server is healthy once its jobs have leases again (fault H9; C23)."""
         await bench.pool.serving("job-1", slots=2)
         await bench.pool.report(None)
         await bench.pool.report(2)
@@ -69,7 +69,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.advance(bench.short)
 
     async def test_missed_twice(self, bench: Bench) -> None:
-        """A lease ends if its server ran nothing in two reports with some time between (C22, C23; fault H4)."""
+        """A lease ends if two reports, some time apart, show no jobs on its server (C22, C23; fault H4)."""
         (assigned,) = await bench.pool.serving("job-1", slots=2)
         (detached,) = await bench.pool.running("job-2")
         await bench.pool.detach(detached)
@@ -82,7 +82,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(free=2)
 
     async def test_spacing_counts_from_the_first(self, bench: Bench) -> None:
-        """Frequent reports end a lease once the first of them is ``settled`` seconds old (C22)."""
+        """Frequent reports without a lease's job end the lease once the first one is ``settled`` seconds old (C22)."""
         await bench.pool.serving("job-1")
         for _ in range(4):
             assert await bench.pool.report(0, settled=2 * bench.short) == []
@@ -117,7 +117,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.pool.report(0) == ["job-1"]
 
     async def test_the_contrary_between(self, bench: Bench) -> None:
-        """After a report that includes the job, two reports without it must follow to end its lease (C22; fault H4)."""
+        """After a report with the job, it takes two more reports without the job to end its lease (C22; fault H4)."""
         await bench.pool.serving("job-1")
         await bench.pool.report(0)
         await bench.advance(bench.short)
@@ -125,7 +125,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.pool.report_twice(0) == ["job-1"]
 
     async def test_silence_is_not_the_contrary(self, bench: Bench) -> None:
-        """Two reports without a job end its lease, even with no answer between them (C23; fault H4)."""
+        """Two reports without a job end its lease, even if the server did not answer in between (C23; fault H4)."""
         await bench.pool.serving("job-1")
         await bench.pool.report(0)
         await bench.advance(bench.short)
@@ -143,7 +143,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert set(await bench.pool.jobs()) == {"job-3"}
 
     async def test_equal_looks(self, bench: Bench) -> None:
-        """A lease ends only if both reports without its job have the same number of jobs (C22; fault H4)."""
+        """A lease ends only if both reports without its job give the same number of jobs (C22; fault H4)."""
         await bench.pool.serving("job-1", "job-2", slots=3)
         await bench.pool.report(2, "job-2", "other")
         await bench.advance(bench.short)
@@ -152,7 +152,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.pool.report(1, "job-2") == ["job-1"]
 
     async def test_fewer_than_held(self, bench: Bench) -> None:
-        """If a report counts fewer jobs than there are leases, the oldest expired ones count as missed (C22, C23)."""
+        """If a server has fewer jobs than leases, the leases that expired first count as missed (C22, C23)."""
         jobs = ("job-1", "job-2", "job-3", "job-4")
         first, second, third, _ = await bench.pool.serving(*jobs, slots=5)
         await bench.pool.take()
@@ -169,7 +169,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert set(await bench.pool.jobs()) == {"job-2", "job-4", None}
 
     async def test_those_in_time_are_not_missed(self, bench: Bench) -> None:
-        """A report with fewer jobs ends no unexpired lease: a job may not have arrived yet (C22)."""
+        """A report of fewer jobs than leases ends no unexpired lease: its job may not have arrived yet (C22)."""
         await bench.pool.serving("job-1", "job-2", slots=2)
         for _ in range(3):
             assert await bench.pool.report(1) == []
@@ -186,7 +186,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert None not in await bench.slots.renew(by_number, by_name, ttl=LONG)
 
     async def test_slots_without_a_job_are_not_missed(self, bench: Bench) -> None:
-        """A report never ends an unassigned lease, because its job was not sent yet (C22; FIX-C5)."""
+        """A report never ends an unassigned lease, because no job was sent for it yet (C22; FIX-C5)."""
         await bench.pool.serve()
         (lease,) = await bench.pool.take()
         for _ in range(3):
@@ -195,7 +195,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.renew(lease)
 
     async def test_one_endpoint_at_a_time(self, bench: Bench) -> None:
-        """A report about one endpoint does not affect the leases of others (C22; fault H7)."""
+        """A report about one endpoint does not affect the leases of other endpoints (C22; fault H7)."""
         await bench.pool.serve("s1")
         await bench.pool.serve("s2")
         await bench.pool.serve("s1", model=OTHER_MODEL)
@@ -207,14 +207,14 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert set(await bench.pool.jobs()) == {"job-1", "job-3"}
 
     async def test_the_last_of_a_removed_one(self, bench: Bench) -> None:
-        """A removed endpoint is still reconciled, and is deleted with its last lease (fault H7)."""
+        """A removed endpoint is still reconciled, and is deleted when its last lease ends (fault H7)."""
         await bench.pool.serving("job-1")
         await bench.slots.remove(MODEL, "s1")
         assert await bench.pool.report_twice(0) == ["job-1"]
         assert await bench.pool.servers() == []
 
     async def test_a_note_for_the_holder(self, bench: Bench) -> None:
-        """Every answer about a lease contains the last note that was left for it (C7)."""
+        """Every call that returns a lease to its holder returns the last note that was left for it (C7)."""
         (lease,) = await bench.pool.serving("job-1", slots=2)
         assert await _leave(bench, lease, b'{"status": "early"}') is Left.TAKEN
         assert await _leave(bench, lease, b'{"text": "\xc3\xa9\\u0000"}') is Left.TAKEN
@@ -247,7 +247,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.late(OTHER_MODEL, "job-1") == ()
 
     async def test_a_note_when_all_is_over(self, bench: Bench) -> None:
-        """A note for a job without a lease is late; a released lease loses its note (C7; fault H3)."""
+        """A note for a job without a lease is stored as late; a released lease loses its note (C7; fault H3)."""
         (lease,) = await bench.pool.serving("job-1")
         await _leave(bench, lease, b'"fetched"')
         await bench.slots.release(lease)
@@ -256,7 +256,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.late(MODEL, "job-1") == (b'"late"',)
 
     async def test_a_note_that_was_not_fetched(self, bench: Bench) -> None:
-        """If a lease expires or ends by a report, its note is stored as late: it may be a result (C7, C26)."""
+        """If a lease expires or is ended by a report, its note is stored as late: it may be a result (C7, C26)."""
         (lease,) = await bench.pool.serving("job-1")
         await _leave(bench, lease, b'"of a server"')
         assert await bench.pool.report_twice(0) == ["job-1"]
@@ -268,7 +268,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.late(MODEL, "job-2") == (b'"of time"',)
 
     async def test_late_notes_are_bounded(self, bench: Bench) -> None:
-        """The last 8 late notes of a job are kept, and the last 1,000 of the pool (fault H3)."""
+        """The last 8 late notes of each job are kept, and the last 1,000 late notes of the pool (fault H3)."""
         for number in range(10):
             await bench.slots.leave(MODEL, "job-1", "x", b"%d" % number)
         assert await bench.slots.late(MODEL, "job-1") == tuple(b"%d" % n for n in range(2, 10))
@@ -278,7 +278,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.late(OTHER_MODEL, "job-0") == (b"1",)
 
     async def test_large_late_notes(self, bench: Bench) -> None:
-        """At most 16 MiB of late notes are kept; the oldest are deleted first (fault H3)."""
+        """At most 16 MiB of late notes are kept; the oldest notes are deleted first (fault H3)."""
         note = b'"' + b"x" * (250 * 1024) + b'"'
         for number in range(66):
             await bench.slots.leave(MODEL, f"job-{number}", "x", note)

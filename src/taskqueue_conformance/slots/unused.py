@@ -1,4 +1,4 @@
-"""The capability ``slots``: unassigned leases end at once when their endpoint may get no more jobs."""
+"""The capability ``slots``: unassigned leases end at once when their endpoint may no longer be given jobs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
-    """Tests that unassigned leases end with each call that stops an endpoint from getting jobs."""
+    """Tests that each call that stops an endpoint from getting jobs ends its unassigned leases."""
 
     async def test_drained_with_an_idle_slot(self, bench: Bench) -> None:
-        """An unassigned lease ends when its endpoint is drained, not when draining ends (C12; fault H7)."""
+        """An unassigned lease ends when its endpoint is drained, but not when draining ends (C12; fault H7)."""
         held = await _busy_and_idle(bench)
         await _check_held(bench, bench.slots.drain(MODEL, "s1", draining=False), held)
         await _clears(bench, bench.slots.drain(MODEL, "s1"), held)
@@ -39,7 +39,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
         assert not await bench.slots.remove(MODEL, "s2")
 
     async def test_rested_with_an_idle_slot(self, bench: Bench) -> None:
-        """An unassigned lease ends when its endpoint is paused, not when the pause ends (C2; fault H8)."""
+        """An unassigned lease ends when its endpoint is paused, but not when the pause ends (C2; fault H8)."""
         held = await _busy_and_idle(bench)
         await _check_held(bench, bench.slots.rest(MODEL, "s1", 0), held)
         await _clears(bench, bench.slots.rest(MODEL, "s1", bench.short), held)
@@ -47,7 +47,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
         assert {lease.server for lease in await bench.pool.take(4, "h2")} == {"s1", "s2"}
 
     async def test_silent_with_an_idle_slot(self, bench: Bench) -> None:
-        """If a server does not answer, its unassigned leases end, and are not returned as ended (C23; fault H4)."""
+        """If a server does not answer, its unassigned leases end, but are not returned as ended (C23; fault H4)."""
         held = await _busy_and_idle(bench)
         await _check_held(bench, bench.pool.report(1, "job-1"), held)
         assert await _clears(bench, bench.pool.report(None), held) == []
@@ -72,7 +72,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
 
 
 async def _busy_and_idle(bench: Bench) -> tuple[SlotLease, SlotLease]:
-    """Return an assigned and an unassigned lease on ``s1``, after acquiring leases of other endpoints."""
+    """Return an assigned and an unassigned lease on ``s1``, after acquiring leases on other endpoints."""
     busy, idle = (await bench.pool.serving("job-1", slots=3))[0], (await bench.pool.take())[0]
     await bench.pool.serve("s2", slots=3, priority=6)
     await bench.pool.serve(slots=1, model=OTHER_MODEL)

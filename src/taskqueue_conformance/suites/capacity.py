@@ -1,4 +1,4 @@
-"""The capability ``flow``: which tasks a full queue refuses, and which it never refuses."""
+"""The capability ``flow``: which tasks a full queue refuses, and which tasks it never refuses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert await bench.control.results(KEY, "t1") == (b"1",), "a refusal deleted it (law 6)"
 
     async def test_queues_do_not_share_it(self, bench: Bench) -> None:
-        """In a batch for two queues, the full queue refuses only its own tasks (law 6; B5)."""
+        """In a batch for two queues, one of them full, only the tasks of the full queue are refused (law 6; B5)."""
         await bench.limit(capacity=1)
         positions = [KEY, OTHER, KEY, OTHER]
         tasks = [bench.task(f"t{n}", key=key) for n, key in enumerate(positions)]
@@ -50,7 +50,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert refused == [False, False, True, False]
 
     async def test_known_ids_have_their_answer(self, bench: Bench) -> None:
-        """A known id is a duplicate or conflict even if the queue is full or paused (laws 6, 7; B13)."""
+        """A known id is a duplicate or a conflict even if the queue is full or its intake paused (laws 6, 7; B13)."""
         await bench.limit(capacity=2)
         await bench.publish("t1", "t2")
         for limits in ({}, {"intake_paused": True}, {"capacity": None}):
@@ -69,7 +69,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _has_room(bench, 0, of=2)
 
     async def test_cancelled_make_room(self, bench: Bench) -> None:
-        """Cancelling a waiting or scheduled task frees capacity; a running task uses none (law 6)."""
+        """Cancelling a waiting or scheduled task frees capacity; a running task uses no capacity (law 6)."""
         await bench.limit(capacity=3)
         await bench.publish("running", "waiting")
         await bench.publish("scheduled", not_before=bench.now + 3600)
@@ -79,7 +79,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await _has_room(bench, room, of=3)
 
     async def test_purged_make_room(self, bench: Bench) -> None:
-        """After a purge the whole capacity is free, and no more than that (law 6)."""
+        """After a purge, exactly the whole capacity is free (law 6)."""
         await bench.limit(capacity=3)
         subscription, delivery = await bench.running("returned", "waiting")
         await subscription.redeliver(delivery)
@@ -101,7 +101,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert (await bench.control.ledger(KEY)).expired == 4
 
     async def test_scheduled_take_room(self, bench: Bench) -> None:
-        """A scheduled task counts against the capacity from its publish to its delivery (laws 6, 8)."""
+        """A scheduled task counts against the capacity from its publishing to its first delivery (laws 6, 8)."""
         await bench.limit(capacity=2)
         await bench.publish("scheduled", not_before=bench.now + bench.short)
         await _has_room(bench, 1, of=2)
@@ -112,7 +112,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _has_room(bench, 2, of=2)
 
     async def test_releases_take_no_room(self, bench: Bench) -> None:
-        """Released and lost tasks, also those of a closed consumer, return to a full queue (laws 3, 6)."""
+        """Released and lost tasks, including those of a closed consumer, return even to a full queue (laws 3, 6)."""
         await bench.limit(capacity=3)
         subscription, first, second, _ = await bench.all_running("t1", "t2", "t3")
         await _has_room(bench, 3, of=3)
@@ -126,7 +126,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _has_room(bench, 0, of=3)
 
     async def test_retries_take_no_room(self, bench: Bench) -> None:
-        """A retry is never refused, in whatever state the task is, and needs no capacity (law 6)."""
+        """A retry is never refused, whatever the state of the task, and needs no capacity (law 6)."""
         await bench.limit(capacity=2)
         subscription, done, running = await bench.all_running("done", "running")
         await subscription.ack(done)
@@ -147,7 +147,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _has_room(bench, 2, of=2)
 
     async def test_retried_before_its_delivery(self, bench: Bench) -> None:
-        """A task that is retried before its first delivery no longer needs capacity (law 6)."""
+        """A task that is retried before its first delivery no longer counts against the capacity (law 6)."""
         await bench.limit(capacity=2)
         task, _ = await bench.publish("t1", "t2")
         await bench.retry(task, 3600)
@@ -157,7 +157,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_redriven_take_no_room(self, bench: Bench) -> None:
-        """A redriven task returns to a full queue (law 6)."""
+        """A redriven task returns even to a full queue (law 6)."""
         await bench.limit(capacity=1)
         subscription, delivery = await bench.running("dead")
         await bench.bury(subscription, delivery)
@@ -168,7 +168,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _has_room(bench, 1, of=1)
 
     async def test_capacity_changes(self, bench: Bench) -> None:
-        """A new capacity applies to the next publish; waiting tasks count and are kept (laws 6, 9)."""
+        """A new capacity applies to the next publish; waiting tasks are kept and count against it (laws 6, 9)."""
         await bench.publish("t1", "t2", "t3", "t4")
         await bench.limit(capacity=2)
         (answer,) = await bench.offer("new")
@@ -185,7 +185,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish(*(f"more{n}" for n in range(20)))
 
     async def test_intake_paused(self, bench: Bench) -> None:
-        """While the intake is paused, new tasks are refused and waiting ones delivered (laws 6, 9; B13)."""
+        """While the intake is paused, new tasks are refused, but waiting tasks are delivered (laws 6, 9; B13)."""
         await bench.publish("t1")
         await bench.limit(intake_paused=True)
         answers = await bench.offer("t2", "t3")
@@ -221,7 +221,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs("durable")
     async def test_capacity_survives(self, bench: Bench) -> None:
-        """After a restart, a durable queue has the same capacity and depth (law 6; GOAL-AB)."""
+        """After a restart, a durable queue has the same capacity and the same number of tasks (law 6; GOAL-AB)."""
         await bench.limit(capacity=3)
         await bench.publish("t1", "t2")
         await bench.one(bench.subscribe())

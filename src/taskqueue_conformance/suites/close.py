@@ -26,7 +26,7 @@ class ClosingSuite(Harness):
         assert {(delivery.attempt, delivery.losses) for delivery in taken} == {(1, 0)}
 
     async def test_close_leaves_others_alone(self, bench: Bench) -> None:
-        """Closing a subscription releases no delivery of the worker's other ones (law 2; REV-E5, REV-E6)."""
+        """Closing a subscription releases no deliveries of the worker's other subscriptions (law 2; REV-E5, REV-E6)."""
         await bench.publish("t1", "t2")
         subscription, two = bench.subscribe(), bench.subscribe()
         await bench.one(subscription)
@@ -47,7 +47,7 @@ class ClosingSuite(Harness):
         assert await bench.take(other) == [], "a settled delivery was released (law 2)"
 
     async def test_close_ends_a_waiting_receive(self, bench: Bench) -> None:
-        """A waiting receive returns empty when its subscription is closed."""
+        """A waiting receive returns no deliveries when its subscription is closed."""
         subscription = bench.subscribe()
         waiting = await bench.start(subscription.receive(1, None))
         await subscription.close()
@@ -60,7 +60,7 @@ class ClosingSuite(Harness):
         await subscription.close()
 
     async def test_receive_after_close(self, bench: Bench) -> None:
-        """A receive of a closed subscription raises `SubscriptionClosed`, whatever its timeout."""
+        """A receive on a closed subscription raises `SubscriptionClosed`, whatever its timeout."""
         subscription = await bench.subscribed("t1")
         await subscription.close()
         for timeout in (0, None):
@@ -69,7 +69,7 @@ class ClosingSuite(Harness):
         await bench.expect(waiting=1)
 
     async def test_context_manager(self, bench: Bench) -> None:
-        """Leaving the ``async with`` block closes the subscription, also after an error."""
+        """Leaving the ``async with`` block closes the subscription, even after an error."""
         await bench.publish("t1")
         with suppress(ZeroDivisionError):
             async with bench.subscribe() as subscription:
@@ -99,7 +99,7 @@ class ClosingSuite(Harness):
         assert observed == ["t1", "t2", "t3"]
 
     async def test_aclose(self, bench: Bench) -> None:
-        """Closing the backend closes its subscriptions and ends waiting receives; it can be closed twice."""
+        """Closing the backend closes its subscriptions and ends waiting receives. The backend can be closed twice."""
         subscription = bench.subscribe()
         waiting = await bench.start(subscription.receive(1, None))
         await bench.backend.aclose()
@@ -113,7 +113,7 @@ class ClosingSuite(Harness):
         await bench.backend.aclose()
 
     async def test_health(self, bench: Bench) -> None:
-        """``health`` names the backend, reports ok while it is open, and never raises, even after ``aclose``."""
+        """``health`` names the backend, reports ``ok`` while it is open, and never raises, even after ``aclose``."""
         health = await bench.backend.health()
         assert health.ok, f"a fresh backend is not healthy: {health}"
         assert health.backend, "health must name the backend"

@@ -1,4 +1,4 @@
-"""Concurrency: a cancelled call loses nothing, and of competing calls exactly one succeeds."""
+"""Concurrency: a cancelled call loses nothing, and exactly one of several competing calls succeeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _HOPS = range(10)
 
 
 async def _cut(bench: Bench, call: Coroutine[Any, Any, Any] | asyncio.Task[Any], hops: int) -> Any:
-    """Cancel a call after ``hops`` rounds of the event loop; return its result, or ``None`` if it had none yet."""
+    """Cancel a call after ``hops`` rounds of the event loop.
+
+    Return its result, or ``None`` if it had not ended yet.
+    """
     running = asyncio.ensure_future(call)
     await bench.hop(hops)
     running.cancel()
@@ -37,7 +40,7 @@ class ConcurrencySuite(Harness):
             await _all_there(bench, answer, [f"t{hops}"])
 
     async def test_waiting_receive_cancelled(self, bench: Bench) -> None:
-        """A waiting receive, cancelled when tasks arrive, loses none and counts no loss (laws 1, 3)."""
+        """A waiting receive that is cancelled when tasks arrive loses no task and counts no loss (laws 1, 3)."""
         subscription = bench.subscribe()
         for hops in _HOPS:
             waiting = await bench.start(subscription.receive(5, None))
@@ -85,7 +88,7 @@ class ConcurrencySuite(Harness):
             await subscription.ack(*taken)
 
     async def test_ack_cancelled(self, bench: Bench) -> None:
-        """A cancelled ack can be repeated, and counts once (law 2)."""
+        """A cancelled ack can be repeated, and takes effect once (law 2)."""
         subscription = bench.subscribe()
         for hops in _HOPS:
             await bench.publish(f"t{hops}")
@@ -95,7 +98,7 @@ class ConcurrencySuite(Harness):
         await bench.expect(done=len(_HOPS))
 
     async def test_redeliver_cancelled(self, bench: Bench) -> None:
-        """A cancelled release can be repeated, and the task is available once (law 2)."""
+        """A cancelled release can be repeated, and makes the task available once (law 2)."""
         subscription = bench.subscribe()
         for hops in _HOPS:
             await bench.publish(f"t{hops}")
@@ -157,7 +160,7 @@ class ConcurrencySuite(Harness):
         await bench.expect(done=5)
 
     async def test_many_publishers_and_consumers(self, bench: Bench) -> None:
-        """Ten publishers' 1,000 tasks are delivered to ten consumers, each exactly once (laws 1, 2)."""
+        """The 1,000 tasks of ten publishers are delivered to ten consumers, each task exactly once (laws 1, 2)."""
         deliveries: list[Delivery] = []
         settled: list[Settled] = []
         total = 1000

@@ -19,7 +19,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
     """Tests of `Control`."""
 
     async def test_queues_without_a_subscriber(self, bench: Bench) -> None:
-        """Maintenance reports queues in which tasks wait and that have no subscriber (A21, OPEN-A3, OPEN-A4)."""
+        """Maintenance reports queues that have waiting tasks but no subscriber (A21, OPEN-A3, OPEN-A4)."""
         await bench.publish("t1")
         await bench.publish("t2", key=OTHER)
         worker = bench.subscribe(OTHER)
@@ -35,7 +35,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert (await bench.control.maintain()).unclaimed == (), "no task waits there"
 
     async def test_queues(self, bench: Bench) -> None:
-        """A queue is listed once it has a task, settings or a subscription; the list is sorted."""
+        """A queue is listed as soon as it has a task, settings or a subscription; the list is sorted."""
         assert await bench.control.queues() == ()
         await bench.publish("t1", key="published")
         bench.subscribe("subscribed")
@@ -75,7 +75,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.settings(KEY) == current
 
     async def test_settings_race(self, bench: Bench) -> None:
-        """Of concurrent changes that are based on one version, exactly one is accepted (law 10)."""
+        """Of several concurrent changes based on the same version, exactly one is accepted (law 10)."""
         wishes = [QueueSettings(max_losses=n) for n in range(10)]
         answers = await asyncio.gather(
             *(bench.control.configure(KEY, wish) for wish in wishes), return_exceptions=True
@@ -85,7 +85,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.settings(KEY) == won[0]
 
     async def test_cancel(self, bench: Bench) -> None:
-        """A live task can be cancelled in every state; the receipt of a running one is then stale (laws 1, 2)."""
+        """A live task can be cancelled in any state; the receipt of a running task is then stale (laws 1, 2)."""
         await bench.publish("running", "waiting")
         later = bench.now + bench.short
         subscription, delivery = await bench.running("scheduled", not_before=later)
@@ -111,7 +111,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.expect(done=1, dead=1)
 
     async def test_purge(self, bench: Bench) -> None:
-        """A purge cancels waiting and scheduled tasks, not running ones or those of other queues (law 1)."""
+        """A purge cancels the waiting and scheduled tasks of its queue, but no running tasks (law 1)."""
         await bench.publish("running", "returned", *(f"t{n}" for n in range(20)))
         await bench.publish("scheduled", not_before=bench.now + bench.short)
         subscription = await bench.subscribed("other", key=OTHER)
@@ -174,7 +174,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert ids([await bench.one(subscription)]) == ["waiting"]
 
     async def test_maintain_from_everywhere_at_once(self, bench: Bench) -> None:
-        """Concurrent maintenance expires and promotes each task once (laws 1, 8, 10; OPEN-A3)."""
+        """Concurrent maintenance passes expire each task, or make it available, only once (laws 1, 8, 10; OPEN-A3)."""
         await bench.publish(*(f"late{n}" for n in range(20)), deadline=bench.now + bench.short)
         await bench.publish(*(f"due{n}" for n in range(20)), not_before=bench.now + bench.short)
         await bench.advance(bench.short)
@@ -195,7 +195,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert await subscription.ack(delivery) == (Settled.OK,)
 
     async def test_maintain_forgets(self, bench: Bench) -> None:
-        """Ended tasks are deleted after ``dedupe_window`` and ``result_ttl``, and stay in the ledger (law 1)."""
+        """Ended tasks are deleted after ``dedupe_window`` and ``result_ttl``, but still count in the ledger (law 1)."""
         await bench.configure(dedupe_window=bench.short, result_ttl=bench.short)
         subscription, delivery = await bench.running("t1", "t2")
         await subscription.ack(delivery, results=[b"1"])

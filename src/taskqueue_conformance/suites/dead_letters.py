@@ -28,7 +28,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         await bench.expect(dead=1)
 
     async def test_receipt_ends(self, bench: Bench) -> None:
-        """Dead-lettering can be repeated; other settlements of the receipt are refused (law 2)."""
+        """Dead-lettering can be repeated; other settlements of the same receipt are refused (law 2)."""
         subscription, first, second = await bench.all_running("t1", "t2")
         await bench.bury(subscription, first)
         assert (await bench.bury(subscription, first)).ok
@@ -54,7 +54,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         assert times[-1] <= dead_letter.failed_at
 
     async def test_poison_guard(self, bench: Bench) -> None:
-        """A task that is lost too often becomes a dead letter with a reason, at the same attempt (law 3)."""
+        """A task that is lost too many times becomes a dead letter with a reason and the same attempt (law 3)."""
         subscription = await bench.subscribed("t1")
         losses, outcome = 0, Settled.OK
         while outcome is Settled.OK and losses <= 1000:
@@ -70,7 +70,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
 
     @needs(Capability.CONTROL)
     async def test_poison_guard_counts_to_its_setting(self, bench: Bench) -> None:
-        """A task survives exactly ``max_losses`` losses, by the current setting (laws 3, 9)."""
+        """A task survives exactly ``max_losses`` losses; the current setting counts (laws 3, 9)."""
         await bench.configure(max_losses=2)
         subscription = await bench.subscribed("t1")
         for _ in range(2):
@@ -103,7 +103,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         assert await bench.dead_letters.get("unknown", "t0") is None
 
     async def test_redrive(self, bench: Bench) -> None:
-        """A redriven task keeps its attempt; ``prior`` counts earlier attempts, losses restart at 0 (law 1; C17)."""
+        """A redriven task keeps its attempt; ``prior`` has earlier attempts, and losses restart at 0 (law 1; C17)."""
         subscription, delivery = await bench.running("t1")
         await settle(bench.backend, subscription, delivery, ScheduleRetry(0, "failed"))
         await subscription.redeliver(await bench.one(subscription), lost=True)
@@ -126,7 +126,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         assert ids(await bench.take(subscription, 4)) == ["t2", "t3", "t1", "t4"]
 
     async def test_redrive_all_and_some(self, bench: Bench) -> None:
-        """Without ids, all dead letters of a queue are redriven; ids that are not dead are ignored (C17)."""
+        """Without ids, all dead letters of a queue are redriven; ids of other tasks are ignored (C17)."""
         await _buried(bench, 4)
         assert await bench.dead_letters.redrive(KEY, "t1", "unknown", "t1") == 1
         assert await bench.dead_letters.redrive(KEY, "t1") == 0, "redrive is not idempotent"
@@ -136,7 +136,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         await bench.expect(waiting=4)
 
     async def test_discard(self, bench: Bench) -> None:
-        """Discarded dead letters are deleted, and stay in the ledger (law 1; C17, C26)."""
+        """Discarded dead letters are deleted, but are still counted in the ledger (law 1; C17, C26)."""
         await _buried(bench, 3)
         assert await bench.dead_letters.discard(KEY, "t0", "unknown") == 1
         assert await bench.dead_letters.discard(KEY, "t0") == 0, "discard is not idempotent"

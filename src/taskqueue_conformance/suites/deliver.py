@@ -8,10 +8,10 @@ from taskqueue_core.tasks import Delivery
 
 
 class DeliverSuite(Harness):
-    """Tests of `Subscription.receive` without waiting."""
+    """Tests of `Subscription.receive` with a timeout of 0."""
 
     async def test_first_delivery(self, bench: Bench) -> None:
-        """A new task has attempt 1, no losses, no earlier attempts, and the store's time of its delivery."""
+        """A new task has attempt 1, no losses, no earlier attempts, and a delivery time on the store's clock."""
         await bench.publish("t1")
         before = bench.now
         delivery = await bench.one(bench.subscribe())
@@ -19,7 +19,7 @@ class DeliverSuite(Harness):
         assert before - bench.short <= delivery.delivered_at <= bench.now + bench.short
 
     async def test_fifo(self, bench: Bench) -> None:
-        """Tasks of one priority are delivered in the order of publishing, in any batches (law 4; D2, BUG-D1)."""
+        """Tasks of one priority are delivered in the order of publishing, whatever the batches (law 4; D2, BUG-D1)."""
         await bench.publish("t1")
         await bench.publish("t2", "t3", "t4")
         subscription = await bench.subscribed("t5")
@@ -27,7 +27,7 @@ class DeliverSuite(Harness):
         assert first + ids(await bench.take(subscription, 9)) == ["t1", "t2", "t3", "t4", "t5"]
 
     async def test_fifo_one_by_one(self, bench: Bench) -> None:
-        """Tasks received and acked one at a time come in the order of publishing (law 4; D2, BUG-D1)."""
+        """Tasks that are received and acked one at a time come in the order of publishing (law 4; D2, BUG-D1)."""
         names = [f"t{n}" for n in range(12)]
         subscription = await bench.subscribed(*names)
         observed = []
@@ -38,21 +38,21 @@ class DeliverSuite(Harness):
         assert observed == names
 
     async def test_priorities(self, bench: Bench) -> None:
-        """Higher priorities are delivered first, equal ones in the order of publishing (law 4; FIX-C1, OPEN-C6)."""
+        """Higher priorities come first; each priority keeps the order of publishing (law 4; FIX-C1, OPEN-C6)."""
         for number, priority in enumerate([5, 0, 9, 5, 9, 0, 4, 6]):
             await bench.publish(f"p{priority}-{number}", priority=priority)
         taken = ids(await bench.take(bench.subscribe(), 8))
         assert taken == ["p9-2", "p9-4", "p6-7", "p5-0", "p5-3", "p4-6", "p0-1", "p0-5"]
 
     async def test_strict_without_a_share(self, bench: Bench) -> None:
-        """Without ``floor_share``, a low priority is not delivered while a higher one waits (law 4)."""
+        """Without ``floor_share``, no task of a low priority is delivered while a higher priority waits (law 4)."""
         await bench.publish(*(f"high{n}" for n in range(60)), priority=8)
         await bench.publish(*(f"low{n}" for n in range(5)), priority=1)
         taken = await bench.drain(bench.subscribe(), count=62, limit=7)
         assert taken == [*(f"high{n}" for n in range(60)), "low0", "low1"]
 
     async def test_priority_of_latecomers(self, bench: Bench) -> None:
-        """A new task of higher priority overtakes all waiting tasks of lower priority (law 4)."""
+        """A new task with a higher priority overtakes all waiting tasks with lower priorities (law 4)."""
         await bench.publish(*(f"low{n}" for n in range(50)), priority=1)
         await bench.advance(bench.short)
         subscription = bench.subscribe()
@@ -69,7 +69,7 @@ class DeliverSuite(Harness):
             assert 1 <= len(received.deliveries) <= limit
 
     async def test_empty_is_an_answer(self, bench: Bench) -> None:
-        """A receive from an empty queue returns an empty answer at once, and does not raise."""
+        """A receive from an empty queue returns an empty answer at once, and raises no exception."""
         received = await bench.subscribe().receive(5, 0)
         assert received.deliveries == ()
         assert received.expired == ()
@@ -91,7 +91,7 @@ class DeliverSuite(Harness):
         )
 
     async def test_one_consumer_each(self, bench: Bench) -> None:
-        """Subscriptions share the tasks of a queue, and each task is delivered to one of them (law 2)."""
+        """Subscriptions share the tasks of a queue: each task is delivered to one subscription (law 2)."""
         await bench.publish("t1", "t2", "t3")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         taken = await bench.take(subscription, 2) + await bench.take(two, 2)
@@ -106,7 +106,7 @@ class DeliverSuite(Harness):
         assert ids(await bench.take(bench.subscribe(OTHER), 2)) == ["t2"]
 
     async def test_receipts_cannot_be_guessed(self, bench: Bench) -> None:
-        """Receipts are all different, also those of one task, and long enough to be random."""
+        """All receipts are different, even those of the same task, and long enough to be random."""
         subscription = await bench.subscribed("t1")
         receipts = set()
         for _ in range(20):
@@ -125,7 +125,7 @@ class DeliverSuite(Harness):
         await _flooded(bench, 20)
 
     async def test_keys_take_turns(self, bench: Bench) -> None:
-        """Three keys with many tasks are all served, in whatever order they are named (law 4; E5, OPEN-E1)."""
+        """Three keys with many tasks are all served, whatever order they are listed in (law 4; E5, OPEN-E1)."""
         keys = ("k1", "k2", "k3")
         for key in keys:
             await bench.publish(*(f"{key}-{n}" for n in range(30)), key=key)
@@ -135,7 +135,7 @@ class DeliverSuite(Harness):
             assert served.count(key) >= 5, f"{key} got {served.count(key)} of 30 turns (law 4)"
 
     async def test_higher_priority_does_not_starve_another_key(self, bench: Bench) -> None:
-        """Priorities apply within one key; they do not let one key starve another (law 4)."""
+        """Priorities apply within one key; they do not let one key starve another key (law 4)."""
         await bench.publish(*(f"t{n}" for n in range(100)), priority=9)
         await bench.publish("quiet", key=OTHER, priority=0)
         subscription = bench.subscribe(KEY, OTHER)

@@ -21,7 +21,7 @@ class ExpireSuite(Harness):
         assert await bench.take(subscription) == [], "delivered at its deadline (law 8)"
 
     async def test_reported_by_receive(self, bench: Bench) -> None:
-        """A receive that finds expired tasks reports each once, and delivers the tasks behind them (law 8)."""
+        """A receive that finds expired tasks reports each of them once, and delivers the tasks behind them (law 8)."""
         await bench.publish("t1", "t2", deadline=bench.now + bench.short)
         await bench.publish("t3")
         await bench.advance(bench.short)
@@ -79,7 +79,7 @@ class ExpireSuite(Harness):
         assert await bench.take(subscription) == [], "delivered after its deadline (law 8)"
 
     async def test_published_too_late(self, bench: Bench) -> None:
-        """A task published after its deadline expires: it is counted, and not delivered (laws 1, 8)."""
+        """A task published after its deadline expires: it is counted, but not delivered (laws 1, 8)."""
         await bench.publish("t1", deadline=bench.now - 1)
         assert await bench.take(bench.subscribe()) == []
         await bench.expect(expired=1)

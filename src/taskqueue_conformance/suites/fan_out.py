@@ -15,7 +15,7 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.tasks import Ledger, Published, Refusal, State
 
 _TRIES = 300
-"""number of queue names to try, because a partitioned store binds a queue only to queues in the same partition"""
+"""number of queue names to try; a partitioned store binds a queue only to queues in the same partition"""
 
 
 class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
@@ -23,7 +23,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_a_copy_in_each(self, bench: Bench) -> None:
-        """Each bound queue stores and settles its own copy; the queue itself stores none (law 1; D9)."""
+        """Each bound queue stores and settles its own copy; the queue itself stores no copy (law 1; D9)."""
         name, two = await bound(bench, 2)
         (answer,) = await bench.offer(bench.task("t1", payload={"n": 1}, headers={"h": "x"}))
         assert (answer.key, answer.task_id, answer.status) == (KEY, "t1", Published.ACCEPTED)
@@ -45,7 +45,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         assert await bench.state("t1", two) is State.DEAD
 
     async def test_the_queue_itself(self, bench: Bench) -> None:
-        """A queue that is bound to itself and to another one keeps a copy (law 1; D9)."""
+        """A queue that is bound to itself and to another queue keeps a copy (law 1; D9)."""
         (name,) = await bound(bench, 1)
         await bench.configure(bound_to=(KEY, name))
         await bench.publish("t1", "t2")
@@ -54,7 +54,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
             assert ids(await bench.take(bench.subscribe(key), 9)) == ["t1", "t2"]
 
     async def test_copies_wake(self, bench: Bench) -> None:
-        """A receive that waits for a bound queue is woken by the copy (D9)."""
+        """A copy wakes a receive that waits for a bound queue (D9)."""
         targets = await bound(bench, 2)
         receives = [bench.subscribe(key, consumer=key).receive(1, None) for key in targets]
         waiting = [await bench.start(receive) for receive in receives]
@@ -64,7 +64,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
 
     @needs(Capability.FLOW)
     async def test_all_or_nothing(self, bench: Bench) -> None:
-        """If one bound queue refuses, no queue stores a copy, and the answer has the reason (laws 1, 6; D9)."""
+        """If one bound queue refuses a task, no queue stores a copy; the answer has the reason (laws 1, 6; D9)."""
         key, two = await bound(bench, 2)
         await bench.limit(two, capacity=1)
         await bench.publish("t1")
@@ -116,7 +116,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         assert delivery.task.value() == "other"
 
     async def test_no_chains(self, bench: Bench) -> None:
-        """A copy is not copied again by the bindings of its own queue, so that cycles end (D9)."""
+        """A copy is not copied again by the bindings of its own queue, so bindings may form a cycle (D9)."""
         (name,) = await bound(bench, 1)
         (two,) = await bound(bench, 1, of=name)
         await bench.configure(name, bound_to=(two, KEY))
@@ -126,7 +126,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
             assert await bench.control.ledger(key) == Ledger(), "a copy was copied"
 
     async def test_dates_travel(self, bench: Bench) -> None:
-        """Copies keep priority, deadline and ``not_before``; each expires or becomes due independently (law 8; D9)."""
+        """Copies keep priority, deadline and ``not_before``; each expires or becomes due by itself (law 8; D9)."""
         name, two = await bound(bench, 2)
         later = bench.now + bench.short
         await bench.publish("low", priority=1)
@@ -144,7 +144,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
             assert ids(taken) == ["due", "low"]
 
     async def test_a_batch_of_several_queues(self, bench: Bench) -> None:
-        """In a batch for several queues, each task follows the binding of its queue (laws 1, 7; D9)."""
+        """In a batch for several queues, each task follows the bindings of its own queue (laws 1, 7; D9)."""
         (name,) = await bound(bench, 1)
         chosen: list[tuple[str, dict[str, str]]] = [
             ("t1", {}),
@@ -164,7 +164,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         assert await bench.control.ledger(KEY) == Ledger()
 
     async def test_unbound(self, bench: Bench) -> None:
-        """A binding, and its removal, apply from the next publish on; existing copies stay (laws 1, 9; D9)."""
+        """Adding or removing a binding takes effect with the next publish; existing copies are kept (laws 1, 9; D9)."""
         await bench.publish("before")
         (name,) = await bound(bench, 1)
         await bench.publish("bound")
@@ -175,7 +175,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
 
     @needs("atomic_retry")
     async def test_retries_stay_where_they_are(self, bench: Bench) -> None:
-        """The retry of a copy affects its own queue only (laws 1, 3; D9)."""
+        """Retrying a copy affects only the queue that stores the copy (laws 1, 3; D9)."""
         name, two = await bound(bench, 2)
         await bench.publish("t1")
         subscription = bench.subscribe(name)

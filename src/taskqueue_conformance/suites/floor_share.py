@@ -1,4 +1,4 @@
-"""The capability ``order``: a share of the deliveries for the lowest priority, so that it never starves."""
+"""The capability ``order``: the lowest priority gets a share of the deliveries, so that it never starves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """Tests of ``floor_share``."""
 
     async def test_share_of_the_lowest(self, bench: Bench) -> None:
-        """While higher priorities wait, the lowest one gets its share, evenly spread (law 4; OPEN-C8)."""
+        """While higher priorities wait, the lowest priority gets its share, evenly spread (law 4; OPEN-C8)."""
         for share in (0.1, 0.25, 0.3, 0.5):
             key = f"share{share}"
             await bench.arrange(key, floor_share=share)
@@ -29,7 +29,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
                 assert own == sorted(own), f"wrong order within a priority: {own} (law 4)"
 
     async def test_the_lowest_of_several(self, bench: Bench) -> None:
-        """The share goes to the lowest waiting priority, not to those in the middle (law 4; OPEN-C8)."""
+        """The share goes to the lowest waiting priority, not to priorities in between (law 4; OPEN-C8)."""
         await bench.arrange(floor_share=0.2)
         await _publish(bench, high=60, low=6)
         await bench.publish(*(f"middle{n}" for n in range(20)), priority=5)
@@ -41,7 +41,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert 4 <= middle <= 6, f"{middle} of 25 deliveries have the lowest priority (law 4)"
 
     async def test_nothing_is_owed(self, bench: Bench) -> None:
-        """Deliveries without a competing priority do not increase the lowest one's later share (law 4)."""
+        """Deliveries without a competing priority do not increase the later share of the lowest priority (law 4)."""
         await bench.arrange(floor_share=0.1)
         await _publish(bench, high=150)
         subscription = bench.subscribe()
@@ -63,7 +63,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             _check_share(await bench.drain(subscription, count=30, limit=4), share)
 
     async def test_share_and_returned_ones(self, bench: Bench) -> None:
-        """A released task is first in its priority, and counts against the share again (laws 3, 4)."""
+        """A released task is the first of its priority, and counts against the share again (laws 3, 4)."""
         await bench.arrange(floor_share=0.5)
         await _publish(bench, high=9, low=9)
         subscription = bench.subscribe()
@@ -114,14 +114,14 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 async def _publish(
     bench: Bench, *, start: int = 0, key: str = KEY, high: int = 0, low: int = 0
 ) -> None:
-    """Publish ``high`` tasks named ``high0``, ``high1``… of a high priority, and ``low`` tasks of a low one."""
+    """Publish ``high`` tasks ``high0``, ``high1``… with a high priority, and ``low`` tasks with a low priority."""
     for name, count, priority in (("high", high, 8), ("low", low, 1)):
         names = [f"{name}{n}" for n in range(start, start + count)]
         await bench.publish(*names, key=key, priority=priority)
 
 
 def _check_share(taken: Sequence[str], share: float) -> None:
-    """Fail unless the low priority had its share of the deliveries, evenly spread."""
+    """Fail unless the low priority has had its share of the deliveries, evenly spread."""
     lowest = [name.startswith("low") for name in taken]
     least, most = len(taken) * share * 0.8, len(taken) * share * 1.2 + 1
     assert int(least) <= sum(lowest) <= most, f"wrong share: {sum(lowest)} of {len(taken)} (law 4)"

@@ -1,4 +1,4 @@
-"""The capability ``flow``: limits of the tasks in flight, and pauses."""
+"""The capability ``flow``: limits on the number of tasks in flight, and pauses."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert (stats.delivered, stats.redelivered, stats.retried) == (2, 0, 0)
 
     async def test_settling_frees_the_place(self, bench: Bench) -> None:
-        """Every settlement wakes a receive that waits because of ``max_inflight`` (law 5; F2)."""
+        """Every settlement wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
         for end in (ack, redeliver, lose, close):
             await _frees(bench, end)
 
     @needs(Capability.DEAD_LETTERS)
     async def test_dying_frees_the_place(self, bench: Bench) -> None:
-        """A new dead letter wakes a receive that waits because of ``max_inflight`` (law 5; F2)."""
+        """Making a delivery a dead letter wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
         for end in (bury, poison):
             await _frees(bench, end)
 
     @needs("atomic_retry")
     async def test_retrying_frees_the_place(self, bench: Bench) -> None:
-        """Scheduling a running task's retry wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
+        """Scheduling a retry of a running task wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
 
         async def settle(bench: Bench, _: Subscription, delivery: Delivery) -> None:
             await bench.retry(delivery.task, 3600, settles=delivery)
@@ -84,7 +84,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await _frees(bench, end)
 
     async def test_ending_frees_the_place(self, bench: Bench) -> None:
-        """A cancel or expiry of a running task wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
+        """Cancelling or expiring a running task wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
         await _frees(bench, cancel)
         await _frees(bench, expire, deadline=bench.short)
 
@@ -111,7 +111,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             assert await bench.wakes(subscription.receive(5, None), change) == matches
 
     async def test_lowering_takes_nothing_away(self, bench: Bench) -> None:
-        """A lower limit ends no delivery; the next one waits until the limit allows it (laws 3, 5, 9)."""
+        """A lower limit ends no delivery; the next delivery waits until the limit allows it (laws 3, 5, 9)."""
         subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         running = await bench.take(subscription, 3)
         await bench.limit(max_inflight=1)
@@ -132,7 +132,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert await bench.wakes(subscription.receive(5, None), late) == ["o4"]
 
     async def test_pause(self, bench: Bench) -> None:
-        """A paused queue delivers nothing, without an error; publishing and settling continue (law 5; F6)."""
+        """A receive from a paused queue returns nothing, and no error; publishing and settling continue (law 5; F6)."""
         subscription, delivery = await bench.running("running", "t1")
         await bench.limit(paused=True)
         assert (await held(subscription)).due_at is None, "no task becomes due"
@@ -148,7 +148,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert [delivery.attempt for delivery in taken] == [1, 1, 2, 1]
 
     async def test_pause_and_a_waiting_receive(self, bench: Bench) -> None:
-        """A waiting receive gets nothing during a pause, and wakes when the pause ends (laws 5, 9; F6, F7)."""
+        """A waiting receive gets no tasks during a pause, and wakes when the pause ends (laws 5, 9; F6, F7)."""
         subscription = bench.subscribe()
         waiting = await bench.start(subscription.receive(5, None))
         await bench.limit(paused=True)

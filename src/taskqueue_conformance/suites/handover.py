@@ -54,7 +54,7 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
         assert await owner.ack(delivery) == (Settled.OK,)
 
     async def test_stale_receipts(self, bench: Bench) -> None:
-        """``adopt`` answers each receipt separately, with ``None`` for stale and unknown ones (law 2)."""
+        """``adopt`` answers each receipt separately, with ``None`` for stale and unknown receipts (law 2)."""
         old, acked, returned, live = await bench.all_running("t1", "t2", "t3")
         new = bench.subscribe()
         await old.ack(acked)

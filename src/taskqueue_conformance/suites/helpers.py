@@ -58,7 +58,7 @@ async def expire(bench: Bench, _: Subscription, __: Delivery) -> None:
 async def frees(bench: Bench, end: End, *, deadline: float | None = None, **fields: Any) -> None:
     """Fail unless ending a delivery with ``end`` wakes a receive that a limit or an ordering key blocks.
 
-    Two tasks are published with ``fields``: one is in flight, and the other one waits until the first one ends.
+    Two tasks are published with ``fields``. The first task is in flight, and the second waits until that delivery ends.
     """
     item, two = bench.subscribe(), bench.subscribe(consumer="another")
     first, second = f"{end.__name__}1", f"{end.__name__}2"
@@ -92,13 +92,13 @@ async def held(subscription: Subscription) -> Received:
 
 
 def check_opening(received: Received, at: float) -> None:
-    """Fail unless an empty answer contains ``at``, the time at which a limit allows the next delivery."""
+    """Fail unless an empty answer says that a limit allows the next delivery at the time ``at``."""
     assert received.due_at is not None, "an empty answer must contain the time of the next delivery"
     assert abs(received.due_at - at) < 0.01, f"wrong due_at: expected {at}, got {received.due_at}"
 
 
 def check_rate(deliveries: Iterable[Delivery], limit: RateLimit) -> None:
-    """Fail if a period of the store's time has more deliveries than a full bucket and its refill allow."""
+    """Fail if any period has more deliveries than a full bucket and its refill allow."""
     times = sorted(delivery.delivered_at for delivery in deliveries)
     for index, start in enumerate(times):
         for count, end in enumerate(times[index:], 1):
@@ -111,7 +111,7 @@ def check_rate(deliveries: Iterable[Delivery], limit: RateLimit) -> None:
 def check_refused(
     answer: Confirmation, code: Refusal, *, depth: int | None = None, by: str = ""
 ) -> None:
-    """Fail unless a publish was refused with ``code``, a reason, and the data that a publisher needs to retry."""
+    """Fail unless a task was refused with ``code``, a reason, and the data that a publisher needs to retry."""
     assert answer.status is Published.REFUSED, f"a publish was not refused (law 6): {answer}"
     assert answer.code is code, "refused with the wrong code (law 6)"
     assert answer.reason, "refused without a reason (law 6)"

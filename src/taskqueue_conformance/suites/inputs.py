@@ -1,4 +1,4 @@
-"""Invalid arguments: they are refused with the name of the field, and change nothing."""
+"""Invalid arguments are refused with an error that names the field, and change nothing."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class InputsSuite(Harness):
             await bench.invalid("limit", subscription.receive(limit, 0))
 
     async def test_keys(self, bench: Bench) -> None:
-        """A subscription needs at least one key, only valid ones, and not too many."""
+        """A subscription needs at least one key; all keys must be valid, and there must not be too many."""
         long, many = "x" * (LIMITS.name + 1), [f"k{n}" for n in range(LIMITS.keys + 1)]
         for keys in ([], [""], ["a b"], [KEY, "a/b"], ["{tag}"], [long], many):
             with pytest.raises(InvalidInput):
                 bench.backend.subscribe(keys, "worker")
 
     async def test_repeated_keys(self, bench: Bench) -> None:
-        """A key that is named twice counts once."""
+        """A key that is listed twice counts once."""
         await bench.publish("t1")
         assert len(await bench.take(bench.subscribe(KEY, KEY), 2)) == 1
 
     async def test_consumer(self, bench: Bench) -> None:
-        """The name of a consumer must be valid."""
+        """The worker id of a consumer must be valid."""
         for consumer in ("", "a b", "x" * (LIMITS.name + 1)):
             with pytest.raises(InvalidInput):
                 bench.backend.subscribe([KEY], consumer)
 
     async def test_results_of_an_ack(self, bench: Bench) -> None:
-        """An ack needs one JSON result per delivery; otherwise nothing is settled (law 2)."""
+        """The results of an ack must be JSON, one for each delivery; otherwise, nothing is settled (law 2)."""
         subscription, *taken = await bench.all_running("t1", "t2")
         for results in ([b"1"], [b"1", b"2", b"3"], [b"1", b"{broken"], [b"1", b"\xff"]):
             with pytest.raises(InvalidInput):
@@ -48,7 +48,7 @@ class InputsSuite(Harness):
         assert await subscription.ack(*taken, results=[b"1", None]) == (Settled.OK, Settled.OK)
 
     async def test_time_of_a_retry(self, bench: Bench) -> None:
-        """A retry needs a finite time that is not negative; otherwise nothing is scheduled (law 2)."""
+        """The time of a retry must be finite and not negative; otherwise, nothing is scheduled (law 2)."""
         subscription, delivery = await bench.running("t1")
         for at in (float("nan"), float("inf"), -1.0):
             with pytest.raises(InvalidInput):

@@ -14,11 +14,11 @@ from taskqueue_core.tasks import Ledger
 
 
 class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
-    """Tests that the ledger is right after every step (law 1)."""
+    """Tests that the ledger is correct after every step (law 1)."""
 
     @needs(Capability.DEAD_LETTERS, "atomic_retry")
     async def test_every_arrow(self, bench: Bench) -> None:
-        """Each transition moves one entry from one count to another, and changes no other count (law 1; C26)."""
+        """Each transition moves an entry from one count to another count, and changes no other count (law 1; C26)."""
         subscription = bench.subscribe()
         await bench.expect()
         await bench.publish("t1", "t2", "t3")

@@ -25,7 +25,7 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect()
 
     async def test_moved_knows_what_it_had(self, bench: Bench) -> None:
-        """A moved queue answers known ids as before, live or ended (law 7; A20)."""
+        """A moved queue still recognizes the ids of its live and ended tasks (law 7; A20)."""
         subscription, delivery = await bench.running("done", "waiting")
         await subscription.ack(delivery)
         await bench.limit(moved_to="elsewhere")

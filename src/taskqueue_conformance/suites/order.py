@@ -31,7 +31,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """Tests of ``order`` and ``weights``."""
 
     async def test_what_needs_fair_order(self, bench: Bench) -> None:
-        """In fifo order, settings of tenants are refused with an error that names them (B5)."""
+        """With fifo order, per-tenant settings are refused with an error that names the setting (B5)."""
         await bench.fair(**FAIR)
         for name, value in FAIR.items():
             with pytest.raises(ValidationError, match=f"{name} needs order 'fair'"):
@@ -39,14 +39,14 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert (await bench.control.settings(KEY)).order is Order.FAIR
 
     async def test_tenants_take_turns(self, bench: Bench) -> None:
-        """In one receive, tenants take turns, however many tasks each of them has (law 4; B2, OPEN-A1)."""
+        """Tenants take turns within one receive, however many tasks each tenant has (law 4; B2, OPEN-A1)."""
         await bench.fair()
         await fill(bench, a=4, b=2, c=3)
         taken = ids(await bench.take(bench.subscribe(), 9))
         assert taken == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "c2", "a3"]
 
     async def test_turns_go_on_over_receives(self, bench: Bench) -> None:
-        """Turns of tenants continue across receives, whatever the consumer and the limit (law 4; B2, OPEN-B4)."""
+        """Tenants' turns continue across receives, whatever the consumer and the limit (law 4; B2, OPEN-B4)."""
         await bench.fair()
         await fill(bench, a=6, b=6, c=6)
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(3)]
@@ -72,7 +72,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs("durable")
     async def test_turns_survive(self, bench: Bench) -> None:
-        """After a restart, a durable queue continues with the tenant that is next (law 4; OPEN-B1, GOAL-AB)."""
+        """After a restart, a durable queue continues with the tenant whose turn is next (law 4; OPEN-B1, GOAL-AB)."""
         await bench.fair()
         await fill(bench, a=3, b=3, c=3)
         await bench.drain(bench.subscribe(), count=4)
@@ -80,7 +80,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert await heir.drain(heir.subscribe(), count=5) == ["b1", "c1", "a2", "b2", "c2"]
 
     async def test_tenant_joins_behind(self, bench: Bench) -> None:
-        """A new tenant waits for one turn of each other tenant, not for all their tasks (law 4; B2)."""
+        """A new tenant waits for one turn of each other tenant, not for all of their tasks (law 4; B2)."""
         await bench.fair()
         await fill(bench, a=9, b=9)
         subscription = bench.subscribe()
@@ -100,7 +100,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken == ["b18", "a2", "b19", "a3", "b20", "a4", "b21", "a5"]
 
     async def test_without_a_tenant(self, bench: Bench) -> None:
-        """Tasks without a tenant count as tasks of one tenant (law 4)."""
+        """Tasks without a tenant take turns together, like the tasks of one tenant (law 4)."""
         await bench.fair()
         await bench.publish("n0", "n1", "n2", "n3")
         await fill(bench, a=2)
@@ -108,7 +108,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken == ["n0", "a0", "n1", "a1", "n2", "n3"]
 
     async def test_turns_of_each_queue(self, bench: Bench) -> None:
-        """A tenant's turn in one queue does not affect its turns in another (law 4)."""
+        """A tenant's turn in one queue does not affect its turns in another queue (law 4)."""
         await bench.fair()
         await bench.fair(OTHER)
         await fill(bench, a=3, b=3)
@@ -131,7 +131,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken[:6:2] + taken[6:] == ["a0", "a1", "a2", "a3"]
 
     async def test_priorities_come_before_tenants(self, bench: Bench) -> None:
-        """A higher priority comes before any turn; each priority has turns of its own (law 4; FIX-C1)."""
+        """Priorities come before turns; each priority has turns of its own (law 4; FIX-C1)."""
         await bench.fair()
         await fill(bench, a=3, b=2)
         await bench.publish("B0", "B1", tenant="b", priority=8)
@@ -151,7 +151,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             assert taken[1].attempt == 1
 
     async def test_returned_task_of_who_had_left(self, bench: Bench) -> None:
-        """If a tenant's only task is released, the tenant joins behind the others (laws 3, 4)."""
+        """If a tenant's only task is released, the tenant joins behind the other tenants (laws 3, 4)."""
         await bench.fair()
         await fill(bench, a=1, b=4)
         subscription, two = bench.subscribe(), bench.subscribe()
@@ -161,7 +161,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert ids(await bench.take(two, 4)) == ["b1", "a0", "b2", "b3"]
 
     async def test_weights(self, bench: Bench) -> None:
-        """A weight is a tenant's share of the deliveries, spread evenly over them (law 4; OPEN-B4)."""
+        """Deliveries are shared in proportion to the tenants' weights, and evenly spread (law 4; OPEN-B4)."""
         weights = {"a": 4, "b": 2}
         await bench.fair(weights=weights)
         await fill(bench, a=60, b=40, c=30)
@@ -172,7 +172,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert max(b - a for a, b in pairwise(gaps)) <= 14
 
     async def test_changed_weights(self, bench: Bench) -> None:
-        """Changed weights apply to the next delivery, also for tenants that wait already (laws 4, 9; F7)."""
+        """Changed weights apply to the next delivery, even for tenants that are already waiting (laws 4, 9; F7)."""
         await bench.fair(weights={"a": 5})
         await fill(bench, a=60, b=60)
         subscription = bench.subscribe()
@@ -210,7 +210,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs(Capability.FLOW)
     async def test_cancelled_leave_at_once(self, bench: Bench) -> None:
-        """A cancelled task takes neither a turn nor capacity (laws 4, 6; B3)."""
+        """A cancelled task uses neither a turn nor capacity (laws 4, 6; B3)."""
         await bench.fair()
         await bench.limit(capacity=9)
         await fill(bench, a=3, b=3, c=3)
@@ -225,7 +225,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs(Capability.FLOW)
     async def test_expired_leave(self, bench: Bench) -> None:
-        """An expired task takes no turn, and no capacity once a receive has found it (laws 4, 8; B3)."""
+        """An expired task uses no turn, and no capacity once a receive has found it (laws 4, 8; B3)."""
         await bench.fair()
         await bench.limit(capacity=6)
         await fill(bench, a=2)
@@ -248,7 +248,7 @@ async def fill(
     priority: int = DEFAULT_PRIORITY,
     **tenants: int,
 ) -> None:
-    """Publish the given number of tasks for each tenant: ``a=2`` publishes ``a0`` and ``a1`` of tenant ``a``."""
+    """Publish the given number of tasks for each tenant: ``a=2`` publishes ``a0`` and ``a1`` for the tenant ``a``."""
     for tenant, count in tenants.items():
         names = [f"{tenant}{n}" for n in range(start, start + count)]
         fields: dict[str, Any] = {"key": key, "deadline": deadline, "priority": priority}

@@ -1,4 +1,4 @@
-"""The capability ``order``: changes of the order while there are tasks in every state."""
+"""The capability ``order``: changing the order while there are tasks in every state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """Tests of changes of ``order``."""
 
     async def test_to_fair(self, bench: Bench) -> None:
-        """After a change to fair order, tenants of waiting tasks take turns at once (laws 4, 9; B12)."""
+        """After a change to fair order, the tenants of waiting tasks take turns at once (laws 4, 9; B12)."""
         await fill(bench, a=4, b=2, c=3)
         subscription = bench.subscribe()
         assert await bench.drain(subscription, count=1) == ["a0"]
@@ -41,7 +41,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.expect(done=8)
 
     async def test_returned_and_swapped(self, bench: Bench) -> None:
-        """A released task still precedes others after the order has changed (laws 3, 4)."""
+        """A released task still comes before other tasks after the order has changed (laws 3, 4)."""
         await bench.fair()
         await fill(bench, a=3, b=3)
         subscription = bench.subscribe()
@@ -63,7 +63,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs("atomic_retry")
     async def test_scheduled_and_swapped(self, bench: Bench) -> None:
-        """A scheduled task or retry follows the order that applies when it is due (laws 4, 8; B12)."""
+        """A scheduled task or retry is subject to the order that applies when it becomes due (laws 4, 8; B12)."""
         await bench.publish("a8", "a9", tenant="a", not_before=bench.now + bench.short)
         await fill(bench, a=1)
         subscription = bench.subscribe()
@@ -77,7 +77,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert [d.task.id for d in taken if d.task.tenant == "a"] == ["a8", "a9", "a0"]
 
     async def test_in_flight_and_swapped(self, bench: Bench) -> None:
-        """A delivery made in another order can be settled or lost as usual (laws 1, 2, 3; B12)."""
+        """A delivery made under the previous order can be settled or lost as usual (laws 1, 2, 3; B12)."""
         await bench.fair()
         await fill(bench, a=3, b=3)
         subscription = bench.subscribe()
@@ -97,7 +97,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert counted == {"a1": (1, 0), "b0": (1, 1), "b2": (1, 0)}
 
     async def test_a_swap_refuses_nothing(self, bench: Bench) -> None:
-        """A new order with less capacity keeps waiting tasks, and refuses new ones (law 6; OPEN-B3, B12)."""
+        """If a new order has less capacity, waiting tasks are kept and new tasks refused (law 6; OPEN-B3, B12)."""
         await fill(bench, a=6, b=2)
         await bench.fair(tenant_capacity=3)
         await bench.expect(waiting=8)
@@ -146,7 +146,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert len(set(taken)) == len(taken) == 1260
 
     async def test_swapped_over_and_over(self, bench: Bench) -> None:
-        """After each change, deliveries follow the new order; a tenant's tasks stay in sequence (law 4; B12)."""
+        """After each change, deliveries follow the new order; each tenant's tasks stay in sequence (law 4; B12)."""
         await bench.fair()
         await fill(bench, a=30, b=20, c=10)
         subscription, taken = bench.subscribe(), list[str]()
@@ -171,7 +171,7 @@ def _published(name: str) -> tuple[str, int]:
 
 
 def _check_rounds(taken: Sequence[str], there: Counter[str]) -> None:
-    """Fail if a tenant has two turns while another one with tasks has none.
+    """Fail if a tenant has two turns while another tenant with waiting tasks has none.
 
     ``there`` is the number of waiting tasks of each tenant.
     """

@@ -19,7 +19,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_one_at_a_time(self, bench: Bench) -> None:
-        """One task per ordering key is in flight over all workers; other tasks are delivered (law 4; R8, D2)."""
+        """All workers together have one task per ordering key in flight; other tasks are delivered (law 4; R8, D2)."""
         await _publish(bench, e=3, f=2)
         await bench.publish("t1", "t2")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
@@ -34,7 +34,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert ids(await bench.take(subscription, 9)) == ["f1"]
 
     async def test_one_of_a_batch(self, bench: Bench) -> None:
-        """A receive returns one of 100 tasks with one ordering key, and ``again`` becomes false (law 4; R8)."""
+        """A receive returns one of 100 tasks with the same ordering key, and ``again`` becomes false (law 4; R8)."""
         await _publish(bench, e=100)
         subscription = bench.subscribe()
         received = await subscription.receive(100, 0)
@@ -44,7 +44,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert await bench.drain(subscription, count=3, limit=9) == ["e1", "e2", "e3"]
 
     async def test_order_over_priorities(self, bench: Bench) -> None:
-        """Tasks with one ordering key come in the order they became available, not by priority (law 4; R8)."""
+        """Tasks with the same ordering key come in the order they became available, not by priority (law 4; R8)."""
         due = bench.now + bench.short
         entries = (("e0", 1, None), ("e3", 9, due), ("e1", 9, None), ("e2", 5, None))
         for name, priority, at in entries:
@@ -69,7 +69,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert ids(taken) == ["e1", "t2", "t3"]
 
     async def test_held_while_returned(self, bench: Bench) -> None:
-        """A released or lost task comes before others with its ordering key (laws 3, 4; fault F2)."""
+        """A released or lost task comes before other tasks with its ordering key (laws 3, 4; fault F2)."""
         await _publish(bench, e=2)
         subscription = bench.subscribe()
         for lost in (False, True, False):
@@ -106,14 +106,14 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_release_wakes(self, bench: Bench) -> None:
-        """The end of a running task wakes a receive for the next one with its ordering key (law 4; R8)."""
+        """The end of a running task wakes a receive for the next task with its ordering key (law 4; R8)."""
         await frees(bench, ack, ordering_key="e")
         await frees(bench, cancel, ordering_key="e")
         await frees(bench, expire, deadline=bench.short, ordering_key="e")
 
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_death_releases(self, bench: Bench) -> None:
-        """A dead letter blocks no task; once redriven, it is the last of its ordering key (laws 3, 4; R8)."""
+        """A dead letter blocks no task; once redriven, it is the last task of its ordering key (laws 3, 4; R8)."""
         for end in (bury, poison):
             await frees(bench, end, ordering_key="e")
         assert await bench.dead_letters.discard(KEY) == 2
@@ -147,7 +147,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_purge_releases(self, bench: Bench) -> None:
-        """A purge ends tasks that wait for an ordering key; then only a running task blocks the key (laws 1, 4)."""
+        """A purge ends tasks that wait for an ordering key; after that, only a running task blocks it (laws 1, 4)."""
         await _publish(bench, e=4)
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
@@ -221,7 +221,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_entities_and_tenants(self, bench: Bench) -> None:
-        """Tasks of two tenants with one ordering key keep their order; tenants take turns (law 4; R8)."""
+        """Tasks of two tenants with the same ordering key keep their order; the tenants take turns (law 4; R8)."""
         await bench.fair(tenant_max_inflight=2)
         for name, tenant in (("e0", "a"), ("e1", "b"), ("e2", "a"), ("e3", "b")):
             await bench.publish(name, tenant=tenant, ordering_key="e")
@@ -251,7 +251,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs("durable")
     async def test_entity_survives(self, bench: Bench) -> None:
-        """After a restart, tasks still wait for the earlier one with their ordering key (law 4; GOAL-AB)."""
+        """After a restart, tasks still wait for the earlier task with their ordering key (law 4; GOAL-AB)."""
         await _publish(bench, e=3)
         await bench.one(bench.subscribe())
         heir = await bench.reopen()
@@ -263,7 +263,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert await heir.drain(subscription, count=2) == ["e1", "e2"]
 
     async def test_many_entities(self, bench: Bench) -> None:
-        """Five workers run 1,000 ordering keys, each one task at a time, in order (law 4; R8, fault F1)."""
+        """Five workers run tasks of 1,000 ordering keys, for each key one by one in order (law 4; R8, fault F1)."""
         for step in range(3):
             tasks = [bench.task(f"{n}-{step}", ordering_key=f"e{n}") for n in range(1000)]
             for start in range(0, 1000, 250):
@@ -292,7 +292,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
 
 async def _publish(bench: Bench, *, start: int = 0, key: str = KEY, **counts: int) -> None:
-    """Publish tasks with the ordering keys ``counts``: ``e=2`` publishes ``e0`` and ``e1`` with the key ``e``."""
+    """Publish tasks for each ordering key in ``counts``: ``e=2`` publishes ``e0`` and ``e1`` with the key ``e``."""
     for entity, count in counts.items():
         names = [f"{entity}{n}" for n in range(start, start + count)]
         await bench.publish(*names, key=key, ordering_key=entity)

@@ -31,7 +31,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert (stats.redelivered, stats.lost) == (1, 1)
 
     async def test_late_settlements(self, bench: Bench) -> None:
-        """In a batch, the receipt of an overdue delivery is stale; the others are settled (law 2; C18)."""
+        """In a batch, the receipt of an overdue delivery is stale; the other deliveries are settled (law 2; C18)."""
         await bench.limit(max_processing_time=2 * bench.short)
         subscription, hung, fine = await bench.all_running("hung", "fine")
         await bench.advance(bench.short)
@@ -58,7 +58,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(done=1)
 
     async def test_last_progress_counts(self, bench: Bench) -> None:
-        """A delivery ends ``max_processing_time`` after its last progress (law 3; C18)."""
+        """A delivery is ended ``max_processing_time`` after its last progress report (law 3; C18)."""
         await bench.limit(max_processing_time=4 * bench.short)
         _, delivery = await bench.running("hung")
         await bench.advance(3 * bench.short)
@@ -70,7 +70,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(waiting=1)
 
     async def test_change_acts_on_what_follows(self, bench: Bench) -> None:
-        """A delivery keeps the ``max_processing_time`` with which it was delivered (law 9; C18)."""
+        """A delivery keeps the ``max_processing_time`` that applied when it was delivered (law 9; C18)."""
         subscription, before = await bench.running("before", "after")
         await bench.limit(max_processing_time=2 * bench.short)
         await bench.one(subscription)
@@ -81,7 +81,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert await subscription.ack(before) == (Settled.OK,)
 
     async def test_hung_too_often(self, bench: Bench) -> None:
-        """A task that is overdue more often than ``max_losses`` becomes a dead letter (law 3; C18)."""
+        """A task that is overdue more than ``max_losses`` times becomes a dead letter (law 3; C18)."""
         await bench.limit(max_processing_time=bench.short, max_losses=1)
         subscription = await bench.subscribed("hung")
         for losses in (0, 1):
@@ -106,7 +106,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert await subscription.ack(fine) == (Settled.OK,)
 
     async def test_place_comes_free(self, bench: Bench) -> None:
-        """An overdue delivery wakes a receive that ``max_inflight`` blocks; its task comes first (laws 4, 5; C18)."""
+        """The end of an overdue delivery wakes a receive at ``max_inflight``; its task is first (laws 4, 5; C18)."""
         await bench.limit(max_processing_time=2 * bench.short, max_inflight=1)
         await bench.running("hung", "next")
         two = bench.subscribe(consumer="another")
@@ -120,7 +120,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(await bench.take(two, 9)) == ["next"]
 
     async def test_settled_is_over(self, bench: Bench) -> None:
-        """A task that was released and delivered again has its full processing time (law 2)."""
+        """A task that is released and delivered again has the full processing time again (law 2)."""
         await bench.limit(max_processing_time=3 * bench.short)
         await bench.publish("acked", "returned")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
@@ -136,7 +136,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs(Capability.HANDOVER, Capability.REVOCATION)
     async def test_adopted_has_its_time(self, bench: Bench) -> None:
-        """An adopted delivery ends at its original time, and the new subscription is notified (law 2)."""
+        """An adopted delivery becomes overdue at its original time, and its new subscription is notified (law 2)."""
         await bench.limit(max_processing_time=2 * bench.short)
         old, delivery = await bench.running("hung")
         new = bench.subscribe()
@@ -149,7 +149,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert await bench.outcome(waiting) == (delivery.receipt,)
 
     async def test_many_hang(self, bench: Bench) -> None:
-        """All overdue deliveries are ended, each with one loss, and no others are (laws 1, 3, 10; C18)."""
+        """All overdue deliveries are ended with one loss each, and no other delivery is ended (laws 1, 3, 10; C18)."""
         await bench.limit(max_processing_time=2 * bench.short)
         await bench.publish(*(f"t{n}" for n in range(150)))
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
@@ -165,7 +165,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
 
 async def _recovered(bench: Bench) -> int:
-    """Run maintenance until it finds nothing to do; return how many overdue deliveries it ended."""
+    """Run maintenance until it finds nothing to do; return the number of overdue deliveries that it ended."""
     recovered = 0
     for _ in range(20):
         done = await bench.control.maintain()

@@ -41,7 +41,7 @@ class PublishSuite(Harness):
         assert (await bench.one(bench.subscribe())).task == task
 
     async def test_largest_payload_and_batch(self, bench: Bench) -> None:
-        """A batch of 1,000 tasks and a payload of the largest allowed size are accepted."""
+        """A batch of 1,000 tasks, and a task with the largest allowed payload, are accepted."""
         await bench.publish("large", payload="x" * (256 * 1024 - 2))
         await bench.publish(*(f"t{n}" for n in range(1000)), key=OTHER)
         subscription = bench.subscribe(KEY, OTHER)
@@ -60,7 +60,7 @@ class PublishSuite(Harness):
         await bench.expect(in_flight=1)
 
     async def test_other_payload_is_a_conflict(self, bench: Bench) -> None:
-        """The same id with another payload is a conflict, and the stored task stays as it was (law 7)."""
+        """The same id with another payload is a conflict, and the stored task does not change (law 7)."""
         await bench.publish("t1", payload="first")
         (answer,) = await bench.offer(bench.task("t1", payload="second"))
         assert answer.status is Published.CONFLICT
@@ -76,13 +76,13 @@ class PublishSuite(Harness):
         assert ids(await bench.take(bench.subscribe(), 4)) == ["t1", "t2"]
 
     async def test_ids_are_unique_per_key(self, bench: Bench) -> None:
-        """The same id in another queue is another task."""
+        """The same id in another queue identifies another task."""
         await bench.publish("t1")
         await bench.publish("t1", key=OTHER, payload="other")
         assert len(await bench.take(bench.subscribe(KEY, OTHER), 3)) == 2
 
     async def test_known_in_every_live_state(self, bench: Bench) -> None:
-        """A task published again is a duplicate if it is scheduled, waiting, in flight or released (law 7)."""
+        """A task published again is a duplicate while it is scheduled, waiting, in flight or released (law 7)."""
         subscription = bench.subscribe()
         await bench.publish("scheduled", not_before=bench.now + 3600)
         await _resent(bench, "scheduled")
@@ -114,7 +114,7 @@ class PublishSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_window_ends(self, bench: Bench) -> None:
-        """An ended task is a duplicate for ``dedupe_window`` seconds, and a new task after that (law 7)."""
+        """For ``dedupe_window`` seconds, an ended task published again is a duplicate; later, it is new (law 7)."""
         await bench.configure(dedupe_window=2 * bench.short)
         subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery)
@@ -127,7 +127,7 @@ class PublishSuite(Harness):
         await bench.expect(published=2, done=1, in_flight=1)
 
     async def test_position(self, bench: Bench) -> None:
-        """The position in a confirmation, if the backend gives one, is the number of tasks that wait before it."""
+        """If a confirmation has a position, it is the number of tasks that wait ahead of the confirmed task."""
         for before in range(3):
             (answer,) = await bench.offer(f"t{before}")
             assert answer.position in (None, before), f"expected {before}, got {answer.position}"

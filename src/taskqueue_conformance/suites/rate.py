@@ -1,4 +1,4 @@
-"""The capability ``flow``: limits of the number of deliveries per interval."""
+"""The capability ``flow``: limits on the number of deliveries per interval."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """Tests of ``rate_limit``."""
 
     async def test_burst(self, bench: Bench) -> None:
-        """A full bucket may be used at once; then an empty answer has the time of the next token (law 5; F3)."""
+        """A full bucket may be used up at once; an empty answer then has the time of the next token (law 5; F3)."""
         await bench.limit(rate_limit=_SLOW)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         taken = await bench.take(subscription, 9)
@@ -34,7 +34,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
 
     async def test_refill(self, bench: Bench) -> None:
-        """The bucket is refilled evenly over the interval, and never above its size (law 5; F3)."""
+        """The bucket is refilled evenly over the interval, but never above its size (law 5; F3)."""
         await bench.limit(rate_limit=_FAST)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(30)))
         taken = await bench.take(subscription, 9)
@@ -75,7 +75,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         check_rate(taken, _FAST)
 
     async def test_work_that_comes_later(self, bench: Bench) -> None:
-        """A waiting receive gets a task that is published later, once there is a token for it (law 5; F3)."""
+        """A waiting receive gets a task that is published later, as soon as there is a token for it (law 5; F3)."""
         await bench.limit(rate_limit=_FAST)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(4)))
         taken = await bench.take(subscription, 4)
@@ -110,7 +110,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(taken) == ["t0", "t1", "t2"]
 
     async def test_shared_by_all(self, bench: Bench) -> None:
-        """Concurrent receives together get as many tasks as there are tokens (laws 5, 10; F5)."""
+        """Concurrent receives together get exactly as many tasks as there are tokens (laws 5, 10; F5)."""
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"t{n}" for n in range(9)))
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(5)]
@@ -176,7 +176,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(await bench.take(subscription, 9)) == ["t5", "t6", "t7"]
 
     async def test_changed_limit_keeps_its_tokens(self, bench: Bench) -> None:
-        """A change of the limit keeps the tokens, and applies at once to the time of the next one (laws 5, 9; F7)."""
+        """A changed limit keeps the tokens, and at once changes the time of the next token (laws 5, 9; F7)."""
         await bench.limit(rate_limit=_SLOW)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         first, *_ = await bench.take(subscription, 9)

@@ -1,4 +1,4 @@
-"""``shared`` and ``durable``: several backends use one store together, and its data survives a restart."""
+"""``shared`` and ``durable``: several backends share one store, and its data survives a restart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ReplicasSuite(Harness):
 
     @needs("shared")
     async def test_seen_by_all(self, bench: Bench) -> None:
-        """A task that one replica publishes can be delivered and settled by another (law 2; E1)."""
+        """A task that one replica publishes can be delivered and settled by another replica (law 2; E1)."""
         other = await bench.replica()
         await bench.publish("t1", "t2")
         here, there = bench.subscribe(), other.subscribe(consumer="another")
@@ -28,7 +28,7 @@ class ReplicasSuite(Harness):
 
     @needs("shared")
     async def test_wakes_across(self, bench: Bench) -> None:
-        """A publish, a release or a close at one replica wakes a receive at another (E1)."""
+        """A publish, a release or a close at one replica wakes a receive at another replica (E1)."""
         other = await bench.replica()
         here, there = bench.subscribe(), other.subscribe(consumer="another")
         waiting = await other.start(there.receive(1, None))

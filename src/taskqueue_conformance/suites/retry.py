@@ -1,4 +1,4 @@
-"""Retries: a new attempt at a later time, scheduled by any client, once per token."""
+"""Retries: a retry is a new attempt at a later time, which any client may schedule, once per token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RetrySuite(Harness):
     """Tests of `Publisher.schedule_retry`."""
 
     async def test_retry_through_core(self, bench: Bench) -> None:
-        """A failed task runs again after its delay, once, as the next attempt (law 8; D3, REV-E1, REV-E2)."""
+        """A failed task runs again once, after its delay, as the next attempt (law 8; D3, REV-E1, REV-E2)."""
         subscription = await bench.subscribed("t1")
         for attempt in (1, 2, 3):
             delivery = await bench.one(subscription)
@@ -44,7 +44,7 @@ class RetrySuite(Harness):
 
     @needs("atomic_retry")
     async def test_settling_twice(self, bench: Bench) -> None:
-        """The same retry, sent again, is a duplicate and changes nothing (law 2)."""
+        """Sending the same retry again is a duplicate, and changes nothing (law 2)."""
         subscription, delivery = await bench.running("t1")
         assert await _retry(bench, delivery) is ACCEPTED
         assert await _retry(bench, delivery) is DUPLICATE
@@ -152,7 +152,7 @@ class RetrySuite(Harness):
         assert (await bench.one(subscription)).attempt == 3
 
     async def test_place_in_the_lane(self, bench: Bench) -> None:
-        """A retry that is due goes behind tasks that became available before (law 4; REV-E1)."""
+        """A retry that becomes due goes behind tasks that became available earlier (law 4; REV-E1)."""
         subscription, delivery = await bench.running("t1")
         await bench.publish("t2", "t3")
         await settle(bench.backend, subscription, delivery, ScheduleRetry(bench.short, "failed"))
@@ -161,7 +161,7 @@ class RetrySuite(Harness):
         assert ids(await bench.take(subscription, 5)) == ["t2", "t3", "t1", "t4"]
 
     async def test_never_dropped(self, bench: Bench) -> None:
-        """Hundreds of scheduled retries are all delivered, however many new tasks come (law 6; REV-E4)."""
+        """Hundreds of scheduled retries are all delivered, however many new tasks arrive (law 6; REV-E4)."""
         names = [f"t{n}" for n in range(300)]
         subscription = await bench.subscribed(*names)
         for delivery in await bench.take(subscription, 300):

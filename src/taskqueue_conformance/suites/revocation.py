@@ -23,7 +23,7 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
 
     @needs(Capability.CONTROL)
     async def test_nothing_is_missed(self, bench: Bench) -> None:
-        """Receipts revoked while no call waits are returned by the next call, each once."""
+        """Receipts that are revoked while no call waits are returned by the next call, each receipt once."""
         subscription = await bench.subscribed("t1", "t2", "t3")
         receipts = [delivery.receipt for delivery in await bench.take(subscription, 3)]
         await bench.control.cancel(KEY, "t1")
@@ -80,7 +80,7 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
         assert await bench.outcome(after) == (delivery.receipt,)
 
     async def test_close_ends_the_wait(self, bench: Bench) -> None:
-        """Once the subscription is closed, waiting and later calls return no receipts."""
+        """Once the subscription is closed, waiting and later calls return an empty tuple."""
         subscription = bench.subscribe()
         waiting = await bench.start(bench.revoked(subscription))
         await subscription.close()

@@ -53,7 +53,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs(Capability.ORDER)
     async def test_tenants_room_notifies(self, bench: Bench) -> None:
-        """Free capacity of a tenant wakes a publisher that waits for it (law 6; B5)."""
+        """When capacity of a tenant becomes free, a publisher that waits for it wakes (law 6; B5)."""
         await bench.fair(tenant_capacity=1)
         await bench.publish("a0", tenant="a")
         await bench.publish("b0", tenant="b")
@@ -74,7 +74,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
                 await bench.outcome(await bench.start(signal.wait(LONG)))
 
     async def test_one_of_several_queues(self, bench: Bench) -> None:
-        """A signal of several queues fires for each of them (law 6)."""
+        """A signal for several queues fires for each of them (law 6)."""
         await bench.limit(capacity=1)
         await bench.limit(OTHER, capacity=1)
         await bench.publish("t1")
@@ -99,7 +99,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await bench.silent(signal)
 
     async def test_a_cancelled_wait(self, bench: Bench) -> None:
-        """A cancelled wait takes no notification from the next wait or from another signal (law 6)."""
+        """A cancelled wait takes no notification away from the next wait or from another signal (law 6)."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
         async with bench.room_signal() as signal, bench.room_signal() as two:
@@ -113,7 +113,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await bench.outcome(there)
 
     async def test_many_wait_for_room(self, bench: Bench) -> None:
-        """Many publishers that wait for a small capacity all succeed in the end (law 6)."""
+        """If many publishers wait for a queue with a small capacity, all of them succeed in the end (law 6)."""
         await bench.limit(capacity=2)
 
         tasks = [bench.task(f"t{number}") for number in range(20)]
@@ -128,7 +128,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs("shared")
     async def test_notifies_across_replicas(self, bench: Bench) -> None:
-        """Free capacity at one replica wakes publishers at another (law 6; E1)."""
+        """When one replica frees capacity, publishers at another replica wake (law 6; E1)."""
         other = await bench.replica()
         await bench.limit(capacity=1)
         await bench.publish("t1")

@@ -1,4 +1,4 @@
-"""Scheduled tasks: never delivered early, available when due, in the order of their times."""
+"""Scheduled tasks: they are never delivered early, and become available when due, in the order of their times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ScheduleSuite(Harness):
         assert ids([await bench.one(bench.subscribe())]) == ["t1"]
 
     async def test_order_of_times(self, bench: Bench) -> None:
-        """Scheduled tasks are delivered by their times, equal times in the order of publishing (law 4)."""
+        """Scheduled tasks are delivered in order of their times, and of publishing if these are equal (law 4)."""
         soon, sooner = bench.now + bench.short, bench.now + bench.short / 2
         await bench.publish("b1", "b2", not_before=soon)
         await bench.publish("a1", "a2", not_before=sooner)
@@ -39,7 +39,7 @@ class ScheduleSuite(Harness):
         assert taken == ["a1", "a2", "b1", "b2", "b3"]
 
     async def test_place_among_others(self, bench: Bench) -> None:
-        """A scheduled task has its position in the lane by the time at which it became due (law 4)."""
+        """A scheduled task gets its position in the lane according to the time at which it became due (law 4)."""
         await bench.publish("before")
         await bench.publish("due", not_before=bench.now + bench.short / 2)
         await bench.publish("between")
@@ -57,7 +57,7 @@ class ScheduleSuite(Harness):
         assert ids(await bench.take(subscription, 3)) == ["high", "low2"]
 
     async def test_redelivered_is_not_put_off(self, bench: Bench) -> None:
-        """A scheduled task that is released after its delivery is available again at once."""
+        """A scheduled task that is released after a delivery is available again at once."""
         await bench.publish("t1", not_before=bench.now + bench.short)
         await bench.advance(bench.short)
         subscription = bench.subscribe()

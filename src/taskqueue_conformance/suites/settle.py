@@ -1,4 +1,4 @@
-"""Settling: a receipt settles once, a stale one changes nothing, and a release is no failure."""
+"""Settling: a receipt settles once, a stale receipt changes nothing, and a release is not a failure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SettleSuite(Harness):
         assert (again.task.id, again.attempt, again.losses) == ("t1", 1, 0)
 
     async def test_returned_comes_first(self, bench: Bench) -> None:
-        """Released tasks precede tasks that were never delivered, in their old order (law 4; D2, E5)."""
+        """Released tasks come before tasks that were never delivered, in their old order (law 4; D2, E5)."""
         subscription = await bench.subscribed("t1", "t2", "t3", "t4", "t5")
         delivery, two, three = await bench.take(subscription, 3)
         await subscription.redeliver(three)
@@ -54,7 +54,7 @@ class SettleSuite(Harness):
         assert ids(await bench.take(subscription, 3)) == ["t1", "t2", "t3"]
 
     async def test_returned_stays_in_its_priority(self, bench: Bench) -> None:
-        """A released task is first in its lane, and does not overtake a higher priority (law 4)."""
+        """A released task is first in its lane, but does not overtake a higher priority (law 4)."""
         subscription, low = await bench.running("low1", "low2", priority=1)
         await bench.publish("high", priority=8)
         await subscription.redeliver(low)
@@ -69,7 +69,7 @@ class SettleSuite(Harness):
         assert (delivery.attempt, delivery.losses) == (1, 0), "a release was counted (law 3)"
 
     async def test_loss_is_counted(self, bench: Bench) -> None:
-        """A reported loss raises the losses of a task, and never its attempt (law 3; OPEN-A5)."""
+        """A reported loss increases the losses of a task, but never its attempt (law 3; OPEN-A5)."""
         subscription = await bench.subscribed("t1")
         for losses in range(3):
             delivery = await bench.one(subscription)
@@ -79,7 +79,7 @@ class SettleSuite(Harness):
         assert (await bench.one(subscription)).losses == 3, "a release changed the losses (law 3)"
 
     async def test_batch_answers_per_receipt(self, bench: Bench) -> None:
-        """A batch settles current receipts and answers ``LEASE_LOST`` for stale ones, in order (law 2)."""
+        """A batch settles current receipts and answers ``LEASE_LOST`` for stale receipts, in order (law 2)."""
         subscription, delivery, two, three = await bench.all_running("t1", "t2", "t3")
         await subscription.redeliver(two)
         assert await subscription.ack(delivery, two, three) == (OK, LOST, OK)
@@ -102,7 +102,7 @@ class SettleSuite(Harness):
         await bench.expect(done=1)
 
     async def test_resent_ack(self, bench: Bench) -> None:
-        """The same ack, sent again, gets the same answer and counts once (law 2)."""
+        """Sending the same ack again gets the same answer, and the ack counts once (law 2)."""
         subscription, delivery = await bench.running("t1")
         for _ in range(3):
             assert await subscription.ack(delivery) == (OK,)
@@ -110,7 +110,7 @@ class SettleSuite(Harness):
         await bench.expect(done=1)
 
     async def test_resent_redeliver(self, bench: Bench) -> None:
-        """A release, sent again, makes no second copy and leaves the task with its next consumer (law 2)."""
+        """Sending a release again makes no second copy, and leaves the task with its next consumer (law 2)."""
         subscription, delivery = await bench.running("t1")
         assert await subscription.redeliver(delivery, delivery) == (OK, OK)
         (again,) = await bench.take(subscription, 2)
@@ -120,7 +120,7 @@ class SettleSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_resent_after_the_end(self, bench: Bench) -> None:
-        """After a cancel or an expiry, the last settlement, sent again, gets the same answer (law 2)."""
+        """After a cancel or an expiry, sending the last settlement again still gets the same answer (law 2)."""
         await bench.publish("cancelled")
         subscription = await bench.subscribed("expired", deadline=bench.now + bench.short)
         settled = await bench.take(subscription, 2)
@@ -166,7 +166,7 @@ class SettleSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_receipt_of_another_life(self, bench: Bench) -> None:
-        """A receipt of a forgotten task does not affect a later task with the same id (law 2)."""
+        """A receipt of a deleted task does not affect a later task with the same id (law 2)."""
         await bench.configure(dedupe_window=bench.short)
         subscription, old = await bench.running("t1")
         await subscription.ack(old)

@@ -1,4 +1,4 @@
-"""The capability ``order``: limits of a tenant's waiting tasks, tasks in flight, and deliveries per interval."""
+"""The capability ``order``: limits on a tenant's waiting tasks, tasks in flight, and deliveries per interval."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """Tests of ``tenant_capacity``, ``tenant_max_inflight`` and ``tenant_rate_limit``."""
 
     async def test_tenant_is_refused(self, bench: Bench) -> None:
-        """Tasks of a tenant at its capacity are refused, those of others are accepted (law 6; B5, OPEN-F1)."""
+        """Tasks of a tenant at its capacity are refused; other tenants' tasks are accepted (law 6; B5, OPEN-F1)."""
         await bench.fair(tenant_capacity=2)
         await fill(bench, a=2, b=1)
         answers = await _publish(bench, "a2", "b1", "a3", "b2", "c0")
@@ -69,7 +69,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert await bench.statuses(*tasks) == [Published.DUPLICATE, Published.CONFLICT]
 
     async def test_tenant_has_room_again(self, bench: Bench) -> None:
-        """A delivery, a cancel or an expiry frees capacity of its tenant; a retry needs none (law 6; B3)."""
+        """A delivery, a cancel or an expiry frees capacity of its tenant; a retry needs no capacity (law 6; B3)."""
         await bench.fair(tenant_capacity=2)
         await fill(bench, a=1, b=2)
         await fill(bench, a=1, start=1, deadline=bench.now + bench.short)
@@ -108,7 +108,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert ids(await bench.take(item, 9)) == ["d0", "d1"]
 
     async def test_tenants_places_side_by_side(self, bench: Bench) -> None:
-        """Concurrent receives deliver as many tasks of a tenant as its limit allows (laws 5, 10; OPEN-F1)."""
+        """Concurrent receives deliver exactly as many tasks of a tenant as its limit allows (laws 5, 10; OPEN-F1)."""
         await bench.fair(tenant_max_inflight=3)
         await fill(bench, a=20, b=20, c=2)
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(10)]
@@ -187,7 +187,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs(Capability.FLOW)
     async def test_pause_of_a_fair_queue(self, bench: Bench) -> None:
-        """A pause stops deliveries to all tenants, and no tenant loses its turn (laws 4, 5; F6)."""
+        """A pause stops the deliveries of all tenants' tasks, and no tenant loses its turn (laws 4, 5; F6)."""
         await bench.fair()
         await fill(bench, a=3, b=2)
         subscription = bench.subscribe()
@@ -198,7 +198,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert await bench.drain(subscription, count=4) == ["b0", "a1", "b1", "a2"]
 
     async def test_tenant_limits_change(self, bench: Bench) -> None:
-        """A raised tenant limit wakes a waiting receive; a lowered one ends nothing (laws 5, 9; F7)."""
+        """A raised tenant limit wakes a waiting receive; a lowered limit ends no delivery (laws 5, 9; F7)."""
         await bench.fair(tenant_max_inflight=1)
         await fill(bench, a=6)
         subscription = bench.subscribe()
@@ -231,7 +231,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert len((await bench.outcome(waiting)).deliveries) == 6
 
     async def test_what_tenants_have_saved(self, bench: Bench) -> None:
-        """When a tenant's rate changes, it keeps its tokens, up to the new bucket's size (law 5; F7)."""
+        """When its rate limit changes, a tenant keeps its tokens, up to the new bucket's size (law 5; F7)."""
         await fill(bench, a=30)
         subscription = bench.subscribe()
         changes = (((40, 40), 2), ((4, 4), 2), ((1, 40), 1), (None, 9))
@@ -245,7 +245,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             assert len(await bench.take(subscription, 9)) == saved, f"with {limit} (law 5)"
 
     async def test_limits_of_each_queue(self, bench: Bench) -> None:
-        """A tenant that has reached its limit in one queue is served in another one (law 5)."""
+        """A tenant that has reached its limit in one queue is still served in another queue (law 5)."""
         await bench.fair(tenant_max_inflight=1)
         await fill(bench, a=2)
         await fill(bench, a=2, key=OTHER)
@@ -272,7 +272,7 @@ async def _publish(bench: Bench, *names: str) -> tuple[Confirmation, ...]:
 
 
 async def _has_room(bench: Bench, tenant: str, names: Sequence[str]) -> None:
-    """Fail unless the tenant's tasks ``names`` are accepted and one more is refused."""
+    """Fail unless the tenant's tasks ``names`` are accepted, and one more task is refused."""
     bench.numbers += 1
     *accepted, refused = await _publish(bench, *names, f"{tenant}-more{bench.numbers}")
     statuses = [answer.status for answer in accepted]

@@ -1,4 +1,4 @@
-"""The capability ``control``: status, results and progress of a task."""
+"""The capability ``control``: the statuses, results and progress of tasks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_dead_state(self, bench: Bench) -> None:
-        """A dead task's status contains the error; a redrive sets the state to waiting, a discard to discarded."""
+        """A dead letter's status has the error; a redrive makes its state waiting, and a discard makes it discarded."""
         subscription, delivery = await bench.running("t1")
         await bench.bury(subscription, delivery, "poison")
         status = await _status(bench)
@@ -62,7 +62,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.statuses(KEY) == ()
 
     async def test_results(self, bench: Bench) -> None:
-        """The result of each acked delivery is stored byte by byte, or ``None`` if there was none."""
+        """The result of each acked delivery is stored unchanged; it is ``None`` if there was no result."""
         subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         delivery, two, three = await bench.take(subscription, 3)
         assert await bench.control.results(KEY, "t1") == (None,), "a running task has a result"
@@ -72,7 +72,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         assert results == (None, b'{"a": [1, null]}', None, None, None)
 
     async def test_resent_ack_keeps_the_result(self, bench: Bench) -> None:
-        """The result of the first ack is kept if a later one has another result (law 2)."""
+        """The result of the first ack is kept even if a repeated ack has another result (law 2)."""
         subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery, results=[b"1"])
         await subscription.ack(delivery, results=[b"2"])
@@ -99,7 +99,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.results(KEY, "t1") == (b"1",)
 
     async def test_progress(self, bench: Bench) -> None:
-        """The status shows a running task's progress, a number or a text; a stale receipt changes nothing (law 2)."""
+        """The status shows a running task's progress as a number or text; a stale receipt changes nothing (law 2)."""
         subscription, old = await bench.running("t1")
         await subscription.redeliver(old)
         delivery = await bench.one(subscription)

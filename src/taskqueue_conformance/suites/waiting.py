@@ -1,4 +1,4 @@
-"""Waiting: a receive sleeps until a task is available, and every event that makes one available wakes it."""
+"""Waiting: a receive sleeps until a task is available, and every event that makes a task available wakes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WaitingSuite(Harness):
             assert len((await bench.outcome(waiting)).deliveries) == 1
 
     async def test_timeout(self, bench: Bench) -> None:
-        """A receive returns empty when its timeout has passed, and not before."""
+        """A receive returns no deliveries when its timeout has passed, and not before."""
         waiting = await bench.start(bench.subscribe().receive(1, bench.short))
         assert not waiting.done(), "the wait ended before its time"
         await bench.advance(bench.short)
@@ -47,7 +47,7 @@ class WaitingSuite(Harness):
         assert await bench.wakes(two.receive(1, None), subscription.redeliver(delivery)) == ["t1"]
 
     async def test_close_wakes(self, bench: Bench) -> None:
-        """A task that a closed subscription releases wakes a receive of another consumer at once (REV-E3)."""
+        """Closing a subscription with a running task wakes a receive of another consumer at once (REV-E3)."""
         subscription, _ = await bench.running("t1")
         two = bench.subscribe(consumer="another")
         assert await bench.wakes(two.receive(1, None), subscription.close()) == ["t1"]
@@ -62,7 +62,7 @@ class WaitingSuite(Harness):
         assert delivery.delivered_at >= at
 
     async def test_task_scheduled_meanwhile_wakes(self, bench: Bench) -> None:
-        """A receive that waits already wakes for the earliest task scheduled later (law 8)."""
+        """A receive that is already waiting wakes for the earliest task that is scheduled meanwhile (law 8)."""
         waiting = await bench.start(bench.subscribe().receive(2, None))
         await bench.publish("far", not_before=bench.now + 3600)
         await bench.publish("near", not_before=bench.now + bench.short)
@@ -97,7 +97,7 @@ class WaitingSuite(Harness):
         assert sorted(taken) == sorted([f"t{n}"] for n in range(10))
 
     async def test_closed_waiter_passes_its_wake_up_on(self, bench: Bench) -> None:
-        """If one of two waiting subscriptions is closed, the other one gets the task."""
+        """If one of two waiting subscriptions is closed, the other subscription gets the task."""
         for order in (0, 1):
             subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(2)]
             waiters = [await bench.start(s.receive(1, None)) for s in subscriptions]

@@ -13,7 +13,7 @@ from taskqueue_core.tasks import Delivery
 
 
 class Context:
-    """A delivery as its handler sees it. Thread-safe."""
+    """What a handler knows about its delivery. Thread-safe."""
 
     __slots__ = ("_delivery", "_report", "_revoked")
 
@@ -37,22 +37,25 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt, from 1. Only a retry raises it, never a redelivery."""
+        """The number of this attempt, starting at 1. A retry increases it; a redelivery does not."""
         return self._delivery.attempt
 
     @property
     def losses(self) -> int:
-        """How often this attempt was lost because its worker crashed or fell silent."""
+        """How many times this attempt was lost because its worker crashed or stopped responding."""
         return self._delivery.losses
 
     @property
     def shard(self) -> int | None:
-        """The number of the queue's shard that the task is from; ``None`` if the queue has only one shard."""
+        """The number of the shard that the task came from; ``None`` if the queue has only one shard."""
         return self._delivery.shard
 
     @property
     def shard_changed(self) -> bool:
-        """Whether the previous task on this connection was from another shard, so that cached data may not apply."""
+        """Whether the previous task on this connection came from another shard.
+
+        Data cached for that shard may not apply to this task.
+        """
         return self._delivery.shard_changed
 
     @property
@@ -76,7 +79,7 @@ class Context:
     def progress(self, value: float | str) -> None:
         """Report progress: a number from 0 to 1, or text, which is truncated if it is too long. Raises `InvalidInput`.
 
-        Never blocks, so it is not awaited. If several reports follow quickly, only the last one is sent.
+        Never blocks, so there is nothing to await. If several reports follow quickly, only the last report is sent.
         """
         if isinstance(value, str):
             self._report(self._delivery.receipt, clean_text(value))

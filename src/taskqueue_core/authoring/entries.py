@@ -1,7 +1,7 @@
-"""The rules of the contract for one task, without storage, for backends that store one record per task.
+"""The contract's rules for a single task, without storage, for backends that store one record per task.
 
-A backend loads an entry, changes it with a method of `Entry`, and stores it again, all in one atomic step. The backend
-itself updates lanes, counters and indexes. `docs/writing-a-backend.md` explains this.
+A backend loads an entry, changes it with a method of `Entry`, and stores it again, in one atomic step. The backend
+itself updates lanes, counters and indexes. See `docs/writing-a-backend.md`.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from taskqueue_core.tasks import (
 )
 
 LOST = "lost"
-"""name of the settlement that releases a delivery as lost"""
+"""name of the settlement that releases a delivery and counts a loss"""
 POISONED = "max_losses_exceeded"
-"""reason stored with a dead letter if the task was lost with its consumer too often"""
+"""reason stored with a dead letter whose task was lost with its consumer too many times"""
 _HISTORY = 20
 _AT_REST = (State.WAITING, State.SCHEDULED)
 
 
 class Entry(msgspec.Struct, kw_only=True, eq=False):
-    """One task, with the state of its current entry in the queue, or of its last one."""
+    """One task, with the state of its current entry in the queue or, if it has none, of its last entry."""
 
     task: Task
     state: State | None = None
     """``None`` until the task is stored"""
     attempt: int = 1
     handed_out: int = 0
-    """number of the attempt that was delivered last; 0 if none was"""
+    """number of the attempt that was delivered last; 0 if the task was never delivered"""
     prior: int = 0
     losses: int = 0
     receipt: str | None = None
     delivered_at: float = 0.0
     available_at: float = 0.0
-    """time at which the entry got its current position in its lane, or among the entries of its state"""
+    """time at which the entry got its current position in its lane, or among all entries with its state"""
     updated_at: float = 0.0
     last: tuple[str, str, Settled] | None = None
-    """the last settlement: receipt, name of the settlement, result"""
+    """the last settlement: its receipt, its name and its result"""
     tokens: set[str] = msgspec.field(default_factory=set)
-    """the tokens of the retries that were scheduled, to detect repeated calls"""
+    """tokens of the retries scheduled so far, used to detect repeated calls"""
     history: list[Failure] = msgspec.field(default_factory=list)
     reason: str | None = None
     progress: float | str | None = None
@@ -67,22 +67,22 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return self.state is not None and not self.live and self.state is not State.DEAD
 
     def recognise(self, task: Task, now: float, window: float) -> Published | None:
-        """Return whether publishing ``task`` again is a duplicate or a conflict.
+        """Return whether publishing ``task`` again is a duplicate or a conflict, and which of the two.
 
-        Return ``None`` if the stored task ended at least ``window`` seconds ago, so that its id may be used again.
+        Return ``None`` if the stored task ended at least ``window`` seconds ago, because its id may then be used again.
         """
         if self.ended and now >= self.updated_at + window:
             return None
         return Published.DUPLICATE if self.is_of(task.payload) else Published.CONFLICT
 
     def is_of(self, payload: bytes) -> bool:
-        """Return whether the task has this payload. A backend that deletes payloads of ended tasks overrides this."""
+        """Return whether the task has this payload. Backends that delete the payloads of ended tasks override this."""
         return self.task.payload == payload
 
     def recount(self) -> int:
         """Update `counted`, and return the change in the number of tasks that count against the capacity: -1, 0 or 1.
 
-        Tasks that were never delivered count. Call this once after each change of state.
+        Only waiting and scheduled tasks that were never delivered count. Call this once after each change of state.
         """
         counts = not self.handed_out and self.attempt == 1 and self.state in _AT_REST
         change = counts - self.counted
@@ -90,14 +90,14 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return change
 
     def hand_out(self, receipt: str, now: float) -> Delivery:
-        """Start a delivery with this receipt, and return it."""
+        """Start a delivery that has this receipt, and return the delivery."""
         self.receipt, self.handed_out, self.delivered_at = receipt, self.attempt, now
         return self.delivery
 
     def settled_before(self, receipt: str, verb: str) -> Settled:
-        """Return the result of settling a receipt that has ended.
+        """Return the result of settling a receipt that has already ended.
 
-        If this repeats the last settlement, the result is the same again; otherwise it is ``LEASE_LOST``.
+        If the call repeats the last settlement, the result is the same as before; otherwise, it is ``LEASE_LOST``.
         """
         if self.last is not None and self.last[:2] == (receipt, verb):
             return self.last[2]
@@ -113,7 +113,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         self.receipt = None
 
     def store_result(self, result: bytes | None, now: float, ttl: float) -> None:
-        """Store the result of an ack, for ``ttl`` seconds from ``now``."""
+        """Store the result that was passed to ``ack``; it expires ``ttl`` seconds after ``now``."""
         self.result, self.result_until, self.progress = result, now + ttl, None
 
     def lose(self, max_losses: int, now: float) -> bool:
@@ -133,7 +133,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return True
 
     def bury(self, reason: str, error: str | None, now: float) -> None:
-        """Record the reason and the last error of a task that becomes a dead letter."""
+        """Make the task a dead letter, and record the reason and the last error."""
         self.fail(error, now)
         self.reason = reason[: LIMITS.text]
 
@@ -142,7 +142,10 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return token or f"attempt:{settles.attempt if settles else self.handed_out}"
 
     def retry(self, token: str, error: str | None, now: float) -> None:
-        """Prepare the next attempt, and record the error. The current receipt, if any, must have ended."""
+        """Prepare the next attempt, and record the error.
+
+        No receipt may be current: a delivery must have ended before.
+        """
         if self.state is State.DEAD:
             self.prior = self.attempt
         self.fail(error, now)
@@ -151,11 +154,11 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         self.losses, self.reason = 0, None
 
     def redrive(self) -> None:
-        """Reset the counts of a dead letter, so that the task gets all its attempts again."""
+        """Reset the counts of a dead letter, so that the task may use all its attempts again."""
         self.prior, self.losses, self.reason = self.attempt - 1, 0, None
 
     def fail(self, error: str | None, now: float) -> None:
-        """Add an error to the history, which keeps the most recent failures."""
+        """Add an error to the task's history, which keeps only the most recent failures."""
         if error is not None:
             failure = Failure(attempt=self.attempt, at=now, error=error[: LIMITS.text])
             self.history = [*self.history[1 - _HISTORY :], failure]

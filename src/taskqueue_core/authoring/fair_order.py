@@ -1,8 +1,10 @@
-"""The arithmetic of fair order and of the floor share, for backends with the capability ``order``. It stores no tasks.
+"""The arithmetic of fair order and of the floor share, for backends with the capability ``order``.
 
-Each delivery costs its tenant an amount that depends on the tenant's weight, and the tenant that has spent the least is
-next. `FairRotation` does this in memory. A backend that stores the amounts itself uses `cost`, `joins_at` and
-`returns_at`. The amounts are whole numbers, so that equal ones compare as equal.
+This module stores no tasks.
+
+Each delivery costs its tenant an amount that depends on the tenant's weight, and the next turn goes to the tenant that
+has spent the least. `FairRotation` does this in memory. A backend that stores the amounts itself uses `cost`,
+`joins_at` and `returns_at`. The amounts are whole numbers, so that equal amounts compare as equal.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from typing import Generic, TypeVar
 import msgspec
 
 TURN = math.lcm(*range(1, 26), 1000)
-"""cost of a delivery for a tenant of weight 1; a multiple of all weights up to 25 and of all divisors of 1000"""
+"""cost of a delivery for a tenant of weight 1; divisible by every number up to 25 and by 1000"""
 _DUST = 1e-6
-"""tolerance for rounding errors in `PriorityFloor.owed`, as a fraction of a delivery"""
+"""tolerance for rounding errors in `PriorityFloor.owed`, in deliveries"""
 _SPARE = 64
-"""number of outdated positions that the heap of a `FairRotation` may contain, in addition to one per member"""
+"""number of outdated positions that the heap of a `FairRotation` may contain, in addition to one per tenant"""
 
 T = TypeVar("T", bound=Hashable)
 
@@ -31,7 +33,7 @@ def cost(weight: int) -> int:
 
 
 def joins_at(at: int, *, alone: bool) -> int:
-    """Return the spent amount with which a new tenant starts, so that the other tenants have a turn before it.
+    """Return the spent amount with which a new tenant starts, so that each other tenant has a turn first.
 
     ``at`` is the amount that the tenant whose turn is next has spent. If the new tenant is ``alone``, ``at`` is the
     amount that the tenant with the last turn had spent at that turn.
@@ -40,7 +42,7 @@ def joins_at(at: int, *, alone: bool) -> int:
 
 
 def returns_at(spent: int, at: int) -> int:
-    """Return the spent amount with which a tenant continues after a pause. It does not get the missed turns later.
+    """Return the spent amount with which a tenant continues after a pause. Turns that it missed are not made up for.
 
     ``spent`` is the amount that it had spent before the pause, and ``at`` the amount that the tenant whose turn is next
     has spent.
@@ -53,9 +55,9 @@ class FairRotation(Generic[T]):
 
     def __init__(self) -> None:
         self._positions: dict[T, tuple[int, int, T]] = {}
-        """position of each tenant: amount spent, then a serial number, which decides between equal amounts"""
+        """position of each tenant: the amount it has spent, and a serial number that breaks ties"""
         self._heap: list[tuple[int, int, T]] = []
-        """heap of the current positions, and of some outdated ones, which `next` removes"""
+        """heap of all current positions and some outdated positions, which `next` removes"""
         self._numbers = itertools.count()
         self._at = 0
 
@@ -63,7 +65,7 @@ class FairRotation(Generic[T]):
         return len(self._positions)
 
     def next(self) -> T | None:
-        """Return the member that has spent the least, whose turn is next; ``None`` if there are no members."""
+        """Return the tenant whose turn is next, because it has spent the least; ``None`` if there are no tenants."""
         while self._heap:
             position = self._heap[0]
             client = position[2]
@@ -74,24 +76,24 @@ class FairRotation(Generic[T]):
         return None
 
     def join(self, client: T) -> None:
-        """Add a member, whose first turn comes after those of the other members."""
+        """Add a tenant, which gets its first turn after each of the other tenants has had a turn."""
         alone = self.next() is None
         self._push(client, joins_at(self._at, alone=alone))
 
     def come_back(self, client: T, spent: int) -> None:
-        """Add a member again after a pause, with the amount that `leave` returned."""
+        """Add a tenant again after a pause, with the amount that `leave` returned."""
         self.next()
         self._push(client, returns_at(spent, self._at))
 
     def leave(self, client: T) -> int:
-        """Remove a member, and return the amount that it has spent, for `come_back`."""
+        """Remove a tenant, and return the amount that it has spent, for `come_back`."""
         return self._positions.pop(client)[0]
 
     def spend(self, client: T, weight: int) -> None:
-        """Add the cost of one delivery, for a member of this weight, to the amount that the member has spent."""
+        """Add the cost of one delivery, at this weight, to the amount that the tenant has spent."""
         before = self._positions[client]
         self._at = max(self._at, before[0])
-        if self._heap[0] is before:  # the usual case: the member that `next` returned
+        if self._heap[0] is before:  # the usual case: the tenant that `next` returned
             position = self._positions[client] = (
                 before[0] + cost(weight),
                 next(self._numbers),
@@ -111,15 +113,18 @@ class FairRotation(Generic[T]):
 
 
 class PriorityFloor(msgspec.Struct):
-    """The deliveries that a queue owes to its lowest priority, counted while several priorities have waiting tasks."""
+    """The number of deliveries that a queue owes to its lowest priority.
+
+    It is counted while tasks of several priorities are waiting.
+    """
 
     owed: float = 0.0
     """number of deliveries owed to the lowest priority"""
 
     def is_next(self, share: float) -> bool:
-        """Return whether the next delivery must be of the lowest priority that has available tasks."""
+        """Return whether the next delivery must be a task of the lowest priority that has available tasks."""
         return self.owed + share >= 1 - _DUST
 
     def handed_out(self, share: float) -> None:
-        """Record one delivery, whose priority was chosen as `is_next` required."""
+        """Record one delivery. Its priority must have been chosen as `is_next` requires."""
         self.owed += share - self.is_next(share)

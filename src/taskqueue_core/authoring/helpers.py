@@ -1,4 +1,4 @@
-"""Optional helpers for authors of backends: checks of arguments, waiting in a receive, limits of a queue."""
+"""Optional helpers for authors of backends: argument checks, waiting in ``receive``, and the limits of a queue."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from taskqueue_core.tasks import (
 )
 
 _REFUSED_FOR = 1.0
-"""seconds after which a refused publisher should retry, as it is unknown when the queue will accept tasks again"""
+"""seconds after which a refused publisher should retry; nobody knows when the queue will accept tasks again"""
 
 
 class SubscriptionBase(ABC):
-    """A base class that implements iteration and the context manager with `receive` and `close`."""
+    """A base class that implements iteration and the context manager in terms of `receive` and `close`."""
 
     @abstractmethod
     async def receive(self, limit: int, timeout: float | None) -> Received:
@@ -74,7 +74,7 @@ class LocalSubscription(SubscriptionBase):
 
     @abstractmethod
     def take(self, limit: int) -> Received:
-        """Return up to ``limit`` available deliveries, in one step and without waiting.
+        """Return up to ``limit`` available deliveries in one step, without waiting.
 
         Set ``due_at`` if more deliveries will become available at a known time. If the result contains no delivery and
         no expired task, but ``again`` is set, `receive` calls this method again after other coroutines have run.
@@ -83,10 +83,10 @@ class LocalSubscription(SubscriptionBase):
     @property
     @abstractmethod
     def in_flight(self) -> int:
-        """Number of deliveries that the subscription owns."""
+        """The number of deliveries that the subscription owns."""
 
     def notify(self) -> None:
-        """Wake a waiting receive, because tasks may have become available or the subscription was closed."""
+        """Wake a waiting `receive`: tasks may have become available, or the subscription was closed."""
         self._news.set()
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
@@ -126,11 +126,11 @@ class Working(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Number of deliveries that the subscription owns."""
+        """The number of deliveries that the subscription owns."""
 
 
 def workers_of(subscriptions: Iterable[Working]) -> tuple[WorkerInfo, ...]:
-    """Return the workers that have these open subscriptions, sorted by id; each is listed once."""
+    """Return the workers that own these open subscriptions, sorted by id, without duplicates."""
     by_name: dict[str, list[Working]] = {}
     for subscription in subscriptions:
         by_name.setdefault(subscription.consumer, []).append(subscription)
@@ -147,7 +147,7 @@ def workers_of(subscriptions: Iterable[Working]) -> tuple[WorkerInfo, ...]:
 
 
 def answer(outcomes: Iterable[Settled]) -> tuple[Settled, ...]:
-    """Return the results of a batch as a tuple, or raise `LeaseLost` if it had only one receipt, and that was stale."""
+    """Return the results of a batch as a tuple, or raise `LeaseLost` if the batch was a single stale receipt."""
     settled = tuple(outcomes)
     if settled == (Settled.LEASE_LOST,):
         raise LeaseLost("the receipt is not current: already settled, revoked, or never issued")
@@ -155,29 +155,32 @@ def answer(outcomes: Iterable[Settled]) -> tuple[Settled, ...]:
 
 
 def checked_keys(keys: Iterable[str]) -> tuple[str, ...]:
-    """Return the keys of a subscription without duplicates, in their order, or raise `InvalidInput`."""
+    """Return the keys of a subscription in the given order, without duplicates.
+
+    Raises `InvalidInput` if a key, or the number of keys, is not allowed.
+    """
     unique = tuple(dict.fromkeys(keys))
     if not 0 < len(unique) <= LIMITS.keys:
-        raise InvalidInput("keys", f"{len(unique)} keys", f"1 to {LIMITS.keys}")
+        raise InvalidInput("keys", f"{len(unique)} keys", f"1 to {LIMITS.keys} keys")
     for key in unique:
         check_name("keys", key)
     return unique
 
 
 def checked_limit(limit: int) -> int:
-    """Return the maximum number of deliveries of a receive, or raise `InvalidInput` if it is below 1."""
+    """Return the ``limit`` of a receive call, or raise `InvalidInput` if it is below 1."""
     if limit < 1:
         raise InvalidInput("limit", str(limit), "at least 1")
     return limit
 
 
 def checked_progress(value: float | str) -> float | str:
-    """Return a number from 0 to 1 unchanged, or a text cut to the maximum length. Raises `InvalidInput`."""
+    """Return a number from 0 to 1 unchanged, and text cut to the maximum length. Raises `InvalidInput`."""
     if isinstance(value, str):
         return value[: LIMITS.text]
     if 0 <= value <= 1:
         return value
-    raise InvalidInput("progress", "a number out of range", "0 to 1, or a short text")
+    raise InvalidInput("progress", "a number out of range", "a number from 0 to 1, or a short text")
 
 
 def checked_settings(
@@ -201,26 +204,34 @@ def checked_settings(
             "durability", f"{promised.value!r}", f"one that this backend supports: {allowed}"
         )
     if settings.journal and not journal:
-        raise InvalidInput("journal", "true", "false: this backend has no journal")
+        raise InvalidInput("journal", "true", "only false, because this backend has no journal")
     for name in () if flow else settings.flow:
-        raise InvalidInput(name, "a limit", "the default: this backend does not support limits")
+        raise InvalidInput(
+            name, "a limit", "only the default, as this backend does not support limits"
+        )
     for name in () if order else settings.ordering:
         raise InvalidInput(
-            name, "an order", "the default: this backend delivers first in, first out"
+            name,
+            "another value",
+            "only the default, because this backend delivers first in, first out",
         )
     if settings.shards > 1:
-        raise InvalidInput("shards", "several", "1: this backend does not support shards")
+        raise InvalidInput(
+            "shards", "more than 1", "only 1, because this backend does not support shards"
+        )
     if settings.bound_to and not fan_out:
-        raise InvalidInput("bound_to", "queues", "none: this backend does not support fan-out")
+        raise InvalidInput(
+            "bound_to", "queues", "none, because this backend does not support fan-out"
+        )
     return settings
 
 
 def reject_ordering_keys(tasks: Iterable[Task]) -> None:
-    """Raise `InvalidInput` for a task with an ordering key. Backends without ``order`` call this before publishing."""
+    """Raise `InvalidInput` if a task has an ordering key. Backends without ``order`` call this before publishing."""
     for task in tasks:
         if task.ordering_key is not None:
             raise InvalidInput(
-                "ordering_key", "a key", "none: this backend does not support ordering keys"
+                "ordering_key", "a key", "none, because this backend does not support ordering keys"
             )
 
 
@@ -230,7 +241,7 @@ def refusal(
     """Return the confirmation for a new task that the queue refuses; ``None`` if the queue accepts it.
 
     ``waiting`` is the number of the queue's tasks that were never delivered, and ``of_tenant`` the number of those that
-    belong to the task's tenant. Check for a duplicate first: a known task is not refused.
+    belong to the task's tenant. Check for duplicates first: a task that is already stored must not be refused.
     """
     depth: int | None = None
     retry_after: float | None = _REFUSED_FOR
@@ -259,7 +270,7 @@ def refusal(
 
 
 class QueueRoom(NamedTuple):
-    """The number of deliveries that the limits of a queue allow now."""
+    """How many more deliveries a queue's limits allow now."""
 
     left: int
     """number of further deliveries that are allowed"""
@@ -268,7 +279,7 @@ class QueueRoom(NamedTuple):
 
 
 UNLIMITED = QueueRoom(sys.maxsize)
-"""value for a queue without limits"""
+"""the room of a queue without limits"""
 
 
 def room_of(
@@ -291,7 +302,10 @@ def room_of(
 def checked_results(
     deliveries: Sequence[Delivery], results: Sequence[bytes | None]
 ) -> Sequence[bytes | None]:
-    """Return one result, or ``None``, per delivery. Raises `InvalidInput` for a wrong number or an invalid result."""
+    """Return one result, or ``None``, per delivery.
+
+    Raises `InvalidInput` if the number of results is wrong, or a result is invalid.
+    """
     if not results:
         return (None,) * len(deliveries)
     if len(results) != len(deliveries):

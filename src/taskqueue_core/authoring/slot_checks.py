@@ -32,7 +32,7 @@ class Token(NamedTuple):
 
     @classmethod
     def read(cls, text: object) -> Token | None:
-        """Return the parts of a token; ``None`` for a text that is not a token. Callers treat it as a stale token."""
+        """Return the parts of a token; ``None`` if the text is not a token, which callers treat like a stale token."""
         if not isinstance(text, str) or len(text) > _TOKEN_LENGTH:
             return None
         match = _TOKEN.fullmatch(text)
@@ -43,20 +43,20 @@ class Token(NamedTuple):
 
 
 def check_endpoint(model: object, server: object) -> None:
-    """Check the model and the server of an endpoint."""
+    """Check the names of an endpoint's model and server."""
     check_label("model", model)
     check_label("server", server)
 
 
 def check_ttl(ttl: object) -> None:
-    """Check the duration of a lease, which must be more than 0 seconds."""
+    """Check that the duration of a lease is more than 0 seconds."""
     check_duration("ttl", ttl)
     if not ttl:
         raise InvalidInput("ttl", "0", "more than 0 seconds")
 
 
 def check_leases(leases: Sequence[object]) -> None:
-    """Check the number of leases in a call, and their type."""
+    """Check the number and the types of the leases in a call."""
     if len(leases) > LIMITS.batch:
         raise InvalidInput("leases", f"{len(leases)} leases", f"at most {LIMITS.batch}")
     for lease in leases:
@@ -88,7 +88,7 @@ def check_pairs(pairs: Sequence[tuple[SlotLease, str]]) -> None:
 
 
 def check_remade(lease: SlotLease) -> bool:
-    """Return whether a lease that the pool has lost may be created again: only if the lease is bound to a job."""
+    """Return whether a lease that the pool has lost may be created again; it must be bound to a job."""
     if lease.job is None or lease.state not in (Permit.ASSIGNED, Permit.DETACHED):
         return False
     check_endpoint(lease.model, lease.server)
@@ -104,18 +104,18 @@ def check_job(model: object, job: object) -> None:
 
 
 def check_note(note: object) -> None:
-    """Check a note for the holder of a lease: JSON text, no larger than a result."""
+    """Check that a note for the holder of a lease is JSON text, no larger than a task's result may be."""
     check_json("note", note, LIMITS.result)
 
 
 def check_document(document: object) -> None:
-    """Check the document of a model: JSON text, or ``None``."""
+    """Check that the document of a model is JSON text or ``None``."""
     if document is not None:
         check_json("document", document, LIMITS.document)
 
 
 def check_seen(observed: Seen | None, settled: object) -> None:
-    """Check the arguments of `SlotPool.reconcile`: a server's report and a duration."""
+    """Check the arguments of `SlotPool.reconcile`: a server's report, and a duration in seconds."""
     check_duration("settled", settled)
     if observed is None:
         return
@@ -127,14 +127,14 @@ def check_seen(observed: Seen | None, settled: object) -> None:
         raise InvalidInput("jobs", kind_of(jobs), f"a set of at most {LIMITS.slots} texts")
     for job in jobs:
         if not isinstance(job, str):
-            raise InvalidInput("jobs", f"one of {kind_of(job)}", "texts")
+            raise InvalidInput("jobs", f"an item of type {kind_of(job)}", "only texts")
 
 
 def checked_models(models: Sequence[object]) -> tuple[str, ...]:
-    """Return the models of a signal without duplicates, or raise `InvalidInput`."""
+    """Return a signal's model names without duplicates, or raise `InvalidInput`."""
     unique = dict.fromkeys(str(model) for model in models)
     if not 0 < len(unique) <= LIMITS.keys:
-        raise InvalidInput("models", f"{len(unique)} models", f"1 to {LIMITS.keys}")
+        raise InvalidInput("models", f"{len(unique)} models", f"1 to {LIMITS.keys} models")
     for model in models:
         check_label("models", model)
     return tuple(unique)

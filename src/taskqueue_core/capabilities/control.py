@@ -1,4 +1,4 @@
-"""The capability ``control``: the operations for operators."""
+"""The capability ``control``: the methods that operators need."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from taskqueue_core.tasks import Delivery, Expired, Ledger, QueueStats, TaskStat
 
 
 class Maintained(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one pass of maintenance."""
+    """What one maintenance pass did and found."""
 
     promoted: int = 0
     expired: tuple[Expired, ...] = ()
     forgotten: int = 0
-    """number of records of ended tasks that were deleted, because their deduplication window and result have expired"""
+    """number of ended tasks whose records were deleted, as their deduplication windows and results had expired"""
     recovered: int = 0
     """number of deliveries that ended because their consumer crashed, or made no progress for `max_processing_time`"""
     unclaimed: tuple[str, ...] = ()
-    """queues with waiting tasks and no subscription"""
+    """names of the queues that have waiting tasks but no subscription"""
 
 
 class Control(Protocol):
-    """The operations for operators. A queue that never had tasks, settings or subscriptions reads as an empty one."""
+    """The methods that operators need. A queue that was never used looks like an empty queue with default settings."""
 
     async def queues(self) -> tuple[str, ...]:
         """Return the names of all known queues, sorted."""
@@ -33,25 +33,28 @@ class Control(Protocol):
         """Return the current settings of a queue; the defaults if it has none."""
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """Replace the settings of a queue, and return them with the next version once they are stored everywhere.
+        """Replace the settings of a queue, and return them with the next version number once they are in force.
 
         Raises `SettingsConflict` unless ``settings.version`` is the current version.
         """
 
     async def ledger(self, key: str) -> Ledger:
-        """Return the ledger of a queue, read in one step (law 1)."""
+        """Return the ledger of a queue, read in one atomic step (law 1)."""
 
     async def stats(self, key: str) -> QueueStats:
         """Return the statistics of a queue."""
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
-        """Return the status of tasks; ``None`` for an unknown task, or one whose record has expired."""
+        """Return the statuses of tasks; ``None`` for a task that is unknown or whose record has expired."""
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
-        """Return the results of tasks as JSON text; ``None`` for a task without a result, or with an expired one."""
+        """Return the results of tasks as JSON text; ``None`` for a task whose result is missing or has expired."""
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
-        """Record the progress of a running task: 0 to 1, or a short text. Return False for a stale receipt."""
+        """Record the progress of a running task: a number from 0 to 1, or a short text.
+
+        Return False for a stale receipt.
+        """
 
     async def cancel(self, key: str, task_id: str) -> bool:
         """End a live task as ``cancelled``, and revoke its delivery. Return False if the task was not live."""
@@ -63,9 +66,11 @@ class Control(Protocol):
         """Return all workers that have an open subscription, whichever server they are connected to."""
 
     async def maintain(self) -> Maintained:
-        """Run one pass of maintenance, limited in size. Idempotent; several servers may call it at once (law 10).
+        """Run one pass of maintenance, which is limited in size.
+
+        Idempotent; several servers may call it at once (law 10).
 
         A pass makes due tasks available, expires tasks past their deadline, ends the deliveries of crashed consumers,
-        deletes old records, repairs records that another program has changed, and reports queues with waiting tasks and
-        no subscription.
+        deletes old records, repairs records that another program has changed, and reports queues that have waiting
+        tasks but no subscription.
         """

@@ -1,4 +1,7 @@
-"""The capability ``dead_letters``: tasks that will not be tried again. They are kept until an operator decides."""
+"""The capability ``dead_letters``: tasks that will not be tried again.
+
+They are kept until an operator redrives or discards them.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,31 @@ from taskqueue_core.tasks import DeadLetter
 
 
 class DeadLetters(Protocol):
-    """The operations for operators. A consumer creates dead letters with `DeadLettering.dead_letter`."""
+    """The methods that operators need. Dead letters are created by consumers, with `DeadLettering.dead_letter`."""
 
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
         """Return up to ``limit`` dead letters of a queue, oldest first, starting after the task id ``after``.
 
-        If the task ``after`` is no longer dead, the list starts from the beginning, so that redriving page by page
-        skips no dead letter.
+        If the task ``after`` is no longer a dead letter, the list starts from the beginning, so that redriving page by
+        page skips no dead letter.
         """
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        """Return one dead letter; ``None`` for a task that is not dead."""
+        """Return one dead letter; ``None`` if the task is not a dead letter."""
 
     async def redrive(self, key: str, *task_ids: str) -> int:
-        """Make dead letters available again, at the end of their lanes, and return their number. No ids means all.
+        """Make dead letters available again, at the end of their lanes, and return their number.
 
-        The attempt number stays, `Delivery.prior` becomes the number of earlier attempts, and losses start again from
-        0. Idempotent: ids of tasks that are not dead are skipped.
+        Without ids, all are redriven.
+
+        The attempt number does not change, `Delivery.prior` becomes the number of earlier attempts, and losses are
+        counted from 0 again. Idempotent: ids of tasks that are not dead letters are skipped.
         """
 
     async def discard(self, key: str, *task_ids: str) -> int:
-        """End dead letters permanently, in the state ``discarded``. Arguments and result are those of `redrive`."""
+        """End dead letters permanently, in the state ``discarded``.
+
+        The arguments and the result are as for `redrive`.
+        """

@@ -1,4 +1,4 @@
-"""Typed access to the capabilities of a backend, with a clear error for a missing one."""
+"""Typed access to the capabilities of a backend, with a clear error if a capability is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class HasControl(Protocol):
 
     @property
     def control(self) -> Control:
-        """The operations for operators."""
+        """The methods that operators need."""
 
 
 class HasDeadLetters(Protocol):

@@ -6,24 +6,26 @@ from typing import Protocol, Self
 
 
 class RoomSignal(Protocol):
-    """A notification that queues may accept tasks again: an async context manager, which is active while it is open."""
+    """A signal that queues may accept tasks again. It is an async context manager, and active while it is open."""
 
     async def wait(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for a notification. Return at once if one was sent since the last call.
+        """Wait up to ``timeout`` seconds for a notification.
 
-        A notification is sent when a task leaves a full queue, publishing is resumed or the settings change. It may
-        also be sent without a reason, so the caller has to try again and may be refused again.
+        Return at once if a notification was sent since the last call.
+
+        A notification is sent when a task leaves a full queue, publishing is resumed or the settings change. There may
+        also be notifications without such a change, so the caller must try again, and may be refused again.
         """
 
     async def __aenter__(self) -> Self:
-        """Return the signal once it is active: it misses no notification from now on."""
+        """Return the signal once it is active; from then on, it misses no notification."""
 
     async def __aexit__(self, *_: object) -> None:
         """Close the signal."""
 
 
 class RoomSignals(Protocol):
-    """The additional method of the publisher, for backends with the capability ``flow``."""
+    """The additional method of a publisher whose backend has the capability ``flow``."""
 
     def room_signal(self, *keys: str) -> RoomSignal:
-        """Return a signal for some queues. It does no I/O before it is opened."""
+        """Return a signal for the queues ``keys``. It performs no I/O until it is opened."""

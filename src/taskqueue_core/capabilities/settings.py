@@ -13,7 +13,7 @@ from taskqueue_core.retry import RetryPolicy
 
 
 class Durability(StrEnum):
-    """The guarantee that a confirmed publish or retry has."""
+    """What a store guarantees once it has confirmed a publish or a retry."""
 
     MEMORY = "memory"
     """the task is in the store's memory"""
@@ -58,53 +58,54 @@ class QueueSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: int = Field(default=0, ge=0)
-    """version number of the settings: 0 for the defaults; each change increases it by 1"""
+    """version number of the settings: 0 for the defaults, increased by 1 with each change"""
     retry: RetryPolicy = RetryPolicy()
     max_losses: int = Field(default=5, ge=0, le=1000)
-    """maximum number of times a task may be lost with its consumer; one more loss makes it a dead letter"""
+    """maximum number of times that a task may be lost with its consumer; the next loss makes it a dead letter"""
     dedupe_window: float = Field(default=300.0, ge=0, le=30 * 86_400, allow_inf_nan=False)
-    """seconds after the end of a task in which its id still counts as a duplicate"""
+    """seconds after a task ends for which publishing its id again counts as a duplicate"""
     result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
-    """seconds for which a result is kept"""
+    """seconds for which the result of a task is kept"""
     durability: Durability | None = None
-    """durability of confirmed tasks; ``None`` means the store's default. Refused if the store does not support it"""
+    """durability of confirmed tasks; ``None``: the store's default. A durability that the store does not support is
+    refused"""
     replicas: int = Field(default=1, ge=1, le=100)
-    """number of replicas that must have a task before it is confirmed, if the durability is ``replicated``"""
+    """with the durability ``replicated``: number of replicas that must have stored a task before it is confirmed"""
     journal: bool = False
     """whether the backend's journal records every change of state; refused if the backend has no journal"""
     capacity: _Bound | None = None
-    """maximum number of accepted tasks not yet delivered; further publishes are refused (law 6)"""
+    """maximum number of accepted tasks that were never delivered; further tasks are refused (law 6)"""
     max_inflight: _Many = 0
-    """maximum number of tasks in flight, over all consumers; 0 means no limit (law 5)"""
+    """maximum number of tasks in flight for all consumers together; 0 means no limit (law 5)"""
     rate_limit: RateLimit | None = None
-    """maximum delivery rate (law 5)"""
+    """maximum delivery rate (law 5); ``None`` means no limit"""
     paused: bool = False
     """whether deliveries are paused; publishing continues"""
     intake_paused: bool = False
-    """whether publishing is refused; stored tasks are still delivered"""
+    """whether new tasks are refused; stored tasks are still delivered"""
     moved_to: _Name | None = None
-    """name of the queue that replaces this one: new tasks are refused, duplicates of stored tasks are still detected"""
+    """name of the queue that replaces this queue, which then refuses new tasks, but still detects duplicates"""
     max_processing_time: float | None = Field(
         default=None, gt=0, le=365 * 86_400, allow_inf_nan=False
     )
-    """seconds without progress after which a delivery counts as lost and its receipt ends"""
+    """seconds without reported progress after which a delivery counts as lost and its receipt ends"""
     order: Order = Order.FIFO
-    """order of tasks of the same priority; a change applies at once, also to waiting tasks"""
+    """order in which tasks of the same priority are delivered; a change applies at once, even to waiting tasks"""
     weights: dict[_Name, _Weight] = Field(default={}, max_length=1000)
-    """with fair order: number of turns of a tenant for each turn of a tenant without a weight"""
+    """with fair order: number of turns that a tenant gets for each turn of a tenant that is not listed here"""
     tenant_capacity: _Bound | None = None
-    """with fair order: the limit `capacity` for each tenant"""
+    """with fair order: the same limit as `capacity`, for each tenant"""
     tenant_max_inflight: _Many = 0
-    """with fair order: the limit `max_inflight` for each tenant"""
+    """with fair order: the same limit as `max_inflight`, for each tenant"""
     tenant_rate_limit: RateLimit | None = None
-    """with fair order: the limit `rate_limit` for each tenant"""
+    """with fair order: the same limit as `rate_limit`, for each tenant"""
     floor_share: float = Field(default=0, ge=0, le=0.5)
-    """share of deliveries that is reserved for the lowest waiting priority; 0 reserves none"""
+    """share of deliveries that is reserved for the lowest priority with waiting tasks; 0 reserves nothing"""
     bound_to: tuple[_Name, ...] = Field(default=(), max_length=100)
-    """queues that each get a copy of every task published to this queue, which then stores no task itself"""
+    """names of queues that each get a copy of every task published to this queue, which stores no tasks itself"""
 
     shards: int = Field(default=1, ge=1, le=1000)
-    """number of partitions of the store that the queue is spread over; each has its own order"""
+    """number of shards of the queue, in different partitions of the store; each shard has its own order"""
 
     @model_validator(mode="after")
     def _fits(self) -> QueueSettings:
@@ -118,20 +119,21 @@ class QueueSettings(BaseModel):
 
     @property
     def of_the_whole(self) -> tuple[str, ...]:
-        """Names of the settings that differ from their defaults, although a sharded queue requires the defaults.
+        """The names of settings that differ from their defaults, but must not differ in a sharded queue.
 
-        These settings need one atomic step over all tasks of a queue, but shards are in different partitions.
+        Enforcing these settings takes one atomic step over all tasks of a queue, but shards are in different
+        partitions.
         """
         return tuple(self._changed(_WHOLE))
 
     @property
     def flow(self) -> dict[str, object]:
-        """The limits that differ from their defaults; they need the capability ``flow``."""
+        """The limits whose values are not the defaults; they need the capability ``flow``."""
         return self._changed(_FLOW)
 
     @property
     def ordering(self) -> dict[str, object]:
-        """The settings of the delivery order that differ from their defaults; they need the capability ``order``."""
+        """The settings of the delivery order whose values are not the defaults; they need the capability ``order``."""
         return self._changed(_ORDER)
 
     def _changed(self, names: tuple[str, ...]) -> dict[str, object]:
@@ -139,7 +141,10 @@ class QueueSettings(BaseModel):
         return {name: values[name] for name in names if getattr(self, name) != fields[name].default}
 
     def followed_by(self, changed: QueueSettings) -> QueueSettings:
-        """Return ``changed`` with the next version. Raises `SettingsConflict` unless it has the current version."""
+        """Return ``changed`` with the next version.
+
+        Raises `SettingsConflict` unless ``changed`` has the version of these settings.
+        """
         if changed.version != self.version:
             raise SettingsConflict(
                 f"version {self.version} of the settings is in force, not {changed.version}: read them again"

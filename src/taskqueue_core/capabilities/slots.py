@@ -14,7 +14,7 @@ detached   its job runs on the server without a holder      as for assigned; the
 A lease expires at its ``expires_at``. A lease with a job is then *overdue*: the slot is still held, and the token is
 still valid. If the server does not report its running jobs, the lease ends when it expires.
 
-Laws, which the conformance kit checks:
+The conformance kit checks these laws:
 
 * A slot has at most one holder, and a job at most one lease. Assigning a job that has a lease transfers that lease.
 * Each lease has a token of its own, with an increasing fence. A stale token changes nothing.
@@ -52,18 +52,18 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """name of the model, any printable text"""
     server: str
-    """name of the server, any printable text; a server may run several models"""
+    """name of the server, any printable text; a server may run several models, each of which is an endpoint"""
     url: str
-    """HTTP address for jobs of the model"""
+    """URL to which the model's jobs are sent"""
     slots: int
     """number of the model's jobs that the server runs at once"""
     priority: int = 5
-    """0 to 9; slots of endpoints with a higher priority are granted first"""
+    """priority from 0 to 9; free slots of endpoints with a higher priority are granted first"""
     reports: bool = True
-    """whether the server reports its running jobs: then it gets jobs only while healthy, and running jobs keep slots"""
+    """whether the server reports its running jobs; it then gets jobs only while healthy, and running jobs keep slots"""
     together: int | None = None
-    """maximum number of jobs of all models that the server runs at once, unassigned slots included; ``None``: no limit.
-    The value of the endpoint that was registered last applies to the whole server"""
+    """maximum number of jobs of all models that the server runs at once, including leases that are not yet assigned;
+    ``None``: no limit. The value of the endpoint that was registered last applies to the whole server"""
 
     def __post_init__(self) -> None:
         check_label("model", self.model)
@@ -82,35 +82,35 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint: Endpoint
     healthy: bool
-    """whether the last check succeeded; always true if the server does not report its running jobs"""
+    """whether the last health check succeeded; always true if the server does not report its running jobs"""
     draining: bool = False
-    """whether the endpoint gets no more jobs; running jobs continue"""
+    """whether the endpoint is no longer given jobs; running jobs continue"""
     removed: bool = False
-    """like ``draining``; the endpoint is deleted with its last lease"""
+    """like ``draining``, but the endpoint is also deleted when its last lease ends"""
     resting_until: float | None = None
-    """time before which the endpoint gets no jobs, in Unix seconds"""
+    """time until which the endpoint is given no jobs, in Unix seconds"""
     unassigned: int = 0
     assigned: int = 0
-    """number of leases that are bound to a job, expired ones included"""
+    """number of leases in the state ``assigned``, including expired leases"""
     detached: int = 0
     overdue: int = 0
-    """number of leases with a job that have expired and wait to be reconciled"""
+    """number of leases that are bound to a job, have expired, and have not been reconciled yet"""
     last_model: str | None = None
-    """model of the last job that the endpoint's server was given"""
+    """model of the job that the endpoint's server was given last"""
 
     @property
     def held(self) -> int:
-        """Number of slots with a lease."""
+        """The number of slots that have a lease."""
         return self.unassigned + self.assigned + self.detached
 
     @property
     def free(self) -> int:
-        """Number of slots without a lease."""
+        """The number of slots that have no lease."""
         return max(0, self.endpoint.slots - self.held)
 
     @property
     def usable(self) -> bool:
-        """Whether the endpoint may get jobs, unless ``resting_until`` pauses it."""
+        """Whether the endpoint may be given jobs when it is not paused by ``resting_until``."""
         return self.healthy and not (self.draining or self.removed)
 
 
@@ -120,7 +120,7 @@ class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     server: str
     url: str
-    """the current URL of the endpoint"""
+    """the current URL of the lease's endpoint"""
     holder: str
     token: str
     """``epoch.fence.random``: unguessable, not shown by repr, and unchanged as long as the lease has the same holder"""
@@ -129,7 +129,7 @@ class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
     state: Permit
     job: str | None = None
     expires_at: float
-    """time at which the lease expires, in Unix seconds of the store's clock"""
+    """time at which the lease expires, in Unix seconds on the store's clock"""
     switched: bool = False
     """whether the server's previous job was of another model, so that the server may have to load this model"""
     resumed: bool = False
@@ -138,7 +138,7 @@ class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
     """a note for the holder, stored by `SlotPool.leave`"""
 
     def __repr__(self) -> str:
-        """Return a text without the token, which is a secret, and without the note."""
+        """Return the lease as text, without its secret token and without its note."""
         return (
             f"SlotLease({self.model!r} on {self.server!r}, {self.state.value}, job={self.job!r}, "
             f"holder={self.holder!r}, fence={self.fence}, expires_at={self.expires_at})"
@@ -149,13 +149,13 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """A server's report about one of its models."""
 
     active: int
-    """number of running jobs"""
+    """number of the model's jobs that the server is running"""
     jobs: frozenset[str] | None = None
-    """ids of the running jobs, including those of other pools; ``None`` if the server reports only their number"""
+    """ids of these jobs, whichever pool they are from; ``None`` if the server reports only their number"""
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool, read in one step."""
+    """A view of the pool, read in one atomic step."""
 
     epoch: str
     """an id that changes whenever the pool is emptied, for example because the store lost its data"""
@@ -180,32 +180,32 @@ class SlotPool(Protocol):
     The whole pool is in one partition of the store, so that every call is one atomic step.
 
     Times are in seconds; a ``ttl`` is larger than 0. Models and servers are any printable text; holders and jobs have
-    names like those of tasks. A call takes at most 1,000 leases. Methods raise `InvalidInput` for other arguments
+    names like those of tasks. A call accepts at most 1,000 leases. Methods raise `InvalidInput` for other arguments
     (`taskqueue_core.authoring.slot_checks` checks them), and `BackendUnavailable`.
     """
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
         """Add or change an endpoint. Its leases are kept, even if its number of slots is reduced.
 
-        A draining or removed endpoint is used again; its health, its pause and its position in the order are kept. A
-        new endpoint with ``reports`` is unhealthy until its first check.
+        A draining or removed endpoint is put back into use; its health, its pause and its position in the order are
+        kept. A new endpoint with ``reports`` is unhealthy until its first check.
         """
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
-        """Give an endpoint no more jobs and end its unassigned leases, or, with ``draining=False``, use it again.
+        """Stop giving jobs to an endpoint, and end its unassigned leases; ``draining=False`` puts it back into use.
 
         Return False if the endpoint does not exist.
         """
 
     async def remove(self, model: str, server: str) -> bool:
-        """Give an endpoint no more jobs, end its unassigned leases, and delete it once no slot is held.
+        """Stop giving jobs to an endpoint, end its unassigned leases, and delete it once no slot is held.
 
-        An endpoint without a job is deleted at once. Return False if the endpoint does not exist. The state of a server
-        is deleted with its last endpoint.
+        An endpoint without a job is deleted at once. Return False if the endpoint does not exist. When a server's last
+        endpoint is deleted, the state of the server is deleted too.
         """
 
     async def rest(self, model: str, server: str, duration: float) -> bool:
-        """Give an endpoint no jobs for ``duration`` seconds, and end its unassigned leases; 0 ends such a pause.
+        """Give an endpoint no jobs for ``duration`` seconds, and end its unassigned leases; 0 ends the pause.
 
         A new duration replaces an earlier one. Return False if the endpoint does not exist.
         """
@@ -214,7 +214,7 @@ class SlotPool(Protocol):
         """Store a JSON document of at most 64 KiB for a model; ``None`` deletes it."""
 
     async def documents(self) -> dict[str, bytes]:
-        """Return the documents by model."""
+        """Return all documents, each under the name of its model."""
 
     async def inspect(self, model: str | None = None) -> PoolView:
         """Return a view of the whole pool, or of the endpoints and leases of one model."""
@@ -229,37 +229,38 @@ class SlotPool(Protocol):
         releasing: Sequence[SlotLease] = (),
         idle: float | None = None,
     ) -> tuple[SlotLease, ...]:
-        """Release some leases, and acquire up to ``limit`` free slots of a model, unassigned, for ``ttl``.
+        """Release the leases ``releasing``, and acquire up to ``limit`` free slots of a model, unassigned, for ``ttl``.
 
-        The endpoint must be healthy and not draining, removed or paused, and its server must not be at its limit. The
-        order is: higher priority; the server's last job was of this model; fewer slots in use; registered earlier. With
-        ``idle``, if too few slots are free, this also takes slots that other holders have held unassigned for longer
-        than ``idle``, the oldest first. Stale leases in ``releasing`` are ignored. Too few slots are no error: the
-        result is shorter, or empty.
+        The endpoint must be healthy and not draining, removed or paused, and its server must not be at its limit. Slots
+        are granted in this order: higher priority; the server's last job was of this model; fewer slots in use;
+        registered earlier. If ``idle`` is given and too few slots are free, the call also takes slots that other
+        holders have kept unassigned for more than ``idle`` seconds, the oldest first. Stale leases in ``releasing`` are
+        ignored. It is not an error if too few slots are free: the result is then shorter, or empty.
         """
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
     ) -> tuple[SlotLease | None, ...]:
-        """Bind leases to jobs for ``ttl``, pair by pair. Return ``None`` for a stale lease, or that of another job.
+        """Bind leases to jobs for ``ttl``, pair by pair. Return ``None`` if the lease is stale or has another job.
 
-        A job of the model that already has a lease gets that lease instead, with a new token and holder, with its note,
-        and marked ``resumed``; the slot of the pair is released, and the earlier holder's token is stale. Idempotent:
-        the same pair again returns the same lease, even one that was transferred. A detached lease becomes assigned.
+        If the job already has a lease for this model, it gets that lease instead: with a new token and holder, with its
+        note, and marked ``resumed``. The slot of the pair is then released, and the earlier holder's token becomes
+        stale. Idempotent: the same pair again returns the same lease, even if the lease was transferred. A detached
+        lease becomes assigned.
         """
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """Let jobs continue without their holder, for ``ttl``; return ``None`` for a stale lease, or one without a job.
+        """Let jobs continue without their holders for ``ttl``. Return ``None`` if the lease is stale or has no job.
 
         The tokens stay valid: a client with a token may renew and release the lease, and leave notes for it.
         """
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """Extend leases to at least ``ttl`` from now, and return them with their notes; ``None`` for a stale lease.
+        """Extend leases to at least ``ttl`` from now, and return them with their notes; ``None`` if a lease is stale.
 
-        No lease gets shorter. If the pool was emptied (`PoolView.epoch` has changed), the lease of a running job is
-        created again, with a new token and fence, if its endpoint is registered and the job has no other lease. This
-        may exceed the endpoint's number of slots. Repeating the renewal returns the same lease.
+        A renewal never shortens a lease. If the pool was emptied (`PoolView.epoch` has changed), the lease of a running
+        job is created again, with a new token and fence, if its endpoint is registered and the job has no other lease.
+        This may exceed the endpoint's number of slots. Repeating the renewal returns the same lease.
         """
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
@@ -269,7 +270,7 @@ class SlotPool(Protocol):
         """Store a note for the holder of a job's lease, replacing an earlier note, and notify the model's signal.
 
         A note is JSON text, no larger than a result; each call that returns the lease to its holder returns the note
-        too. A note with a stale token is stored as late, and so is a note whose lease expires or ends by `reconcile`.
+        too. A note with a stale token is stored as late. So is a note whose lease expires, or is ended by `reconcile`.
         Late notes are kept for an hour: the last 8 of a job, and the last 1,000 or 16 MiB of the pool. When a lease is
         released, its note is deleted.
         """
@@ -283,23 +284,24 @@ class SlotPool(Protocol):
         """Compare an endpoint's leases with its server's report, and return the leases that ended.
 
         ``observed`` is ``None`` if the server did not answer. An endpoint with ``reports`` then becomes unhealthy, and
-        its unassigned leases end without a notification. Leases with a job are kept, and stay missed if they are.
+        its unassigned leases end without a notification. Leases with a job are kept, and those that were missed remain
+        missed.
 
         If the server answered, a healthy endpoint stays healthy. An unhealthy one becomes healthy if the server runs no
         more jobs than there are leases with a job, or no more than it ran at least ``settled`` seconds ago: the
-        additional jobs are then those of other clients.
+        additional jobs must then belong to other clients.
 
         A lease with a job is *missed* if ``observed.jobs`` does not contain the job. If ``observed.jobs`` is ``None``,
         all leases with a job are missed if the server runs no job. If it runs fewer jobs than there are leases with a
-        job, as many of the expired leases are missed as jobs are lacking, those that expired first.
+        job, one expired lease is missed for each lacking job, starting with the lease that expired first.
 
-        A lease ends when it is missed twice with the same ``active``, at least ``settled`` seconds of the store's clock
-        apart, if its token has not changed and no report between the two contradicts. The ended leases are returned
-        sorted by fence, and like those of a `PoolView` without notes and with empty tokens.
+        A lease ends when it is missed in two reports with the same ``active``, at least ``settled`` seconds apart on
+        the store's clock, if its token has not changed and it was missed in every report between the two. The ended
+        leases are returned sorted by fence, and like those of a `PoolView` without notes and with empty tokens.
         """
 
     def slot_signal(self, *models: str) -> RoomSignal:
         """Return a signal that is set when a slot of one of the models may have become free, or a note was stored.
 
-        The end of a pause or of a lease is notified by the next call that notices it, not before.
+        When a pause or a lease ends by time, the signal is set only by the next call that notices it.
         """

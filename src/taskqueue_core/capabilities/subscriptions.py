@@ -8,25 +8,25 @@ from taskqueue_core.tasks import Delivery, Settled
 
 
 class DeadLettering(Protocol):
-    """The consumer's part of the capability ``dead_letters``."""
+    """The part of the capability ``dead_letters`` that consumers use."""
 
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        """End a delivery and make its task a dead letter, with reason, error and history, in one step.
+        """End a delivery and make its task a dead letter, with its reason, error and history, in one atomic step.
 
         Raises `LeaseLost` for a stale receipt. Repeating the same settlement returns the same result again.
         """
 
 
 class Handover(Protocol):
-    """The capability ``handover``: a worker that reconnects, to any server of the store, keeps its running tasks."""
+    """The capability ``handover``: a worker keeps its running tasks when it reconnects, to any server of the store."""
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
-        """Move deliveries of the same worker id to this subscription, in one step.
+        """Move deliveries that belong to the same worker id to this subscription, in one atomic step.
 
         Returns the delivery for each receipt, which stays valid, or ``None`` if the receipt is stale or belongs to
-        another worker. Closing the subscription that owned the deliveries before does not release them any more.
+        another worker. Closing their previous subscription no longer releases them.
         """
 
 

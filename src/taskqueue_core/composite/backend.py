@@ -28,16 +28,16 @@ from taskqueue_core.tasks import DeadLetter, Delivery, Task, TaskStatus
 T = TypeVar("T")
 
 _PATIENCE = 2.0
-"""seconds after which a call to an optional member times out"""
+"""seconds after which a call to a member that the backend can work without times out"""
 _PAUSE = 1.0
 """seconds for which optional calls to a member are skipped after a failed call"""
 
 
 class Member:
-    """One of the backends in a composite backend, with a record of whether it is available."""
+    """One of the backends in a composite backend, and whether it is available."""
 
     def __init__(self, name: str, backend: Backend, *, needed: bool = False) -> None:
-        """Raise `CapabilityMissing` if ``backend`` lacks ``control``, through which queues are closed to new tasks.
+        """Raise `CapabilityMissing` if ``backend`` lacks ``control``, which is used to close queues to new tasks.
 
         A ``needed`` member is called every time, even if its last call failed.
         """
@@ -49,7 +49,7 @@ class Member:
 
     @property
     def down_for(self) -> float:
-        """Seconds for which optional calls to this member are still skipped; 0 if it may be called."""
+        """The number of seconds for which optional calls to this member are still skipped; 0 if none are skipped."""
         return max(0.0, self._down_until - asyncio.get_running_loop().time())
 
     def note_down(self) -> None:
@@ -90,7 +90,7 @@ class ReceivePlan(NamedTuple):
 
     parts: tuple[QueuePart, ...]
     refresh_seconds: float | None = None
-    """seconds after which the plan must be computed again; ``None``: never"""
+    """seconds after which the plan must be computed again; ``None`` means never"""
 
 
 class CompositeSubscription(Protocol):
@@ -103,12 +103,12 @@ class CompositeSubscription(Protocol):
 
 
 class CompositeBackend(ABC):
-    """A backend that consists of several members. Base class of sharding and migration."""
+    """A backend that consists of several members. The base class for sharding and migration."""
 
     publisher: Publisher
     control: Control
     in_turn = True
-    """whether subscriptions receive from all parts in rotation; if not, from the oldest part first"""
+    """whether subscriptions receive from all parts in rotation, instead of from the oldest part first"""
 
     def __init__(self, *members: Member) -> None:
         """Take ownership of the members' backends. A subclass sets `publisher` and `control`."""
@@ -124,7 +124,7 @@ class CompositeBackend(ABC):
 
     @property
     def dead_letters(self) -> JointDeadLetters:
-        """The dead letters of all members. Raises `CapabilityMissing` unless all members have them."""
+        """The dead letters of all members. Raises `CapabilityMissing` unless all members support dead letters."""
         return JointDeadLetters(self)
 
     @property
@@ -162,7 +162,7 @@ class CompositeBackend(ABC):
     async def locate(
         self, key: str, task_ids: Sequence[str]
     ) -> list[tuple[QueuePart, TaskStatus] | None]:
-        """Return, for each task id, the part that has the task or had it last, with its status there; else ``None``."""
+        """Return the part that has, or last had, each task, and the task's status there; ``None`` if it is unknown."""
         parts = await self.parts(key)
         answers = await asyncio.gather(
             *(
@@ -205,22 +205,22 @@ class CompositeBackend(ABC):
 
     @abstractmethod
     async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return the parts that a subscription to ``keys`` should receive from now."""
+        """Return the parts from which a subscription to ``keys`` should now receive."""
 
     @abstractmethod
     def from_member(self, member: int, delivery: Delivery) -> Delivery:
-        """Return a member's delivery as consumers see it, with a receipt that identifies its origin."""
+        """Convert a member's delivery for consumers: its receipt also identifies the part that issued it."""
 
     @abstractmethod
     def origins(self, receipt: str, key: str) -> Sequence[tuple[QueuePart, str]]:
         """Return the parts of the queue ``key`` that may have issued a receipt, most likely first.
 
-        Each part comes with the receipt as it is known there. If ``key`` is empty, because the caller does
-        not know the queue, the keys of the returned parts are empty, too.
+        Each part comes with the receipt as its member knows it. If ``key`` is empty, because the caller does not know
+        the queue, the keys of the returned parts are empty, too.
         """
 
     def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
-        """Return the number of the member that issued a delivery, and the delivery as the member knows it."""
+        """Return the number of the member that issued a delivery, and the delivery as that member knows it."""
         part, receipt = self.origins(delivery.receipt, delivery.task.key)[0]
         if receipt == delivery.receipt:
             return part.member, delivery
@@ -228,15 +228,18 @@ class CompositeBackend(ABC):
         return part.member, structs.replace(delivery, task=task, receipt=receipt)
 
     def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:
-        """Return a delivery that a member's `adopt` returned, as consumers see it, with the receipt ``receipt``."""
+        """Convert a delivery that a member's `adopt` returned for consumers, who know it by ``receipt``."""
         return structs.replace(self.from_member(member, delivery), receipt=receipt)
 
     def is_optional(self, member: Member) -> bool:  # noqa: ARG002 - overriding methods use the argument
-        """Whether the backend works without a member, so that calls to it have a timeout."""
+        """Return whether the backend can work without this member, so that calls to it have a timeout."""
         return False
 
     async def ask(self, member: Member, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a call to a member. Raises `BackendUnavailable` if an optional member is too slow."""
+        """Return the result of a call to a member.
+
+        Raises `BackendUnavailable` if an optional member does not answer in time.
+        """
         return await (member.within(_PATIENCE, call) if self.is_optional(member) else call())
 
     async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:
@@ -250,7 +253,7 @@ class CompositeBackend(ABC):
 
 
 class JointDeadLetters:
-    """Implementation of `DeadLetters` for a composite backend. The dead letters of the oldest part are listed first."""
+    """Implementation of `DeadLetters` for a composite backend. Lists begin with the dead letters of the oldest part."""
 
     def __init__(self, composite: CompositeBackend) -> None:
         """Raise `CapabilityMissing` unless all members have dead letters."""
@@ -299,7 +302,7 @@ class JointDeadLetters:
 
 
 def renamed(task: Task, key: str) -> Task:
-    """Return a copy of the task in another queue, without validating its fields again."""
+    """Return a copy of the task for the queue ``key``, without validating the fields again."""
     if task.key == key:
         return task
     copy: Task = task.__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped

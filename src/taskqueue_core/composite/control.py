@@ -1,4 +1,4 @@
-"""The ``control`` of a composite backend: sums over its parts, and calls to the part that holds a task."""
+"""The ``control`` of a composite backend: it adds up figures of all parts, or calls the part that holds a task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class JointControl(ABC):
-    """Implementation of `Control` for a composite backend, except for the settings of queues."""
+    """Implementation of `Control` for a composite backend, except for methods that read or change settings."""
 
     def __init__(self, composite: CompositeBackend) -> None:
         self._composite = composite
@@ -39,7 +39,7 @@ class JointControl(ABC):
         return tuple(sorted(name for name in public if name is not None))
 
     async def ledger(self, key: str) -> Ledger:
-        """Return the sum of the ledgers of all parts. Each ledger is read in one step, and balances."""
+        """Return the sum of the ledgers of all parts. Each ledger is read in one atomic step, and balances."""
         return reduce(add, await self._each(key, lambda control, name: control.ledger(name)))
 
     async def stats(self, key: str) -> QueueStats:
@@ -85,7 +85,7 @@ class JointControl(ABC):
         return sum(await self._each(key, lambda control, name: control.purge(name)))
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-        """Return the workers of all members. A connection that subscribes at several members counts once."""
+        """Return the workers of all members. A connection with subscriptions at several members counts once."""
         results = await gather_all(member.control.workers() for member in self._composite.members)
         by_name: dict[str, list[WorkerInfo]] = {}
         for number, workers in enumerate(results):
@@ -133,10 +133,13 @@ class JointControl(ABC):
 
     @abstractmethod
     async def _repair(self) -> None:
-        """Repair the settings of some queues; the next maintenance pass continues with the following queues."""
+        """Repair the settings of some queues; each maintenance pass continues where the last pass stopped."""
 
     def _next_keys(self, keys: Sequence[str], number: int) -> Sequence[str]:
-        """Return the next ``number`` keys. After the last key, start again with the first."""
+        """Return the next ``number`` keys, or fewer at the end of ``keys``.
+
+        The call after that starts with the first key.
+        """
         start, self._repaired = self._repaired, self._repaired + number
         if self._repaired >= len(keys):
             self._repaired = 0

@@ -1,4 +1,4 @@
-"""Publishing to a composite backend: in rounds, until every task is in the part of its queue where it belongs."""
+"""Publishing to a composite backend: rounds of calls, until every task is stored in the right part or refused."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Tas
 
 _ROUNDS = 5
 _POLL_SECONDS = 1.0
-"""suggested delay, in seconds, for a publish that was refused because its queue is being moved"""
+"""seconds after which to publish a task again that was refused because its queue is being moved"""
 
 
 class JointPublisher(ABC):
-    """Base of a composite backend's `Publisher`. A subclass decides which part of a queue accepts a task."""
+    """The base class of a composite backend's `Publisher`. A subclass decides which part of a queue accepts a task."""
 
     moving: str
-    """the reason given for refusing a task while its queue is being moved"""
+    """the reason that a confirmation gives for refusing a task while its queue is being moved"""
 
     def __init__(self, composite: CompositeBackend) -> None:
         self._composite = composite
@@ -57,7 +57,7 @@ class JointPublisher(ABC):
     async def _round(
         self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
     ) -> list[int]:
-        """Publish some of the tasks; return the indexes of those to be published again elsewhere."""
+        """Publish the tasks at some indexes; return the indexes of the tasks that must be published again elsewhere."""
 
     async def _send(
         self,
@@ -65,7 +65,7 @@ class JointPublisher(ABC):
         targets: dict[int, QueuePart],
         answers: dict[int, Confirmation],
     ) -> list[int]:
-        """Publish each task to its target; return the indexes of those that a closed target refused."""
+        """Publish each task to its target; return the indexes of the tasks that a closed target refused."""
         by_member: dict[int, list[int]] = {}
         for index in sorted(targets):
             by_member.setdefault(targets[index].member, []).append(index)
@@ -116,7 +116,7 @@ class _CombinedSignal:
     """A `RoomSignal` for queues of several backends: a notification from any of them ends the wait."""
 
     def __init__(self, publishers: Sequence[Any], keys: Sequence[str]) -> None:
-        """Create a room signal for each publisher that supports it."""
+        """Create one signal for each publisher that has a `room_signal`."""
         self._signals: list[RoomSignal] = [
             publisher.room_signal(*keys)
             for publisher in publishers
@@ -140,7 +140,7 @@ class _CombinedSignal:
 
 
 def by_key(tasks: Sequence[Task], indexes: Iterable[int]) -> dict[str, list[int]]:
-    """Return the indexes of tasks, grouped by the keys of the tasks."""
+    """Group the indexes of tasks by the tasks' keys."""
     groups: dict[str, list[int]] = {}
     for index in indexes:
         groups.setdefault(tasks[index].key, []).append(index)

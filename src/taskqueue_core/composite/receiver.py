@@ -1,4 +1,4 @@
-"""Receiving for a composite subscription: from all of its sources, in rotation or oldest first."""
+"""Receiving for a composite subscription: from all of its sources, in rotation or the oldest source first."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from taskqueue_core.tasks import Delivery, Received
 RECEIVE_BACKOFF = 0.05
 """seconds to wait for the answer of one source before the next source is called"""
 _UNSEEN = 1.0
-"""seconds after which deliveries that no receive has returned are released"""
+"""seconds after which deliveries are released if no receive call has returned them"""
 
 
 class MultiReceiver(SubscriptionBase):
-    """Base of a composite subscription: opens and retires sources as the plan requires, and receives from them."""
+    """The base class of a composite subscription. It opens and retires sources as planned, and receives from them."""
 
     def __init__(self, composite: CompositeBackend, keys: tuple[str, ...], consumer: str) -> None:
         self.keys = keys
@@ -42,7 +42,7 @@ class MultiReceiver(SubscriptionBase):
         self._follow(composite.first_plan(keys))
 
     def _follow(self, plan: ReceivePlan) -> None:
-        """Open sources for the parts of the plan that have none; retire sources whose parts left the plan."""
+        """Open sources for parts of the plan that have no source; retire sources whose parts left the plan."""
         wanted = set(plan.parts)
         covered: set[QueuePart] = set()
         for source in self.sources:
@@ -135,7 +135,7 @@ class MultiReceiver(SubscriptionBase):
             self._watch_unseen()
 
     def _alone(self) -> Source | None:
-        """Return the only source, if there is exactly one and it is required; `_straight` then receives from it."""
+        """Return the source if there is exactly one and it is not optional, so that `_straight` can receive from it."""
         if len(self.sources) != 1:
             return None
         (source,) = self.sources
@@ -199,7 +199,7 @@ class MultiReceiver(SubscriptionBase):
         self._require_any(order)
 
     async def _require_source(self, source: Source, limit: int) -> None:
-        """Receive from a required source, however long its answer takes."""
+        """Receive from a source that is not optional, however long its answer takes."""
         try:
             source.take(await source.subscription.receive(limit, 0))
             source.error = None
@@ -236,7 +236,7 @@ class MultiReceiver(SubscriptionBase):
             source.absorb()
 
     def refresh_now(self) -> None:
-        """Compute the plan again at once, because it has changed."""
+        """Make the subscription compute its plan again at once."""
         self._look_at = -math.inf
         if self._scope is not None and self._scope.when() is not None:
             self._scope.reschedule(self._look_at)
@@ -264,7 +264,7 @@ class MultiReceiver(SubscriptionBase):
         )
 
     def _put_back(self, taken: list[Delivery]) -> None:
-        """Release, in the background, the deliveries that a failed or cancelled receive does not return."""
+        """Release, in the background, the deliveries that a failed or cancelled receive call did not return."""
         for source in self.sources:
             results = set(source.out.values())
             source.take_back([delivery for delivery in taken if delivery.receipt in results])
@@ -294,7 +294,7 @@ class MultiReceiver(SubscriptionBase):
             source.out.pop(delivery.receipt, None)
 
     def _watch_unseen(self) -> None:
-        """Start a timer that releases deliveries which no receive has returned."""
+        """Start a timer that releases deliveries if no receive call returns them in time."""
         unseen = any(source.kept or source.question for source in self.sources)
         if unseen and self._grace is None and not self.closed:
             loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from taskqueue_core.tasks import Delivery, Expired, Received
 
 
 class Source:
-    """A member's subscription with at most one receive in progress, and the deliveries received but not returned."""
+    """A member's subscription with at most one receive in progress, and its deliveries that were not returned yet."""
 
     def __init__(
         self, composite: CompositeBackend, number: int, keys: tuple[str, ...], consumer: str
@@ -24,7 +24,7 @@ class Source:
         self.retired = False
         """whether receiving has ended; the subscription stays open until its deliveries are settled"""
         self.aside = False
-        """whether this source is only used to prefer one shard, because other sources cover the same queues"""
+        """whether this source only serves to prefer one shard; other sources cover the same queues"""
         self.question: asyncio.Task[Received] | None = None
         self.error: TaskQueueError | None = None
         """the error of the last receive, if it failed"""
@@ -54,12 +54,15 @@ class Source:
         return self.question
 
     def give_up_waiting(self) -> None:
-        """Cancel a receive that waits for tasks. A receive with timeout 0 ends by itself."""
+        """Cancel a receive that waits for tasks. A receive with a timeout of 0 is left alone, as it ends by itself."""
         if self.question is not None and self._waits and not self.question.cancelling():
             self.question.cancel()
 
     def absorb(self) -> None:
-        """Collect the result of a finished receive; store the error of an unavailable member or closed subscription."""
+        """Collect the result of a finished receive.
+
+        Store its error if the member was unavailable or the subscription closed.
+        """
         question = self.question
         if question is None or not question.done():
             return
@@ -78,7 +81,7 @@ class Source:
             self.member.note_up()
 
     def take(self, received: Received) -> None:
-        """Store the deliveries and expired tasks of a receive until they are returned."""
+        """Store the deliveries and expired tasks that a receive returned, until they are passed on."""
         self.again, self.due_at = received.again, received.due_at
         self.expired += received.expired
         for delivery in received.deliveries:
@@ -91,5 +94,5 @@ class Source:
         return [self.kept.popleft() for _ in range(min(limit, len(self.kept)))]
 
     def take_back(self, deliveries: list[Delivery]) -> None:
-        """Put deliveries back, ahead of the others that were not returned yet."""
+        """Put deliveries back, ahead of the other deliveries that were not returned yet."""
         self.kept.extendleft(reversed(deliveries))

@@ -59,7 +59,10 @@ class JointSubscription(MultiReceiver):
         deliveries: Sequence[Delivery],
         call: Callable[[Any, list[Delivery], list[int]], Awaitable[Sequence[Settled]]],
     ) -> tuple[Settled, ...]:
-        """Settle deliveries with one call per source. An unavailable source does not prevent calls to the others."""
+        """Settle deliveries with one call per source.
+
+        If a source is unavailable, the other sources are still called.
+        """
         groups: dict[Source, list[int]] = {}
         inner: list[Delivery] = []
         for index, delivery in enumerate(deliveries):
@@ -86,9 +89,9 @@ class JointSubscription(MultiReceiver):
         return answer(outcomes)
 
     def _source_of(self, number: int, key: str, receipt: str) -> Source:
-        """Return a source of the member: the one that issued a receipt, else one that covers ``key``, else any.
+        """Return the member's source that issued a receipt, or else a source that covers ``key``, or else any source.
 
-        If the member has no source, open one that is used to settle and adopt, but never to receive.
+        If the member has no source, open a source that is used to settle and adopt, but never to receive.
         """
         of_member = [source for source in self.sources if source.number == number]
         for source in of_member:
@@ -137,7 +140,7 @@ class JointSubscription(MultiReceiver):
         return receipts
 
     def open(self, number: int, keys: tuple[str, ...]) -> Source:
-        """Open a source, and watch it for revoked receipts if `revoked` is in use."""
+        """Open a source and, if `revoked` is in use, watch it for revoked receipts."""
         source = super().open(number, keys)
         if self._watching:
             self._watch(source)

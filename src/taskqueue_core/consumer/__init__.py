@@ -1,1 +1,4 @@
-"""Consuming from a backend: settling, outages and maintenance. Server, worker, dispatcher and Prefect share it."""
+"""Consuming from a backend: settling, outages and maintenance.
+
+The server, the worker, the dispatcher and the Prefect plugin share this code.
+"""

@@ -16,7 +16,10 @@ _log = logging.getLogger("taskqueue.housekeeping")
 
 
 async def run_maintenance(control: Control) -> None:
-    """Run maintenance about every two seconds until cancelled. Of several failures in a row, log only the first."""
+    """Run maintenance about every two seconds until cancelled.
+
+    Of several failures in a row, only the first is logged.
+    """
     failing = False
     unclaimed, results = set[str](), set[str]()
     while True:
@@ -27,7 +30,10 @@ async def run_maintenance(control: Control) -> None:
         except (TaskQueueError, TimeoutError) as error:
             if not failing:
                 code = error.code if isinstance(error, TaskQueueError) else "timeout"
-                _log.warning("maintenance keeps failing", extra={"code": code})
+                _log.warning(
+                    "maintenance failed (further failures in a row are not logged)",
+                    extra={"code": code},
+                )
             failing = True
         except Exception:  # noqa: BLE001 - the loop must continue after any error
             if not failing:
@@ -38,7 +44,8 @@ async def run_maintenance(control: Control) -> None:
             if done.expired or done.recovered:
                 figures = {"expired": len(done.expired), "recovered": done.recovered}
                 _log.info("maintenance finished", extra=figures)
-            # A queue may have no consumer for one pass, while its worker restarts: warn only in the second pass.
+            # A queue may have no consumer during one pass, while its worker restarts. Warn only in the second pass in a
+            # row.
             matches = set(done.unclaimed)
             if news := sorted((matches & unclaimed) - results):
                 _log.warning(

@@ -1,4 +1,4 @@
-"""Repeating store calls during an outage, and ending a subscription whose worker has left or crashed."""
+"""Repeating store calls during an outage, and closing the subscription of a worker that has left or crashed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from taskqueue_core.tasks import Delivery
 T = TypeVar("T")
 
 OUTAGE_ERRORS = (BackendUnavailable, PublishUnconfirmed)
-"""errors after which the same call may be repeated"""
+"""exceptions after which the same call may be repeated"""
 OUTAGE_BACKOFF = RetryPolicy(base=0.1, cap=2.0, jitter=0.5)
 
 
 class OutageRetry:
-    """Repeats store calls during an outage. All calls of one consumer share it, so that an outage is reported once.
+    """Repeats store calls during an outage.
 
-    ``report`` is called with False and the error code when an outage starts, and with True when it ends.
+    One object serves all calls of a consumer, so that each outage is reported only once.
+
+    ``report`` is called with False and the error code when an outage starts, and with True when the outage ends.
     """
 
     def __init__(self, report: Callable[[bool, str], Awaitable[None]]) -> None:
@@ -41,12 +43,12 @@ class OutageRetry:
                 tries += 1
                 if not self.down:
                     self.down = True
-                    await self._report(False, error.code)  # noqa: FBT003 - False: unavailable
+                    await self._report(False, error.code)  # noqa: FBT003 - False means that the store is unavailable
                 await asyncio.sleep(OUTAGE_BACKOFF.delay(tries))
             else:
                 if self.down:
                     self.down = False
-                    await self._report(True, "")  # noqa: FBT003 - True: available again
+                    await self._report(True, "")  # noqa: FBT003 - True means that the store is available again
                 return answer
 
 
@@ -55,7 +57,10 @@ _log = logging.getLogger("taskqueue.consuming")
 
 
 async def close(subscription: Subscription) -> None:
-    """Close a subscription, which releases its deliveries. Never raises: in a long outage the leases expire instead."""
+    """Close a subscription, which releases its deliveries.
+
+    Never raises: in a long outage, the deliveries' leases expire instead.
+    """
     for attempt in range(1, _TRIES + 1):
         try:
             await subscription.close()
@@ -70,7 +75,10 @@ async def close(subscription: Subscription) -> None:
 
 
 async def release_as_lost(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
-    """Release the deliveries of a crashed worker as lost. Never raises; `close` must follow, in case a call failed."""
+    """Release the deliveries of a crashed worker, and count losses.
+
+    Never raises. Call `close` afterwards, which releases any deliveries for which a call failed.
+    """
     for start in range(0, len(deliveries), LIMITS.batch):
         try:
             await subscription.redeliver(*deliveries[start : start + LIMITS.batch], lost=True)

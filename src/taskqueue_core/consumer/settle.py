@@ -1,4 +1,4 @@
-"""Settling deliveries in the store: one call per kind of settlement and batch, repeated during an outage."""
+"""Settling deliveries in the store: one call for each kind of settlement in a batch, repeated during an outage."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ async def settle(
 
 
 _BYTES = 4 * 1024 * 1024
-"""maximum bytes of results in one call, unless a single result is larger"""
+"""maximum size, in bytes, of all results in one call; a single larger result is sent alone"""
 _MAX_CONCURRENT = 100
-"""maximum number of retries and dead letters that are sent to the store at the same time"""
+"""maximum number of concurrent calls for retries and dead letters"""
 _DEFAULT_POLICY = RetryPolicy()
 
 Done = tuple[Delivery, bytes | None]
 
 
 class Settler:
-    """Settles a subscription's deliveries. Each method returns for each receipt whether it was still current.
+    """Settles a subscription's deliveries. Each method returns, by receipt, whether the receipt was still current.
 
-    During an outage, a call is repeated until the store is available. Cancelling a method loses nothing. If the backend
-    has no ``control``, the default retry policy applies to all queues.
+    During an outage, a call is repeated until the store is available. If a method is cancelled, no task is lost. If the
+    backend has no ``control``, the default retry policy applies to all queues.
     """
 
     def __init__(self, backend: Backend, subscription: Subscription, outage: OutageRetry) -> None:
@@ -78,7 +78,7 @@ class Settler:
         self._control = control_of(backend) if has(backend, Capability.CONTROL) else None
 
     async def ack(self, done: Sequence[Done]) -> dict[str, bool]:
-        """End deliveries as executed, each with its result."""
+        """End deliveries whose tasks were executed, each with its result."""
         results: dict[str, bool] = {}
         for batch in _batches(done):
             deliveries = [delivery for delivery, _ in batch]
@@ -116,7 +116,8 @@ class Settler:
     ) -> dict[str, bool]:
         """Settle deliveries according to the retry policies of their queues.
 
-        Each call reads the settings again, once per queue, so that every change that was confirmed earlier applies.
+        Each call reads the settings again, once per queue, so that every change that was confirmed before the call
+        applies.
         """
         results: dict[str, bool] = {}
         remaining = list(outcomes)

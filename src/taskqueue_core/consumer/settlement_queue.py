@@ -16,13 +16,13 @@ from taskqueue_core.retry import HandBack, Outcome, Success
 from taskqueue_core.tasks import Delivery
 
 _MAX_BYTES = 4 * 1024 * 1024
-"""bytes of unsettled results above which `SettlementQueue.room` waits"""
+"""total size, in bytes, of unsettled results from which on `SettlementQueue.room` waits"""
 
 
 class SettlementQueue:
     """Collects the outcomes of one subscription's deliveries, and settles them in rounds.
 
-    The first outcome is settled at once; outcomes that are put during a round are settled together in the next one.
+    The first outcome is settled at once. Outcomes that are put during a round are settled together in the next round.
     After each round, ``report`` is called with a dictionary that says for each receipt whether it was still current.
     Cancelling `run` loses no task: deliveries that are not settled are released when the subscription is closed.
     """
@@ -46,7 +46,7 @@ class SettlementQueue:
         self._settled = asyncio.Event()
         self._ended = False
         self.unsettled = 0
-        """number of outcomes that were put and are not settled yet"""
+        """number of outcomes that were put, but are not settled yet"""
 
     def put(self, delivery: Delivery, outcome: Outcome) -> None:
         """Queue an outcome without waiting. Callers can await `room` to limit the length of the queue."""
@@ -61,7 +61,7 @@ class SettlementQueue:
         self._has_work.set()
 
     async def room(self) -> None:
-        """Wait until the number of unsettled outcomes and the bytes of their results are below their limits."""
+        """Wait until the number of unsettled outcomes and the total size of their results are below their limits."""
         while not self._ended and (
             self.unsettled > self._max_unsettled or self._bytes > _MAX_BYTES
         ):
@@ -69,7 +69,7 @@ class SettlementQueue:
             await self._settled.wait()
 
     async def finish(self, seconds: float | None = None) -> None:
-        """Wait until all outcomes are settled, at most for ``seconds``. `run` must be running."""
+        """Wait until all outcomes are settled, for at most ``seconds``. `run` must be running."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.unsettled and not self._ended:

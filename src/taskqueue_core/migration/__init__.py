@@ -1,4 +1,4 @@
-"""Blue/green migration between two backends while publishers and workers run; docs/migration.md explains it.
+"""Blue/green migration between two backends while publishers and workers run; see docs/migration.md.
 
 Each queue exists on two sides, the old and the new backend. One side accepts new tasks. On the other, the queue is
 closed (`QueueSettings.moved_to`): it still detects duplicate ids, and is drained.

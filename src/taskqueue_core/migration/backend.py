@@ -29,20 +29,20 @@ from taskqueue_core.tasks import Delivery, Health
 
 _MARKS = ("<old>", "<new>")
 _LEISURE = 2.0
-"""seconds after which a health query to the drained backend, or a repair of settings, times out"""
+"""seconds after which a health check of the drained backend, or a repair of settings, times out"""
 _REPAIRED = 50
-"""maximum number of queues whose settings one maintenance pass compares"""
+"""maximum number of queues whose settings one maintenance pass compares and repairs"""
 
 
 class MigratingBackend(CompositeBackend):
     """A `Backend` that migrates queues from one backend to another; docs/migration.md describes its modes and phases.
 
-    Receipts of the new backend are passed on unchanged, receipts of the old one with a prefix. So no receipt is sent to
-    the wrong backend, and the new backend knows its own receipts after the migration.
+    Receipts of the new backend are passed on unchanged, and receipts of the old backend with a prefix. So no receipt is
+    sent to the wrong backend, and the new backend still knows its own receipts after the migration.
 
     Slots always come from the new backend: endpoints are registered there again, and a lease of the old backend is
-    granted again when it is renewed, as after a loss of the pool. A process that still uses the old backend's pool does
-    not see these leases, so its GPU servers may report more often that they are busy.
+    created again when it is renewed, as if the pool had been lost. A process that still uses the old backend's pool
+    does not see these leases, so its jobs may be sent to GPU servers that are already busy.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class MigratingBackend(CompositeBackend):
         return (QueuePart(OLD, key), QueuePart(NEW, key))
 
     def public_key(self, part: QueuePart) -> str | None:
-        """Return the key, which is the same on both backends; ``None`` for the marker queue."""
+        """Return the part's key, which is the same on both backends; ``None`` for the marker queue."""
         return None if part.key == MARKER else part.key
 
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return the queues of both backends; none in mode ``strict``, whose plan depends on data in the stores."""
+        """Return the queues of both backends; no queues in mode ``strict``, where the plan depends on the stores."""
         if self.mode is MigrationMode.STRICT:
             return ReceivePlan(())
         return ReceivePlan(tuple(QueuePart(number, key) for number in (OLD, NEW) for key in keys))
@@ -107,7 +107,7 @@ class MigratingBackend(CompositeBackend):
         return self.first_plan(keys)
 
     def from_member(self, member: int, delivery: Delivery) -> Delivery:
-        """Prefix the receipt with its side if the old backend issued it, or if it starts like a prefixed receipt."""
+        """Prefix the receipt with its side if the old backend issued it, or if it already begins like a prefix."""
         receipt = delivery.receipt
         if member == OLD or receipt.startswith(_MARKS):
             return structs.replace(delivery, receipt=_MARKS[member] + receipt)
@@ -116,7 +116,7 @@ class MigratingBackend(CompositeBackend):
     def origins(self, receipt: str, key: str) -> Sequence[tuple[QueuePart, str]]:
         """Return the sides that may have issued a receipt.
 
-        A receipt without a prefix may be from the old side, issued before the migration.
+        A receipt without a prefix may also be from the old side, if it was issued before the migration.
         """
         for member, mark in enumerate(_MARKS):
             if receipt.startswith(mark):
@@ -135,7 +135,10 @@ class MigratingBackend(CompositeBackend):
 
 
 class MigratingControl(JointControl):
-    """``control`` of both backends. The backend that accepts a queue's tasks has its settings; the other has a copy."""
+    """The ``control`` of both backends.
+
+    The backend that accepts a queue's tasks holds the queue's settings. The other backend has a copy.
+    """
 
     def __init__(self, backend: MigratingBackend) -> None:
         super().__init__(backend)
@@ -146,7 +149,7 @@ class MigratingControl(JointControl):
         return settings.model_copy(update={"moved_to": None}) if ours(settings) else settings
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """Replace the settings of a queue; once a migration was started, on both backends."""
+        """Replace the settings of a queue, on both backends once the migration has started."""
         check_name("key", key)
         number, result = await self._router.authority(key)
         result.followed_by(settings)

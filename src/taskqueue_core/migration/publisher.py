@@ -1,4 +1,7 @@
-"""Publishing during a migration: tasks whose ids the closed side knows are sent there, the others to the open side."""
+"""Publishing during a migration.
+
+A task is sent to the closed side if that side knows its id, or else to the open side.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from taskqueue_core.migration.routing import NEW, OLD, MigrationRouter, ours
 from taskqueue_core.tasks import Confirmation, State, Task, TaskStatus
 
 _SKEW = 1.0
-"""seconds by which the clocks of the two stores may differ"""
+"""maximum number of seconds by which the clocks of the two stores may differ"""
 
 
 class MigratingPublisher(JointPublisher):
@@ -41,7 +44,7 @@ class MigratingPublisher(JointPublisher):
         for key, group in by_key(tasks, sorted(remaining)).items():
             self._router.forget(key)
             _, settings = await self._router.authority(key)
-            # If an operator closed the queue, and not the migration, its tasks stay refused.
+            # If an operator closed the queue, and not the migration, its tasks are still refused.
             if settings.moved_to is None or ours(settings):
                 turning += group
         return sorted(turning)
@@ -49,13 +52,13 @@ class MigratingPublisher(JointPublisher):
     async def _known(
         self, number: int, tasks: Sequence[Task], indexes: list[int]
     ) -> dict[int, QueuePart]:
-        """Return the indexes of the tasks whose ids a side remembers, mapped to the queue on that side."""
+        """Return the indexes of the tasks whose ids a side remembers, each mapped to the queue on that side."""
         router = self._router
         member = router.members[number]
         known: dict[int, QueuePart] = {}
 
         async def look_up(key: str, batch: list[int]) -> None:
-            # With fan-out, only the queues that store the copies know the ids.
+            # With fan-out, only the queues that store the copies know the tasks' ids.
             for name in router.copied_to.get(key) or (key,):
                 now = member.backend.now()
                 statuses = await member.control.statuses(name, *[tasks[i].id for i in batch])
@@ -73,7 +76,7 @@ class MigratingPublisher(JointPublisher):
         except BackendUnavailable:
             if not router.is_optional(number):
                 raise
-            # A duplicate may be stored a second time, which is better than refusing every task.
+            # A duplicate may now be stored a second time, which is better than refusing every task.
             return {}
         return known
 
@@ -83,6 +86,6 @@ class MigratingPublisher(JointPublisher):
 
 
 def _forgettable(status: TaskStatus, window: float, now: float) -> bool:
-    """Whether a side remembers a task only for its result, so that an open queue would accept the id again."""
+    """Return whether a task is remembered only for its result, so that an open queue would accept its id again."""
     ended = not status.state.live and status.state is not State.DEAD
     return ended and now >= status.updated_at + window + _SKEW

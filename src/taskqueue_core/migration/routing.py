@@ -1,4 +1,4 @@
-"""Routing of a migration: which side accepts a queue's new tasks, according to the queue settings in both stores."""
+"""The routing of a migration: queue settings in both stores decide which side accepts a queue's new tasks."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ T = TypeVar("T")
 
 OLD, NEW = 0, 1
 MARKER = "_taskqueue.migration"
-"""name of an internal queue whose settings record the phase, and which side accepts queues that do not exist yet"""
+"""name of an internal queue whose settings record the phase, and which side accepts the tasks of unknown queues"""
 _WORD = "backend:"
 _REMEMBERED = 1.0
-"""seconds for which the phase is cached; a stale phase does no harm"""
+"""seconds for which the phase is cached; using an outdated phase does no harm"""
 _POLL_SECONDS = 0.1
-"""seconds between two checks of whether the drained side is empty, while the other side waits for that"""
+"""seconds between checks of whether the drained side is empty, while the other side waits for this"""
 _LATER = 1.0
-"""seconds between two checks of the phase while no side waits for the other"""
+"""seconds between checks of the phase, while neither side waits for the other side"""
 _OF_THE_STORE = ("version", "moved_to", "durability", "replicas", "journal", "shards")
 """settings of a queue that may differ between the two sides"""
 
 
 class MigrationMode(StrEnum):
-    """What has priority while both sides have tasks: availability or order."""
+    """Which property has priority while both sides have tasks: availability or order."""
 
     AVAILABLE = "available"
-    """the new backend accepts and delivers tasks even while the old one still has tasks or is unavailable"""
+    """the new backend accepts and delivers tasks even while the old backend still has tasks or is unavailable"""
     STRICT = "strict"
-    """order and limits hold: the new side of a queue delivers nothing until its old side is empty"""
+    """order and limits are preserved: the new side of a queue delivers nothing until its old side is empty"""
 
 
 class MigrationPhase(StrEnum):
@@ -46,22 +46,22 @@ class MigrationPhase(StrEnum):
     IDLE = "idle"
     """not started; the old side has all tasks"""
     STARTED = "started"
-    """the new side accepts tasks, the old side is drained"""
+    """the new side accepts tasks; the old side is being drained"""
     FINISHED = "finished"
-    """the old side was found empty, and stays closed"""
+    """the old side was found empty, and remains closed"""
     ROLLED_BACK = "rolled_back"
-    """the old side accepts tasks, the new side is drained"""
+    """the old side accepts tasks; the new side is being drained"""
     INTERRUPTED = "turning"
-    """a start or a rollback was interrupted; its command must be repeated"""
+    """a start or a rollback was interrupted; the command must be repeated"""
 
     @property
     def towards(self) -> int:
-        """The side that accepts new tasks in this phase."""
+        """The number of the side that accepts new tasks in this phase."""
         return NEW if self in (MigrationPhase.STARTED, MigrationPhase.FINISHED) else OLD
 
 
 def ours(settings: QueueSettings) -> bool:
-    """Whether the queue was closed by a migration, not by an operator."""
+    """Return whether the queue was closed by a migration, not by an operator."""
     return settings.moved_to is not None and settings.moved_to.startswith(_WORD)
 
 
@@ -72,7 +72,7 @@ def only_open_side(settings: Sequence[QueueSettings]) -> int | None:
 
 
 class MigrationRouter:
-    """The settings that decide which side accepts the tasks of a queue, with methods to read and change them.
+    """Reads and changes the settings that decide which side accepts the tasks of a queue.
 
     Outdated cached values do no harm: a closed side refuses the task, and the caller calls `forget` and reads again.
     """
@@ -85,23 +85,29 @@ class MigrationRouter:
         self.mode = mode
         self.patience = patience
         self.copied_to: dict[str, tuple[str, ...]] = {}
-        """for each queue, the queues that receive copies of its tasks, as this process last read them"""
+        """for each queue, the names of the queues that receive copies of its tasks, as this process last read them"""
         self._open: dict[str, int] = {}
         self._phase: tuple[float, MigrationPhase] | None = None
         self._empty_since: dict[QueuePart, float] = {}
 
     def is_optional(self, number: int) -> bool:
-        """Whether the migration works without a side: in mode ``available``, without the side that is being drained."""
+        """Return whether the migration works without a side.
+
+        In mode ``available``, it works without the side that is being drained.
+        """
         return self.mode is MigrationMode.AVAILABLE and number == self.old_member
 
     async def ask(self, number: int, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a call to a side. Raises `BackendUnavailable` if an optional side is too slow."""
+        """Return the result of a call to a side.
+
+        Raises `BackendUnavailable` if an optional side does not answer in time.
+        """
         member = self.members[number]
         return await (member.within(self.patience, call) if self.is_optional(number) else call())
 
     @property
     def old_member(self) -> int:
-        """The side that is being drained, according to the cached phase."""
+        """The number of the side that is being drained, according to the cached phase."""
         return OLD if self._phase is None else 1 - self._phase[1].towards
 
     async def read(self, key: str) -> list[QueueSettings]:
@@ -112,7 +118,10 @@ class MigrationRouter:
         )
 
     async def phase(self, *, fresh: bool = False) -> MigrationPhase:
-        """Return the phase of the migration. Read it again if ``fresh``, or if the cached phase is a second old."""
+        """Return the phase of the migration.
+
+        Read it again if ``fresh`` is set, or if the cached phase is a second old.
+        """
         now = asyncio.get_running_loop().time()
         if self._phase is None or fresh or now >= self._phase[0] + _REMEMBERED:
             self._phase = now, await self._read_phase()
@@ -124,7 +133,7 @@ class MigrationRouter:
         except BackendUnavailable:
             if self.mode is MigrationMode.STRICT or ours(await self._marker(OLD)):
                 raise
-            # The migration was rolled back or never started; in both cases the old side is open.
+            # The migration was rolled back or never started. In both cases, the old side is open.
             return MigrationPhase.ROLLED_BACK
         if not new.version:
             return MigrationPhase.IDLE
@@ -137,7 +146,7 @@ class MigrationRouter:
         return await self.members[number].control.settings(MARKER)
 
     async def authority(self, key: str) -> tuple[int, QueueSettings]:
-        """Return the side whose settings of a queue are in force, and the settings."""
+        """Return the side whose settings for a queue are in force, and these settings."""
         phase = await self.phase()
         try:
             members = await self.read(key)
@@ -171,7 +180,11 @@ class MigrationRouter:
         return number
 
     async def _without(self, key: str, number: int) -> int:
-        """Return side ``number`` if the other side is unavailable and may be ignored, and this side is not closed."""
+        """Return ``number`` for an open side while the other side is unavailable.
+
+        Raises `BackendUnavailable` if the side is closed by the migration, or the mode does not allow it to ignore the
+        other side.
+        """
         if self.mode is MigrationMode.AVAILABLE:
             settings = await self.members[number].control.settings(key)
             if not ours(settings):
@@ -192,7 +205,7 @@ class MigrationRouter:
         await self._update(number, key, moved_to=_WORD + self.members[1 - number].name)
 
     async def reopen(self, key: str, number: int) -> None:
-        """Open a queue on one side, unless an operator has closed it. It must be closed on the other side."""
+        """Open a queue on one side, unless an operator has closed it. The other side must be closed."""
         await change_settings(
             self.members[number].control,
             key,
@@ -200,13 +213,16 @@ class MigrationRouter:
         )
 
     async def turn(self, key: str, number: int) -> None:
-        """Move the intake of a queue to one side. The other side is closed first, so that only one accepts tasks."""
+        """Make one side accept the new tasks of a queue.
+
+        The other side is closed first, so that never both accept tasks.
+        """
         await self.close(key, 1 - number)
         await self.reopen(key, number)
         self._open[key] = number
 
     async def turn_all(self, number: int) -> None:
-        """Move the intake of all queues that do not exist yet to one side."""
+        """Make one side accept the tasks of all queues that do not exist yet."""
         await self.close(MARKER, 1 - number)
         await self._update(number, MARKER, moved_to=None, paused=False)
         new = await self._marker(NEW)
@@ -230,7 +246,7 @@ class MigrationRouter:
         await change_settings(self.members[number].control, key, edit)
 
     async def strict_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return the parts that may be received from in mode ``strict``, those of the drained side first."""
+        """Return the parts that may deliver in mode ``strict``, with the parts on the drained side first."""
         phase = await self.phase()
         results = await gather_all(self._strict_parts(key, phase) for key in keys)
         parts = [part for parts in results for part in parts]
@@ -248,7 +264,7 @@ class MigrationRouter:
         try:
             members = await self.read(key)
             stats = await self.members[part.member].control.stats(key)
-        except BackendUnavailable:  # the drained side may have tasks, so the other side waits
+        except BackendUnavailable:  # the drained side may still have tasks, so the other side waits
             return (part,)
         if await self._passed(part, members, stats):
             return (part, QueuePart(towards, key))
@@ -257,10 +273,11 @@ class MigrationRouter:
     async def _passed(
         self, part: QueuePart, members: list[QueueSettings], stats: QueueStats
     ) -> bool:
-        """Whether the drained side of a queue is empty, and its rate limit allows a delivery by the other side."""
+        """Return whether the drained side of a queue is empty, and its rate limit allows the other side to deliver."""
         ledger, towards = stats.ledger, 1 - part.member
         live = ledger.waiting or ledger.scheduled or ledger.in_flight
-        # A queue that was never used on the drained side stays empty there, because the first publish closes it.
+        # A queue that was never used on the drained side remains empty there, because the first publish closes it
+        # there.
         used = stats.delivered or ledger.published
         if live or (used and only_open_side(members) != towards):
             self._empty_since.pop(part, None)

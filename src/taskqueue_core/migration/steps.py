@@ -1,4 +1,7 @@
-"""The commands of a migration. Any process may repeat a command that was interrupted: its progress is in the stores."""
+"""The commands of a migration.
+
+Any process may repeat an interrupted command: its progress is recorded in the stores.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _SIDES = ("old", "new")
 
 
 class MigrationUnfinished(TaskQueueError):
-    """The migration cannot be finished yet, because tasks are left or a command was interrupted."""
+    """The migration cannot be finished yet: tasks remain on the drained side, or a command was interrupted."""
 
     code = "migration_unfinished"
 
@@ -23,18 +26,18 @@ class QueueOnTheMove(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     takes_in: str | None
-    """the side that accepts new tasks, ``old`` or ``new``; ``None`` while the queue changes sides"""
+    """name of the side that accepts new tasks, ``old`` or ``new``; ``None`` while the queue changes sides"""
     waiting: int
     scheduled: int
     in_flight: int
     dead: int
-    """number of dead letters; like ``waiting``, ``scheduled`` and ``in_flight``, it is counted on the drained side"""
+    """number of dead letters on the drained side; ``waiting``, ``scheduled`` and ``in_flight`` also count that side"""
     moved: int
-    """number of tasks published on the side that is not drained"""
+    """number of tasks published on the side that is not being drained"""
 
     @property
     def empty(self) -> bool:
-        """Whether the drained side has no tasks of the queue left."""
+        """Whether no tasks of the queue are left on the drained side."""
         return not (self.waiting or self.scheduled or self.in_flight or self.dead)
 
 
@@ -43,14 +46,17 @@ class MigrationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     phase: MigrationPhase
     leaves: str
-    """the side that is being drained, ``old`` or ``new``"""
+    """name of the side that is being drained, ``old`` or ``new``"""
     queues: tuple[QueueOnTheMove, ...]
     remembered: float
-    """seconds for which the drained side, once empty, may still be needed to detect duplicate ids"""
+    """seconds for which the drained side may still be needed to detect duplicate ids after it is empty"""
 
     @property
     def open_queues(self) -> tuple[str, ...]:
-        """The queues whose new tasks do not go to the intended side yet; empty before the start."""
+        """The queues whose new tasks do not go to the intended side yet.
+
+        The tuple is empty before the migration starts.
+        """
         target = _SIDES[1 - _SIDES.index(self.leaves)]
         turned = self.phase is not MigrationPhase.IDLE
         return tuple(queue.key for queue in self.queues if turned and queue.takes_in != target)
@@ -62,10 +68,10 @@ class MigrationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def start(backend: MigratingBackend) -> MigrationStatus:
-    """Copy all settings to the new side, then move the intake of each queue there.
+    """Copy all settings to the new side, then make that side accept the new tasks of each queue.
 
-    Raises `InvalidInput` if the new side does not support the settings of a queue. The error names the queue; no queue
-    has been closed in this case.
+    Raises `InvalidInput` if the new side does not support the settings of a queue. The error names the queue, and no
+    queue was closed.
     """
     router = backend.router
     for key in await _queues(router, OLD):
@@ -75,9 +81,9 @@ async def start(backend: MigratingBackend) -> MigrationStatus:
 
 
 async def rollback(backend: MigratingBackend, *, force: bool = False) -> MigrationStatus:
-    """Move the intake of each queue back to the old side.
+    """Make the old side accept the new tasks of each queue again.
 
-    With ``force``, only open the old side, without a call to the new one, which must be lost for good.
+    With ``force``, only open the old side, and do not call the new side, which must be lost for good.
     """
     router = backend.router
     if not force:
@@ -90,7 +96,10 @@ async def rollback(backend: MigratingBackend, *, force: bool = False) -> Migrati
 
 
 async def finish(backend: MigratingBackend, *, force: bool = False) -> MigrationStatus:
-    """Record that the drained side is empty. Raises `MigrationUnfinished` if it is not, unless ``force`` is given."""
+    """Record that the drained side is empty.
+
+    Raises `MigrationUnfinished` if it is not empty, unless ``force`` is set.
+    """
     result = await status(backend)
     if result.phase in (MigrationPhase.IDLE, MigrationPhase.INTERRUPTED) or result.open_queues:
         raise MigrationUnfinished(
@@ -153,7 +162,7 @@ async def _copy(router: MigrationRouter, key: str) -> None:
 
 
 async def _turn(router: MigrationRouter, number: int) -> None:
-    """Move the intake of queues that do not exist yet to one side, then that of all queues, including new ones."""
+    """Make one side accept the tasks of queues that do not exist yet, then those of all queues that exist by then."""
     await router.turn_all(number)
     turned: set[str] = set()
     while True:

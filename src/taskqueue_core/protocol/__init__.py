@@ -1,1 +1,1 @@
-"""The socket protocol without I/O: frames, and a session for each side."""
+"""The socket protocol without I/O: the frames, and a session for each side."""

@@ -42,7 +42,7 @@ class Welcomed(msgspec.Struct, frozen=True):
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """New deliveries, each of which uses up capacity of the worker."""
+    """New deliveries, each of which takes up capacity of the worker."""
 
     deliveries: Sequence[frames.WireDelivery]
 
@@ -60,7 +60,7 @@ class Draining(msgspec.Struct, frozen=True):
 
 
 class StoreChanged(msgspec.Struct, frozen=True):
-    """The server's store became unavailable, or available again."""
+    """The server's store has become unavailable, or available again."""
 
     ok: bool
     reason: str
@@ -74,9 +74,9 @@ class Complained(msgspec.Struct, frozen=True):
 
 
 _ENVELOPE = 256
-"""bytes reserved in an ack frame for everything except receipts and results"""
+"""bytes that are reserved in an ack frame for everything except receipts and results"""
 _PER_RECEIPT = 16
-"""bytes reserved in an ack frame for the punctuation of a receipt and its result"""
+"""bytes that are reserved in an ack frame for the JSON punctuation around each receipt and its result"""
 _OPEN = (ClientSessionState.READY, ClientSessionState.DRAINING)
 _CONNECTED = (ClientSessionState.GREETING, *_OPEN)
 Event = Welcomed | Delivered | Revoked | Draining | StoreChanged | Complained
@@ -117,17 +117,17 @@ class ClientSession:
 
     @property
     def held(self) -> int:
-        """Number of deliveries that the worker is running."""
+        """The number of deliveries that the worker is running."""
         return len(self._held)
 
     @property
     def unconfirmed(self) -> int:
-        """Number of outcomes that the server has not confirmed."""
+        """The number of outcomes that the server has not confirmed."""
         return len(self._outbox)
 
     @property
     def granted(self) -> int:
-        """Number of deliveries that the server may still send on this connection."""
+        """The number of deliveries that the server may still send on this connection."""
         return self._granted
 
     def connected(self) -> None:
@@ -136,7 +136,7 @@ class ClientSession:
         self._state = ClientSessionState.GREETING
 
     def disconnected(self) -> None:
-        """Record that the socket has closed. Receipts are kept until the next welcome shows which are lost."""
+        """Record that the socket has closed. Receipts are kept until the next welcome shows which of them are lost."""
         if self._state is ClientSessionState.CLOSED:
             return
         self._state = ClientSessionState.CONNECTING
@@ -228,7 +228,7 @@ class ClientSession:
         return [Revoked(running)] if running else []
 
     def resize(self, capacity: int) -> None:
-        """Set the maximum number of deliveries that run at once. Deliveries that exceed it on arrival are released."""
+        """Set the maximum number of deliveries that run at once. Deliveries that arrive beyond it are released."""
         self._capacity = capacity
 
     def settle(self, receipt: str, outcome: Outcome) -> bool:
@@ -249,20 +249,20 @@ class ClientSession:
         self.free()
 
     def progress(self, receipt: str, value: float | str) -> None:
-        """Queue the progress of a running delivery. Only the latest value is sent, and it may get lost."""
+        """Queue the progress of a running delivery. Only the latest value is sent, and that may get lost as well."""
         if receipt in self._held:
             self._progress[receipt] = value
 
     def ping(self) -> None:
-        """Queue a ping, which `outgoing` sends with the next frames."""
+        """Queue a ping, which `outgoing` yields with the next frames."""
         self._ping_due = True
 
     def bye(self) -> None:
-        """Queue a bye, which `outgoing` sends last. Then the session is closed."""
+        """Queue a bye, which `outgoing` yields as the last frame, closing the session."""
         self._leaving = True
 
     def outgoing(self) -> Iterator[str]:
-        """Yield the frames to send now. Each is yielded once."""
+        """Yield the frames to send now. Each frame is yielded once."""
         if self._state is ClientSessionState.GREETING and not self._greeted:
             self._greeted = True
             yield frames.encode(self._hello())
@@ -304,8 +304,8 @@ class ClientSession:
         )
 
     def _wanted(self) -> int:
-        # The limit `LIMITS.credit - books` ensures that `holding` of the next hello fits into a frame, however many
-        # outcomes are unconfirmed.
+        # The limit `LIMITS.credit - books` ensures that the next hello, whose `holding` lists these receipts, fits into
+        # a frame, however many outcomes are unconfirmed.
         books = self._granted + len(self._held) + len(self._outbox)
         return max(0, min(self._capacity - self._busy - self._granted, LIMITS.credit - books))
 

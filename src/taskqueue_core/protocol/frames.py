@@ -31,7 +31,7 @@ CLOSE_REVOKED = 4001
 CLOSE_PROTOCOL = 4400
 CLOSE_UNAUTHENTICATED = 4401
 CLOSE_TIMEOUT = 4408
-"""close code: the worker sent no hello in time, or no frame for longer than the lease"""
+"""close code: the worker did not send its hello in time, or sent no frame for longer than the lease"""
 
 _Name = Annotated[str, Meta(max_length=LIMITS.name)]
 _Text = Annotated[str, Meta(max_length=LIMITS.text)]
@@ -45,7 +45,7 @@ class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_d
     """A message of the protocol."""
 
 
-# Frames that the worker sends.
+# Frames that the worker sends:
 
 
 class Hello(_Frame, tag="hello", frozen=True, kw_only=True):
@@ -56,12 +56,12 @@ class Hello(_Frame, tag="hello", frozen=True, kw_only=True):
     credit: _Count = 0
     token: Annotated[str, Meta(max_length=1024)] | None = None
     holding: Annotated[list[_Receipt], Meta(max_length=LIMITS.credit)] = []
-    """receipts of tasks that are still running, after a reconnect"""
+    """after a reconnect: the receipts that the worker still runs, or whose outcomes the server has not confirmed"""
     protocol: int = PROTOCOL_VERSION
 
 
 class Credit(_Frame, tag="credit", frozen=True, kw_only=True):
-    """Permission to send ``n`` more deliveries."""
+    """Permission for the server to send ``n`` more deliveries."""
 
     n: Annotated[int, Meta(ge=1, le=LIMITS.credit)]
 
@@ -80,7 +80,7 @@ class RedeliverFrame(_Frame, tag="redeliver", frozen=True, kw_only=True):
 
 
 class RetryFrame(_Frame, tag="retry", frozen=True, kw_only=True):
-    """The attempt failed. The server applies the queue's retry policy; ``delay`` overrides its delay."""
+    """The attempt failed. The server applies the queue's retry policy; ``delay`` overrides the delay of the policy."""
 
     receipt: _Receipt
     error: _Text = ""
@@ -103,10 +103,10 @@ class Progress(_Frame, tag="progress", frozen=True, kw_only=True):
 
 
 class Bye(_Frame, tag="bye", frozen=True, kw_only=True):
-    """The worker leaves; the server releases all deliveries that the worker has not settled."""
+    """The worker is leaving; the server releases all deliveries that the worker has not settled."""
 
 
-# Frames that either side sends.
+# Frames that either side sends:
 
 
 class Ping(_Frame, tag="ping", frozen=True, kw_only=True):
@@ -121,11 +121,11 @@ class Pong(_Frame, tag="pong", frozen=True, kw_only=True):
     n: int = 0
 
 
-# Frames that the server sends.
+# Frames that the server sends:
 
 
 class WireLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of the server: ``frame``, ``payload`` and ``result`` in bytes, the others as numbers."""
+    """The limits of the server: ``frame``, ``payload`` and ``result`` are sizes in bytes."""
 
     frame: int = LIMITS.frame
     payload: int = LIMITS.payload
@@ -135,11 +135,11 @@ class WireLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
-    """The answer to a hello. Receipts of the hello that are not in ``adopted`` are lost; a `Revoke` follows."""
+    """The answer to a hello. Receipts in the hello that are not in ``adopted`` are lost: a `Revoke` follows."""
 
     connection_id: str
     lease: float
-    """seconds of silence after which either side closes the connection; ping at least every third of it"""
+    """seconds without a frame after which either side closes the connection; send a ping at least every third of it"""
     server: str
     limits: WireLimits = WireLimits()
     adopted: list[str] = []
@@ -174,7 +174,7 @@ class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Deliver(_Frame, tag="deliver", frozen=True, kw_only=True):
-    """Deliveries for the worker. Each uses up one credit."""
+    """Deliveries for the worker. Each of them uses up one unit of credit."""
 
     deliveries: list[WireDelivery]
 
@@ -188,19 +188,25 @@ class SettledFrame(_Frame, tag="settled", frozen=True, kw_only=True):
 
 
 class Revoke(_Frame, tag="revoke", frozen=True, kw_only=True):
-    """The deliveries no longer belong to the worker: stop their handlers, and do not settle them."""
+    """These deliveries no longer belong to the worker. Stop their handlers, and do not settle the deliveries."""
 
     receipts: list[str]
 
 
 class Drain(_Frame, tag="drain", frozen=True, kw_only=True):
-    """The server is shutting down and delivers no more. Settle what you can within ``seconds``, then reconnect."""
+    """The server is shutting down, and sends no more deliveries.
+
+    Settle what you can within ``seconds``, then reconnect.
+    """
 
     seconds: float
 
 
 class Degraded(_Frame, tag="degraded", frozen=True, kw_only=True):
-    """The store is unavailable or, if ``ok``, available again. Running tasks continue; an outage uses up no credit."""
+    """The store is unavailable or, if ``ok`` is set, available again.
+
+    Running tasks continue; an outage uses up no credit.
+    """
 
     ok: bool = False
     reason: str = ""
@@ -242,15 +248,15 @@ def _decode(decoder: msgspec.json.Decoder[Any], text: str | bytes) -> Any:
 decode_client: Callable[[str | bytes], ClientFrame] = partial(
     _decode, msgspec.json.Decoder(ClientFrame)
 )
-"""Decode a worker's frame, or raise `ProtocolViolation`. An unknown type is not fatal: the worker may be newer."""
+"""Decode a worker's frame, or raise `ProtocolViolation`. An unknown frame is not fatal: the worker may be newer."""
 decode_server: Callable[[str | bytes], ServerFrame] = partial(
     _decode, msgspec.json.Decoder(ServerFrame)
 )
-"""Decode a server's frame, or raise `ProtocolViolation`. An unknown type is not fatal: the server may be newer."""
+"""Decode a server's frame, or raise `ProtocolViolation`. An unknown frame is not fatal: the server may be newer."""
 
 
 def _without_values(message: str) -> str:
-    # msgspec's messages name the field and the types. Only a few quote the value, which may be confidential.
+    # msgspec's messages name the field and the types. Only a few messages quote the value, which may be confidential.
     return "a field is not allowed" if "Invalid value" in message else message
 
 
@@ -285,7 +291,7 @@ def to_wire(delivery: Delivery) -> WireDelivery:
 
 
 def to_task(wire: WireTask) -> Task:
-    """Convert the task of a frame to a `Task`, which checks it. Raises `InvalidInput`."""
+    """Convert the task in a frame to a `Task`, whose constructor checks it and may raise `InvalidInput`."""
     return Task(**msgspec.structs.asdict(wire) | {"payload": bytes(wire.payload)})
 
 

@@ -6,10 +6,10 @@
      │                          │                   │
      └──────────── bye, hangup, violation ──────────┴──> closed
 
-`feed` reads a worker's frame and returns events; it never raises, whatever the input. The other methods return the text
-of the frames to send now, and raise `ProtocolViolation` if the server itself would break the protocol; a closed session
-sends nothing. A receipt is *held* from its delivery until it is settled, revoked or moved; while its settlement is in
-progress it is *pending*, and still held.
+`feed` reads a worker's frame and returns events; it never raises, whatever the input. The other methods return the
+texts of the frames to send now, and raise `ProtocolViolation` if the call would make the server itself break the
+protocol. A closed session sends nothing. A receipt is *held* from its delivery until it is settled, revoked or moved;
+while its settlement is in progress it is *pending*, and still held.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Greeted(msgspec.Struct, frozen=True):
 
 
 class CreditGranted(msgspec.Struct, frozen=True):
-    """The worker accepts ``n`` more deliveries."""
+    """The worker can take ``n`` more deliveries."""
 
     n: int
 
@@ -71,7 +71,7 @@ class SendFrames(msgspec.Struct, frozen=True):
 
 
 class CloseSocket(msgspec.Struct, frozen=True):
-    """The session is closed: close the socket with this code."""
+    """The session is closed: close the socket with ``code``."""
 
     code: int
     reason: str
@@ -88,7 +88,7 @@ Event = (
 )
 
 _PIECE = 500
-"""maximum number of receipts in one frame; with more, long receipts could exceed the size limit of a frame"""
+"""maximum number of receipts in one frame, so that even long receipts do not exceed the size limit of a frame"""
 _HEAD, _TAIL = b'{"type":"deliver","deliveries":[', b"]}"
 _EMPTY = len(_HEAD + _TAIL)
 _REASON_BYTES = 123
@@ -114,7 +114,7 @@ class ServerSession:
 
     @property
     def credit(self) -> int:
-        """Number of deliveries that may still be sent; 0 unless the session is ready."""
+        """The number of deliveries that may still be sent; 0 unless the session is ready."""
         return self._credit if self._state is ServerSessionState.READY else 0
 
     @property
@@ -124,11 +124,14 @@ class ServerSession:
 
     @property
     def busy(self) -> int:
-        """Number of deliveries that the worker has, including those whose settlement is in progress."""
+        """The number of deliveries that the worker has, including those whose settlement is in progress."""
         return len(self._held) + len(self._pending)
 
     def feed(self, data: str | bytes) -> list[Event]:
-        """Read a message of the worker, and return its events. Never raises; a closed session ignores all messages."""
+        """Read a message from the worker, and return the resulting events.
+
+        Never raises; a closed session ignores all messages.
+        """
         if self._state is ServerSessionState.CLOSED:
             return []
         try:
@@ -171,7 +174,7 @@ class ServerSession:
         return events
 
     def _settle(self, frame: frames.SettlementFrame) -> list[Event]:
-        # Only the first settlement of a receipt counts. A second one is ignored while the first is pending.
+        # Only the first settlement of a receipt counts. Another settlement is ignored while the first is pending.
         known: list[tuple[Delivery, Outcome]] = []
         stale: list[str] = []
         for receipt, outcome in _outcomes(frame).items():
@@ -226,7 +229,7 @@ class ServerSession:
     def welcome(
         self, connection_id: str, lease: float, server: str, adopted: Sequence[Delivery] = ()
     ) -> list[str]:
-        """Return a welcome, and frames that revoke the receipts in the hello that are not in ``adopted``."""
+        """Return a welcome frame, and frames that revoke the hello's receipts that are not in ``adopted``."""
         hello = self._hello
         if self._state is ServerSessionState.CLOSED:
             return []
@@ -251,7 +254,9 @@ class ServerSession:
         ]
 
     def deliver(self, deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
-        """Record that deliveries are sent, which uses up credit; return frames, each with the deliveries in it.
+        """Record that deliveries are sent, which uses up credit.
+
+        Return frames, each with the deliveries that it contains.
 
         Frames are built one at a time, so that only one is in memory even if the worker reads slowly.
         """
@@ -263,7 +268,7 @@ class ServerSession:
         return _frames(deliveries)
 
     def settled(self, outcomes: Mapping[str, bool]) -> list[str]:
-        """End pending settlements; return frames that report for each receipt whether the settlement took effect."""
+        """End pending settlements; return frames that report, for each receipt, whether its settlement took effect."""
         for receipt in outcomes:
             self._pending.pop(receipt, None)
         if self._state is ServerSessionState.CLOSED:
@@ -284,7 +289,7 @@ class ServerSession:
         return self._send(*(frames.Revoke(receipts=piece) for piece in _pieces(gone)))
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Remove receipts without a frame, because they moved to another connection or were never sent."""
+        """Remove receipts without a frame, because their deliveries moved to another connection or were never sent."""
         for receipt in receipts:
             self._held.pop(receipt, None)
 
@@ -296,7 +301,7 @@ class ServerSession:
         return [frames.encode(frames.Drain(seconds=seconds))]
 
     def degraded(self, *, ok: bool, reason: str = "") -> list[str]:
-        """Return a frame that reports that the store is unavailable or, with ``ok``, available again."""
+        """Return a frame that reports that the store is unavailable or, if ``ok`` is set, available again."""
         return self._send(frames.Degraded(ok=ok, reason=reason))
 
     def ping(self) -> list[str]:

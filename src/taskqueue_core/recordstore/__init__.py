@@ -1,6 +1,8 @@
-"""A complete backend for any store with transactions that only this process uses: the author writes a `RecordStore`.
+"""A complete backend, except for its store: the author writes a `RecordStore`.
 
-`docs/writing-a-backend.md` explains it, and `examples/taskqueue_sqlite` is an example.
+The store must support transactions, and no other process may use it.
+
+See `docs/writing-a-backend.md`, and `examples/taskqueue_sqlite` for an example.
 """
 
 from taskqueue_core.recordstore.backend import RecordBackend

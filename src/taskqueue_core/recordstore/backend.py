@@ -19,7 +19,7 @@ from taskqueue_core.tasks import Confirmation, Delivery, Health, Published, Sett
 
 
 class RecordPublisher:
-    """The publisher of a `RecordBackend`. Each call changes the store in one step."""
+    """The publisher of a `RecordBackend`. Each call changes the store in one atomic step."""
 
     def __init__(self, transitions: Transitions) -> None:
         self._transitions = transitions
@@ -85,7 +85,7 @@ class RecordBackend:
     """A backend on a `RecordStore`, with the capabilities ``dead_letters``, ``control`` and ``flow``.
 
     The first call opens the store. ``durable`` means that confirmed tasks survive the end of the process and a power
-    failure; then settings may require any durability up to `Durability.DISK`.
+    failure; if it is set, queue settings may require any durability up to `Durability.DISK`.
     """
 
     def __init__(self, name: str, store: RecordStore, clock: Clock, *, durable: bool) -> None:
@@ -111,7 +111,10 @@ class RecordBackend:
         return self._transitions.clock.now()
 
     async def health(self) -> Health:
-        """Check whether the store works, opening it if necessary. An error is in the details of the result."""
+        """Check whether the store works, opening it if necessary.
+
+        Errors are not raised, but reported in the ``details`` of the result.
+        """
         try:
             with self._transitions.step():
                 return Health(ok=True, backend=self._name)
@@ -119,7 +122,7 @@ class RecordBackend:
             return Health(ok=False, backend=self._name, details={"error": str(error)})
 
     async def aclose(self) -> None:
-        """Close all subscriptions, then the store. If that fails, the store stays open; call this again."""
+        """Close all subscriptions, then the store. If this fails, the store stays open; call the method again."""
         for subscription in self._transitions.subscriptions.all:
             await subscription.close()
         self._transitions.close()

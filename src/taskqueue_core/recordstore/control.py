@@ -34,7 +34,7 @@ _PASS = 8
 
 
 class RecordDeadLetters:
-    """The dead letters of a `RecordBackend`. A change of all dead letters of a queue is divided into steps."""
+    """The dead letters of a `RecordBackend`. Changes to all dead letters of a queue are divided into several steps."""
 
     def __init__(self, transitions: Transitions) -> None:
         self._transitions = transitions
@@ -84,7 +84,7 @@ class RecordDeadLetters:
 
 
 class RecordControl:
-    """The operations for operators of a `RecordBackend`, whose store supports ``durabilities``."""
+    """Implementation of `Control` for a `RecordBackend`. Its store supports ``durabilities``."""
 
     def __init__(self, transitions: Transitions, durabilities: Collection[Durability]) -> None:
         self._transitions = transitions

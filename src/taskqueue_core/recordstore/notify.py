@@ -1,4 +1,4 @@
-"""The open subscriptions and room signals of a backend, and hints that save look-ups in the store."""
+"""The open subscriptions and room signals of a backend, and hints that make some look-ups in the store unnecessary."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ N = TypeVar("N", bound="LocalSubscription | RecordRoomSignal")
 
 
 class ByKey(Generic[N]):
-    """The open subscriptions, or the open room signals, of a backend, by key."""
+    """The open subscriptions or open room signals of a backend, grouped by key."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, set[N]] = {}
 
     @property
     def keys(self) -> set[str]:
-        """The keys that have an open subscription or signal."""
+        """The keys that have open subscriptions or signals."""
         return set(self._by_key)
 
     @property
@@ -54,15 +54,15 @@ class ByKey(Generic[N]):
 
 
 class Hints:
-    """Estimates for each key: whether it has waiting tasks, and when its next task becomes due.
+    """Estimates, for each key, of whether it has waiting tasks, and when its next task becomes due.
 
-    They avoid look-ups for idle keys. A hint may be wrong only in one direction: it may cause a look-up that finds
-    nothing, but it never hides a task.
+    Hints make look-ups for idle keys unnecessary. A hint may cause a look-up that finds nothing, but it never hides a
+    task.
     """
 
     def __init__(self) -> None:
         self.waiting: set[str] = set()
-        """all keys with waiting tasks, and perhaps some keys without"""
+        """all keys that have waiting tasks, and perhaps some keys that have none"""
         self._due: dict[str, float] = {}
 
     def note_due(self, key: str, at: float) -> None:
@@ -70,22 +70,25 @@ class Hints:
         self._due[key] = min(at, self.due(key))
 
     def due(self, key: str) -> float:
-        """Return a time, perhaps too early, at which the key's next task becomes due; infinity if it has none."""
+        """Return when the key's next task becomes due, or an earlier time; infinity if no task becomes due."""
         return self._due.get(key, math.inf)
 
     def nothing_due(self, key: str) -> None:
-        """Record that no task of the key becomes due."""
+        """Record that the key has no task that becomes due."""
         self._due.pop(key, None)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Discard the hints for keys, because a step was rolled back or the store was opened: look-ups are needed."""
+        """Discard the hints for some keys, which are then looked up again.
+
+        Hints are unreliable after a step was rolled back or the store was opened.
+        """
         for key in keys:
             self.waiting.add(key)
             self._due[key] = -math.inf
 
 
 class RecordRoomSignal:
-    """A room signal of a `RecordBackend`, which ``signals`` notifies while it is open."""
+    """A room signal of a `RecordBackend`. While it is open, ``signals`` notifies it."""
 
     def __init__(self, signals: ByKey[RecordRoomSignal], keys: tuple[str, ...]) -> None:
         self.keys = keys
@@ -93,11 +96,11 @@ class RecordRoomSignal:
         self._rang = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake the current call of `wait`, or let the next one return at once."""
+        """Wake the current call of `wait`, or let the next call return at once."""
         self._rang.set()
 
     async def wait(self, timeout: float) -> None:
-        """Wait for a notification. The timeout is measured by the event loop's clock, not by the store's."""
+        """Wait for a notification. The timeout is measured by the event loop's clock, not by the store's clock."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._rang.wait()

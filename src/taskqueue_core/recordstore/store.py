@@ -1,4 +1,4 @@
-"""The interface that the author of a record-store backend implements: transactions, and look-ups by index."""
+"""The interface that the author of a record store implements: transactions, and look-ups by index."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from taskqueue_core.tasks import Expired, State
 
 
 class Record(Entry, kw_only=True, eq=False):
-    """The record of one task, with the fields that look-ups use. msgspec can encode and decode it as a whole."""
+    """The record of one task, with the fields that look-ups use. msgspec can encode and decode a whole record."""
 
     seq: int = 0
-    """unique position of the record in its lane, or among the records of its state"""
+    """unique position of the record in its lane, or among the records in the same state"""
     at: float = 0.0
-    """time at which a scheduled task becomes due"""
+    """time at which a scheduled task becomes due, in Unix seconds"""
     owner: int | None = None
     """number of the subscription that owns the delivery, if the task is in flight"""
     patience: float | None = None
-    """seconds without progress after which a delivery counts as lost; ``None``: no limit"""
+    """seconds without reported progress after which a delivery counts as lost; ``None`` means no limit"""
     forget_at: float = 0.0
-    """time at which the record of an ended task may be deleted"""
+    """time from which the record of an ended task may be deleted, in Unix seconds"""
 
     @property
     def due(self) -> float | None:
-        """The time at which a scheduled task becomes due, or a delivery without progress is lost; ``None``: never."""
+        """The time at which a scheduled task becomes due, or a delivery without progress is lost.
+
+        ``None`` means never.
+        """
         if self.state is State.SCHEDULED:
             return self.at
         if self.state is not State.IN_FLIGHT or self.patience is None:
@@ -41,7 +44,7 @@ class Record(Entry, kw_only=True, eq=False):
 
     @property
     def alarm(self) -> float | None:
-        """The next time at which the task becomes due, expires, or can be deleted; ``None`` if there is none."""
+        """The next time at which the task becomes due, expires, or can be deleted; ``None`` if there is no event."""
         if self.ended:
             return self.forget_at
         times = (self.due, self.task.deadline if self.live else None)
@@ -53,16 +56,16 @@ class Record(Entry, kw_only=True, eq=False):
 
     @property
     def expired(self) -> Expired:
-        """The report that the task has expired."""
+        """The task as an `Expired` report."""
         return Expired(self.task.key, self.task.id, self.attempt)
 
 
 class RecordStore(ABC):
     """A store of records, counters, settings and rate-limit buckets that only this process uses.
 
-    All methods except `open`, `close` and `transaction` are called inside a transaction, and must see its changes.
-    Calls come from one thread and never overlap. The methods raise only exceptions of this package; they
-    raise `BackendUnavailable` if the store fails or contains data that cannot be decoded.
+    All methods except `open`, `close` and `transaction` are called inside a transaction, and must see the changes of
+    that transaction. Calls come from one thread and never overlap. The methods raise only exceptions of this package;
+    they raise `BackendUnavailable` if the store fails or contains data that cannot be decoded.
     """
 
     @abstractmethod
@@ -80,23 +83,25 @@ class RecordStore(ABC):
 
     @abstractmethod
     def transaction(self, unsure: type[TaskQueueError]) -> AbstractContextManager[None]:
-        """Store all changes of the body, or none if the body raises an exception. Stored changes survive a crash.
+        """Store all changes that the body makes, or no changes if it raises an exception.
 
-        Raises ``unsure`` if the commit failed and it is unknown whether the changes were stored. An exception of the
-        body is raised even if the rollback fails, and the next transaction never finds an earlier one still open.
+        Stored changes survive a crash.
+
+        Raises ``unsure`` if the commit failed and it is unknown whether the changes were stored. An exception that the
+        body raises is passed on even if the rollback fails. No transaction may be left open when the next one starts.
         """
 
     @abstractmethod
     def last_position(self) -> int:
-        """Return the highest ``seq`` of all records, or 0 if there are none. Called once after `open`."""
+        """Return the highest ``seq`` of all records, or 0 if there are no records. Called once after `open`."""
 
     @abstractmethod
     def load(self, key: str, task_id: str) -> Record | None:
-        """Return the record of a task; ``None`` if there is none."""
+        """Return the record of a task, or ``None`` if the task has no record."""
 
     @abstractmethod
     def save(self, record: Record) -> None:
-        """Write a record, which replaces an earlier one of the same task.
+        """Write a record, which replaces an earlier record of the same task.
 
         The look-ups use the task's ``key``, ``id`` and ``priority``, and the record's ``state``, ``seq``, ``due``,
         ``alarm`` and ``owner``.
@@ -108,11 +113,11 @@ class RecordStore(ABC):
 
     @abstractmethod
     def first_waiting(self, key: str) -> Record | None:
-        """Return the waiting record of a key with the highest priority and, among equal ones, the lowest ``seq``."""
+        """Return a key's waiting record with the lowest ``seq`` among those with the highest priority."""
 
     @abstractmethod
     def in_state(self, key: str, state: State, limit: int, after: int = 0) -> Sequence[Record]:
-        """Return up to ``limit`` records of a key in a state, with a ``seq`` above ``after``, ordered by ``seq``."""
+        """Return up to ``limit`` records of a key in a state, sorted by ``seq``, which must be above ``after``."""
 
     @abstractmethod
     def due(self, key: str, until: float, limit: int) -> Sequence[Record]:
@@ -123,11 +128,11 @@ class RecordStore(ABC):
 
     @abstractmethod
     def alarms(self, until: float, limit: int) -> Sequence[Record]:
-        """Return up to ``limit`` records of any key with ``alarm`` up to ``until``, sorted by ``alarm`` and ``seq``."""
+        """Return up to ``limit`` records whose ``alarm`` is at most ``until``, sorted by ``alarm`` and ``seq``."""
 
     @abstractmethod
     def owned(self, owner: int | None = None) -> Sequence[Record]:
-        """Return the records with this ``owner``, or all that have an owner, in any order."""
+        """Return the records with this ``owner``, or all records that have an owner, in any order."""
 
     @abstractmethod
     def count(self, key: str, name: str, by: int = 1) -> None:
@@ -135,14 +140,14 @@ class RecordStore(ABC):
 
     @abstractmethod
     def counters(self, key: str) -> Counter[str]:
-        """Return the counters of a queue; those that were never changed are 0."""
+        """Return the counters of a queue. A counter that was never changed is 0."""
 
     @abstractmethod
     def settings(self, key: str) -> QueueSettings:
-        """Return the settings of a queue; the defaults if none were stored.
+        """Return the settings of a queue; the defaults if no settings were stored.
 
-        Almost every change calls this, so it must be fast: cache the decoded settings, and clear the cache when a
-        transaction is rolled back.
+        Almost every change calls this method, so it must be fast. Cache the decoded settings, and clear the cache when
+        a transaction is rolled back.
         """
 
     @abstractmethod
@@ -151,7 +156,10 @@ class RecordStore(ABC):
 
     @abstractmethod
     def bucket(self, key: str) -> Bucket | None:
-        """Return the rate-limit bucket of a queue; ``None`` if none is stored. Called only for a queue with a limit."""
+        """Return the rate-limit bucket of a queue; ``None`` if no bucket is stored.
+
+        Called only for queues with a rate limit.
+        """
 
     @abstractmethod
     def save_bucket(self, key: str, bucket: Bucket | None) -> None:

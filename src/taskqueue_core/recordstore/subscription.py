@@ -37,7 +37,7 @@ class RecordSubscription(LocalSubscription):
     def take(self, limit: int) -> Received:
         transitions, deliveries, expired = self._transitions, list[Delivery](), list[Expired]()
         with transitions.step() as now:
-            # The store may have stored the deliveries of an earlier step that failed; they were never returned.
+            # The store may contain deliveries of an earlier step that failed; no receive has returned them.
             if self._unseen:
                 self._take_back(now, self._unseen)
             due_at = transitions.promote(self.keys, now)
@@ -86,7 +86,7 @@ class RecordSubscription(LocalSubscription):
 
     @property
     def in_flight(self) -> int:
-        """Number of deliveries that the subscription owns. Must be called inside a step."""
+        """The number of deliveries that the subscription owns. It must be read inside a step."""
         return len(self._transitions.store.owned(self._number))
 
     async def ack(
@@ -135,7 +135,10 @@ class RecordSubscription(LocalSubscription):
         return record.settled_before(delivery.receipt, verb)
 
     async def close(self) -> None:
-        """Release the deliveries, and close. If the store fails, the subscription stays open; call this again."""
+        """Release the deliveries, and close the subscription.
+
+        If the store fails, it stays open; call the method again.
+        """
         if self._transitions.opened and not self.closed:
             with self._transitions.step() as now:
                 self._take_back(now)

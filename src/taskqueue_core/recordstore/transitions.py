@@ -1,4 +1,4 @@
-"""All changes of records in a `RecordStore`: each happens inside one step, and each change of state uses `move`."""
+"""All changes of records in a `RecordStore`: each happens inside one step, and only `move` changes a task's state."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.tasks import State
 
 STEP = 500
-"""maximum number of records that one step changes, if the call allows several; a step blocks the event loop"""
+"""maximum number of records that one step changes, because a step blocks the event loop"""
 
 T = TypeVar("T")
 
 
 class Transitions:
-    """Changes the records of a store. A step contains no ``await``, so that cancelling a call never interrupts it."""
+    """Changes the records of a store.
+
+    A step contains no ``await``, so that cancelling a call never interrupts a step.
+    """
 
     def __init__(self, store: RecordStore, clock: Clock) -> None:
         self.store = store
@@ -46,7 +49,7 @@ class Transitions:
     def step(self, unsure: type[TaskQueueError] = BackendUnavailable) -> Iterator[float]:
         """Run the body as one transaction and yield the current time; afterwards, notify receivers and room signals.
 
-        ``unsure`` is the class of the exception to raise if it is unknown whether the transaction was stored.
+        ``unsure`` is the class of the exception that is raised if it is unknown whether the transaction was stored.
         """
         self.ensure_open()
         self._touched, self._news, self._room = set(), set(), set()
@@ -68,7 +71,7 @@ class Transitions:
             raise BackendUnavailable("the backend is closed")
 
     def close(self) -> None:
-        """Close the store permanently. If this raises, call it again."""
+        """Close the store permanently. If this raises an exception, call the method again."""
         if self.opened:
             self.store.close()
         self.opened, self._ended = False, True
@@ -94,11 +97,14 @@ class Transitions:
         return None if record is None or (record.ended and record.forget_at <= now) else record
 
     def move(self, record: Record, state: State, now: float) -> None:
-        """Change a record's state, with counters and hints. A delivery or release keeps its position in the lane."""
+        """Change a record's state, and update counters and hints.
+
+        The record keeps its position if it is delivered or released.
+        """
         key = record.task.key
         self._touched.add(key)
         if record.state is State.IN_FLIGHT and self.store.settings(key).max_inflight:
-            self._news.add(key)  # because another task may now be delivered
+            self._news.add(key)  # another task may now be delivered
         if {record.state, state} != {State.WAITING, State.IN_FLIGHT}:
             self._place += 1
             record.seq, record.available_at = self._place, now
@@ -126,7 +132,10 @@ class Transitions:
         self.store.save(record)
 
     def take_back(self, record: Record, now: float, *, lost: bool) -> None:
-        """Release a delivery. If it was ``lost`` once too often, the task becomes a dead letter."""
+        """Release a delivery.
+
+        If it was ``lost``, and the task was lost too many times, the task becomes a dead letter.
+        """
         key = record.task.key
         self.store.count(key, "redelivered")
         if lost:
@@ -154,7 +163,7 @@ class Transitions:
         return room_of(settings, bucket, in_flight, now)
 
     def take_token(self, key: str, now: float) -> None:
-        """Count a delivery against the rate limit of its queue, if it has one."""
+        """Count a delivery against the rate limit of its queue, if the queue has a rate limit."""
         limit = self.store.settings(key).rate_limit
         if limit and (bucket := self.store.bucket(key)):
             bucket.fill(limit, now)
@@ -162,9 +171,10 @@ class Transitions:
             self.store.save_bucket(key, bucket)
 
     def promote(self, keys: Collection[str], now: float) -> float:
-        """Make due tasks available, and release deliveries without progress as lost, up to the limit of a step.
+        """Make due tasks available, and release deliveries without progress as lost: at most `STEP` records in total.
 
-        Return the time at which the next task of the keys becomes due. If that is not after ``now``, call this again.
+        Return the time at which the next task of the keys becomes due. If that time is not after ``now``, call this
+        again.
         """
         room = STEP
         for key in keys:
@@ -179,7 +189,7 @@ class Transitions:
         return min((self.hints.due(key) for key in keys), default=math.inf)
 
     def promote_one(self, record: Record, now: float) -> bool:
-        """Make the task of a due record available. Return True if it was in flight, without progress for too long."""
+        """Make the task of a due record available. Return True if it was in flight, and its delivery was lost."""
         hung = record.state is State.IN_FLIGHT
         if hung:
             self.take_back(record, now, lost=True)

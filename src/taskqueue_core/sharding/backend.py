@@ -36,7 +36,7 @@ from taskqueue_core.tasks import Delivery, Health
 
 _MARK = re.compile(r"<s(\d{1,3})@(\d{1,9})x(\d{1,4})>")
 _POLL_SECONDS = 0.1
-"""seconds between two checks of whether an older shard is drained"""
+"""seconds between checks of whether an older shard is drained"""
 
 
 class ShardedBackend(CompositeBackend):
@@ -71,14 +71,14 @@ class ShardedBackend(CompositeBackend):
         return [QueuePart(0, name) for generation in chain for name in generation.shard_keys(key)]
 
     def public_key(self, part: QueuePart) -> str | None:
-        """Return the name of the queue that a shard belongs to; ``None`` for the marker queue."""
+        """Return the name of the queue that a part belongs to; ``None`` for the internal marker queue."""
         shard = Shard.read(part.key)
         if shard is None:
             return None if part.key == MARKER else part.key
         return shard.key
 
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return the first shard of each queue; the later shards are added once the settings have been read."""
+        """Return the first shard of each queue; the other shards are added once the settings have been read."""
         return ReceivePlan(tuple(QueuePart(0, key) for key in keys), 0)
 
     async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
@@ -92,7 +92,7 @@ class ShardedBackend(CompositeBackend):
         return ReceivePlan(tuple(parts), _POLL_SECONDS if held else REMEMBERED)
 
     async def _open(self, key: str) -> list[str | None]:
-        """Return the names of the shards after the first that may deliver; also ``None`` if some must still wait."""
+        """Return the shards after the first one that may deliver; ``None`` means that some must still wait."""
         chain = self.generations.known(key)
         names: list[str | None] = []
         before: list[bool] = [await self._empty(FIRST.shard_key(key, 0))]
@@ -111,9 +111,9 @@ class ShardedBackend(CompositeBackend):
         return names
 
     async def _empty(self, position: str) -> bool:
-        """Whether a closed shard has no task left that precedes the tasks of later shards.
+        """Return whether a closed shard has no tasks left that must come before the tasks of later shards.
 
-        Scheduled tasks count only if the shard had retries, because other scheduled tasks precede no task.
+        Scheduled tasks count only if the shard had retries, because other scheduled tasks need not come first.
         """
         if position not in self._drained:
             stats = await self.members[0].control.stats(position)
@@ -123,7 +123,7 @@ class ShardedBackend(CompositeBackend):
         return position in self._drained
 
     def from_member(self, member: int, delivery: Delivery) -> Delivery:  # noqa: ARG002 - there is only one member
-        """Replace the shard's name by that of its queue, and prefix the receipt with the shard."""
+        """Replace the shard's name with the name of its queue, and prefix the receipt with the shard."""
         shard = Shard.read(delivery.task.key)
         if shard is None:
             return delivery
@@ -146,6 +146,6 @@ class ShardedBackend(CompositeBackend):
 
 
 def related(shard: int, before: Generation, after: Generation) -> Iterable[int]:
-    """Return the shards of the previous generation whose tasks would now be published to ``shard``."""
+    """Return the shards of the generation ``before`` whose tasks might now be published to ``shard``."""
     step = gcd(before.shards, after.shards)
     return range(shard % step, before.shards, step)

@@ -1,4 +1,4 @@
-"""``control`` of sharded queues: settings apply to all shards, and changing ``shards`` changes their number."""
+"""The ``control`` of sharded queues: settings apply to all shards, and changing ``shards`` changes their number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _REPAIRED = 10
 
 
 class ShardedControl(JointControl):
-    """``control`` of sharded queues. A queue's settings are stored in its first shard, and copied to every other."""
+    """The ``control`` of sharded queues.
+
+    A queue's settings are stored in its first shard, and copied to all other shards.
+    """
 
     def __init__(self, composite: CompositeBackend, generations: ShardGenerations) -> None:
         super().__init__(composite)
@@ -54,7 +57,7 @@ class ShardedControl(JointControl):
             await self._demand_no_copies(key)
         moved_to = first.moved_to
         await write_marker(self._inner)
-        # If several processes do this at once, only one has its settings accepted below.
+        # If several processes do this at once, the store accepts the settings of only one process below.
         if whole:
             following = Generation(1, settings.shards)
             moved_to = following.moved_to
@@ -68,17 +71,19 @@ class ShardedControl(JointControl):
         return requested.model_copy(update={"version": results.version})
 
     async def _inside(self, settings: QueueSettings) -> QueueSettings:
-        """Replace the queues in ``bound_to`` by their shards. Raises `InvalidInput` for a queue with several shards."""
+        """Replace the queues in ``bound_to`` with their shards. Raises `InvalidInput` if a queue has several shards."""
         names: list[str] = []
         for other in settings.bound_to:
             last = (await self._generations.read(other))[-1]
             if last.shards > 1:
-                raise InvalidInput("bound_to", "a queue with shards", "queues of one shard")
+                raise InvalidInput(
+                    "bound_to", "a queue with several shards", "only queues with one shard"
+                )
             names.append(last.shard_key(other, 0))
         return settings.model_copy(update={"bound_to": tuple(names)}) if names else settings
 
     def _outside(self, settings: QueueSettings) -> QueueSettings:
-        """Replace the shards in ``bound_to`` by the names of their queues."""
+        """Replace the shards in ``bound_to`` with the names of their queues."""
         if not settings.bound_to:
             return settings
         names = [self._composite.public_name(0, name) for name in settings.bound_to]
@@ -87,16 +92,20 @@ class ShardedControl(JointControl):
     def _check(self, key: str, settings: QueueSettings) -> None:
         if settings.of_the_whole and settings.shards > 1:
             name = settings.of_the_whole[0]
-            raise InvalidInput("shards", "several", f"1: a queue with {name} cannot have shards")
+            raise InvalidInput(
+                "shards", "more than 1", f"only 1, because a queue with {name} cannot have shards"
+            )
         most = LIMITS.name - LONGEST
         if len(key) > most:
-            allowed = f"1: the name of a sharded queue has at most {most} characters"
-            raise InvalidInput("shards", "several", allowed)
+            allowed = f"only 1, because the name of a sharded queue has at most {most} characters"
+            raise InvalidInput("shards", "more than 1", allowed)
 
     async def _demand_no_copies(self, key: str) -> None:
         for other in await self._inner.queues():
             if key in self._outside(await self._inner.settings(other)).bound_to:
-                raise InvalidInput("shards", "several", f"1: {other!r} is bound to this queue")
+                raise InvalidInput(
+                    "shards", "more than 1", f"only 1, because {other!r} is bound to this queue"
+                )
 
     async def _repair(self) -> None:
         """Complete changes of the number of shards that were interrupted."""

@@ -20,7 +20,7 @@ from taskqueue_core.tasks import Task
 _SHARD = re.compile(r"(.+):s(\d{1,3})@(\d{1,9})x(\d{1,4})-[0-9a-f]{4}")
 _EVENLY = 48
 LONGEST = 29
-"""maximum number of characters by which the name of a shard is longer than the name of its queue"""
+"""maximum number of characters that the name of a shard has in addition to the name of its queue"""
 
 
 class Generation(NamedTuple):
@@ -52,11 +52,11 @@ class Generation(NamedTuple):
 
 
 FIRST = Generation(0, 1)
-"""the generation of a queue whose number of shards was never changed: one shard, with the name of the queue"""
+"""the generation of a queue whose number of shards was never changed: one shard, named like the queue"""
 
 
 class Shard(NamedTuple):
-    """A shard, as its name in the store describes it."""
+    """A shard, as described by its name in the store."""
 
     key: str
     shard: int
@@ -74,7 +74,7 @@ class Shard(NamedTuple):
 def reject_shard_name(field: str, key: str) -> None:
     """Raise `InvalidInput` if ``key`` is the name of a shard, not of a queue."""
     if Shard.read(key) is not None:
-        raise InvalidInput(field, "the name of a shard", "names of queues")
+        raise InvalidInput(field, "the name of a shard", "only names of queues")
 
 
 def shard_of(task: Task, shards: int) -> int:
@@ -87,8 +87,9 @@ def shard_of(task: Task, shards: int) -> int:
 
 @lru_cache(maxsize=16_384)
 def _named(key: str, shard: int, generation: Generation) -> str:
-    # Some stores, for example Redis Cluster, choose the partition by a checksum of the name. The salt gives consecutive
-    # shards consecutive checksums, so that they are spread evenly over any number of partitions that divides _EVENLY.
+    # Some stores, for example Redis Cluster, choose the partition by a checksum of the name. The salt, a part of the
+    # name, gives consecutive shards consecutive checksums, so that the shards are spread evenly over any number of
+    # partitions that divides _EVENLY.
     name = f"{key}:s{shard}@{generation.number}x{generation.shards}"
     wanted = (crc32(key.encode()) + shard) % _EVENLY
     for salt in range(0x10000):
@@ -99,7 +100,7 @@ def _named(key: str, shard: int, generation: Generation) -> str:
 
 
 REMEMBERED = 2.0
-"""seconds for which the known generations are assumed to be complete; a refused publish reads them at once"""
+"""seconds for which the known generations are assumed to be complete; after a refused publish, they are read at once"""
 
 
 class ShardGenerations:
@@ -122,7 +123,10 @@ class ShardGenerations:
         return self._known.get(key, (FIRST,))
 
     async def refresh(self) -> None:
-        """Learn which queues other processes have sharded. Reads the list of queues every two seconds at most."""
+        """Find out which queues other processes have sharded.
+
+        Reads the list of queues at most once every two seconds.
+        """
         async with self._looking:
             now = asyncio.get_running_loop().time()
             if now < self._looked_at + REMEMBERED:
@@ -148,12 +152,12 @@ class ShardGenerations:
         return self.known(key)
 
     async def demand_closed(self, position: str, following: Generation) -> None:
-        """Close a shard to new tasks, unless this process knows that it is closed."""
+        """Close a shard to new tasks, unless this process knows that it is already closed."""
         if position not in self._closed:
             await self.close(position, following)
 
     async def close(self, position: str, following: Generation) -> Generation:
-        """Close a shard for good; return the generation that replaces it, which another process may have chosen."""
+        """Close a shard for good. Return the generation that replaces it, which another process may have chosen."""
 
         def edit(settings: QueueSettings) -> QueueSettings:
             if Generation.read(settings.moved_to) is not None:
@@ -165,10 +169,10 @@ class ShardGenerations:
         return Generation.read(settings.moved_to) or following
 
     async def succeed(self, key: str, shards: int, settings: QueueSettings) -> None:
-        """Replace the last generation of a queue by one with ``shards`` shards.
+        """Replace the last generation of a queue with a generation of ``shards`` shards.
 
-        The first shard of the last generation is closed before the others. If several processes try this at the same
-        time, the one that closes it decides the next generation.
+        The first shard of the last generation is closed before the other shards. If several processes try this at the
+        same time, the process that closes it decides the next generation.
         """
         while (chain := await self.read(key))[-1].shards != shards:
             last, following = chain[-1], Generation(chain[-1].number + 1, shards)
@@ -200,6 +204,6 @@ class ShardGenerations:
             return settings.model_copy(update=own)
 
         written = await change_settings(self._control, position, edit)
-        # A queue with settings is listed, so that other processes find the shard by its name.
+        # A queue that has settings appears in the list of queues, where other processes find the shard by its name.
         if not written.version:
             await self._control.configure(position, written)

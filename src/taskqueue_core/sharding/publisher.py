@@ -13,7 +13,10 @@ from taskqueue_core.tasks import Confirmation, Task
 
 
 class ShardedPublisher(JointPublisher):
-    """Implementation of `Publisher` for sharded queues. Tasks of queues without shards are passed on unchanged."""
+    """Implementation of `Publisher` for sharded queues.
+
+    Tasks of queues that were never sharded are passed on unchanged.
+    """
 
     moving = "the number of shards is being changed"
 
@@ -36,13 +39,13 @@ class ShardedPublisher(JointPublisher):
         return await self._grown(tasks, await self._send(tasks, targets, answers))
 
     async def _grown(self, tasks: Sequence[Task], moved: Sequence[int]) -> list[int]:
-        """Return the indexes of the tasks whose queue has a generation that this process did not know."""
+        """Return the indexes of the tasks whose queues have generations that this process did not know."""
         before = {key: self._generations.known(key) for key in by_key(tasks, moved)}
         grown = {key for key, chain in before.items() if await self._generations.read(key) != chain}
         return [index for index in moved if tasks[index].key in grown]
 
     async def _known(self, tasks: Sequence[Task], indexes: list[int]) -> dict[int, QueuePart]:
-        """Return the indexes of the tasks whose ids an older generation knows, mapped to the shard that knows them.
+        """Return the indexes of the tasks whose ids an older generation knows, each mapped to the shard that has it.
 
         Each task's shard of the previous generation is closed first, so that no two shards accept the same id.
         """

@@ -10,9 +10,9 @@ from taskqueue_core.composite.subscription import JointSubscription
 from taskqueue_core.tasks import Delivery, Received
 
 _STREAK = 10
-"""maximum number of consecutive receives that prefer the same shard; then all shards take turns again"""
+"""maximum number of consecutive receives that prefer the same shard; after that, all shards take turns again"""
 _FAVOURITES = 8
-"""maximum number of shards that have a subscription of their own, so that they can be asked first"""
+"""maximum number of shards with subscriptions of their own, so that they can be asked before other shards"""
 
 
 class ShardedSubscription(JointSubscription):
@@ -33,7 +33,7 @@ class ShardedSubscription(JointSubscription):
         return structs.replace(received, deliveries=deliveries)
 
     def _was_elsewhere(self, delivery: Delivery) -> Delivery:
-        """Set ``shard_changed`` if the previous delivery of the queue was from another shard."""
+        """Set ``shard_changed`` if the previous delivery of the queue came from another shard."""
         if delivery.shard is None:
             return delivery
         key = delivery.task.key
@@ -45,7 +45,7 @@ class ShardedSubscription(JointSubscription):
         return structs.replace(delivery, shard_changed=last != delivery.shard)
 
     def _alone(self) -> Source | None:
-        """Return the only source, unless a shard may be preferred."""
+        """Return the source if there is only one, and no shard can be preferred."""
         return None if self._served is not None else super()._alone()
 
     def _preferred(self) -> list[Source]:
