@@ -132,7 +132,7 @@ class PoolSteps:
     ) -> list[str | None]:
         """Report that a server runs ``active`` jobs, or with ``None`` that it did not answer.
 
-        Return the jobs whose leases ended; ``None`` stands for a lease without a job.
+        Return the jobs whose leases ended; a lease without a job is ``None``.
         """
         seen = None
         if active is not None:

@@ -27,7 +27,7 @@ SAMPLE = 50_000
 LEAST = 200
 """minimum number of deliveries for a recommendation"""
 _BEYOND = 10
-"""minimum number of deliveries that must lie above a percentile, so that the percentile is not due to chance"""
+"""minimum number of deliveries that must be above a percentile, so that the percentile is not due to chance"""
 _INCOMPLETE = 0.05
 """maximum share of a key's history that may be missing for a recommendation"""
 _MICROS = 1e6
