@@ -59,7 +59,7 @@ def test_codes_and_limits_are_those_of_the_code() -> None:
         "CLOSE_RESTART": "the server is shutting down",
         "CLOSE_TRY_LATER": "too many connections",
         "CLOSE_REVOKED": "the token was revoked",
-        "CLOSE_PROTOCOL": "a violation",
+        "CLOSE_PROTOCOL": "a protocol violation",
         "CLOSE_UNAUTHENTICATED": "the token",
         "CLOSE_TIMEOUT": "no hello in time",
     }
