@@ -55,7 +55,7 @@ class Routes:
             raise ConfigurationError("two routes have the same kind of work; use each kind once")
 
     def key(self, kind: str, of: UUID) -> str:
-        """Return the name of the queue for a kind of task and an id. Raises `InvalidInput` for an unknown kind."""
+        """Return the queue for a kind of task and the id ``of`` of a tenant, user or other owner. Raises `InvalidInput`."""
         route = self._routes.get(kind)
         if route is None:
             raise InvalidInput("kind", kind_of(kind), f"one of {', '.join(sorted(self._routes))}")
