@@ -37,7 +37,7 @@ class ShardGuard:
     """Checks for sharded queues, in a process without the setting ``sharding``."""
 
     def __init__(self, control: Control, *others: Control) -> None:
-        """Make checks look for `MARKER` through ``control`` and ``others``; the stores of ``others`` may be unavailable."""
+        """Make checks look for `MARKER` in the store of ``control``, and those of ``others`` if available."""
         self._control = control
         self._others = others
         self.checked = False
