@@ -65,7 +65,7 @@ class ManualClock:
         return timer
 
     async def advance(self, seconds: float) -> None:
-        """Advance the time, run the callbacks that become due, in order of time, then let woken coroutines run."""
+        """Advance the time, run the callbacks that become due, earliest first, then let woken coroutines run."""
         end = self._now + seconds
         while self._calls and self._calls[0][0] <= end:
             when, _, timer = heapq.heappop(self._calls)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 async def first_completed(*coroutines: Coroutine[Any, Any, T]) -> T:
     """Return the result, or raise the exception, of the coroutine that ends first, and cancel the others.
 
-    If several have ended at the same time, the first of them in the order of the arguments counts.
+    If several coroutines end at the same time, the one that comes first in the arguments counts.
     """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:

@@ -16,11 +16,11 @@ from taskqueue_core.tasks import DeadLetter
 
 _FIRST, _LARGEST = 100, 500
 _LIGHT = 1024 * 1024
-"""bytes: if the payloads of a batch are smaller in total, the next batch may have more dead letters"""
+"""total size of a batch's payloads, in bytes, below which the next batch may have more dead letters"""
 _LOOKED_AT = 10_000
 """maximum number of dead letters that one call reads"""
 _PAGE_BYTES = 4 * 1024 * 1024
-"""bytes: a page ends once its payloads are larger in total"""
+"""total size of a page's payloads, in bytes, above which the page ends"""
 _CURSOR = re.compile(r"<([0-9.e+-]{1,30})(?::([0-9]{1,20}(?:[.][0-9]{1,20})?))?>(.+)")
 
 

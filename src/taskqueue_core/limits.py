@@ -134,7 +134,7 @@ def _too_deep(text: bytes) -> bool:
 
 
 def check_time(field: str, value: object) -> None:
-    """Check that a time is in finite Unix seconds, from the year 1970 to the end of the year 9999."""
+    """Check that a time is a finite number of Unix seconds, from the year 1970 to the end of the year 9999."""
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)
@@ -147,7 +147,7 @@ def check_time(field: str, value: object) -> None:
 
 
 def check_duration(field: str, value: object) -> None:
-    """Check that a duration is in finite seconds, from 0 to a century."""
+    """Check that a duration is a finite number of seconds, from 0 to a century."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _CENTURY:
         return
     raise InvalidInput(field, _number(value), "a finite number of seconds, from 0 to a century")

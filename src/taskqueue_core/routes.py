@@ -55,7 +55,7 @@ class Routes:
             raise ConfigurationError("two routes have the same kind of work; use each kind once")
 
     def key(self, kind: str, of: UUID) -> str:
-        """Return the name of the queue for a kind of task and an id. Raises `InvalidInput` for an unknown kind."""
+        """Return the name of the queue for tasks of this kind whose owner (tenant, user, ...) has the id ``of``."""
         route = self._routes.get(kind)
         if route is None:
             raise InvalidInput("kind", kind_of(kind), f"one of {', '.join(sorted(self._routes))}")

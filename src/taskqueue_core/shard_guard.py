@@ -21,7 +21,7 @@ MARKER = "_taskqueue.sharding"
 """name of an internal queue, whose settings have a version above 0 if any queue of the store has had several shards"""
 GENERATION = re.compile(r"shards@(\d{1,9})x(\d{1,4})")
 """format of the setting ``moved_to`` of a queue or shard that was replaced by a later generation of shards"""
-_NEEDED = "needs TASKQUEUE_SHARDING=true in every server, worker and publisher"
+_NEEDED = "need TASKQUEUE_SHARDING=true in every server, worker and publisher"
 _OTHER_SECONDS = 1.0
 _log = logging.getLogger("taskqueue.sharding")
 
@@ -37,7 +37,7 @@ class ShardGuard:
     """Checks for sharded queues, in a process without the setting ``sharding``."""
 
     def __init__(self, control: Control, *others: Control) -> None:
-        """Read the marker through ``control``, and through ``others``, whose stores may be unavailable."""
+        """Make checks look for `MARKER` in the store of ``control``, and those of ``others`` if available."""
         self._control = control
         self._others = others
         self.checked = False
@@ -62,7 +62,7 @@ class ShardGuard:
         for key in {answer.key for answer in confirmations if answer.code is Refusal.MOVED}:
             moved_to = (await self._control.settings(key)).moved_to
             if moved_to is not None and GENERATION.fullmatch(moved_to):
-                raise ConfigurationError(f"queue {key!r}: shards {_NEEDED}")
+                raise ConfigurationError(f"queue {key!r} has shards, which {_NEEDED}")
 
     async def _is_marked(self) -> bool:
         if (await self._control.settings(MARKER)).version:
@@ -78,5 +78,5 @@ class ShardGuard:
 def reject_shards(key: str, settings: QueueSettings) -> None:
     """Raise `InvalidInput` for settings with several shards. Used in a process without the setting ``sharding``."""
     if settings.shards > 1:
-        allowed = f"1; queue {key!r}: shards {_NEEDED}"
+        allowed = f"only 1 for queue {key!r}, because shards {_NEEDED}"
         raise InvalidInput("shards", str(settings.shards), allowed)

@@ -173,7 +173,7 @@ def stored_task(key: str, task_id: str, priority: int, payload: bytes) -> Task:
 
 
 class State(StrEnum):
-    """The state of an entry. `docs/lifecycle.md` has a diagram of the transitions."""
+    """The state of a task in its queue. `docs/lifecycle.md` has a diagram of the transitions."""
 
     SCHEDULED = "scheduled"
     WAITING = "waiting"

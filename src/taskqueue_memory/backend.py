@@ -29,7 +29,7 @@ class MemorySettings(BaseSettings):
     )
 
     journal: Path | None = None
-    """file to which every state change is appended, one JSON object per line; None writes no journal"""
+    """file to which every state change is appended, one JSON object per line; None: no journal"""
 
 
 class MemoryPublisher:

@@ -19,7 +19,7 @@ from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_memory import MemoryBackend
 from taskqueue_server import ServerProcess, create_app
 
-NEEDED = "needs TASKQUEUE_SHARDING=true in every server, worker and publisher"
+NEEDED = "need TASKQUEUE_SHARDING=true in every server, worker and publisher"
 _stores: list[MemoryBackend] = []
 
 
@@ -49,7 +49,7 @@ def test_no_shards_unless_switched_on(store: MemoryBackend) -> None:
 
 async def test_shards_are_refused_without_the_setting(store: MemoryBackend) -> None:
     """A16: without the setting, shards are refused; the error says what to set and where, and nothing is stored."""
-    with pytest.raises(InvalidInput, match=f"queue 'frames': shards {NEEDED}"):
+    with pytest.raises(InvalidInput, match=f"queue 'frames', because shards {NEEDED}"):
         await control_of(process()).configure("frames", QueueSettings(shards=2))
     assert (await store.control.settings("frames")).version == 0
     assert await store.control.queues() == ()
@@ -109,7 +109,7 @@ async def test_a_refused_publish_says_what_to_set() -> None:
     async with connect(backend) as queue:
         await queue.publish("frames")
         await control_of(process(sharding=True)).configure("frames", QueueSettings(shards=2))
-        with pytest.raises(ConfigurationError, match=f"queue 'frames': shards {NEEDED}"):
+        with pytest.raises(ConfigurationError, match=f"queue 'frames' has shards, which {NEEDED}"):
             await queue.publish("frames")
 
 

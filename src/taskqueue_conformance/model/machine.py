@@ -86,7 +86,7 @@ class QueueMachine(Moves):
     def publish_and_receive(
         self, *, key: str, chosen: list[str], fields: dict[str, Any], owner: int, limit: int
     ) -> None:
-        """Publish tasks, and receive at once afterwards."""
+        """Publish tasks, then receive at once."""
         self.publish(key, chosen, fields)
         self.receive(owner, limit)
 

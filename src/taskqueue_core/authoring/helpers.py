@@ -240,8 +240,8 @@ def refusal(
 ) -> Confirmation | None:
     """Return the confirmation for a new task that the queue refuses; ``None`` if the queue accepts it.
 
-    ``waiting`` is the number of the queue's tasks that were never delivered, and ``of_tenant`` the number of those that
-    belong to the task's tenant. Check for duplicates first: a task that is already stored must not be refused.
+    ``waiting`` is the number of the queue's tasks that were never delivered; ``of_tenant`` is the number of these tasks
+    that belong to the task's tenant. Check for duplicates first: a task that is already stored must not be refused.
     """
     depth: int | None = None
     retry_after: float | None = _REFUSED_FOR

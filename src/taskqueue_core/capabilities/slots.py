@@ -297,7 +297,7 @@ class SlotPool(Protocol):
 
         A lease ends when it is missed in two reports with the same ``active``, at least ``settled`` seconds apart on
         the store's clock, if its token has not changed and it was missed in every report between the two. The ended
-        leases are returned sorted by fence, and like those of a `PoolView` without notes and with empty tokens.
+        leases are returned sorted by fence, and, like those of a `PoolView`, have no notes and empty tokens.
         """
 
     def slot_signal(self, *models: str) -> RoomSignal:

@@ -24,7 +24,7 @@ class Source:
         self.retired = False
         """whether receiving has ended; the subscription stays open until its deliveries are settled"""
         self.aside = False
-        """whether this source only serves to prefer one shard; other sources cover the same queues"""
+        """whether this source is used only to prefer one shard; other sources cover the same queues"""
         self.question: asyncio.Task[Received] | None = None
         self.error: TaskQueueError | None = None
         """the error of the last receive, if it failed"""

@@ -44,7 +44,7 @@ class MigratingPublisher(JointPublisher):
         for key, group in by_key(tasks, sorted(remaining)).items():
             self._router.forget(key)
             _, settings = await self._router.authority(key)
-            # If an operator closed the queue, and not the migration, its tasks are still refused.
+            # If an operator, not the migration, closed the queue, its tasks are still refused.
             if settings.moved_to is None or ours(settings):
                 turning += group
         return sorted(turning)

@@ -41,7 +41,7 @@ class SlotPosition:
     well: bool = False
     """whether the endpoint was healthy at the last check"""
     surplus: tuple[int, float] | None = None
-    """(number of jobs, time) of the report in which an unhealthy server ran more jobs than it has leases"""
+    """number of jobs and time of the report in which an unhealthy server ran more jobs than it has leases"""
     draining: bool = False
     removed: bool = False
     rests_until: float = -math.inf
@@ -106,7 +106,7 @@ class Lease:
     via: str | None = None
     """previous token of this lease; a client that did not receive the new token in an answer sends this one again"""
     missed: tuple[int, float] | None = None
-    """(number of jobs, time) of the first report of the server that did not include this lease's job"""
+    """number of jobs and time of the server's first report that did not include this lease's job"""
     mark: int = 0
     """id of the current expiry time; 0 if there is none"""
 
