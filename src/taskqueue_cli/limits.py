@@ -37,7 +37,9 @@ def _match(field: str, text: str, pattern: re.Pattern[str], allowed: str) -> re.
         return None
     if match := pattern.fullmatch(text):
         return match
-    raise InvalidInput(field, f"text of length {len(text)}", f"{allowed}, or {NONE}")
+    raise InvalidInput(
+        field, f"text of length {len(text)} in an invalid format", f"{allowed}, or {NONE}"
+    )
 
 
 def apply_weights(weights: Mapping[str, int], texts: Iterable[str]) -> dict[str, int]:
@@ -51,7 +53,11 @@ def apply_weights(weights: Mapping[str, int], texts: Iterable[str]) -> dict[str,
         if text == NONE:
             changed.clear()
         elif not (sign and tenant):
-            raise InvalidInput("weight", f"text of length {len(text)}", f"TENANT=N, or {NONE}")
+            raise InvalidInput(
+                "weight",
+                f"text of length {len(text)} without a tenant and '='",
+                f"TENANT=N, or {NONE}",
+            )
         elif (weight := parse_number("weight", number)) is None:
             changed.pop(tenant, None)
         else:

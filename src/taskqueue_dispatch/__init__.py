@@ -1,1 +1,1 @@
-"""The inference dispatcher, which sends jobs to GPU servers. A job occupies a slot. The backend must have ``slots``."""
+"""The inference dispatcher, which sends jobs to GPU servers. It needs a backend with the capability ``slots``."""

@@ -21,7 +21,7 @@ class DispatchSettings(BaseSettings):
     )
 
     lease: _Seconds = 30.0
-    """seconds after which a slot becomes free unless its lease is renewed, as it is after a third of this time"""
+    """seconds after which an unrenewed lease expires and frees its slot; renewal is due after a third of this time"""
     safety_pass: _Seconds = 2.0
     """seconds between two searches for free slots if no notification arrives"""
     health_interval: _Seconds = 10.0

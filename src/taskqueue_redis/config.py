@@ -91,8 +91,8 @@ class RedisSettings(BaseSettings):
         for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
             if getattr(self, name) is not None and not address.tls:
                 raise ConfigurationError(
-                    f"TASKQUEUE_REDIS_{name.upper()}: set, but TASKQUEUE_REDIS_URL has no "
-                    "TLS; allowed with: rediss://, rediss+sentinel://, rediss+cluster://"
+                    f"TASKQUEUE_REDIS_{name.upper()} is allowed only if TASKQUEUE_REDIS_URL "
+                    "begins with rediss://, rediss+sentinel:// or rediss+cluster://"
                 )
         self.password_now()
         for position in address.hosts:

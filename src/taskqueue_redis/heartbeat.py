@@ -101,7 +101,7 @@ class Heartbeat:
         except TaskQueueError as error:
             _log.warning("could not send a heartbeat (%s)", type(error.__cause__ or error).__name__)
             return False
-        except Exception:  # noqa: BLE001 - no error may end the thread, and with it the leases
+        except Exception:  # noqa: BLE001 - no error may end the thread, because the leases would expire
             _log.exception("could not send a heartbeat")
             return False
         for token in gone:

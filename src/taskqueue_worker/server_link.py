@@ -165,7 +165,7 @@ class ServerLink:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._stay_connected())
-        except BaseException as error:  # noqa: BLE001 - the future `ended` passes it on
+        except BaseException as error:  # noqa: BLE001 - the future `ended` reports the error
             self.ended.set_exception(error)
         else:
             self.ended.set_result(None)

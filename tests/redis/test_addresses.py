@@ -126,7 +126,7 @@ def test_a_password_file_is_read_each_time(tmp_path: Path) -> None:
         ({"password": SECRET, "password_file": "/"}, "more than once"),
         ({"password_file": "/"}, "PASSWORD_FILE: cannot be read"),
         ({"url": "rediss://127.0.0.1", "tls_cert_file": "/x"}, "both or neither"),
-        ({"tls_ca_file": "/x"}, "TLS_CA_FILE: set, but"),
+        ({"tls_ca_file": "/x"}, "TLS_CA_FILE is allowed only"),
     ],
 )
 def test_settings_that_contradict_each_other(values: dict[str, Any], message: str) -> None:

@@ -59,7 +59,7 @@ def end(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Finish although tasks are left in the backend that is being drained."
+            "--force", help="Finish even if tasks are left in the backend that is being drained."
         ),
     ] = False,
     as_json: AsJson = False,

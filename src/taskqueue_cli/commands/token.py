@@ -86,7 +86,11 @@ def new(
     path, rights, patterns = _path(file), _split_list(verbs), _split_list(keys)
     check_name("name", name)
     if not rights or not set(rights).issubset(tokens.VERBS):
-        raise InvalidInput("verbs", f"text of length {len(verbs)}", ", ".join(tokens.VERBS))
+        raise InvalidInput(
+            "verbs",
+            f"text of length {len(verbs)} that is not a list of allowed actions",
+            ", ".join(tokens.VERBS),
+        )
     for pattern in patterns or [""]:
         tokens.check_pattern("keys", pattern)
     tokens.check_limits(rate, burst, connections)
@@ -199,7 +203,11 @@ def _expiry(text: str | None) -> float | None:
     except (ValueError, OverflowError):
         at = 0.0
     if at <= time.time():
-        raise InvalidInput("expires", f"text of length {len(text)}", allowed)
+        raise InvalidInput(
+            "expires",
+            f"text of length {len(text)} that is not a duration or a future date",
+            allowed,
+        )
     return at
 
 

@@ -38,7 +38,7 @@ def measure(path: str) -> Measured:
 
 KEY_VARIABLE = "TASKQUEUE_DEMO_KEY"
 KEY = os.environ.get(KEY_VARIABLE, "digest")
-"""name of the queue, which is different for each run, because a shared store still contains tasks of earlier runs"""
+"""name of the queue, different for each run, because a shared store may still contain tasks of earlier runs"""
 
 worker = Worker(concurrency=4, prefetch=8, grace=2.0)
 

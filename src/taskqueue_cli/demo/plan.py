@@ -22,7 +22,7 @@ _FAIL_ONE_IN = 100
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file to process, with its size and modification time in nanoseconds when the plan was made."""
+    """A file to process, with its size in bytes and its modification time in nanoseconds when the plan was made."""
 
     path: str
     size: int

@@ -108,7 +108,7 @@ class Link:
     async def everywhere(self, *words: Word, quietly: bool = False) -> list[Any]:
         """Run an idempotent command on every master and return all replies. Raises a `Failure` if any reply is missing.
 
-        ``quietly``: report a failure neither in health nor in the log.
+        ``quietly``: do not log a failure, and do not count it in the health status.
         """
         return await self.at_each_master(lambda ask: ask(words), quietly=quietly)
 
@@ -117,7 +117,7 @@ class Link:
     ) -> list[T]:
         """Call ``do`` for every master with a function that runs idempotent commands there; return the results.
 
-        ``quietly``: report a failure neither in health nor in the log. Raises the first `Failure`.
+        ``quietly``: do not log a failure, and do not count it in the health status. Raises the first `Failure`.
         """
         deadline = asyncio.get_running_loop().time() + self.settings.operation_timeout
         trouble = Trouble(self.settings.address.shown, quiet=True) if quietly else self.trouble
@@ -139,7 +139,7 @@ class Link:
         return found
 
     async def listener(self, avoid: HostAddress | None = None) -> tuple[HostAddress, Wire]:
-        """Open a connection to a master, preferably another one than ``avoid``, and return its address and connection.
+        """Open a connection to a master, preferably not ``avoid``. Return the master's address and the connection.
 
         The caller must close the connection. Any master delivers the pub/sub messages of the whole installation.
         Raises a `Failure`.

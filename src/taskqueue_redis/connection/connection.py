@@ -2,7 +2,7 @@
 
 Redis answers commands in the order in which they were sent, so each answer completes the oldest pending future. The
 future of a cancelled caller stays in the queue, and its answer is read and dropped. Therefore no caller can receive
-the answer to the command of another one.
+the answer to another caller's command.
 """
 
 from __future__ import annotations

@@ -55,10 +55,10 @@ _log = logging.getLogger("taskqueue.redis.embedded")
 
 
 class EmbeddedRedis:
-    """A server of this process: its Unix socket can be opened only by this user, and its files are in ``directory``.
+    """A private Redis server run by this process. Only this user can open its socket. Its files are in ``directory``.
 
     It runs from `start` to `close`, or as a context manager, plain or ``async``. If the server ends unexpectedly, it is
-    restarted after a pause that grows to 5 s. If this process ends without `close`, a watchdog ends the server. Two
+    restarted after a pause of up to 5 s. If this process ends without `close`, a watchdog ends the server. Two
     processes cannot use the same directory at the same time. A start that fails leaves nothing running. Methods block;
     the ``async`` context manager uses a thread.
     """
