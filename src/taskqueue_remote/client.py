@@ -1,4 +1,4 @@
-"""The HTTP client for a server. It tells requests that failed without effect from those whose effect is unknown."""
+"""The HTTP client for a server. It distinguishes requests that certainly had no effect from those that may have had one."""
 
 from __future__ import annotations
 
