@@ -1,4 +1,4 @@
-"""The HTTP client for a server. It distinguishes requests that certainly had no effect from those that may have had one."""
+"""The HTTP client for a server. It distinguishes requests that had no effect from those that may have had one."""
 
 from __future__ import annotations
 
