@@ -42,6 +42,8 @@ class Pair(World):
         await self.between.start()
         host, port = self.between.address
         await asyncio.to_thread(self.replica.call, "REPLICAOF", host, port)
+        # The backend counts the replicas when the queues are configured.
+        await self.until(self._in_step, "the replica is connected")
         await super().prepare()
         if self.confirmed:
             await self._promise(Durability.REPLICATED)
