@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from taskqueue_core.backend import Backend
@@ -21,7 +22,7 @@ from taskqueue_dispatch.submit import Estimates
 from taskqueue_dispatch.wait_queue import SlotWaiters
 
 
-class RunnerContext:
+class RunnerContext(ABC):
     """The part of a dispatcher that its runners use: the base class of `taskqueue_dispatch.service.Dispatcher`."""
 
     def __init__(
@@ -49,8 +50,8 @@ class RunnerContext:
         self.store = store
         self.uniform = uniform
 
+    @abstractmethod
     async def report(
         self, task: Task, status: str, result: bytes | None, error: str | None
     ) -> None:
         """Report to a job's client how the job ended: ``done`` or ``failed``, with the result or the error."""
-        raise NotImplementedError

@@ -62,7 +62,7 @@ class WaitingSuite(Harness):
         assert delivery.delivered_at >= at
 
     async def test_task_scheduled_meanwhile_wakes(self, bench: Bench) -> None:
-        """A receive that is already waiting wakes for the earliest task that is scheduled meanwhile (law 8)."""
+        """A receive that is already waiting wakes for the earliest task that is scheduled while it waits (law 8)."""
         waiting = await bench.start(bench.subscribe().receive(2, None))
         await bench.publish("far", not_before=bench.now + 3600)
         await bench.publish("near", not_before=bench.now + bench.short)

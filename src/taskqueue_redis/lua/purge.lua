@@ -1,6 +1,6 @@
 --@ base room queue states record counts streams flow tenants lanes journal places ends sorting
--- Ends waiting and scheduled tasks as cancelled, a limited number per call. Tasks that are published meanwhile are not
--- included.
+-- Ends waiting and scheduled tasks as cancelled, a limited number per call. Tasks that are published after the
+-- first call are not included.
 -- ARGV: key, highest sequence number ("" for all tasks until now), maximum number.
 -- Returns the number of ended tasks, whether none is left, and the highest sequence number.
 local q, budget = queue(ARGV[3]), tonumber(ARGV[5])

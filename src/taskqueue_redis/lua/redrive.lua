@@ -1,6 +1,6 @@
 --@ base room queue states record counts streams flow tenants lanes cold journal places ends promote
--- Makes dead letters available again, or discards them, a limited number per call. Tasks that die meanwhile are not
--- included.
+-- Makes dead letters available again, or discards them, a limited number per call. Tasks that die after the first
+-- call are not included.
 -- ARGV: key, "redrive" or "discard", highest position among the dead letters ("" for all until now), maximum number,
 -- ids (none for all). Returns the number of tasks, whether none is left, and the highest position.
 local q, discard, budget = queue(ARGV[3]), ARGV[4] == 'discard', tonumber(ARGV[6])
