@@ -84,7 +84,7 @@ class Queue:
 
         ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix seconds. If the
         store's response is lost, the task is sent again with the same id. If the queue is full or its intake is paused,
-        publishing is retried for up to ``wait`` seconds. During that time, tasks of other publishers may be accepted first.
+        publishing is retried for up to ``wait`` seconds. Tasks of other publishers may be accepted before it.
 
         Raises `InvalidInput`, `QueueFull`, `IdConflict` or `BackendUnavailable` if nothing was stored. Raises
         `PublishUnconfirmed` if the store does not answer: publish again with the id in the error.
