@@ -51,7 +51,7 @@ class ClientListener:
     """A reader of a worker's socket that detects a disconnect while Prefect's handler is not reading."""
 
     def __init__(self, on_disconnect: Callable[[], None]) -> None:
-        """Call ``on_disconnect`` if the worker disconnects while this object is listening."""
+        """Create a listener that calls ``on_disconnect`` if the worker disconnects while it is listening."""
         self._on_disconnect = on_disconnect
         self._received: asyncio.Task[MutableMapping[str, Any]] | None = None
 

@@ -56,7 +56,7 @@ class Reconciler:
         self._host = host
         self._monotonic = monotonic
         self._missing_since: dict[Mark, float] = {}
-        """time (monotonic clock) since which each run has been missing in its state"""
+        """time (monotonic clock) at which each run was first found missing in its state"""
         self._reported: set[Mark] = set()
         """runs for which an error was logged already"""
         self._full_queues: set[str] = set()

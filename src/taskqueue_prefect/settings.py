@@ -43,7 +43,7 @@ class PrefectSettings(BaseSettings):
     )
 
     strict: bool = False
-    """whether a server refuses to start if it would use Prefect's own queue, or if its source code is not supported"""
+    """whether a server refuses to start if it would use Prefect's own queue, or if Prefect's code is unsupported"""
     capacity: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """maximum number of undelivered runs of a task; default: Prefect's ``max_scheduled_queue_size``"""
     max_losses: int = Field(default=5, ge=0, le=1000)

@@ -42,7 +42,7 @@ class Workers:
         ]
 
     async def get_all_workers(self) -> list[TaskWorkerResponse]:
-        """Return the workers with an open socket on any replica, each once. HTTP 503 if the store is unavailable."""
+        """Return the workers with an open socket on any replica, each once. Raises HTTP 503 if the store is down."""
         from prefect.server.models import task_workers
 
         host = Host.of_this_loop()

@@ -1,4 +1,4 @@
-"""Reading options that Spark passes, whose names have any case. Errors name the option and never its value."""
+"""Reading the options that Spark passes, with names in any case. Errors name the option, but never its value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class OptionValues(dict[str, str]):
             shown = ", ".join(name[:50] for name in unknown)
             raise ConfigurationError(f"unknown options: {shown}; allowed: {', '.join(names)}")
         if self.get("path") and "path" not in known:
-            raise ConfigurationError("option path: set; allowed: save() and load() without a path")
+            raise ConfigurationError(
+                "option path is not supported: call save() and load() without a path"
+            )
 
     def text(self, name: str) -> str | None:
         """Return the value of an option unchanged; ``None`` if the option is not set."""
@@ -69,7 +71,7 @@ class OptionValues(dict[str, str]):
         return result
 
     def seconds(self, name: str) -> float | None:
-        """Return a duration in seconds, which may have a unit (``90``, ``5m``); ``None`` if the option is not set."""
+        """Return the seconds of a duration, whose unit may be given (``90``, ``5m``); ``None`` if it is not set."""
         value = self.text(name)
         if value is None:
             return None

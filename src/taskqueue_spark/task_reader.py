@@ -79,10 +79,10 @@ class TasksOptions(msgspec.Struct, frozen=True, kw_only=True):
         keys, states, store = given.names("keys"), given.names("states"), SparkStore.read(options)
         if resource == "tasks" and store.name != "redis":
             raise ConfigurationError(
-                "option backend: not supported; allowed with resource=tasks: redis, whose records can be listed"
+                "option backend: resource=tasks needs the backend redis, because only its tasks can be listed"
             )
         if resource != "tasks" and states is not None:
-            raise ConfigurationError("option states: set; allowed with: resource=tasks")
+            raise ConfigurationError("option states is allowed only with resource=tasks")
         for name in keys or ():
             check_name("option keys", name)
         if not set(states or ()) <= set(State):
@@ -103,7 +103,7 @@ class StoreReader(DataSourceReader):
     """A batch reader of dead letters or live tasks."""
 
     def __init__(self, options: Mapping[str, str], schema: spark.StructType) -> None:
-        """Read the columns of ``schema``, in its order. Raises `InvalidInput` or `ConfigurationError`."""
+        """Prepare to read the columns of ``schema``, in its order. Raises `InvalidInput` or `ConfigurationError`."""
         self._options = TasksOptions.read(options)
         self._schema = schema
         types = {field.name: field.dataType for field in self._options.schema.fields}

@@ -13,7 +13,7 @@ MAX_STRANGERS = 100
 
 
 class Connection(Protocol):
-    """The interface of a connection that the registry uses."""
+    """The interface that the registry needs from a connection."""
 
     connection_id: str
     worker_id: str | None

@@ -42,7 +42,7 @@ class ResultWaiters:
         most: int = MAX_WAITERS,
         period: float = _PERIOD,
     ) -> None:
-        """Poll the store with ``control``; all waiting requests return when ``draining`` is set."""
+        """Prepare to poll the store with ``control``; all waiting requests return when ``draining`` is set."""
         self._control = control
         self._hooks = hooks
         self._draining = draining

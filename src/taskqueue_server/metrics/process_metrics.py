@@ -50,7 +50,7 @@ class _Tally:
 
     def note(self, seconds: float) -> None:
         self.counts[bisect_left(BOUNDS, seconds)] += 1
-        if seconds > 0:  # the latency is negative if the clocks of two machines differ
+        if seconds > 0:  # the latency may be negative if the clocks of two machines differ
             self.seconds += seconds
 
 

@@ -48,7 +48,7 @@ class Processes:
         on_ready: Callable[[str], None] | None = None,
         read: Reread | None = None,
     ) -> None:
-        """Call ``on_ready`` with the URL once all processes are ready. With ``read``, SIGHUP reloads the settings."""
+        """``on_ready`` gets the URL once all processes are ready. With ``read``, SIGHUP reloads the settings."""
         self._settings = settings
         self._backend = name or settings.backend
         self._on_ready = on_ready

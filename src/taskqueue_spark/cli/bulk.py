@@ -29,7 +29,7 @@ def load(
         Path, typer.Argument(metavar="FILE", help="File, or folder with files of one format.")
     ],
     *,
-    queue: Annotated[str | None, option("KEY", "Queue of rows without a key column.")] = None,
+    queue: Annotated[str | None, option("KEY", "Queue for rows that have no key.")] = None,
     id_column: Annotated[
         str, typer.Option("--id", metavar="COLUMN", help="Column with a unique id for each row.")
     ] = "task_id",
@@ -123,7 +123,7 @@ def redrive(
         ),
     ] = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="All failures.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Redrive all dead letters.")] = False,
     discard: Annotated[
         bool, typer.Option("--discard", help="Discard the dead letters instead.")
     ] = False,
@@ -131,7 +131,7 @@ def redrive(
         bool, typer.Option("--dry-run", help="Only count the dead letters.")
     ] = False,
 ) -> None:
-    """Redrive the dead letters of some failures, or all dead letters.
+    """Redrive the dead letters of the given failures, or all dead letters with --all.
 
     The command finds them in the journal. The store skips tasks that are no longer dead letters, so a second run
     changes nothing.

@@ -64,7 +64,11 @@ class EngineOptions:
         for text in self.conf or ():
             name, sign, value = text.partition("=")
             if not (name and sign):
-                raise InvalidInput("conf", f"text of length {len(text)}", "NAME=VALUE")
+                raise InvalidInput(
+                    "conf",
+                    f"text of length {len(text)} without a name or an equals sign",
+                    "NAME=VALUE",
+                )
             pairs[name] = value
         return pairs
 
@@ -108,7 +112,9 @@ class PipelineOptions(EngineOptions):
     ] = None
     since: Annotated[
         str | None,
-        option("TIME", "Start time: 2026-11-30T12:00 (UTC by default), or 90m, 12h, 7d ago."),
+        option(
+            "TIME", "Start time: 2026-11-30T12:00 (UTC by default), or its age: 90m, 12h or 7d."
+        ),
     ] = None
     until: Annotated[str | None, option("TIME", "End time, in the same form as --since.")] = None
     keys: Annotated[
@@ -145,6 +151,8 @@ def _parse_time(field: str, text: str | None) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        allowed = "a time, as 2026-11-30T12:00 or 2026-11-30T12:00:05Z, or 90m, 12h, 7d ago"
-        raise InvalidInput(field, f"text of length {len(text)}", allowed) from None
+        allowed = "a time (2026-11-30T12:00, 2026-11-30T12:00:05Z) or its age (90m, 12h, 7d)"
+        raise InvalidInput(
+            field, f"text of length {len(text)} that is not a time", allowed
+        ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -26,7 +26,7 @@ class Stages:
     """A display of stages on stderr: a line for each finished stage, and on a terminal a progress bar."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """Print to ``console``, by default stderr. The caller sets ``watch`` to a function that reads the progress."""
+        """Create a display on ``console``, by default stderr. The caller sets ``watch``, which reads the progress."""
         self._console = console or Console(stderr=True, highlight=False)
         self.watch: Callable[[], Done | None] = lambda: None
 

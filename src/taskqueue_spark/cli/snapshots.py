@@ -108,7 +108,7 @@ def open_snapshot(options: PipelineOptions, *, writes: bool = False) -> Iterator
         raise ConfigurationError(f"there is no table transitions in {saved}")
     if options.out is None and options.distributed and (writes or source is not None):
         raise ConfigurationError(
-            "--master, --remote: need --out DIR, a folder that every machine sees under the same path"
+            "--master and --remote need --out DIR, a folder that every machine sees under the same path"
         )
     check_installed()
     with explain_missing_modules():

@@ -64,7 +64,7 @@ def stream(
     """
     if options.out is None or options.saved is not None or options.keys or options.end is not None:
         raise ConfigurationError(
-            "stream: needs --out DIR; does not accept --from, --key or --until"
+            "stream: needs --out DIR, and does not accept --from, --key or --until"
         )
     source = source_of(options)
     with explain_missing_modules():

@@ -19,7 +19,7 @@ from taskqueue_spark.cli.spark_types import DataFrame, ReportBuild
 
 Window = Annotated[
     str | None,
-    option("TIME", "Length of windows for values over time, for example '30 seconds' or '5 minutes'."),
+    option("TIME", "Show values per time window of this length, such as '30 seconds'. Default: totals."),
 ]  # fmt: skip
 Live = Annotated[
     bool | None,

@@ -87,7 +87,7 @@ class Condition(NamedTuple):
     text: str
     details: Mapping[str, Any]
     passing: bool = False
-    """whether the condition is a single event, so that it has no end"""
+    """whether the condition is a one-off event, which has no end"""
     episode: int = 0
     """number of the episode, higher than the numbers of earlier episodes; 0 if unknown"""
     over: bool = False
@@ -190,7 +190,7 @@ class Alerts:
         self.current: dict[tuple[str, str], str] = {}
         """texts of the current episodes, by kind and subject"""
         self.reported: list[str] = []
-        """texts of the single events that this process has reported"""
+        """texts of the one-off events (conditions without an end) that this process has reported"""
         self._passed: set[tuple[str, str]] = set()
         self._episodes: dict[tuple[str, str], int] = {}
         whole = b""

@@ -45,7 +45,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     """number of live tasks that were lost when their store was reset"""
     alerts: list[str]
-    """current alerts, and the single events that this run has reported"""
+    """current alerts, and the one-off events (without an end) that this run has reported"""
 
     @property
     def sound(self) -> bool:

@@ -22,7 +22,7 @@ class Position(msgspec.Struct, kw_only=True):
     last: int
     """the highest number that was read"""
     missing: int = 0
-    """number of lower numbers that are missing"""
+    """number of missing transitions with numbers below ``last``"""
     since: float
     """Unix time of the first transition that was read"""
     until: float

@@ -51,7 +51,7 @@ class Feed:
     """
 
     def __init__(self, backend: Backend, options: SinkOptions) -> None:
-        """Publish to ``backend``, which the caller must close."""
+        """Create a publisher for ``backend``, which the caller must close."""
         self.counts: Counter[Published] = Counter()
         """number of tasks by result; `Published.REFUSED` counts tasks that had to wait for a full queue"""
         self._backend = backend

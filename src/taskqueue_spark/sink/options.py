@@ -45,12 +45,12 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
         rate, writers = given.number("rateLimit", 0.001, _YEAR), given.whole("writers", 1, 100_000)
         if (rate is None) != (writers is None):
             raise ConfigurationError(
-                "options rateLimit and writers: one is set; allowed: both or neither. rateLimit is the rate of the "
-                "whole job, and writers the number of its partitions that are written at the same time"
+                "options rateLimit and writers: only one is set; set both or neither. rateLimit is the rate of the "
+                "whole job, and writers is the number of its partitions that are written at the same time"
             )
         on_invalid = given.choice("onInvalid", "fail", "skip")
         if given.text("invalidPath") is not None and on_invalid == "fail":
-            raise ConfigurationError("option invalidPath: set; allowed with: onInvalid=skip")
+            raise ConfigurationError("option invalidPath is allowed only with onInvalid=skip")
         wait = given.number("wait", 0, _YEAR)
         return cls(
             store=SparkStore.read(options),

@@ -53,8 +53,8 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError("options url and urlEnv: both are set; allowed: one of them")
         if (url or variable) and name not in _URLS:
             raise ConfigurationError(
-                "option url: set; allowed only with the backends redis and server, because other backends have "
-                "their own settings"
+                "options url and urlEnv are allowed only with the backends redis and server, because other "
+                "backends have their own settings"
             )
         if url is not None and _has_password(url):
             raise InvalidInput(
@@ -66,7 +66,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
         partitions = given.whole("partitions", 1, 1024)
         if name != _REDIS and (prefix is not None or partitions is not None):
             raise ConfigurationError(
-                "options prefix and partitions: set; allowed with: backend=redis"
+                "options prefix and partitions are allowed only with backend=redis"
             )
         return cls(name=name, url=url, url_env=variable, prefix=prefix, partitions=partitions)
 

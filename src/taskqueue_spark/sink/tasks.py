@@ -74,7 +74,9 @@ def check_columns(
             )
     for name in needed:
         if name not in schema.names:
-            raise InvalidInput(f"column {name}", "no such column", "a schema that has it")
+            raise InvalidInput(
+                f"column {name}", "a schema without this column", "a schema that has it"
+            )
 
 
 class TaskReader(msgspec.Struct, frozen=True):
