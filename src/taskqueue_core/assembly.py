@@ -49,7 +49,7 @@ def open_backend(name: str | None = None, settings: Settings | None = None) -> I
 def _load_old(name: str) -> Backend:
     if name == _SERVER:
         raise ConfigurationError(
-            "TASKQUEUE_MIGRATE_FROM: must not be 'server'; set it to the backend that this server uses"
+            "TASKQUEUE_MIGRATE_FROM: must not be 'server'; set it to the backend that stores the server's tasks"
         )
     with of_the_old_side():
         try:

@@ -4,8 +4,8 @@
 laws in `docs/laws.md`.
 
 A backend stores tasks and changes their states, each change in one atomic step. It makes no retry decisions: core
-decides whether a task is retried, and when. It calls no hooks and records no metrics: core's wrapper does. Each
-optional capability has a protocol in `taskqueue_core.capabilities`, and the backend declares it in `Capabilities`.
+decides whether a task is retried, and when. It calls no hooks and records no metrics: core's wrapper does. It declares
+its optional capabilities in `Capabilities`; each of them has a protocol in `taskqueue_core.capabilities`.
 
 The following holds for every method:
 
@@ -37,12 +37,11 @@ class Publisher(Protocol):
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         """Store tasks, and return their confirmations in the same order.
 
-        Refusing one task does not affect the other tasks.
-
-        A confirmed task is stored with the durability of its queue. Publishing is idempotent: until a task has ended,
-        and for the queue's ``dedupe_window`` afterwards, a second task with its key and id is not stored (law 7). The
-        second task's confirmation is ``duplicate`` if the payloads are equal, and ``conflict`` if they differ. A task
-        with ``not_before`` stays in the state ``scheduled`` until that time (law 8).
+        Refusing one task does not affect the other tasks. A confirmed task is stored with the durability of its queue.
+        Publishing is idempotent: until a task has ended, and for the queue's ``dedupe_window`` afterwards, a second
+        task with its key and id is not stored (law 7). The second task's confirmation is ``duplicate`` if the payloads
+        are equal, and ``conflict`` if they differ. A task with ``not_before`` stays in the state ``scheduled`` until
+        that time (law 8).
 
         Raises `PublishUnconfirmed` if the store's response was lost; the caller should publish again with the same ids.
         """
@@ -65,7 +64,7 @@ class Publisher(Protocol):
 
         Without ``settles``, a live or dead entry of the task is moved to ``scheduled`` in the same way, and its
         receipt, if it has one, ends. If the task has ended without becoming a dead letter, or the store no longer knows
-        it, a new entry is created, and ``published`` increases by one.
+        it, a new entry is created, and the queue's `Ledger.published` increases by one.
 
         The call is idempotent by ``token``, which is checked first: a second call with the same token returns
         ``duplicate`` and changes nothing. The default token is derived from the attempt that was delivered last. A
@@ -74,18 +73,15 @@ class Publisher(Protocol):
 
 
 class Subscription(Protocol):
-    """A consumer's access to a set of keys.
-
-    Its deliveries stay leased as long as it is open and the consumer is alive.
-    """
+    """A consumer's access to a set of keys. Deliveries stay leased while it is open and the consumer is alive."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         """Receive up to ``limit`` deliveries from all keys in one atomic step, waiting up to ``timeout`` seconds.
 
         A timeout of ``None`` waits indefinitely, and 0 does not wait. Within a key, tasks with a higher priority come
-        first. Within a lane, released entries come before new ones, in the order in which they became available (law
+        first. Within a priority, released tasks come before new tasks, in the order in which they became available (law
         4). With the capability ``order``, the queue's settings may let tenants take turns, and tasks with the same
-        ``ordering_key`` run one after another. The keys take turns too, so that none is starved.
+        ``ordering_key`` run one after another. The keys take turns too, so that no key is starved.
 
         An empty result is not an error: the queues may be empty, paused or at a limit, or the subscription was closed
         during the call. Only one receive may run per subscription at a time. Raises `SubscriptionClosed` if the
@@ -114,10 +110,7 @@ class Subscription(Protocol):
         """
 
     async def close(self) -> None:
-        """Release all deliveries that the subscription owns, without counting losses, and end a waiting receive.
-
-        Idempotent.
-        """
+        """Release the subscription's deliveries without counting losses, and end a waiting receive. Idempotent."""
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         """Iterate over deliveries one by one, until the subscription is closed."""
@@ -152,10 +145,7 @@ class Capability(StrEnum):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities that a backend declares.
-
-    The conformance kit tests them, and core relies only on declared abilities.
-    """
+    """The abilities that a backend declares. The conformance kit tests them, and core relies on no other abilities."""
 
     names: frozenset[Capability] = frozenset()
     shared: bool = False

@@ -25,8 +25,8 @@ def trusting(
 ) -> ssl.SSLContext | None:
     """Return a TLS context that trusts only the authorities in a PEM file; ``None`` if no file is given.
 
-    The context verifies host names and requires TLS 1.2. Raises `ConfigurationError`, which names the setting, if the
-    file cannot be used.
+    The context verifies host names and requires TLS 1.2 or newer. Raises `ConfigurationError`, which names the setting,
+    if the file cannot be used.
     """
     if authorities is None:
         return None

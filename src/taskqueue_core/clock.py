@@ -28,10 +28,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The system's time, read once and then advanced by the monotonic clock.
-
-    Setting the system's time later has no effect.
-    """
+    """The system's time, read once and then advanced by the monotonic clock. Setting it later has no effect."""
 
     def __init__(self) -> None:
         self._anchor = time.time() - time.monotonic()
@@ -65,7 +62,7 @@ class ManualClock:
         return timer
 
     async def advance(self, seconds: float) -> None:
-        """Advance the time, run the callbacks that become due, earliest first, then let woken coroutines run."""
+        """Advance the time, run the callbacks that become due, earliest first, and let woken coroutines run."""
         end = self._now + seconds
         while self._calls and self._calls[0][0] <= end:
             when, _, timer = heapq.heappop(self._calls)

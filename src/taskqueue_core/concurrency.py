@@ -1,4 +1,4 @@
-"""Running coroutines concurrently, such that none of them is still running when the call returns."""
+"""Running coroutines concurrently, so that none of them is still running when the call returns."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ Answer = TypeVar("Answer")
 
 
 async def gather_all(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
-    """Return the results of all calls, in order.
-
-    If calls fail, wait for all calls to end, then raise the first exception.
-    """
+    """Return the results of all calls, in order. If calls fail, raise the first exception when all calls have ended."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

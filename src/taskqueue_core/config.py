@@ -33,7 +33,7 @@ from taskqueue_core.errors import ConfigurationError
 S = TypeVar("S", bound=BaseSettings)
 
 SECRETS_DIR = "TASKQUEUE_SECRETS_DIR"
-"""environment variable with the path of a directory of secret files, named like settings: ``taskqueue_token``"""
+"""environment variable with the path of a directory of secret files; each file is named like its setting"""
 _PREFIX = "TASKQUEUE_"
 _OLD_PREFIX = "TASKQUEUE_OLD_"
 _old_side: ContextVar[bool] = ContextVar("taskqueue_old_side", default=False)
@@ -64,9 +64,9 @@ class Settings(BaseSettings):
     backend: str = "memory"
     """the backend: the name of an entry point, a module path, or ``module:attr``"""
     migrate_from: str | None = None
-    """the old backend during a migration, in the form of ``backend``; its own settings start with ``TASKQUEUE_OLD_``"""
+    """the old backend during a migration, specified like ``backend``; its own settings start with ``TASKQUEUE_OLD_``"""
     migrate_mode: Literal["available", "strict"] = "available"
-    """what has priority while both backends have tasks: ``available``: availability; ``strict``: order and limits"""
+    """while both backends have tasks: ``available`` gives priority to availability, ``strict`` to order and limits"""
     sharding: bool = False
     """whether queues may have shards; must be the same for every server, worker and publisher that uses the store"""
     server_url: str = "http://127.0.0.1:8420"
@@ -74,21 +74,19 @@ class Settings(BaseSettings):
     token: SecretStr | None = None
     """token that clients use to authenticate to the server"""
     tls_ca: Path | None = None
-    """file with the certificates (PEM) of the authorities that clients trust instead of those of the system"""
+    """file with the certificates (PEM) of the authorities that clients trust, instead of the system's authorities"""
     host: str = "127.0.0.1"
     """address on which the server listens; must be a loopback address unless clients authenticate"""
     port: int = Field(8420, ge=0, le=65_535)
-    """port on which the server listens; 0 chooses a free one"""
+    """port on which the server listens; 0 chooses a free port"""
     tokens_file: Path | None = None
-    """file with the tokens of permitted clients; without it and without an authentication plugin, any local client may
-    connect"""
+    """file with the tokens of clients; without it and an authentication plugin, any local client may connect"""
     tls_certificate: Path | None = None
     """file with the server's certificate chain (PEM); if it is set, the server accepts only https and wss"""
     tls_key: Path | None = None
     """file with the certificate's private key (PEM), unless the certificate file contains the key"""
     allowed_hosts: Annotated[frozenset[str], *_CommaLower] = frozenset()
-    """allowed values of the header ``Host``, with or without a port; if empty, any value is allowed, provided that the
-    server authenticates clients"""
+    """if clients authenticate: allowed values of the header ``Host``, with or without a port; empty allows any value"""
     origins: Annotated[frozenset[str], *_CommaLower] = frozenset()
     """other origins whose web pages may use the server, for example ``https://queue.example``"""
     processes: int = Field(1, ge=1, le=64)
@@ -96,12 +94,11 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """lowest level of the messages that ``taskqueue serve`` logs to stderr"""
     log_format: Literal["auto", "text", "json"] = "auto"
-    """``text``: key-value pairs; ``json``: an object per line; ``auto``: short lines on a terminal, or else ``text``"""
+    """``text``: key-value pairs; ``json``: an object per line; ``auto``: short lines on a terminal, else ``text``"""
     lease: float = Field(15.0, gt=0, le=3600, allow_inf_nan=False)
     """seconds without a message from a worker after which the server closes the worker's socket"""
     grace: float = Field(0.5, ge=0, le=60, allow_inf_nan=False)
-    """seconds for which the server keeps a worker's deliveries after its socket breaks, so that the worker can
-    reconnect"""
+    """seconds within which a worker whose socket breaks can reconnect and keep its deliveries"""
     drain: float = Field(5.0, ge=0, le=3600, allow_inf_nan=False)
     """seconds for which the server, at shutdown, waits for workers to settle their deliveries"""
     prefect_version: str = Field("3.9.1", pattern=r"^[0-9]{1,4}(\.[0-9A-Za-z.+]{1,32})?$")
@@ -133,10 +130,7 @@ class Settings(BaseSettings):
 
 
 def load_settings(kind: type[S]) -> S:
-    """Read the settings of the class ``kind``.
-
-    Raises `ConfigurationError`, which names invalid settings but no values.
-    """
+    """Read the settings of the class ``kind``. Raises `ConfigurationError`, which names settings but no values."""
     prefix = kind.model_config.get("env_prefix", "")
     if _old_side.get():
         prefix = _OLD_PREFIX + prefix.removeprefix(_PREFIX)

@@ -34,7 +34,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     before: float | None
     """time before which the task must have become a dead letter, in Unix seconds"""
     made: float
-    """time at which the filter was made; `act` skips newer dead letters: it may have redriven these tasks itself"""
+    """time at which the filter was made; `act` skips newer dead letters, because it may have redriven them itself"""
 
     @classmethod
     def of(
@@ -117,8 +117,8 @@ async def page(
     """Return a page of the matching dead letters, and the position of the next page if there is one.
 
     A position contains the id of a task and, unless the position would be too long, the time at which the task became a
-    dead letter. A position is invalid if the task has become a dead letter again since, because its place in the list
-    has changed. An invalid position means the beginning of the list.
+    dead letter. A position is invalid if the task is no longer a dead letter, or has become a dead letter again at
+    another place in the list. An invalid position means the beginning of the list.
     """
     matches: list[DeadLetter] = []
     pieces, size = _Pieces(dead_letters, key), 0
@@ -170,8 +170,7 @@ async def act(
             after, following = stay[-1].task.id, _cursor_of(stay[-1], made)
         if not more:
             return count, None
-        # If no dead letter was skipped, return the position of one that was removed: it means the beginning of the
-        # list.
+        # If no dead letter was skipped, return a position of a removed task, which means the beginning of the list.
         if pieces.over:
             return count, following or _cursor_of(piece[-1], made)
 
@@ -185,7 +184,7 @@ def _cursor_of(dead_letter: DeadLetter, made: float | None = None) -> str:
 async def _resolved(
     dead_letters: DeadLetters, key: str, position: str | None
 ) -> tuple[str | None, float | None]:
-    """Decode a position: return its task id, or ``None`` for the beginning, and the time of the first call, if any."""
+    """Return the task id in a position (``None``: the beginning), and the time of the first call (``None``: none)."""
     if position is None or (match := _CURSOR.fullmatch(position)) is None:
         return position, None
     died, made, task_id = match.groups()

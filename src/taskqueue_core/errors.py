@@ -79,7 +79,7 @@ class InvalidInput(TaskQueueError, ValueError):
     """A value from the caller or from another program is not allowed.
 
     ``field`` is the name of the field, ``allowed`` describes the allowed values, and ``got`` describes the rejected
-    value by its type and length. It never contains the value itself, which may be secret or large.
+    value, usually by its type and length. ``got`` contains no text from the value, which may be secret or large.
     """
 
     code = "invalid_input"

@@ -1,7 +1,7 @@
-"""Hooks, through which plugins observe tasks and workers. Hooks never settle; errors in a hook are logged and ignored.
+"""Hooks, through which plugins observe tasks and workers. Hooks settle nothing; their errors are logged and ignored.
 
 A plugin is any object or module with functions marked by `hookimpl`. A function declares only the parameters that it
-needs. Hooks are called in the event loop, and must return quickly. A batch of tasks causes one call.
+needs. Hooks are called in the event loop, and must return quickly. A hook is called once for a batch of tasks.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     """maximum number of requests and published tasks per second, for all clients of this name at one server process"""
     burst: float | None = None
-    """maximum number of requests and tasks in a burst after a pause; ``None``: the number that ``rate`` allows per
-    second"""
+    """maximum number of requests and tasks in a burst after a pause; ``None``: as many as ``rate`` allows per second"""
     connections: int | None = None
     """maximum number of open sockets, for all clients of this name at one server process"""
 
@@ -121,10 +120,7 @@ class _Specs:
 
     @hookspec
     def unclaimed(self, keys: Sequence[str]) -> None:
-        """Observe queues with waiting tasks but no subscription.
-
-        Called after each maintenance pass that finds such queues.
-        """
+        """Observe queues that have waiting tasks but no subscription, after a maintenance pass that found them."""
 
     @hookspec
     def maintained(self, done: Maintained | None) -> None:
@@ -140,10 +136,7 @@ class _Specs:
 
     @hookspec
     def authenticate(self, token: str | None, peer: str) -> Identity | None:
-        """Return the identity of a token, or ``None`` for an unknown token.
-
-        The first plugin that returns an identity decides.
-        """
+        """Return the identity of a token, or ``None`` if it is unknown. The first plugin that knows it decides."""
 
 
 class Hooks:
@@ -221,7 +214,7 @@ def load_plugins(
     deny: Collection[str] = (),
     matches: Collection[EntryPoint] | None = None,
 ) -> tuple[str, ...]:
-    """Register the installed plugins; return the names of those that were registered.
+    """Register the installed plugins, and return the names of the plugins that were registered.
 
     ``allow`` (``None``: all) and ``deny`` contain names of entry points. ``deny`` takes precedence. Plugins that are
     not allowed are not imported. A plugin is logged and skipped if it cannot be imported, or if its
@@ -237,7 +230,7 @@ def load_plugins(
             written_for = getattr(plugin, "TASKQUEUE_HOOK_API", None)
             if written_for != HOOK_API:
                 _plugins_log.error(
-                    "plugin %s not loaded: it needs hook API %s, this is %s",
+                    "plugin %s not loaded: its TASKQUEUE_HOOK_API is %s, but must be %s",
                     point.name,
                     written_for,
                     HOOK_API,

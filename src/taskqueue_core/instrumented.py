@@ -1,7 +1,6 @@
 """The wrapper around a backend. It calls hooks, records spans and metrics, and refuses unsupported ordering keys.
 
-A batch of tasks causes one hook call and one span. Without plugins and OpenTelemetry providers, calls are only passed
-on.
+A hook is called, and a span recorded, once per batch. Without plugins and OpenTelemetry, calls are only forwarded.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ _STALE = (Settled.LEASE_LOST,)
 
 
 class InstrumentedBackend:
-    """A backend with hooks and telemetry. Ordering keys are refused unless the wrapped backend has ``order``."""
+    """A backend with hooks and telemetry. It refuses ordering keys unless the wrapped backend has ``order``."""
 
     def __init__(self, inner: Backend, hooks: Hooks, guard: ShardGuard | None = None) -> None:
         """Wrap ``inner``, which is closed together with the wrapper. A process without sharding passes a ``guard``."""
         self.inner = inner
-        """the wrapped backend, whose methods outside the contract and the capabilities can be called here"""
+        """the wrapped backend, for calls of methods that belong neither to the contract nor to a capability"""
         self.hooks = hooks
         self.publisher: Publisher = InstrumentedPublisher(inner, hooks, guard)
         self._guard = guard
@@ -161,10 +160,7 @@ class InstrumentedPublisher:
 
 
 class InstrumentedSubscription(SubscriptionBase):
-    """A subscription with hooks and telemetry.
-
-    It has the methods `adopt` and `revoked` if the wrapped subscription has them.
-    """
+    """A subscription with hooks and telemetry. It has `adopt` and `revoked` if the wrapped subscription has them."""
 
     def __init__(
         self, inner: Subscription, consumer: str, hooks: Hooks, guard: ShardGuard | None
@@ -244,10 +240,7 @@ def _tasks(deliveries: Sequence[Delivery]) -> list[Task]:
 
 
 class InstrumentedControl:
-    """A ``control`` that calls hooks after maintenance.
-
-    With a ``guard``, which a process without sharding has, it rejects settings with several shards.
-    """
+    """A ``control`` that fires hooks after maintenance. With a ``guard``, it rejects settings with several shards."""
 
     def __init__(self, inner: Control, hooks: Hooks, guard: ShardGuard | None) -> None:
         self._inner = inner

@@ -1,7 +1,4 @@
-"""All size limits on input, and checks of input, which take linear time.
-
-The checks raise `InvalidInput`, whose message never repeats the value.
-"""
+"""The size limits on input, and checks that take linear time and raise `InvalidInput` without repeating the value."""
 
 from __future__ import annotations
 
@@ -116,9 +113,7 @@ def check_encoded(field: str, value: bytes, limit: int) -> None:
         raise InvalidInput(field, kind_of(value), f"JSON text of at most {limit} bytes")
     if _too_deep(value):
         raise InvalidInput(
-            field,
-            f"{kind_of(value)}, nested too deeply",
-            f"at most {LIMITS.depth} levels of nesting",
+            field, f"{kind_of(value)}, nested too deeply", f"at most {LIMITS.depth} nested levels"
         )
 
 
@@ -135,15 +130,9 @@ def _too_deep(text: bytes) -> bool:
 
 def check_time(field: str, value: object) -> None:
     """Check that a time is a finite number of Unix seconds, from the year 1970 to the end of the year 9999."""
-    if (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and 0 <= value < _END_OF_TIME  # NaN fails this comparison
-    ):
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _END_OF_TIME:
         return
-    raise InvalidInput(
-        field, _number(value), "a finite number of Unix seconds, before the year 10000"
-    )
+    raise InvalidInput(field, _number(value), "a time in the years 1970 to 9999, in Unix seconds")
 
 
 def check_duration(field: str, value: object) -> None:
@@ -161,9 +150,7 @@ def check_headers(field: str, value: object) -> None:
     """Check the headers of a task: names and values must be printable text, within the limits on number and size."""
     if not isinstance(value, Mapping) or len(value) > LIMITS.headers:
         raise InvalidInput(
-            field,
-            kind_of(value),
-            f"at most {LIMITS.headers} headers, with text as names and values",
+            field, kind_of(value), f"at most {LIMITS.headers} headers, each a name and a text"
         )
     size = 0
     for name, text in value.items():
@@ -173,7 +160,9 @@ def check_headers(field: str, value: object) -> None:
             or not (name + text).isprintable()
         ):
             raise InvalidInput(
-                field, f"a header of {kind_of(name)}: {kind_of(text)}", "only printable text"
+                field,
+                f"a header whose name is {kind_of(name)} and whose value is {kind_of(text)}",
+                "printable text as names and values",
             )
         size += len(name.encode()) + len(text.encode())
     if size > LIMITS.header_bytes:

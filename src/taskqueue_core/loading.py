@@ -2,7 +2,7 @@
 
 The configured value is the name of an entry point in the group ``taskqueue.backends``, a module path, or
 ``module:attr``. A module must have a function ``create_backend``. That function, or the named attribute, is called
-without arguments, reads its own settings, and returns the backend. It performs no I/O.
+without arguments, reads its own settings, and returns the backend without connecting to the store.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def installed_backends() -> tuple[str, ...]:
 def load_backend(name: str) -> Backend:
     """Create the backend with this name.
 
-    Raises `BackendNotFound` or `InvalidBackend`; the message lists the installed backends, what the module lacks, or
-    how to install it. A `ConfigurationError` that the backend itself raises is passed on.
+    Raises `BackendNotFound` or `InvalidBackend`; the message says which backends are installed, what the module lacks,
+    or what to install. A `ConfigurationError` that the backend itself raises is passed on.
     """
     factory = _factory(name)
     try:
@@ -66,7 +66,7 @@ def check_backend(backend: object, token: str) -> None:
         missing += [f"publisher.{name}" for name in _PUBLISHER if not _has(publisher, name)]
     if missing:
         raise InvalidBackend(
-            f"backend {token!r}: {type(backend).__name__} is not a backend, it lacks: {', '.join(missing)}; "
+            f"backend {token!r}: {type(backend).__name__} is not a backend; it lacks: {', '.join(missing)}; "
             "see docs/writing-a-backend.md"
         )
 
@@ -76,7 +76,7 @@ def _factory(name: str) -> Callable[[], Any]:
     path, _, attribute = name.partition(":")
     parts = [*path.split("."), *filter(None, attribute.split("."))]
     if point is None and not all(part.isidentifier() for part in parts):
-        raise BackendNotFound(_not_found(name, "it is neither a name nor a module path"))
+        raise BackendNotFound(_not_found(name, "it is neither installed nor a module path"))
     try:
         result: object = point.load() if point else _attribute(name, path, attribute or FACTORY)
     except ConfigurationError:

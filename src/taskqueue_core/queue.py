@@ -33,19 +33,18 @@ __all__ = ["Queue", "connect", "instant", "stored"]
 _RESENDS = 3
 _PAUSE = RetryPolicy(base=0.05, cap=1.0)
 _MIN_RETRY_SECONDS = 0.02
-"""minimum number of seconds between two attempts to publish to a full queue"""
 _SIGNAL_SECONDS = 15.0
 """seconds after which a waiting publisher retries even without a notification, which may have been lost"""
 _SIGNALLED = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
-"""reasons of refusals: a `RoomSignal` reports when the reason no longer applies"""
+"""reasons for a refusal; a `RoomSignal` reports when they may no longer apply"""
 
 
 @asynccontextmanager
 async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
     """Open a `Queue` on a backend.
 
-    ``backend`` is the name of a backend, or ``None`` for the configured backend; this backend is closed at the end. If
-    an open backend is passed, it stays open.
+    ``backend`` is the name of a backend, or ``None`` for the configured backend; it is opened, and closed at the end.
+    An open ``backend`` can be passed too, and stays open.
     """
     if isinstance(backend, str | None):
         async with aclosing(open_backend(backend)) as opened:
@@ -84,7 +83,7 @@ class Queue:
 
         ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix seconds. If the
         store's response is lost, the task is sent again with the same id. If the queue is full or its intake is paused,
-        publishing is retried for up to ``wait`` seconds. Tasks of other publishers may be accepted before it.
+        publishing is retried for up to ``wait`` seconds. Tasks of other publishers may be accepted before this task.
 
         Raises `InvalidInput`, `QueueFull`, `IdConflict` or `BackendUnavailable` if nothing was stored. Raises
         `PublishUnconfirmed` if the store does not answer: publish again with the id in the error.
@@ -110,8 +109,8 @@ class Queue:
     ) -> tuple[Confirmation, ...]:
         """Publish tasks in batches, and return their confirmations in order. A refusal is a confirmation, not an error.
 
-        While a queue is full or its intake is paused, its refused tasks are published again, for up to ``wait`` seconds
-        in total: as soon as the backend signals free capacity, or after the delay that it suggests.
+        While a queue is full or its intake is paused, tasks that it refused are published again, for up to ``wait``
+        seconds in total: as soon as the backend signals free capacity, or after the delay that the backend suggests.
         """
         check_duration("wait", wait)
         end = asyncio.get_running_loop().time() + wait
@@ -128,7 +127,6 @@ class Queue:
     async def _wait_for_room(
         self, tasks: list[Task], answers: Iterable[Confirmation], end: float
     ) -> list[Confirmation]:
-        """Publish refused tasks again, until all of them are accepted or the time ``end`` is reached."""
         confirmations = list(answers)
         hints = _hints(confirmations)
         if not hints:
@@ -220,7 +218,6 @@ def stored(confirmation: Confirmation) -> Confirmation:
 
 
 async def _pause(hint: float, remaining: float, signal: RoomSignal | None) -> None:
-    """Wait until another attempt may succeed, for at most ``remaining`` seconds."""
     # Add jitter to the suggested delay, so that refused publishers do not all retry at the same moment.
     late = random.uniform(1, 1.5)  # noqa: S311 - this random number is no secret
     if signal is None:

@@ -26,7 +26,7 @@ _PARTS: Mapping[str, type[BaseModel]] = {
 def read_settings(text: bytes) -> QueueSettings:
     """Return the settings in a JSON object.
 
-    Raises `InvalidInput` for invalid settings, and for values of another type, even if they could be converted.
+    Raises `InvalidInput` for invalid settings, and for values of a wrong type, even if they could be converted.
     """
     try:
         settings = QueueSettings.model_validate_json(text, strict=True)
@@ -76,7 +76,7 @@ async def change_settings(
     *,
     version: int | None = None,
 ) -> QueueSettings:
-    """Replace the current settings with the result of ``edit``. Nothing is written if it changes nothing.
+    """Replace the current settings with the result of ``edit``. Nothing is written if ``edit`` changes nothing.
 
     After a concurrent change, ``edit`` is called again with the new settings. Raises `SettingsConflict` after several
     concurrent changes, or if ``version`` is given and is not the current version.
@@ -99,10 +99,7 @@ async def change_settings(
 
 
 async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool) -> QueueSettings:
-    """Pause or resume a queue's deliveries or, with ``intake``, its publishing. Idempotent.
-
-    Raises `SettingsConflict`.
-    """
+    """Pause or resume a queue's deliveries or, with ``intake``, its publishing. Raises `SettingsConflict`."""
     flag = {"intake_paused" if intake else "paused": paused}
     return await change_settings(control, key, lambda settings: settings.model_copy(update=flag))
 

@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from taskqueue_core.errors import InvalidInput
 
 _MOST = 1000
-"""maximum capacity that `capacity_for` returns, in tasks"""
 _DUST = 1e-6
 """tolerance for rounding errors, in tokens"""
 
@@ -91,7 +90,7 @@ def bucket_after(
 
 
 def capacity_for(concurrency: Iterable[int], *factor: int) -> int:
-    """Return a capacity for a queue whose tasks run on endpoints: a multiple of the number of tasks they run at once.
+    """Return a capacity for a queue whose tasks run on endpoints: a multiple of what the endpoints run at once.
 
     ``concurrency`` contains, for each endpoint, the number of tasks that it runs at once. Their sum is multiplied by
     the largest ``factor``. The result is at most 1000, and 0 if no endpoint can run tasks or no factor is given. Raises
@@ -103,10 +102,7 @@ def capacity_for(concurrency: Iterable[int], *factor: int) -> int:
 
 
 def intake_for(capacity: int) -> dict[str, Any]:
-    """Return the settings for a capacity.
-
-    As the setting ``capacity`` cannot be 0, a capacity of 0 pauses publishing.
-    """
+    """Return the settings for a capacity. A capacity of 0 pauses publishing, because the setting cannot be 0."""
     return {"capacity": max(1, _checked("capacity", capacity)), "intake_paused": capacity == 0}
 
 

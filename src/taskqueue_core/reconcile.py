@@ -51,21 +51,20 @@ async def reconcile(
     """Publish, in batches, the tasks that the queue does not know, and return what was done. Idempotent.
 
     ``tasks`` are the tasks that remain to be done according to the application's database, with the ids under which
-    they are published. Leave out tasks that ended long ago, because the queue may have forgotten them, and tasks that
-    may be in the middle of a publish, for example those of the last minute: they would be counted as missing, but this
-    does no other harm.
+    they are published. Leave out tasks that ended long ago: the queue may have forgotten them, and would run them
+    again. Leave out tasks that may be in the middle of a publish too, such as those of the last minute: they would be
+    counted as missing.
 
     If the backend has ``control``, the ids are looked up first, and payloads of known tasks are not sent. With
     ``compare``, all payloads are sent, to find ids that are stored with another payload. For each batch, the call waits
     up to ``wait`` seconds until a full queue has free capacity.
 
     After each batch, ``passed`` is called with the last task and the result so far. A caller that stores both can
-    continue after that task if an error occurs; starting from the beginning does no harm either.
-
-    If a response is lost, the batch is sent again with the same ids. Raises the errors of `Queue.publish_many`.
+    continue after that task if an error occurs; starting from the beginning does no harm either. If a response is lost,
+    the batch is sent again with the same ids. Raises the errors of `Queue.publish_many`.
     """
     if type(batch) is not int or not 0 < batch <= LIMITS.batch:
-        raise InvalidInput("batch", kind_of(batch), f"1 to {LIMITS.batch} tasks")
+        raise InvalidInput("batch", kind_of(batch), f"a whole number from 1 to {LIMITS.batch}")
     ask = has(queue.backend, Capability.CONTROL) and not compare
     report = Reconciled()
     async for part in _parts(tasks, batch):
@@ -79,7 +78,7 @@ async def _reconcile_page(queue: Queue, tasks: list[Task], wait: float, *, ask: 
     unknown = await _unknown(queue, tasks) if ask else tasks
     answers = [confirmation.status for confirmation in await queue.publish_many(unknown, wait=wait)]
     stored, refused = answers.count(Published.ACCEPTED), answers.count(Published.REFUSED)
-    if ask:  # a duplicate was missing, too: it was stored after the look-up of the ids
+    if ask:  # a duplicate was missing, too: it was stored after its id was looked up
         stored += answers.count(Published.DUPLICATE)
     return Reconciled(
         checked=len(tasks),

@@ -1,4 +1,4 @@
-"""Pure functions that decide, by the outcome of a handler, how to settle a delivery. Backends do not use them.
+"""Pure functions that decide how to settle a delivery, given the outcome of its handler. Backends do not use them.
 
 ::
 

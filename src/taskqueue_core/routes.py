@@ -1,6 +1,4 @@
-"""Rules for the names of queues: a name consists of a prefix for the kind of work, and an id.
-
-Publishers, workers and operators use the same rules, instead of assembling names themselves:
+"""Rules for the names of queues: a name consists of a prefix for the kind of task, and an id.
 
 >>> routes = Routes(Route(kind="training", prefix="input:training:vt-"))
 >>> routes.key("training", UUID(int=7))
@@ -46,13 +44,12 @@ class Route(BaseModel):
 
 
 class Routes:
-    """The routes of an application, one per kind of task."""
+    """The routes of an application, one per kind of task. Raises `ConfigurationError` if a kind has two routes."""
 
     def __init__(self, *routes: Route) -> None:
-        """Check the routes. Raises `ConfigurationError` if a kind has two routes."""
         self._routes = {route.kind: route for route in routes}
         if len(self._routes) < len(routes):
-            raise ConfigurationError("two routes have the same kind of work; use each kind once")
+            raise ConfigurationError("two routes have the same kind; use each kind only once")
 
     def key(self, kind: str, of: UUID) -> str:
         """Return the name of the queue for tasks of this kind whose owner (tenant, user, ...) has the id ``of``."""

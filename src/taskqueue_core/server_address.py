@@ -15,7 +15,7 @@ SOCKET_PATH = "/v1/socket"
 _TLS_SUFFIXES = {"http": "", "ws": "", "https": "s", "wss": "s"}
 _INVALID = (
     "invalid server URL: it must look like http://host:port or https://host/prefix; "
-    "set it by TASKQUEUE_SERVER_URL, --server or --url"
+    "set it with TASKQUEUE_SERVER_URL, --server or --url"
 )
 
 

@@ -18,7 +18,7 @@ from taskqueue_core.errors import (
 from taskqueue_core.tasks import Confirmation, Refusal
 
 MARKER = "_taskqueue.sharding"
-"""name of an internal queue, whose settings have a version above 0 if any queue of the store has had several shards"""
+"""name of an internal queue; the version of its settings is above 0 if a queue of the store ever had several shards"""
 GENERATION = re.compile(r"shards@(\d{1,9})x(\d{1,4})")
 """format of the setting ``moved_to`` of a queue or shard that was replaced by a later generation of shards"""
 _NEEDED = "need TASKQUEUE_SHARDING=true in every server, worker and publisher"
@@ -37,7 +37,7 @@ class ShardGuard:
     """Checks for sharded queues, in a process without the setting ``sharding``."""
 
     def __init__(self, control: Control, *others: Control) -> None:
-        """Make checks look for `MARKER` in the store of ``control``, and those of ``others`` if available."""
+        """Create a guard that looks for `MARKER` in the store of ``control`` and, if available, those of ``others``."""
         self._control = control
         self._others = others
         self.checked = False
@@ -52,10 +52,10 @@ class ShardGuard:
         self.checked = True
 
     async def check_again(self) -> None:
-        """Read the marker again. When it is found for the first time, log an error and set `fault`."""
+        """Look for `MARKER` again. When it is found for the first time, log an error and set `fault`."""
         if self.fault is None and await self._is_marked():
             self.fault = ConfigurationError(f"the store has queues with shards, which {_NEEDED}")
-            _log.error("a queue was sharded, and this process works without shards: %s", self.fault)
+            _log.error("a queue was sharded, but sharding is off in this process: %s", self.fault)
 
     async def check_refused(self, confirmations: Iterable[Confirmation]) -> None:
         """Raise `ConfigurationError` if a task was refused because its queue has moved to shards."""

@@ -1,7 +1,4 @@
-"""Spans and metrics that follow OpenTelemetry's conventions for messaging.
-
-Imported only by `taskqueue_core.telemetry`.
-"""
+"""Spans and metrics that follow OpenTelemetry's conventions for messaging. Only `telemetry` imports this module."""
 
 from __future__ import annotations
 
@@ -76,8 +73,6 @@ def listening() -> bool:
 
 
 class _Instruments:
-    """The metric instruments of one meter provider."""
-
     def __init__(self, provider: metrics.MeterProvider) -> None:
         meter = provider.get_meter(_NAME)
 
@@ -154,10 +149,7 @@ def _links(tasks: Iterable[Carrier]) -> list[Link]:
 
 
 class Operation:
-    """A context manager that records a span and metrics for one call to the backend.
-
-    ``tasks`` may be set until the end of the call.
-    """
+    """A context manager that records a span and metrics of a backend call. ``tasks`` may be set until the call ends."""
 
     __slots__ = ("_began", "_name", "_start", "tasks")
 
@@ -214,11 +206,7 @@ def _observed(
     *,
     linked: Sequence[Carrier] = (),
 ) -> Iterator[trace.Span]:
-    """Yield the span of a ``with`` block; then call ``record`` with its duration in seconds and the metric attributes.
-
-    The span has links to the publishers of the ``linked`` tasks. For a single task, it is also a child of its
-    publisher's span.
-    """
+    """Yield the span of a ``with`` block, then call ``record`` with the seconds that it took and metric attributes."""
     span: trace.Span = trace.INVALID_SPAN
     with _harmless():
         headers = linked[0].headers if len(linked) == 1 else {}

@@ -1,7 +1,6 @@
 """The synchronous counterpart of `connect`, for code without an event loop: scripts, Django, Flask.
 
-A background thread runs the event loop; calls block until they have a result. Safe for concurrent use from many
-threads.
+A background thread runs the event loop; calls block until they have a result. Many threads may make calls at once.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ T = TypeVar("T")
 def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
     """Open a `SyncQueue`. ``backend`` is as in `taskqueue_core.queue.connect`.
 
-    Raises `TaskQueueError` if an event loop runs in this thread, because it would block the loop. At the end,
+    Raises `TaskQueueError` if an event loop runs in this thread, because calls would block it. At the end,
     unfinished calls in other threads are cancelled, and the background thread ends.
     """
     try:
@@ -46,8 +45,6 @@ def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
 
 
 class _Loop:
-    """An event loop in a background thread."""
-
     def __init__(self) -> None:
         ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._closed = False
@@ -75,7 +72,7 @@ class _Loop:
         except CancelledError:
             raise TaskQueueError("the queue was closed before the call ended") from None
         finally:
-            future.cancel()  # ends the call of an interrupted caller; no effect on a finished call
+            future.cancel()  # cancels the call if the caller was interrupted; no effect on a finished call
 
     def close(self) -> None:
         with self._lock:
@@ -88,7 +85,6 @@ class SyncQueue:
     """A `Queue` whose methods block until they have a result."""
 
     def __init__(self, queue: Queue, loop: _Loop) -> None:
-        """Run the calls of ``queue`` on ``loop``."""
         self._queue = queue
         self._loop = loop
 

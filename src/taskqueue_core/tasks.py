@@ -161,10 +161,7 @@ def _plain(key: str, priority: int) -> Task:
 
 
 def stored_task(key: str, task_id: str, priority: int, payload: bytes) -> Task:
-    """Return a stored task that has only these fields.
-
-    They were checked when it was published, and are not checked again.
-    """
+    """Return a task from the store that has only these fields. They were checked when the task was published."""
     task: Task = _plain(key, priority).__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
     msgspec.structs.force_setattr(task, "id", task_id)
     msgspec.structs.force_setattr(task, "payload", payload)
@@ -186,12 +183,12 @@ class State(StrEnum):
 
     @property
     def live(self) -> bool:
-        """Whether the entry may still be delivered."""
+        """Whether a task in this state may still be delivered."""
         return self in (State.SCHEDULED, State.WAITING, State.IN_FLIGHT)
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """The handover of an entry to a subscription."""
+    """The handover of a task to a subscription."""
 
     task: Task
     receipt: str
@@ -220,7 +217,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     due_at: float | None = None
     """time at which the next task will become available, if it is known, in Unix seconds"""
     expired: tuple[Expired, ...] = ()
-    """tasks whose deadlines had passed; this call moved their entries to ``expired``"""
+    """tasks whose deadlines had passed; this call moved them to the state ``expired``"""
 
 
 class Expired(msgspec.Struct, frozen=True):
@@ -330,10 +327,7 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of entries in each state, for one queue or for several queues together.
-
-    The numbers of one queue are read in one atomic step.
-    """
+    """The number of entries in each state, for one queue (read in one atomic step) or several queues together."""
 
     published: int = 0
     waiting: int = 0

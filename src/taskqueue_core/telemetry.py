@@ -27,7 +27,7 @@ _APIS = ("opentelemetry.trace", "opentelemetry.metrics")
 
 
 class _Provider:
-    """Remembers whether the program has set a provider. Once a provider was found, there are no further checks."""
+    """Remembers whether the program has set a provider. When a provider was found, there are no further checks."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -70,10 +70,7 @@ def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ..
 
 
 def operation(name: str, tasks: Sequence[Carrier] = ()) -> AbstractContextManager[Operation | None]:
-    """Observe a receive or a settlement.
-
-    After a receive, set ``tasks`` of the returned object to the received tasks.
-    """
+    """Observe a receive or a settlement. After a receive, set ``tasks`` of the result to the received tasks."""
     if not active():
         return _nothing
     observed: Operation = _spans().Operation(name, tasks)
@@ -81,7 +78,7 @@ def operation(name: str, tasks: Sequence[Carrier] = ()) -> AbstractContextManage
 
 
 def processing(tasks: Sequence[Carrier]) -> AbstractContextManager[None]:
-    """Observe a handler: a span that is current while it runs, with links to the spans of the tasks' publishers.
+    """Record a span that is current while a handler runs, with links to the spans of the tasks' publishers.
 
     If there is only one task, the span is also a child of its publisher's span.
     """

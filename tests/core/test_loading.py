@@ -267,7 +267,7 @@ def test_a_minimal_backend() -> None:
 )
 def test_what_is_lacking_is_listed(thing: object, lacks: str) -> None:
     """G6: the error for an incomplete backend lists all missing members at once."""
-    with pytest.raises(InvalidBackend, match=r"toy.*is not a backend, it lacks: ") as caught:
+    with pytest.raises(InvalidBackend, match=r"toy.*is not a backend; it lacks: ") as caught:
         check_backend(thing, "toy")
     listed = str(caught.value).split("lacks: ")[1].split(";")[0]
     assert set(lacks.split(", ")) <= set(listed.split(", "))

@@ -92,12 +92,12 @@ def test_what_is_not_allowed_is_not_imported(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.parametrize(
     ("target", "why"),
     [
-        ("plugin_without_version", "plugin x not loaded: it needs hook API None"),
+        ("plugin_without_version", "plugin x not loaded: its TASKQUEUE_HOOK_API is None"),
         (
             "plugin_of_tomorrow",
-            f"plugin x not loaded: it needs hook API {HOOK_API + 1}, this is {HOOK_API}",
+            f"plugin x not loaded: its TASKQUEUE_HOOK_API is {HOOK_API + 1}, but must be {HOOK_API}",
         ),
-        ("plugin_with_text", "plugin x not loaded: it needs hook API"),
+        ("plugin_with_text", "plugin x not loaded: its TASKQUEUE_HOOK_API is"),
         ("plugin_that_fails", "ZeroDivisionError"),
         ("plugin_that_does_not_fit", "publishing"),
         ("plugin_that_cannot_be_made:AsClass", "OSError"),

@@ -20,7 +20,7 @@ class Context:
     def __init__(
         self, delivery: Delivery | WireDelivery, report: Callable[[str, float | str], None]
     ) -> None:
-        """Pass progress to ``report``, a callback that must neither block nor raise."""
+        """Create a context that passes progress to ``report``, a callback that must neither block nor raise."""
         self._delivery = delivery
         self._report = report
         self._revoked = False
@@ -52,10 +52,7 @@ class Context:
 
     @property
     def shard_changed(self) -> bool:
-        """Whether the previous task on this connection came from another shard.
-
-        Data cached for that shard may not apply to this task.
-        """
+        """Whether the connection's previous task came from another shard, whose cached data may not apply."""
         return self._delivery.shard_changed
 
     @property
@@ -72,7 +69,7 @@ class Context:
     def revoked(self) -> bool:
         """Whether the delivery no longer belongs to this handler: it was cancelled, lost, timed out or released.
 
-        Its result will be discarded. An async handler is cancelled as well; a synchronous one should check regularly.
+        Its result will be discarded. An async handler is cancelled as well; a synchronous handler should check this.
         """
         return self._revoked
 

@@ -16,7 +16,7 @@ class Maintained(msgspec.Struct, frozen=True, kw_only=True):
     promoted: int = 0
     expired: tuple[Expired, ...] = ()
     forgotten: int = 0
-    """number of ended tasks whose records were deleted, as their deduplication windows and results had expired"""
+    """number of ended tasks whose records were deleted, because their results and deduplication windows had expired"""
     recovered: int = 0
     """number of deliveries that ended because their consumer crashed, or made no progress for `max_processing_time`"""
     unclaimed: tuple[str, ...] = ()
@@ -51,10 +51,7 @@ class Control(Protocol):
         """Return the results of tasks as JSON text; ``None`` for a task whose result is missing or has expired."""
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
-        """Record the progress of a running task: a number from 0 to 1, or a short text.
-
-        Return False for a stale receipt.
-        """
+        """Record a running task's progress: a number from 0 to 1, or a short text. Return False for a stale receipt."""
 
     async def cancel(self, key: str, task_id: str) -> bool:
         """End a live task as ``cancelled``, and revoke its delivery. Return False if the task was not live."""
@@ -66,9 +63,7 @@ class Control(Protocol):
         """Return all workers that have an open subscription, whichever server they are connected to."""
 
     async def maintain(self) -> Maintained:
-        """Run one pass of maintenance, which is limited in size.
-
-        Idempotent; several servers may call it at once (law 10).
+        """Run one maintenance pass of limited size. Idempotent; several servers may call it at once (law 10).
 
         A pass makes due tasks available, expires tasks past their deadline, ends the deliveries of crashed consumers,
         deletes old records, repairs records that another program has changed, and reports queues that have waiting

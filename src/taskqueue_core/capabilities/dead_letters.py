@@ -1,7 +1,4 @@
-"""The capability ``dead_letters``: tasks that will not be tried again.
-
-They are kept until an operator redrives or discards them.
-"""
+"""The capability ``dead_letters``: tasks without further attempts, kept until an operator redrives or discards them."""
 
 from __future__ import annotations
 
@@ -28,14 +25,10 @@ class DeadLetters(Protocol):
     async def redrive(self, key: str, *task_ids: str) -> int:
         """Make dead letters available again, at the end of their lanes, and return their number.
 
-        Without ids, all are redriven.
-
-        The attempt number does not change, `Delivery.prior` becomes the number of earlier attempts, and losses are
-        counted from 0 again. Idempotent: ids of tasks that are not dead letters are skipped.
+        Without ids, all dead letters of the queue are redriven. The attempt number does not change, `Delivery.prior`
+        becomes the number of earlier attempts, and losses are counted from 0 again. Idempotent: ids of tasks that are
+        not dead letters are skipped.
         """
 
     async def discard(self, key: str, *task_ids: str) -> int:
-        """End dead letters permanently, in the state ``discarded``.
-
-        The arguments and the result are as for `redrive`.
-        """
+        """End dead letters in the state ``discarded``. The arguments and the result are as for `redrive`."""

@@ -9,9 +9,7 @@ class RoomSignal(Protocol):
     """A signal that queues may accept tasks again. It is an async context manager, and active while it is open."""
 
     async def wait(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for a notification.
-
-        Return at once if a notification was sent since the last call.
+        """Wait up to ``timeout`` seconds for a notification; return at once if one was sent since the last call.
 
         A notification is sent when a task leaves a full queue, publishing is resumed or the settings change. There may
         also be notifications without such a change, so the caller must try again, and may be refused again.

@@ -67,8 +67,7 @@ class QueueSettings(BaseModel):
     result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
     """seconds for which the result of a task is kept"""
     durability: Durability | None = None
-    """durability of confirmed tasks; ``None``: the store's default. A durability that the store does not support is
-    refused"""
+    """durability of confirmed tasks, which the store must support; ``None``: the store's default"""
     replicas: int = Field(default=1, ge=1, le=100)
     """with the durability ``replicated``: number of replicas that must have stored a task before it is confirmed"""
     journal: bool = False
@@ -103,7 +102,6 @@ class QueueSettings(BaseModel):
     """share of deliveries that is reserved for the lowest priority with waiting tasks; 0 reserves nothing"""
     bound_to: tuple[_Name, ...] = Field(default=(), max_length=100)
     """names of queues that each get a copy of every task published to this queue, which stores no tasks itself"""
-
     shards: int = Field(default=1, ge=1, le=1000)
     """number of shards of the queue, in different partitions of the store; each shard has its own order"""
 
@@ -119,11 +117,7 @@ class QueueSettings(BaseModel):
 
     @property
     def of_the_whole(self) -> tuple[str, ...]:
-        """The names of settings that differ from their defaults, but must not differ in a sharded queue.
-
-        Enforcing these settings takes one atomic step over all tasks of a queue, but shards are in different
-        partitions.
-        """
+        """The changed settings that rule out shards, because they need one atomic step over all tasks of the queue."""
         return tuple(self._changed(_WHOLE))
 
     @property
@@ -141,10 +135,7 @@ class QueueSettings(BaseModel):
         return {name: values[name] for name in names if getattr(self, name) != fields[name].default}
 
     def followed_by(self, changed: QueueSettings) -> QueueSettings:
-        """Return ``changed`` with the next version.
-
-        Raises `SettingsConflict` unless ``changed`` has the version of these settings.
-        """
+        """Return ``changed`` with the next version. Raises `SettingsConflict` if it is based on another version."""
         if changed.version != self.version:
             raise SettingsConflict(
                 f"version {self.version} of the settings is in force, not {changed.version}: read them again"

@@ -22,7 +22,7 @@ The conformance kit checks these laws:
 * No slot is lost: a slot that is not released becomes free when it expires, or by `SlotPool.reconcile`.
 * No slot is kept for a job that may never arrive: if an endpoint may get no more jobs, its unassigned leases end in the
   same step, however often they were renewed. Leases with a job are kept.
-* A lease with a job does not end by its time alone if the server reports its running jobs.
+* A lease with a job does not end merely because it expires, if the server reports its running jobs.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
-    """A view of the pool, read in one atomic step."""
+    """The state of the pool, read in one atomic step."""
 
     epoch: str
     """an id that changes whenever the pool is emptied, for example because the store lost its data"""
@@ -177,18 +177,17 @@ class Left(StrEnum):
 class SlotPool(Protocol):
     """The attribute ``slots`` of a backend with the capability ``slots``.
 
-    The whole pool is in one partition of the store, so that every call is one atomic step.
-
-    Times are in seconds; a ``ttl`` is larger than 0. Models and servers are any printable text; holders and jobs have
-    names like those of tasks. A call accepts at most 1,000 leases. Methods raise `InvalidInput` for other arguments
+    The whole pool is in one partition of the store, so that every call is one atomic step. Times are in seconds; a
+    ``ttl`` is larger than 0. Names of models and servers are any printable text; ids of holders and jobs have the form
+    of task ids. A call accepts at most 1,000 leases. Methods raise `InvalidInput` for other arguments
     (`taskqueue_core.authoring.slot_checks` checks them), and `BackendUnavailable`.
     """
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
         """Add or change an endpoint. Its leases are kept, even if its number of slots is reduced.
 
-        A draining or removed endpoint is put back into use; its health, its pause and its position in the order are
-        kept. A new endpoint with ``reports`` is unhealthy until its first check.
+        A draining or removed endpoint is put back into use; its health, its pause and its place in the order of
+        registration are kept. A new endpoint with ``reports`` is unhealthy until its first check.
         """
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
@@ -217,7 +216,7 @@ class SlotPool(Protocol):
         """Return all documents, each under the name of its model."""
 
     async def inspect(self, model: str | None = None) -> PoolView:
-        """Return a view of the whole pool, or of the endpoints and leases of one model."""
+        """Return the state of the whole pool, or only the endpoints and leases of one model."""
 
     async def acquire(
         self,
@@ -287,8 +286,8 @@ class SlotPool(Protocol):
         its unassigned leases end without a notification. Leases with a job are kept, and those that were missed remain
         missed.
 
-        If the server answered, a healthy endpoint stays healthy. An unhealthy one becomes healthy if the server runs no
-        more jobs than there are leases with a job, or no more than it ran at least ``settled`` seconds ago: the
+        If the server answered, a healthy endpoint stays healthy. An unhealthy endpoint becomes healthy if the server
+        runs no more jobs than there are leases with a job, or no more than it ran at least ``settled`` seconds ago: the
         additional jobs must then belong to other clients.
 
         A lease with a job is *missed* if ``observed.jobs`` does not contain the job. If ``observed.jobs`` is ``None``,

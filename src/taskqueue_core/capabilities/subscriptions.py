@@ -25,8 +25,8 @@ class Handover(Protocol):
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
         """Move deliveries that belong to the same worker id to this subscription, in one atomic step.
 
-        Returns the delivery for each receipt, which stays valid, or ``None`` if the receipt is stale or belongs to
-        another worker. Closing their previous subscription no longer releases them.
+        Return the delivery for each receipt, which stays valid, or ``None`` if the receipt is stale or belongs to
+        another worker. Closing the previous subscription no longer releases these deliveries.
         """
 
 

@@ -1,4 +1,1 @@
-"""Consuming from a backend: settling, outages and maintenance.
-
-The server, the worker, the dispatcher and the Prefect plugin share this code.
-"""
+"""Consuming from a backend: settlement, outages and maintenance. Servers, workers and plugins share this code."""

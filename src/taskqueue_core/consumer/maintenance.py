@@ -16,10 +16,7 @@ _log = logging.getLogger("taskqueue.housekeeping")
 
 
 async def run_maintenance(control: Control) -> None:
-    """Run maintenance about every two seconds until cancelled.
-
-    Of several failures in a row, only the first is logged.
-    """
+    """Run maintenance about every two seconds until cancelled. Log only the first of several failures in a row."""
     failing = False
     unclaimed, results = set[str](), set[str]()
     while True:
@@ -44,8 +41,7 @@ async def run_maintenance(control: Control) -> None:
             if done.expired or done.recovered:
                 figures = {"expired": len(done.expired), "recovered": done.recovered}
                 _log.info("maintenance finished", extra=figures)
-            # A queue may have no consumer during one pass, while its worker restarts. Warn only in the second pass in a
-            # row.
+            # A queue may have no consumer for one pass, while its worker restarts. Warn only after two passes in a row.
             matches = set(done.unclaimed)
             if news := sorted((matches & unclaimed) - results):
                 _log.warning(

@@ -21,9 +21,7 @@ OUTAGE_BACKOFF = RetryPolicy(base=0.1, cap=2.0, jitter=0.5)
 
 
 class OutageRetry:
-    """Repeats store calls during an outage.
-
-    One object serves all calls of a consumer, so that each outage is reported only once.
+    """Repeats store calls during an outage. One object serves all calls of a consumer, and reports an outage once.
 
     ``report`` is called with False and the error code when an outage starts, and with True when the outage ends.
     """
@@ -57,10 +55,7 @@ _log = logging.getLogger("taskqueue.consuming")
 
 
 async def close(subscription: Subscription) -> None:
-    """Close a subscription, which releases its deliveries.
-
-    Never raises: in a long outage, the deliveries' leases expire instead.
-    """
+    """Close a subscription to release its deliveries. Never raises: in a long outage, their leases expire instead."""
     for attempt in range(1, _TRIES + 1):
         try:
             await subscription.close()
@@ -75,10 +70,7 @@ async def close(subscription: Subscription) -> None:
 
 
 async def release_as_lost(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
-    """Release the deliveries of a crashed worker, and count losses.
-
-    Never raises. Call `close` afterwards, which releases any deliveries for which a call failed.
-    """
+    """Release a crashed worker's deliveries as lost. Never raises: `close`, called afterwards, releases the rest."""
     for start in range(0, len(deliveries), LIMITS.batch):
         try:
             await subscription.redeliver(*deliveries[start : start + LIMITS.batch], lost=True)

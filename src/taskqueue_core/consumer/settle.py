@@ -1,4 +1,4 @@
-"""Settling deliveries in the store: one call for each kind of settlement in a batch, repeated during an outage."""
+"""Settling deliveries in the store in batches. Calls are repeated during an outage."""
 
 from __future__ import annotations
 
@@ -114,11 +114,7 @@ class Settler:
     async def settle_outcomes(
         self, outcomes: Sequence[tuple[Delivery, Outcome]]
     ) -> dict[str, bool]:
-        """Settle deliveries according to the retry policies of their queues.
-
-        Each call reads the settings again, once per queue, so that every change that was confirmed before the call
-        applies.
-        """
+        """Settle deliveries by the retry policies of their queues, which each call reads from the store."""
         results: dict[str, bool] = {}
         remaining = list(outcomes)
         await self._outage.retry_until_available(

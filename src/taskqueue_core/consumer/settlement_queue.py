@@ -1,4 +1,4 @@
-"""A queue of outcomes that are not yet settled in the store, which settles them in batches."""
+"""A queue of outcomes, which settles their deliveries in the store in batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskqueue_core.retry import HandBack, Outcome, Success
 from taskqueue_core.tasks import Delivery
 
 _MAX_BYTES = 4 * 1024 * 1024
-"""total size, in bytes, of unsettled results from which on `SettlementQueue.room` waits"""
+"""total size of unsettled results, in bytes, above which `SettlementQueue.room` waits"""
 
 
 class SettlementQueue:

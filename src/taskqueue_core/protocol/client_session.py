@@ -147,7 +147,7 @@ class ClientSession:
         self._ping_due = False
 
     def receive(self, text: str | bytes) -> list[Event]:
-        """Read one frame. Raises `ProtocolViolation`; if it is ``fatal``, close the connection."""
+        """Read a frame, and return its events. Raises `ProtocolViolation`; if it is ``fatal``, close the connection."""
         self._require(*_CONNECTED)
         frame = frames.decode_server(text)
         events: list[Event] = []
@@ -177,7 +177,7 @@ class ClientSession:
     def _welcome(self, frame: frames.Welcome) -> list[Event]:
         self._require(ClientSessionState.GREETING)
         if not self._greeted:
-            raise ProtocolViolation("unexpected", "received welcome before hello was sent")
+            raise ProtocolViolation("unexpected", "received a welcome before a hello was sent")
         if not 0 < frame.lease < float("inf"):
             raise ProtocolViolation(
                 "invalid_frame", "the lease must be a positive number of seconds"
@@ -228,7 +228,7 @@ class ClientSession:
         return [Revoked(running)] if running else []
 
     def resize(self, capacity: int) -> None:
-        """Set the maximum number of deliveries that run at once. Deliveries that arrive beyond it are released."""
+        """Set the maximum number of deliveries that run at once. Deliveries above this number are released."""
         self._capacity = capacity
 
     def settle(self, receipt: str, outcome: Outcome) -> bool:
@@ -249,7 +249,7 @@ class ClientSession:
         self.free()
 
     def progress(self, receipt: str, value: float | str) -> None:
-        """Queue the progress of a running delivery. Only the latest value is sent, and that may get lost as well."""
+        """Queue the progress of a running delivery. Only the latest value is sent, and it may be lost."""
         if receipt in self._held:
             self._progress[receipt] = value
 
@@ -319,7 +319,7 @@ class ClientSession:
 
     def _require(self, *states: ClientSessionState) -> None:
         if self._state not in states:
-            raise ProtocolViolation("unexpected", f"not possible while {self._state.value}")
+            raise ProtocolViolation("unexpected", f"not possible in the state {self._state.value}")
 
 
 def frames_of(

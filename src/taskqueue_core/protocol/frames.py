@@ -135,7 +135,7 @@ class WireLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
-    """The answer to a hello. Receipts in the hello that are not in ``adopted`` are lost: a `Revoke` follows."""
+    """The answer to a hello. Receipts in the hello that are not in ``adopted`` are lost: a `Revoke` frame follows."""
 
     connection_id: str
     lease: float
@@ -194,19 +194,13 @@ class Revoke(_Frame, tag="revoke", frozen=True, kw_only=True):
 
 
 class Drain(_Frame, tag="drain", frozen=True, kw_only=True):
-    """The server is shutting down, and sends no more deliveries.
-
-    Settle what you can within ``seconds``, then reconnect.
-    """
+    """The server is shutting down and sends no deliveries. Settle what you can within ``seconds``, then reconnect."""
 
     seconds: float
 
 
 class Degraded(_Frame, tag="degraded", frozen=True, kw_only=True):
-    """The store is unavailable or, if ``ok`` is set, available again.
-
-    Running tasks continue; an outage uses up no credit.
-    """
+    """The store is unavailable or, if ``ok`` is set, available again. Running tasks continue, and credit is kept."""
 
     ok: bool = False
     reason: str = ""

@@ -8,8 +8,8 @@
 
 `feed` reads a worker's frame and returns events; it never raises, whatever the input. The other methods return the
 texts of the frames to send now, and raise `ProtocolViolation` if the call would make the server itself break the
-protocol. A closed session sends nothing. A receipt is *held* from its delivery until it is settled, revoked or moved;
-while its settlement is in progress it is *pending*, and still held.
+protocol. A closed session sends nothing. A receipt is *held* from its delivery until the worker settles it, or it is
+revoked or moved. While its settlement is in progress, it is *pending*.
 """
 
 from __future__ import annotations
@@ -128,10 +128,7 @@ class ServerSession:
         return len(self._held) + len(self._pending)
 
     def feed(self, data: str | bytes) -> list[Event]:
-        """Read a message from the worker, and return the resulting events.
-
-        Never raises; a closed session ignores all messages.
-        """
+        """Read a worker's message, and return the resulting events. Never raises. A closed session ignores messages."""
         if self._state is ServerSessionState.CLOSED:
             return []
         try:
@@ -192,7 +189,7 @@ class ServerSession:
 
     def _greet(self, hello: frames.Hello) -> list[Event]:
         if self._hello is not None:
-            raise ProtocolViolation("unexpected", "a second hello")
+            raise ProtocolViolation("unexpected", "a hello was already sent")
         if hello.protocol != frames.PROTOCOL_VERSION:
             raise ProtocolViolation(
                 "unsupported_protocol", f"this server supports version {frames.PROTOCOL_VERSION}"
@@ -235,7 +232,7 @@ class ServerSession:
             return []
         self._require(ServerSessionState.NEW)
         if hello is None:
-            raise ProtocolViolation("unexpected", "a welcome without a hello")
+            raise ProtocolViolation("unexpected", "a welcome must follow a hello")
         self._state = ServerSessionState.READY
         self._credit = hello.credit
         self._held = {delivery.receipt: delivery for delivery in adopted}
@@ -254,15 +251,13 @@ class ServerSession:
         ]
 
     def deliver(self, deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
-        """Record that deliveries are sent, which uses up credit.
+        """Use up credit for deliveries; yield the frames that carry them, each with the deliveries that it contains.
 
-        Return frames, each with the deliveries that it contains.
-
-        Frames are built one at a time, so that only one is in memory even if the worker reads slowly.
+        Frames are built one at a time, so that only one frame is in memory even if the worker reads slowly.
         """
         self._require(ServerSessionState.READY)
         if len(deliveries) > self._credit:
-            raise ProtocolViolation("unexpected", "more deliveries than credit")
+            raise ProtocolViolation("unexpected", "there are more deliveries than credit")
         self._credit -= len(deliveries)
         self._held.update((delivery.receipt, delivery) for delivery in deliveries)
         return _frames(deliveries)
@@ -321,7 +316,7 @@ class ServerSession:
 
     def _require(self, *states: ServerSessionState) -> None:
         if self._state not in states:
-            why = f"not possible while {self._state.value}"
+            why = f"not possible in the state {self._state.value}"
             early = self._state is ServerSessionState.NEW and self._hello is None
             raise ProtocolViolation("unexpected", "the first frame must be hello" if early else why)
 
