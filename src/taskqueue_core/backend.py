@@ -10,7 +10,7 @@ its optional capabilities in `Capabilities`; each of them has a protocol in `tas
 The following holds for every method:
 
 * Arguments are valid, because the constructor of `Task` checks them.
-* Cancelling a call at any point loses nothing. The call has either taken full effect or none, and deliveries that it
+* Cancelling a call at any point loses nothing. The call has taken either full effect or none, and deliveries that it
   did not return become available again. A call that changes a whole queue may take several steps; each step takes full
   effect or none.
 * If the store is unavailable, the method raises `BackendUnavailable` and no other exception.
@@ -58,9 +58,9 @@ class Publisher(Protocol):
         """Schedule the next attempt of ``task`` at the time ``at``.
 
         ``settles`` is the caller's current delivery of the task. If it is given, one atomic step ends its receipt and
-        moves the entry to ``scheduled`` with the next attempt number. Raises `LeaseLost` if the receipt is stale. (A
-        backend without ``atomic_retry`` creates a new entry and does not change the delivery; core acks the delivery
-        afterwards.)
+        moves the task's entry to ``scheduled`` with the next attempt number. Raises `LeaseLost` if the receipt is
+        stale. (A backend without ``atomic_retry`` creates a new entry and does not change the delivery; core acks the
+        delivery afterwards.)
 
         Without ``settles``, a live or dead entry of the task is moved to ``scheduled`` in the same way, and its
         receipt, if it has one, ends. If the task has ended without becoming a dead letter, or the store no longer knows
@@ -99,7 +99,7 @@ class Subscription(Protocol):
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         """Release deliveries. Their tasks are available at once, ahead of new tasks, with the same attempt (law 3).
 
-        ``lost`` means that the consumer crashed or stopped responding; each entry counts a loss. An entry with more
+        ``lost`` means that the consumer crashed or stopped responding; each task counts a loss. A task with more
         losses than the queue's ``max_losses`` becomes a dead letter, and its result is `Settled.DEAD`.
 
         Like every settlement, this returns one result per receipt. A stale receipt changes nothing (law 2): its result

@@ -28,7 +28,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The system's time, read once and then advanced by the monotonic clock. Setting it later has no effect."""
+    """The system's time, read once and then advanced by the monotonic clock; later changes have no effect."""
 
     def __init__(self) -> None:
         self._anchor = time.time() - time.monotonic()

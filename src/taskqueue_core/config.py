@@ -80,13 +80,13 @@ class Settings(BaseSettings):
     port: int = Field(8420, ge=0, le=65_535)
     """port on which the server listens; 0 chooses a free port"""
     tokens_file: Path | None = None
-    """file with the tokens of clients; without it and an authentication plugin, any local client may connect"""
+    """file with the clients' tokens; without this file or an authentication plugin, any local client may connect"""
     tls_certificate: Path | None = None
     """file with the server's certificate chain (PEM); if it is set, the server accepts only https and wss"""
     tls_key: Path | None = None
     """file with the certificate's private key (PEM), unless the certificate file contains the key"""
     allowed_hosts: Annotated[frozenset[str], *_CommaLower] = frozenset()
-    """if clients authenticate: allowed values of the header ``Host``, with or without a port; empty allows any value"""
+    """allowed values of the header ``Host``, with or without a port, if clients authenticate; if empty, any value"""
     origins: Annotated[frozenset[str], *_CommaLower] = frozenset()
     """other origins whose web pages may use the server, for example ``https://queue.example``"""
     processes: int = Field(1, ge=1, le=64)

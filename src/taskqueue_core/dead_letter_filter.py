@@ -184,7 +184,6 @@ def _cursor_of(dead_letter: DeadLetter, made: float | None = None) -> str:
 async def _resolved(
     dead_letters: DeadLetters, key: str, position: str | None
 ) -> tuple[str | None, float | None]:
-    """Return the task id in a position (``None``: the beginning), and the time of the first call (``None``: none)."""
     if position is None or (match := _CURSOR.fullmatch(position)) is None:
         return position, None
     died, made, task_id = match.groups()

@@ -57,7 +57,7 @@ class Queue:
     """The API for applications: publish tasks and read results on one backend. Safe for concurrent use."""
 
     def __init__(self, backend: Backend) -> None:
-        """Use ``backend``, which the caller closes."""
+        """Create a queue on ``backend``, which the caller closes."""
         self.backend = backend
         self._knows_time = False
         self._orders = has(backend, Capability.ORDER)

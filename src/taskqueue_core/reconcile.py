@@ -52,7 +52,7 @@ async def reconcile(
 
     ``tasks`` are the tasks that remain to be done according to the application's database, with the ids under which
     they are published. Leave out tasks that ended long ago: the queue may have forgotten them, and would run them
-    again. Leave out tasks that may be in the middle of a publish too, such as those of the last minute: they would be
+    again. Also leave out tasks that may be in the middle of a publish, such as those of the last minute: they would be
     counted as missing.
 
     If the backend has ``control``, the ids are looked up first, and payloads of known tasks are not sent. With

@@ -206,7 +206,7 @@ def _observed(
     *,
     linked: Sequence[Carrier] = (),
 ) -> Iterator[trace.Span]:
-    """Yield the span of a ``with`` block, then call ``record`` with the seconds that it took and metric attributes."""
+    """Yield the span of a ``with`` block, then call ``record`` with its duration in seconds and metric attributes."""
     span: trace.Span = trace.INVALID_SPAN
     with _harmless():
         headers = linked[0].headers if len(linked) == 1 else {}

@@ -100,7 +100,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes = _NULL
     """the input for the work, as JSON text"""
     id: str = msgspec.field(default_factory=new_id)
-    """id that is unique within the key; publishing another task with the same id stores no second copy"""
+    """id that is unique within the queue; publishing another task with the same id stores no second copy"""
     headers: dict[str, str] = {}
     """short texts that are delivered with the task, such as a trace context"""
     priority: int = DEFAULT_PRIORITY

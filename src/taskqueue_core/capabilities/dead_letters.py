@@ -1,4 +1,4 @@
-"""The capability ``dead_letters``: tasks without further attempts, kept until an operator redrives or discards them."""
+"""The capability ``dead_letters``: tasks that failed for good, kept until an operator redrives or discards them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DeadLetters(Protocol):
         """Return one dead letter; ``None`` if the task is not a dead letter."""
 
     async def redrive(self, key: str, *task_ids: str) -> int:
-        """Make dead letters available again, at the end of their lanes, and return their number.
+        """Make dead letters available again, behind the tasks that already wait, and return their number.
 
         Without ids, all dead letters of the queue are redriven. The attempt number does not change, `Delivery.prior`
         becomes the number of earlier attempts, and losses are counted from 0 again. Idempotent: ids of tasks that are

@@ -117,7 +117,7 @@ class QueueSettings(BaseModel):
 
     @property
     def of_the_whole(self) -> tuple[str, ...]:
-        """The changed settings that rule out shards, because they need one atomic step over all tasks of the queue."""
+        """The non-default settings that rule out shards, because they need one atomic step over the whole queue."""
         return tuple(self._changed(_WHOLE))
 
     @property

@@ -70,7 +70,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         check_label("server", self.server)
         url: object = self.url
         if not isinstance(url, str) or not 0 < len(url) <= LIMITS.url:
-            raise InvalidInput("url", kind_of(url), f"1 to {LIMITS.url} characters")
+            raise InvalidInput("url", kind_of(url), f"text of 1 to {LIMITS.url} characters")
         check_number("slots", self.slots, 1, LIMITS.slots)
         check_number("priority", self.priority, 0, 9)
         if self.together is not None:
@@ -171,7 +171,7 @@ class Left(StrEnum):
     TAKEN = "taken"
     """the holder receives the note with its next renewal"""
     LATE = "late"
-    """the token is stale: the note is stored as late, and changes nothing"""
+    """the token is stale: the note is only kept for `SlotPool.late`"""
 
 
 class SlotPool(Protocol):
@@ -228,7 +228,7 @@ class SlotPool(Protocol):
         releasing: Sequence[SlotLease] = (),
         idle: float | None = None,
     ) -> tuple[SlotLease, ...]:
-        """Release the leases ``releasing``, and acquire up to ``limit`` free slots of a model, unassigned, for ``ttl``.
+        """Release the leases in ``releasing``, and acquire up to ``limit`` unassigned leases of a model, for ``ttl``.
 
         The endpoint must be healthy and not draining, removed or paused, and its server must not be at its limit. Slots
         are granted in this order: higher priority; the server's last job was of this model; fewer slots in use;
@@ -240,7 +240,7 @@ class SlotPool(Protocol):
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
     ) -> tuple[SlotLease | None, ...]:
-        """Bind leases to jobs for ``ttl``, pair by pair. Return ``None`` if the lease is stale or has another job.
+        """Bind leases to jobs for ``ttl``, pair by pair. Return ``None`` where a lease is stale or has another job.
 
         If the job already has a lease for this model, it gets that lease instead: with a new token and holder, with its
         note, and marked ``resumed``. The slot of the pair is then released, and the earlier holder's token becomes
@@ -249,7 +249,7 @@ class SlotPool(Protocol):
         """
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """Let jobs continue without their holders for ``ttl``. Return ``None`` if the lease is stale or has no job.
+        """Let jobs continue without their holders for ``ttl``. Return ``None`` for a lease that is stale or has no job.
 
         The tokens stay valid: a client with a token may renew and release the lease, and leave notes for it.
         """
@@ -270,8 +270,8 @@ class SlotPool(Protocol):
 
         A note is JSON text, no larger than a result; each call that returns the lease to its holder returns the note
         too. A note with a stale token is stored as late. So is a note whose lease expires, or is ended by `reconcile`.
-        Late notes are kept for an hour: the last 8 of a job, and the last 1,000 or 16 MiB of the pool. When a lease is
-        released, its note is deleted.
+        Late notes are kept for an hour: at most the last 8 notes of a job, and the last 1,000 notes or 16 MiB of the
+        pool. When a lease is released, its note is deleted.
         """
 
     async def late(self, model: str, job: str) -> tuple[bytes, ...]:
@@ -292,7 +292,7 @@ class SlotPool(Protocol):
 
         A lease with a job is *missed* if ``observed.jobs`` does not contain the job. If ``observed.jobs`` is ``None``,
         all leases with a job are missed if the server runs no job. If it runs fewer jobs than there are leases with a
-        job, one expired lease is missed for each lacking job, starting with the lease that expired first.
+        job, the difference is the number of expired leases that are missed, starting with the one that expired first.
 
         A lease ends when it is missed in two reports with the same ``active``, at least ``settled`` seconds apart on
         the store's clock, if its token has not changed and it was missed in every report between the two. The ended
@@ -302,5 +302,5 @@ class SlotPool(Protocol):
     def slot_signal(self, *models: str) -> RoomSignal:
         """Return a signal that is set when a slot of one of the models may have become free, or a note was stored.
 
-        When a pause or a lease ends by time, the signal is set only by the next call that notices it.
+        When a pause or a lease expires, the signal is set only by the next call that notices it.
         """

@@ -21,7 +21,7 @@ OUTAGE_BACKOFF = RetryPolicy(base=0.1, cap=2.0, jitter=0.5)
 
 
 class OutageRetry:
-    """Repeats store calls during an outage. One object serves all calls of a consumer, and reports an outage once.
+    """Repeats store calls during an outage. One object serves all calls of a consumer, and reports each outage once.
 
     ``report`` is called with False and the error code when an outage starts, and with True when the outage ends.
     """
@@ -70,7 +70,7 @@ async def close(subscription: Subscription) -> None:
 
 
 async def release_as_lost(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
-    """Release a crashed worker's deliveries as lost. Never raises: `close`, called afterwards, releases the rest."""
+    """Release a crashed worker's deliveries as lost. Never raises; call `close` afterwards to release the rest."""
     for start in range(0, len(deliveries), LIMITS.batch):
         try:
             await subscription.redeliver(*deliveries[start : start + LIMITS.batch], lost=True)

@@ -325,7 +325,7 @@ class ClientSession:
 def frames_of(
     outcomes: Iterable[tuple[str, Outcome]], limits: frames.WireLimits
 ) -> Iterator[frames.ClientFrame]:
-    """Yield frames for outcomes by receipt. Acks and releases are batched; the order of receipts is not kept."""
+    """Yield frames that report outcomes of receipts. Acks and releases are batched, so that the order may change."""
     batch = max(1, min(limits.batch, LIMITS.batch))
     acks: list[tuple[str, bytes | None]] = []
     released: list[str] = []

@@ -139,7 +139,7 @@ class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
 
     connection_id: str
     lease: float
-    """seconds without a frame after which either side closes the connection; send a ping at least every third of it"""
+    """seconds without a frame after which either side closes the connection; send at least three pings in this time"""
     server: str
     limits: WireLimits = WireLimits()
     adopted: list[str] = []
@@ -251,7 +251,7 @@ decode_server: Callable[[str | bytes], ServerFrame] = partial(
 
 def _without_values(message: str) -> str:
     # msgspec's messages name the field and the types. Only a few messages quote the value, which may be confidential.
-    return "a field is not allowed" if "Invalid value" in message else message
+    return "a field has an invalid value" if "Invalid value" in message else message
 
 
 def to_wire_task(task: Task) -> WireTask:

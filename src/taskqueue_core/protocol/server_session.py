@@ -251,7 +251,7 @@ class ServerSession:
         ]
 
     def deliver(self, deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
-        """Use up credit for deliveries; yield the frames that carry them, each with the deliveries that it contains.
+        """Record deliveries as sent, which uses up credit. Yield each frame with the deliveries that it contains.
 
         Frames are built one at a time, so that only one frame is in memory even if the worker reads slowly.
         """
