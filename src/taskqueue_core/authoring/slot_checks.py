@@ -104,7 +104,7 @@ def check_job(model: object, job: object) -> None:
 
 
 def check_note(note: object) -> None:
-    """Check that a note for the holder of a lease is JSON text, no larger than a task's result may be."""
+    """Check that a note for the holder of a lease is JSON text within the size limit of task results."""
     check_json("note", note, LIMITS.result)
 
 
