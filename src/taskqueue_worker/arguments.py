@@ -113,7 +113,7 @@ class BatchArguments:
         if len(payloads) != 1:
             raise _handler_error(
                 function,
-                f"a batch handler needs exactly one parameter for payloads, it has {len(payloads)}",
+                f"a batch handler needs exactly one parameter for payloads, but has {len(payloads)}",
             )
         self._payloads = payloads[0]
         try:
