@@ -58,7 +58,7 @@ class MemoryPublisher:
 
 
 class MemoryBackend:
-    """A backend that keeps its tasks in this object. It works in one event loop at a time."""
+    """A backend that keeps its tasks in the memory of this process. It works in one event loop at a time."""
 
     capabilities = Capabilities(names=frozenset(Capability))
 

@@ -162,7 +162,7 @@ class OrderingKeys(Generic[T]):
             self._held.setdefault(key, Lane()).append(record)
 
     def goes(self, record: T, key: str) -> T | None:
-        """Release the ordering key of an ended or dead entry. Return the entry that gets it; None if no entry waits."""
+        """Release the ordering key of an ended or dead entry. Return the next holder of the key, or None."""
         if self._holders.get(key) is not record:
             return None
         lane = self._held.get(key)

@@ -206,7 +206,7 @@ class MemorySubscription(SubscriptionBase):
 
 
 def _has_room(queue: QueueState, remaining: dict[QueueState, int], now: float) -> bool:
-    """Return whether a queue may deliver an entry. ``remaining``: how many deliveries the limits still allow."""
+    """Return whether a queue may deliver an entry. ``remaining``: the number of deliveries that limits still allow."""
     if queue not in remaining:
         remaining[queue] = queue.room(now).left
     return remaining[queue] > 0 and queue.ready > 0

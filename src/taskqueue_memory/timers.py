@@ -16,7 +16,7 @@ class Timers:
     """Due times of records. A due time is ignored if the record has changed its state since."""
 
     def __init__(self, clock: Clock, on_due: Callable[[], object]) -> None:
-        """Create timers that call ``on_due`` when a scheduled entry is due, or a delivery has hung for too long."""
+        """Create timers that call ``on_due`` when a scheduled entry is due, or when a delivery must be taken back."""
         self._clock = clock
         self._on_due = on_due
         self._scheduled = DueHeap(is_scheduled)

@@ -162,7 +162,8 @@ class HttpClient:
     async def post_once(self, target: str, content: bytes, content_type: str = JSON) -> Answer:
         """Send a POST request without ever repeating it, and return the response.
 
-        If it fails, raises `BackendUnavailable` if the request certainly had no effect, or else `PublishUnconfirmed`.
+        Raises `BackendUnavailable` for a failure that certainly had no effect, and `PublishUnconfirmed` for a failure
+        that may have had an effect.
         """
         try:
             answer = await self._send("POST", target, content, content_type, None)

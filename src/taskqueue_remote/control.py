@@ -54,7 +54,7 @@ P = TypeVar("P", _Queues, _Workers)
 
 
 def batches(ids: Sequence[str]) -> Iterator[list[str]]:
-    """Check task ids, and yield them in batches that are small enough for one request. Raises `InvalidInput`."""
+    """Check task ids, and yield them in batches that fit in one request. Raises `InvalidInput` if an id is invalid."""
     for task_id in ids:
         check_name("id", task_id)
     for start in range(0, len(ids), LIMITS.batch):

@@ -14,7 +14,7 @@ from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Tas
 from taskqueue_remote.client import NDJSON, HttpClient
 
 _CHUNK_BYTES = 8 * 1024 * 1024
-_UNREADABLE = "the response of the server cannot be read: publish again with the same id"
+_UNREADABLE = "the server's response cannot be read: publish again with the same id"
 
 
 class _Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

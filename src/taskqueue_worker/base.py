@@ -52,7 +52,7 @@ class BaseWorker(ABC):
         self._configure(worker_id, concurrency, prefetch)
 
     def configure(self, *, worker_id: str | None = None, concurrency: int | None = None) -> None:
-        """Change options of a worker that is not running; ``None`` keeps the old value. Raises `ConfigurationError`."""
+        """Change options; ``None`` keeps a value. Raises `ConfigurationError` during a run, or for an invalid value."""
         self._configure(worker_id, concurrency)
 
     def _configure(
@@ -64,7 +64,7 @@ class BaseWorker(ABC):
             ahead = self._prefetch if prefetch is None else prefetch
             if concurrency < 1 or ahead < 0 or concurrency + ahead > LIMITS.credit:
                 raise ConfigurationError(
-                    f"concurrency must be at least 1, prefetch at least 0, and both together at most {LIMITS.credit}"
+                    f"concurrency must be at least 1, prefetch at least 0, and their sum at most {LIMITS.credit}"
                 )
             self._concurrency, self._prefetch = concurrency, ahead
         if worker_id is not None:

@@ -72,7 +72,7 @@ class LocalWorker(BaseWorker):
         concurrency: int | None = None,
         backend: str | Backend | None = None,
     ) -> None:
-        """Change options of a worker that is not running; ``None`` keeps the old value. Raises `ConfigurationError`."""
+        """Change options; ``None`` keeps a value. Raises `ConfigurationError` during a run, or for an invalid value."""
         prefetch = None if concurrency is None else self._prefetch_for(concurrency)
         self._configure(worker_id, concurrency, prefetch)
         if backend is not None:

@@ -217,7 +217,7 @@ class HandlerRunner:
             with processing([job.delivery.task for job in call.jobs]):
                 value = await call.handler.function(**arguments)
         except asyncio.CancelledError as error:
-            # If this worker did not cancel the handler, the handler raised this error itself. Then it is a failure.
+            # If this worker did not cancel the handler, the handler raised this error itself, so it has failed.
             task = asyncio.current_task()
             ours = call.releasing or (task is not None and task.cancelling() > 0)
             outcome = HandBack() if ours else outcome_of_error(error)

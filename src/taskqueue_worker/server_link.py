@@ -57,7 +57,7 @@ class Backoff:
     def __init__(
         self, base: float = 0.1, cap: float = 5.0, uniform: Callable[[], float] = random.random
     ) -> None:
-        """Create the delays: ``base`` and ``cap`` are in seconds; ``uniform`` returns a random x with 0 <= x < 1."""
+        """Create the delays. ``base`` and ``cap`` are in seconds; ``uniform`` returns a random x with 0 <= x < 1."""
         self._base = base
         self._cap = cap
         self._uniform = uniform
@@ -150,7 +150,8 @@ class ServerLink:
     def leave(self, seconds: float) -> None:
         """End when all outcomes are confirmed, but after ``seconds`` at the latest.
 
-        Send a bye frame if this worker has no deliveries; otherwise abort the connection, so that they count as lost.
+        Send a bye frame if this worker has no deliveries; otherwise abort the connection, so that the deliveries count
+        as lost.
         """
         self._inbox.put(partial(self._leave, seconds))
 

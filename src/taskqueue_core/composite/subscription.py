@@ -86,7 +86,7 @@ class JointSubscription(MultiReceiver):
         return answer(outcomes)
 
     def _source_of(self, number: int, key: str, receipt: str) -> Source:
-        """Return the member's source that issued a receipt, or else one that covers ``key``, or else any source."""
+        """Return the source that issued a receipt. If it is gone, prefer a source of the member that covers ``key``."""
         of_member = [source for source in self.sources if source.number == number]
         for source in of_member:
             if receipt in source.out:

@@ -91,7 +91,7 @@ class MigrationRouter:
         self._empty_since: dict[QueuePart, float] = {}
 
     def is_optional(self, number: int) -> bool:
-        """Return whether the migration works without a side: in mode ``available``, without the drained one."""
+        """Return whether a side may be unavailable. In mode ``available``, the side that is being drained may be."""
         return self.mode is MigrationMode.AVAILABLE and number == self.old_member
 
     async def ask(self, number: int, call: Callable[[], Awaitable[T]]) -> T:
@@ -111,7 +111,7 @@ class MigrationRouter:
         )
 
     async def phase(self, *, fresh: bool = False) -> MigrationPhase:
-        """Return the phase of the migration. It is cached for a second; ``fresh`` reads it again at once."""
+        """Return the phase of the migration. It is cached for a second; with ``fresh``, it is read again at once."""
         now = asyncio.get_running_loop().time()
         if self._phase is None or fresh or now >= self._phase[0] + _REMEMBERED:
             self._phase = now, await self._read_phase()
@@ -196,7 +196,7 @@ class MigrationRouter:
         )
 
     async def turn(self, key: str, number: int) -> None:
-        """Close a queue on the other side, then open it on side ``number``, so that the two never both accept tasks."""
+        """Move a queue to side ``number``: close it on the other side first, so that never both sides accept tasks."""
         await self.close(key, 1 - number)
         await self.reopen(key, number)
         self._open[key] = number

@@ -28,7 +28,7 @@ class QueueOnTheMove(msgspec.Struct, frozen=True, kw_only=True):
     scheduled: int
     in_flight: int
     dead: int
-    """number of dead letters; this and the three counts above are of the drained side"""
+    """number of dead letters; like the three counts above, it counts tasks on the drained side"""
     moved: int
     """number of tasks published on the side that is not being drained"""
 

@@ -74,7 +74,7 @@ class RecordStore(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the store, even if `open` failed halfway. After an error, the backend calls this again, then `open`."""
+        """Close the store, even if `open` failed halfway. After an error, the backend may call this or `open` again."""
 
     @abstractmethod
     def transaction(self, unsure: type[TaskQueueError]) -> AbstractContextManager[None]:

@@ -178,7 +178,7 @@ class Transitions:
         return min((self.hints.due(key) for key in keys), default=math.inf)
 
     def promote_one(self, record: Record, now: float) -> bool:
-        """Make the task of a due record available. Return whether its delivery was in flight, and is now lost."""
+        """Make the task of a due record available. Return whether the task was in flight, so a delivery was lost."""
         hung = record.state is State.IN_FLIGHT
         if hung:
             self.take_back(record, now, lost=True)

@@ -87,7 +87,7 @@ class ShardedBackend(CompositeBackend):
         return ReceivePlan(tuple(parts), _POLL_SECONDS if held else REMEMBERED)
 
     async def _open(self, key: str) -> list[str | None]:
-        """Return the shards, except the first, that may deliver now, and a ``None`` if others must wait."""
+        """Return the shards, except the first, that may deliver now, and a ``None`` if other shards must wait."""
         chain = self.generations.known(key)
         names: list[str | None] = []
         before: list[bool] = [await self._empty(FIRST.shard_key(key, 0))]

@@ -86,8 +86,8 @@ def shard_of(task: Task, shards: int) -> int:
 
 @lru_cache(maxsize=16_384)
 def _named(key: str, shard: int, generation: Generation) -> str:
-    # Some stores, for example Redis Cluster, choose the partition by a checksum of the name. The salt, a part of the
-    # name, gives consecutive shards consecutive checksums, so that the shards are spread evenly over any number of
+    # Some stores, for example Redis Cluster, choose the partition by a checksum of the name. The salt at the end of the
+    # name gives consecutive shards consecutive checksums, so that the shards are spread evenly over any number of
     # partitions that divides _EVENLY.
     name = f"{key}:s{shard}@{generation.number}x{generation.shards}"
     wanted = (crc32(key.encode()) + shard) % _EVENLY
@@ -122,7 +122,7 @@ class ShardGenerations:
         return self._known.get(key, (FIRST,))
 
     async def refresh(self) -> None:
-        """Find out which queues other processes have sharded. Reads the list of queues at most every two seconds."""
+        """Find out which queues other processes have sharded. Reads the list of queues at most once in two seconds."""
         async with self._looking:
             now = asyncio.get_running_loop().time()
             if now < self._looked_at + REMEMBERED:

@@ -182,14 +182,14 @@ class Pool:
         self.notify((lease.position,), now)
 
     def sweep(self, now: float) -> None:
-        """End expired leases, but leave the leases of jobs that their server reports to `reconcile`."""
+        """End expired leases, except those of jobs on a server that reports its jobs, which `reconcile` ends."""
         for lease in tuple(self._ends.take(now, _SWEPT)):
             lease.mark = 0
             if lease.ends_by_time():
                 self.run_out(lease, now)
 
     def notify(self, positions: Iterable[SlotPosition], now: float) -> None:
-        """Notify the dispatchers that wait for models of which ``positions`` have free slots.
+        """Notify the dispatchers that wait for a slot, for each model with a free slot on one of ``positions``.
 
         If a server has a limit across all models, its other endpoints are included.
         """
