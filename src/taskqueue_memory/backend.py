@@ -29,7 +29,7 @@ class MemorySettings(BaseSettings):
     )
 
     journal: Path | None = None
-    """file to which every state change is appended, one JSON object per line; None: no journal"""
+    """file to which every state change is appended, one JSON object per line; None means no journal"""
 
 
 class MemoryPublisher:
@@ -58,14 +58,14 @@ class MemoryPublisher:
 
 
 class MemoryBackend:
-    """Backend that keeps its tasks in this object. It works in one event loop at a time."""
+    """A backend that keeps its tasks in the memory of this process. It works in one event loop at a time."""
 
     capabilities = Capabilities(names=frozenset(Capability))
 
     def __init__(
         self, *, clock: Clock | None = None, settings: MemorySettings | None = None
     ) -> None:
-        """Use the system's clock unless a test passes another ``clock``."""
+        """Create an empty backend. Its clock is the system's clock, unless a test passes another ``clock``."""
         settings = settings or MemorySettings()
         self._journal = MemoryJournal(settings.journal) if settings.journal else None
         self._store = MemoryStore(clock or SystemClock(), self._journal)

@@ -150,7 +150,7 @@ async def _each(dead: Sequence[TaskRecord], end: Callable[[TaskRecord], None]) -
 
 
 async def _in_turn(records: Sequence[TaskRecord]) -> AsyncIterator[TaskRecord]:
-    """Yield the records. After every `_AT_ONCE` of them, other asyncio tasks run and may change the remaining ones."""
+    """Yield the records. After every `_AT_ONCE` records, other asyncio tasks run, and may change the rest."""
     for number, record in enumerate(records, 1):
         yield record
         if not number % _AT_ONCE:

@@ -19,7 +19,7 @@ class DueHeap(Generic[R]):
     """A heap of records by due time. Its size is proportional to the number of items that are not outdated."""
 
     def __init__(self, matters: Callable[[R, int], bool]) -> None:
-        """Treat an item as outdated if ``matters``, called with its record and its mark, returns False."""
+        """Create a heap. An item is outdated if ``matters``, called with its record and its mark, returns False."""
         self._matters = matters
         self._items: list[tuple[float, int, int, R]] = []
         self._order = itertools.count()
@@ -33,8 +33,8 @@ class DueHeap(Generic[R]):
 
     def add(self, at: float, record: R, mark: int) -> None:
         """Add a due time of ``record``. The ``mark`` distinguishes it from the record's other due times."""
-        # Remove outdated items before the new one is added: the new one may look outdated as well, because the caller
-        # may update the record's state only after this call.
+        # Remove outdated items before the new item is added. It may look outdated as well, because the caller may
+        # update the record's state only after this call.
         if len(self._items) >= self._bound:
             self._items = [item for item in self._items if self._matters(item[3], item[2])]
             heapq.heapify(self._items)

@@ -54,7 +54,7 @@ class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryJournal:
-    """Appends each line with a single write, so that a killed process leaves no partial line."""
+    """A journal file. Each line is appended with a single write, so that a killed process leaves no partial line."""
 
     def __init__(self, path: Path) -> None:
         """Open the file, or create it so that only its owner can read it. Raises `ConfigurationError` on failure."""
@@ -112,7 +112,7 @@ class MemoryJournal:
         try:
             if (
                 self._torn
-            ):  # end the line that was written only in part, so that this one can be parsed
+            ):  # end the line that was written only in part, so that the new line can be parsed
                 data = b"\n" + data
             written = os.write(self._file, data)
         except OSError as refusal:
@@ -131,7 +131,7 @@ class MemoryJournal:
     def _fail(self, error: OSError) -> None:
         if not self.failed:
             self.failed = True
-            _log.error("cannot write the journal (%s); it has gaps from here on", error)
+            _log.error("cannot write to the journal (%s); from now on, lines are missing", error)
 
 
 def variables(path: Path) -> Mapping[str, str]:

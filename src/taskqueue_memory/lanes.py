@@ -25,7 +25,7 @@ T = TypeVar("T", bound=LaneItem)
 
 
 class Lane(Generic[T]):
-    """Waiting entries in order of availability, redelivered ones first.
+    """Waiting entries in order of availability, redelivered entries first.
 
     Entries that were cancelled or moved to another lane are not removed at once, but skipped and removed later.
     """
@@ -65,7 +65,7 @@ class Lane(Generic[T]):
         return record
 
     def peek(self) -> T | None:
-        """Return the first entry, after dropping outdated ones; return None if the lane is empty."""
+        """Return the first entry, after removing outdated entries; return None if the lane is empty."""
         while self._fresh and not _waits(self._fresh[0]):
             self._fresh.popleft()
         if self._returned and (record := _first(self._returned)) is not None:
@@ -162,7 +162,7 @@ class OrderingKeys(Generic[T]):
             self._held.setdefault(key, Lane()).append(record)
 
     def goes(self, record: T, key: str) -> T | None:
-        """Release the ordering key of an ended or dead entry. Return the next holder; None if no entry waits for it."""
+        """Release the ordering key of an ended or dead entry. Return the next holder of the key, or None."""
         if self._holders.get(key) is not record:
             return None
         lane = self._held.get(key)

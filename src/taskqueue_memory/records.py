@@ -45,7 +45,7 @@ class Consumer(Protocol):
         """Return a new receipt that cannot be guessed."""
 
     def wake(self) -> bool:
-        """Wake the waiting receive call. Return False if no call is waiting."""
+        """Wake a waiting receive call. Return whether a call was waiting."""
 
     def revoke(self, receipt: str) -> None:
         """Record that the subscription no longer owns a delivery."""
@@ -55,7 +55,7 @@ class Consumer(Protocol):
 
 
 class TaskRecord(TenantItem, kw_only=True, eq=False):
-    """An entry with its queue and its owner."""
+    """A task's entry, with its queue and the subscription that owns its delivery."""
 
     queue: QueueState
     digest: bytes | None = None
@@ -73,7 +73,7 @@ class TaskRecord(TenantItem, kw_only=True, eq=False):
         return self.digest == _digest(payload)
 
     def shed(self) -> None:
-        """Replace a long payload by its digest, because an ended task is kept only to detect duplicates."""
+        """Replace a long payload with its digest, because an ended task is kept only to detect duplicates."""
         if self.digest is None and len(self.task.payload) > _SMALL:
             self.digest = _digest(self.task.payload)
             self.task = msgspec.structs.replace(self.task, payload=b"null")
@@ -136,7 +136,7 @@ class QueueState:
         """whether several priorities had waiting entries when the last entry was taken"""
 
     def configure(self, settings: QueueSettings, now: float) -> None:
-        """Apply new settings, also to the entries that already wait."""
+        """Apply new settings, also to the entries that are already waiting."""
         before, self.settings, self.alarm = self.settings, settings, None
         self.bucket = bucket_after(self.bucket, before.rate_limit, settings.rate_limit, now)
         self.bounded = bool(

@@ -74,7 +74,7 @@ class Steps:
         return len(due)
 
     def notify(self, queue: QueueState, tasks: int) -> None:
-        """Wake up to ``tasks`` waiting subscriptions, as far as limits allow deliveries; the longest-waiting first."""
+        """Wake at most ``tasks`` waiting subscriptions, and no more than limits allow, the longest-waiting first."""
         if not queue.waiting:
             return
         if queue.limited:

@@ -145,7 +145,7 @@ class MemorySubscription(SubscriptionBase):
                 if queue in remaining:
                     remaining[queue] -= 1
             elif queue in self.ready:
-                break  # this call has expired as many tasks as one call may
+                break  # this call has reached the maximum number of expired tasks
         again = False
         for queue in self.ready:
             again = again or bool(queue.available and queue.room(now).left)
@@ -167,8 +167,8 @@ class MemorySubscription(SubscriptionBase):
         return _first([*dues, *(queue.room(now).opens_at for queue in self.ready)])
 
     def _alarm_at(self) -> float | None:
-        """Return when the first limit opens for which no other subscription has set a timer; None if there is none."""
-        # Use the time of the last check: a limit that has opened since then reports no time, and no timer would be set.
+        """Return the next time at which a limit allows a delivery, unless another subscription has a timer for it."""
+        # Use the time of the last check: a limit that has opened since then reports no time, so no timer would be set.
         now, first = self._looked_at, None
         for queue in self.ready:
             opens_at = queue.room(now).opens_at
@@ -200,13 +200,13 @@ class MemorySubscription(SubscriptionBase):
                 timer.cancel()
 
     def _pass_on(self) -> None:
-        """Wake other subscriptions for work that this one was woken for but has not taken."""
+        """Wake other subscriptions, because this subscription was woken for work that it has not taken."""
         for queue in self.ready:
             self._store.notify(queue, queue.available)
 
 
 def _has_room(queue: QueueState, remaining: dict[QueueState, int], now: float) -> bool:
-    """Return whether a queue has entries to deliver, and whether the limits, as first read, still allow deliveries."""
+    """Return whether a queue may deliver an entry. ``remaining``: the number of deliveries that limits still allow."""
     if queue not in remaining:
         remaining[queue] = queue.room(now).left
     return remaining[queue] > 0 and queue.ready > 0

@@ -34,9 +34,9 @@ class TenantUsage:
         self.bucket = bucket
         self.resting = False
         self.alarm = 0
-        """id of the pending time at which the rate limit allows the next delivery; 0 if none is pending"""
+        """id of the scheduled time at which the rate limit allows the next delivery; 0 if no time is scheduled"""
         self.fills = 0
-        """id of the pending time at which the bucket is full again; 0 if none is pending"""
+        """id of the scheduled time at which the bucket is full again; 0 if no time is scheduled"""
 
     @property
     def idle(self) -> bool:

@@ -16,7 +16,7 @@ class Timers:
     """Due times of records. A due time is ignored if the record has changed its state since."""
 
     def __init__(self, clock: Clock, on_due: Callable[[], object]) -> None:
-        """Call ``on_due`` when a scheduled entry is due, or when a delivery has reported no progress for too long."""
+        """Create timers that call ``on_due`` when a scheduled entry is due, or when a delivery must be taken back."""
         self._clock = clock
         self._on_due = on_due
         self._scheduled = DueHeap(is_scheduled)
@@ -80,8 +80,8 @@ class Timers:
 
 
 def _may_expire(record: TaskRecord, _seq: int) -> bool:
-    # Keep the deadlines of dead letters, because these may be redriven in time. Otherwise each redrive would have to
-    # add the deadline again, which would fill the heap.
+    # Keep the deadlines of dead letters, because dead letters may be redriven in time. Otherwise each redrive would
+    # have to add the deadline again, which would fill the heap.
     return not record.ended and record.queue.records.get(record.task.id) is record
 
 

@@ -1,4 +1,4 @@
-"""The state changes of tasks. Each is one synchronous method, so it is atomic. It keeps the queue's ledger balanced."""
+"""The state changes of tasks. Each is one synchronous method, so it is atomic, and it keeps the ledger balanced."""
 
 from __future__ import annotations
 

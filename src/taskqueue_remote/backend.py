@@ -50,7 +50,7 @@ class RemoteBackend:
         transport: httpx2.AsyncBaseTransport | None = None,
         tls_ca: Path | str | None = None,
     ) -> None:
-        """Check the address and the token, without connecting. Raises `ConfigurationError`.
+        """Check the address and the token, without connecting. Raises `ConfigurationError` if either is invalid.
 
         Tests pass a ``transport``, which replaces the network. ``tls_ca`` is a PEM file with the certificate
         authorities to trust, instead of those of the system.
@@ -61,7 +61,7 @@ class RemoteBackend:
         self.dead_letters = RemoteDeadLetters(self._client)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> NoReturn:  # noqa: ARG002 - the signature of `Backend`
-        """Raise `CapabilityMissing`."""
+        """Raise `CapabilityMissing`, because this backend has no subscriptions."""
         raise CapabilityMissing(
             "the server backend has no subscriptions: run a worker ('taskqueue worker module:attr'), "
             "whose socket receives and settles deliveries"

@@ -71,7 +71,7 @@ JSON = "application/json"
 NDJSON = "application/x-ndjson"
 
 _TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
-# Close idle connections earlier than most servers do, so that a request rarely uses one that the server has closed.
+# Close idle connections earlier than most servers do, so that a request rarely uses a connection that was closed.
 _POOL = httpx2.Limits(max_connections=20, max_keepalive_connections=20, keepalive_expiry=2.0)
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _CONNECTION_LOST = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
@@ -103,7 +103,7 @@ class HttpClient:
         tls_ca: Path | str | None = None,
         start_command: str = "taskqueue serve",
     ) -> None:
-        """Check the address and the token, without connecting. Raises `ConfigurationError` if one is invalid.
+        """Check the address and the token, without connecting. Raises `ConfigurationError` if either is invalid.
 
         ``tls_ca`` is a PEM file with the certificate authorities to trust, instead of those of the system. If the
         server cannot be reached, the error suggests running ``start_command``.
@@ -127,7 +127,7 @@ class HttpClient:
         body: object = None,
         query: Mapping[str, str | int] | None = None,
     ) -> T:
-        """Send a request and return the decoded response. If it fails, raise the error that a local backend raises."""
+        """Send a request and return the decoded response. If this fails, raise the same error as a local backend."""
         answer = await self.fetch(method, target, body=body, query=query)
         if not answer.ok:
             raise self.error(answer)
@@ -142,7 +142,7 @@ class HttpClient:
         query: Mapping[str, str | int] | None = None,
         seconds: float | None = None,
     ) -> Answer:
-        """Send a request and return the response with any status. Raises `BackendUnavailable` if there is no response.
+        """Send a request and return the response with any status. Raises `BackendUnavailable` if no response arrives.
 
         A GET request is repeated once if the connection is lost. ``seconds`` limits the total time.
         """
@@ -162,8 +162,8 @@ class HttpClient:
     async def post_once(self, target: str, content: bytes, content_type: str = JSON) -> Answer:
         """Send a POST request without ever repeating it, and return the response.
 
-        If it fails, raise `BackendUnavailable` if the request certainly had no effect, and `PublishUnconfirmed`
-        otherwise.
+        Raises `BackendUnavailable` for a failure that certainly had no effect, and `PublishUnconfirmed` for a failure
+        that may have had an effect.
         """
         try:
             answer = await self._send("POST", target, content, content_type, None)
@@ -171,7 +171,7 @@ class HttpClient:
             raise self._no_answer(error) from None
         except httpx2.HTTPError as error:
             raise PublishUnconfirmed(
-                f"the response of {self.address.shown} was lost ({type(error).__name__}): "
+                f"the response from {self.address.shown} was lost ({type(error).__name__}): "
                 "publish again with the same id"
             ) from None
         failure = None if answer.ok else self.error(answer)

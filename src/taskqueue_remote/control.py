@@ -54,7 +54,7 @@ P = TypeVar("P", _Queues, _Workers)
 
 
 def batches(ids: Sequence[str]) -> Iterator[list[str]]:
-    """Check task ids, and yield them in batches that are small enough for one request. Raises `InvalidInput`."""
+    """Check task ids, and yield them in batches that fit in one request. Raises `InvalidInput` if an id is invalid."""
     for task_id in ids:
         check_name("id", task_id)
     for start in range(0, len(ids), LIMITS.batch):
@@ -68,12 +68,10 @@ class RemoteControl:
         self._client = client
 
     async def queues(self) -> tuple[str, ...]:
-
         pages = [page async for page in self._pages("/v1/queues", _Queues)]
         return tuple(sorted({queue.key for page in pages for queue in page.queues}))
 
     async def settings(self, key: str) -> QueueSettings:
-
         return self._settings(await self._client.ask("GET", path("queues", key, "settings"), Raw))
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
@@ -83,15 +81,12 @@ class RemoteControl:
         return self._settings(await self._client.ask("PUT", target, Raw, body=body))
 
     async def ledger(self, key: str) -> Ledger:
-
         return await self._client.ask("GET", path("queues", key, "ledger"), Ledger)
 
     async def stats(self, key: str) -> QueueStats:
-
         return await self._client.ask("GET", path("queues", key), QueueStats)
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
-
         known: dict[str, TaskStatus | None] = {}
         target = path("queues", key, "statuses")
         for ids in batches(task_ids):
@@ -99,7 +94,6 @@ class RemoteControl:
         return tuple(known.get(task_id) for task_id in task_ids)
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
-
         known: dict[str, bytes] = {}
         target = path("queues", key, "results")
         for ids in batches(task_ids):
@@ -118,17 +112,14 @@ class RemoteControl:
         return (await self._client.ask("DELETE", path("tasks", key, task_id), _Cancelled)).cancelled
 
     async def purge(self, key: str) -> int:
-
         target = path("queues", key, "purge")
         return (await self._client.ask("POST", target, Count, query={"confirm": key})).count
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-
         pages = [page async for page in self._pages("/v1/workers", _Workers)]
         return tuple(worker for page in pages for worker in page.workers)
 
     async def maintain(self) -> Maintained:
-
         return await self._client.ask("POST", "/v1/maintain", Maintained)
 
     async def _pages(self, target: str, kind: type[P]) -> AsyncIterator[P]:

@@ -42,7 +42,6 @@ class RemoteDeadLetters:
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-
         collected: dict[str, DeadLetter] = {}
         target = path("queues", key, "dead-letters")
         while len(collected) < limit:
@@ -64,7 +63,6 @@ class RemoteDeadLetters:
         return tuple(collected.values())
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
-
         target = path("queues", key, "dead-letters", task_id)
         answer = await self._client.fetch("GET", target)
         if answer.status == _NOT_FOUND and problem_of(answer.status, answer.body).code == _NOT_DEAD:
@@ -74,11 +72,9 @@ class RemoteDeadLetters:
         return _to_dead_letter(self._client.decode(answer.body, _WireDeadLetter))
 
     async def redrive(self, key: str, *task_ids: str) -> int:
-
         return await self._act(key, "redrive", task_ids)
 
     async def discard(self, key: str, *task_ids: str) -> int:
-
         return await self._act(key, "discard", task_ids)
 
     async def act_on_filter(self, verb: str, key: str, now: float, **conditions: Any) -> int:

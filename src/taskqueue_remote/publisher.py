@@ -14,7 +14,7 @@ from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Tas
 from taskqueue_remote.client import NDJSON, HttpClient
 
 _CHUNK_BYTES = 8 * 1024 * 1024
-_UNREADABLE = "the response of the server cannot be read: publish again with the same id"
+_UNREADABLE = "the server's response cannot be read: publish again with the same id"
 
 
 class _Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,7 +48,7 @@ _confirmation = msgspec.json.Decoder(Confirmation)
 class RemotePublisher:
     """The publisher of the server's backend. Each call sends HTTP requests.
 
-    A call that is cancelled may have published. Repeating it with the same task ids stores each task only once.
+    A cancelled call may have published its tasks. If it is repeated with the same task ids, each task is stored once.
     """
 
     def __init__(self, client: HttpClient) -> None:
@@ -57,7 +57,7 @@ class RemotePublisher:
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         """Publish tasks in one or more requests of limited size. A task that the server finds invalid is refused.
 
-        Raises `BackendUnavailable` if no task was stored, and `PublishUnconfirmed` if some may have been stored.
+        Raises `BackendUnavailable` if no task was stored, and `PublishUnconfirmed` if some tasks may have been stored.
         """
         confirmations: list[Confirmation] = []
         for lines in _chunks(tasks):
@@ -88,7 +88,7 @@ class RemotePublisher:
         """
         if settles is not None:
             raise CapabilityMissing(
-                "the server backend cannot settle a delivery: only its worker can"
+                "the server backend cannot settle a delivery: only the worker that has the delivery can"
             )
         retry = _Retry(task=to_wire_task(task), at=at, error=error, token=token)
         answer = await self._client.post_once("/v1/retries", _encoder.encode(retry))

@@ -37,7 +37,7 @@ class Arguments:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Inspect a signature. Raises `ConfigurationError` if it is not allowed for a handler."""
+        """Inspect the signature of ``function``. Raises `ConfigurationError` if a handler cannot have it."""
         self._contexts: list[str] = []
         fields: dict[str, Any] = {}
         extra = False
@@ -59,7 +59,7 @@ class Arguments:
             raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
 
     def read(self, payload: bytes) -> dict[str, Any]:
-        """Decode one payload. Raises `InvalidPayload`."""
+        """Decode one payload. Raises `InvalidPayload` if it does not match the parameters."""
         try:
             if self._single_parameter is not None and payload.lstrip()[:1] != b"{":
                 name, adapter = self._single_parameter
@@ -88,12 +88,12 @@ class BatchArguments:
     """A decoder from payloads to the arguments of one batch handler. It inspects the handler's signature once.
 
     A parameter annotated ``list[T]`` receives the payloads, each validated as ``T`` in pydantic's lax mode for JSON.
-    With the annotation ``list``, or without one, it receives payloads of any type. A parameter annotated
-    ``list[Context]`` receives the contexts, in the same order.
+    With the annotation ``list``, or without an annotation, the parameter receives payloads of any type. A parameter
+    annotated ``list[Context]`` receives the contexts, in the same order.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Inspect a signature. Raises `ConfigurationError` if it is not allowed for a handler."""
+        """Inspect the signature of ``function``. Raises `ConfigurationError` if a handler cannot have it."""
         self._contexts: list[str] = []
         payloads: list[str] = []
         item: Any = Any
@@ -113,7 +113,7 @@ class BatchArguments:
         if len(payloads) != 1:
             raise _handler_error(
                 function,
-                f"a batch handler needs exactly one parameter for payloads, it has {len(payloads)}",
+                f"a batch handler needs exactly one parameter for payloads, but has {len(payloads)}",
             )
         self._payloads = payloads[0]
         try:
@@ -122,7 +122,7 @@ class BatchArguments:
             raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
 
     def read(self, payload: bytes) -> Any:
-        """Decode one payload. Raises `InvalidPayload`."""
+        """Decode one payload. Raises `InvalidPayload` if it does not match the type of the items."""
         try:
             return self._adapter.validate_json(payload)
         except ValidationError as error:

@@ -40,7 +40,7 @@ class BaseWorker(ABC):
         grace: float,
         quarantine: Callable[[], Quarantine],
     ) -> None:
-        """Store the options without any I/O. Raises `ConfigurationError` if one is invalid."""
+        """Store the options without any I/O. Raises `ConfigurationError` if an option is invalid."""
         if not (isfinite(grace) and grace >= 0):
             raise ConfigurationError("grace must be a number of seconds, 0 or more")
         self._worker_id: str | None = None
@@ -52,7 +52,7 @@ class BaseWorker(ABC):
         self._configure(worker_id, concurrency, prefetch)
 
     def configure(self, *, worker_id: str | None = None, concurrency: int | None = None) -> None:
-        """Change options of a worker that is not running; ``None`` keeps an option. Raises `ConfigurationError`."""
+        """Change options; ``None`` keeps a value. Raises `ConfigurationError` during a run, or for an invalid value."""
         self._configure(worker_id, concurrency)
 
     def _configure(
@@ -64,7 +64,7 @@ class BaseWorker(ABC):
             ahead = self._prefetch if prefetch is None else prefetch
             if concurrency < 1 or ahead < 0 or concurrency + ahead > LIMITS.credit:
                 raise ConfigurationError(
-                    f"concurrency must be at least 1, prefetch at least 0, and both together at most {LIMITS.credit}"
+                    f"concurrency must be at least 1, prefetch at least 0, and their sum at most {LIMITS.credit}"
                 )
             self._concurrency, self._prefetch = concurrency, ahead
         if worker_id is not None:
@@ -90,8 +90,10 @@ class BaseWorker(ABC):
 
         With ``batch``, one call handles up to ``batch`` tasks: a parameter annotated ``list[T]`` receives their
         payloads, and a parameter annotated ``list[Context]`` their contexts. The handler returns nothing, or a list
-        with one result for each task, in which an exception makes only its task fail. If the handler raises an
-        exception, all tasks of the call fail. Raises `ConfigurationError`.
+        with one result for each task; an exception in the list makes only its task fail. If the handler raises an
+        exception, all tasks of the call fail.
+
+        Raises `ConfigurationError` if the key, an option or the signature is invalid.
         """
 
         def register(function: F) -> F:

@@ -137,7 +137,7 @@ class LocalTaskSource:
             reports, self._progress = self._progress, {}
             for receipt, value in reports.items():
                 delivery = self._held.get(receipt)
-                # Ignore an outage: the next progress report replaces the one that is lost.
+                # Ignore an outage: the next progress report replaces the lost report.
                 with contextlib.suppress(*OUTAGE_ERRORS):
                     if delivery and not await control.progress(delivery, value):
                         self._revoke_deliveries([receipt])

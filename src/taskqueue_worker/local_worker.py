@@ -41,7 +41,7 @@ class LocalWorker(BaseWorker):
         grace: float = 10.0,
         quarantine: Callable[[], Quarantine] = Quarantine,
     ) -> None:
-        """Store the options without any I/O. Raises `ConfigurationError` if one is invalid."""
+        """Store the options without any I/O. Raises `ConfigurationError` if an option is invalid."""
         self._backend = backend
         self._requested_prefetch = prefetch
         super().__init__(
@@ -72,7 +72,7 @@ class LocalWorker(BaseWorker):
         concurrency: int | None = None,
         backend: str | Backend | None = None,
     ) -> None:
-        """Change options of a worker that is not running; ``None`` keeps an option. Raises `ConfigurationError`."""
+        """Change options; ``None`` keeps a value. Raises `ConfigurationError` during a run, or for an invalid value."""
         prefetch = None if concurrency is None else self._prefetch_for(concurrency)
         self._configure(worker_id, concurrency, prefetch)
         if backend is not None:

@@ -20,7 +20,7 @@ from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.handlers import Handler
 
 INVALID_RESULT = "invalid_result"
-"""reason of a dead letter whose handler returned a result that is too large or cannot be encoded as JSON"""
+"""reason of a dead letter if the handler returned a result that is too large or cannot be encoded as JSON"""
 
 _MAX_DELAY_SECONDS = 365 * 86_400
 _NO_RESULT = Success()
@@ -119,7 +119,7 @@ class RunningTask(msgspec.Struct, eq=False):
 
 
 class HandlerCall(msgspec.Struct, eq=False):
-    """A running call of a handler, for one task or, if it is a batch handler, for several."""
+    """A running call of a handler, for one task or, with a batch handler, for several tasks."""
 
     handler: Handler
     jobs: list[RunningTask] = []
@@ -158,7 +158,7 @@ def outcomes_of_error(call: HandlerCall, error: BaseException) -> HandlerEnd:
     outcome = outcome_of_error(error)
     live = [job for job in call.jobs if not job.settled]
     if isinstance(outcome, Failed) and live:
-        # The exception's message is not logged, because it may quote the payload. It is stored with the task's history.
+        # The exception's message is not logged, because it may quote the payload. It is stored in the task's history.
         first = live[0].delivery
         _log.warning(
             "task %s%s of %s failed (attempt %d): %s\n%s",

@@ -1,4 +1,4 @@
-"""Receiving from a subscription, with no more deliveries in advance than a local worker can start soon."""
+"""Receiving for a local worker, with no more deliveries in advance than the worker can start soon."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Prefetcher:
         return_waiting: Callable[[], None],
         wait_for_room: Callable[[], Awaitable[None]],
     ) -> None:
-        """Prepare to hold up to ``capacity`` deliveries, which is the concurrency plus the maximum prefetch.
+        """Create a receiver that holds up to ``capacity`` deliveries: the concurrency plus the maximum prefetch.
 
         ``deliver`` is called with deliveries to run, and ``refuse`` with deliveries received after the capacity became
         0. ``return_waiting`` releases the deliveries that have not been started. ``wait_for_room`` waits while too many
@@ -109,7 +109,7 @@ class Prefetcher:
     def _receive_threshold(self) -> int:
         """Return the number of held deliveries at or below which the next receive starts.
 
-        At this number a slot is free, or half of the prefetched deliveries have started.
+        At this number, a slot is free or half of the prefetched deliveries have started.
         """
         target = self._target()
         half = max(1, (self._prefetch_target + 1) // 2)

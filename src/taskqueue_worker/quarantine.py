@@ -52,9 +52,9 @@ class Quarantine:
         probes: int = 5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Set the number of failures before the first pause, and the lengths of pauses.
+        """Create a counter without failures. After ``limit`` failures, the worker pauses for ``cooldown`` seconds.
 
-        The first pause lasts ``cooldown`` seconds. It doubles after each failed probe, up to ``longest`` seconds.
+        Each failed probe doubles the pause, up to ``longest`` seconds. After ``probes`` failed probes, the worker ends.
         """
         self._limit = limit
         self._cooldown = cooldown
@@ -69,7 +69,7 @@ class Quarantine:
 
     @property
     def rest(self) -> float:
-        """Remaining seconds of the cool-down; 0 outside of the phase `RESTING`."""
+        """Remaining seconds of the cool-down; 0 in all phases except `RESTING`."""
         resting = self.phase is QuarantinePhase.RESTING
         return max(0.0, self._until - self._clock()) if resting else 0.0
 

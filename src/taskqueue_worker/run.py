@@ -36,7 +36,7 @@ class TaskSource(OutcomeSettler, Protocol):
         """Start to connect and receive."""
 
     def resize(self, capacity: int) -> None:
-        """Set the maximum number of deliveries to hold. Deliveries that were received before are kept."""
+        """Set the maximum number of deliveries to hold. Deliveries that were already received are kept."""
 
     def leave(self, seconds: float) -> None:
         """End when all outcomes are confirmed, but after ``seconds`` at the latest.
@@ -56,7 +56,7 @@ class WorkerRun:
         capacity: int,
         grace: float,
     ) -> None:
-        """Prepare a run that holds up to ``capacity`` deliveries, or fewer in quarantine."""
+        """Create a run that holds up to ``capacity`` deliveries, or fewer in quarantine."""
         self._handlers = handlers
         self._quarantine = quarantine
         self._concurrency = concurrency
@@ -83,7 +83,7 @@ class WorkerRun:
             self._stop_now.set()
 
     async def work(self, connect: Callable[[WorkerRun], TaskSource]) -> None:
-        """Run tasks until stopped. If an error stopped the run, raises this error."""
+        """Run tasks until the run is stopped. If an error stopped the run, raise that error."""
         self._source = connect(self)
         self.runner = HandlerRunner(
             self._handlers,
@@ -150,7 +150,7 @@ class WorkerRun:
                 self._source.resize(self._capacity)
             case QuarantinePhase.RESTING:
                 _log.warning(
-                    "quarantine: %d attempts failed in a row, no new tasks for %.1f s",
+                    "quarantine: %d attempts failed in a row; no new tasks for %.1f s",
                     quarantine.failures,
                     quarantine.rest,
                 )

@@ -115,7 +115,7 @@ class HandlerRunner:
             self._settler.finish(delivery.receipt, HandBack())
 
     def stop(self) -> None:
-        """Start no more tasks, and release those that are waiting."""
+        """Start no more tasks, and release the deliveries that have not been started."""
         self._stopping = True
         self.return_waiting()
 
@@ -127,7 +127,7 @@ class HandlerRunner:
         """Release all running tasks.
 
         Async handlers are cancelled, and have ``cleanup_seconds`` to clean up before their tasks are released. The
-        tasks of synchronous handlers, which cannot be cancelled, are released at once, and their results discarded.
+        tasks of synchronous handlers, which cannot be cancelled, are released at once, and their results are discarded.
         """
         self.stop()
         cancelled: set[asyncio.Task[None]] = set()
@@ -189,7 +189,7 @@ class HandlerRunner:
                 values.append(handler.arguments.read(bytes(task.payload)))
             except Exception as error:  # noqa: BLE001 - a validator may raise any exception
                 kind = type(error).__name__
-                _log.warning("invalid payload of task %s of %s: %s", task.id, task.key, kind)
+                _log.warning("task %s of %s has an invalid payload: %s", task.id, task.key, kind)
                 outcome = outcome_of_error(error)
                 self._on_outcome(outcome)
                 self._settler.finish(delivery.receipt, outcome)
@@ -217,7 +217,7 @@ class HandlerRunner:
             with processing([job.delivery.task for job in call.jobs]):
                 value = await call.handler.function(**arguments)
         except asyncio.CancelledError as error:
-            # If this worker did not cancel the handler, the handler raised the error itself: an ordinary failure.
+            # If this worker did not cancel the handler, the handler raised this error itself, so it has failed.
             task = asyncio.current_task()
             ours = call.releasing or (task is not None and task.cancelling() > 0)
             outcome = HandBack() if ours else outcome_of_error(error)
@@ -248,7 +248,7 @@ class HandlerRunner:
         call.cancel_if_settled()
 
     def _settle_early(self, job: RunningTask, outcome: Outcome) -> None:
-        """Report the outcome of a task whose handler is still running, unless an outcome has been reported."""
+        """Report the outcome of a task whose handler is still running, unless an outcome was reported before."""
         if not job.settled:
             job.settled = True
             self._on_outcome(outcome)

@@ -91,7 +91,7 @@ class ServerConnection:
         session: ClientSession,
         handle: Callable[[list[Event]], None],
     ) -> None:
-        """Prepare the connection. ``handle`` is called with the events of each received frame; it must not block."""
+        """Create a connection. ``handle`` is called with the events of each received frame, and must not block."""
         self._socket = socket
         self._session = session
         self._handle = handle

@@ -57,14 +57,14 @@ class Backoff:
     def __init__(
         self, base: float = 0.1, cap: float = 5.0, uniform: Callable[[], float] = random.random
     ) -> None:
-        """Create the delays: ``base`` and ``cap`` are in seconds; ``uniform`` returns a random x with 0 <= x < 1."""
+        """Create the delays. ``base`` and ``cap`` are in seconds; ``uniform`` returns a random x with 0 <= x < 1."""
         self._base = base
         self._cap = cap
         self._uniform = uniform
         self._tries = 0
 
     def next(self, *, at_once: bool = True) -> float:
-        """Return the seconds to wait before the next attempt. With ``at_once=False`` the result is never 0."""
+        """Return the seconds to wait before the next attempt. With ``at_once=False``, the result is never 0."""
         if self._tries == 0:
             self._tries = 1
             if at_once:
@@ -74,7 +74,7 @@ class Backoff:
         return wait * (0.5 + self._uniform() / 2)
 
     def reset(self, *, at_once: bool = True) -> None:
-        """Restart the delays after a successful connection. The first is 0, or ``base`` if not ``at_once``."""
+        """Restart the delays after a successful connection. Without ``at_once``, the first delay is not 0."""
         self._tries = 0 if at_once else 1
 
 
@@ -109,7 +109,7 @@ class ServerLink:
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Prepare the link. ``deliver`` is called in the link's thread, and the token is sent with each handshake."""
+        """Create the link. ``deliver`` is called in the link's thread, and the token is sent with each handshake."""
         self._session = session
         self._address = address
         self._backoff = backoff
@@ -133,29 +133,25 @@ class ServerLink:
         self._thread.start()
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
-
         self._inbox.put(partial(self._session.settle, receipt, outcome))
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
-
         self._inbox.put(partial(self._session.finish, receipt, outcome))
 
     def free(self) -> None:
-
         self._inbox.put(self._session.free)
 
     def progress(self, receipt: str, value: float | str) -> None:
-
         self._inbox.put(partial(self._session.progress, receipt, value))
 
     def resize(self, capacity: int) -> None:
-
         self._inbox.put(partial(self._session.resize, capacity))
 
     def leave(self, seconds: float) -> None:
         """End when all outcomes are confirmed, but after ``seconds`` at the latest.
 
-        Send a bye frame if this worker has no deliveries; otherwise abort the connection, so that they count as lost.
+        Send a bye frame if this worker has no deliveries; otherwise abort the connection, so that the deliveries count
+        as lost.
         """
         self._inbox.put(partial(self._leave, seconds))
 
@@ -270,7 +266,7 @@ class ServerLink:
             verb = "cannot reach" if self._connected is None else "lost the connection to"
             _log.warning("%s the server %s: %s; retrying", verb, self._address.shown, end.reason)
         else:
-            _log.debug("server still unavailable: %s", end.reason)
+            _log.debug("the server is still unavailable: %s", end.reason)
         self._connected = False
 
     def _log_event(self, event: Event) -> None:
@@ -281,13 +277,13 @@ class ServerLink:
                 note = f"; kept {adopted} deliveries, lost {lost}" if adopted or lost else ""
                 _log.info("connected to %s as %s%s", self._address.shown, connection_id, note)
             case Draining():
-                _log.info("server is shutting down")
+                _log.info("the server is shutting down")
             case StoreChanged(ok, reason) if ok is not self._store_available:
                 self._store_available = ok
                 if ok:
-                    _log.info("store of the server available again")
+                    _log.info("the server's store is available again")
                 else:
-                    _log.warning("store of the server unavailable: %s", reason[:200])
+                    _log.warning("the server's store is unavailable: %s", reason[:200])
             case Complained(code, message):
                 level = logging.DEBUG if code == self._last_error_code else logging.WARNING
                 self._last_error_code = code

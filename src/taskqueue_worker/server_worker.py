@@ -50,7 +50,7 @@ class Worker(BaseWorker):
         quarantine: Callable[[], Quarantine] = Quarantine,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        """Store the options without any I/O. Raises `ConfigurationError` if one is invalid."""
+        """Store the options without any I/O. Raises `ConfigurationError` if an option is invalid."""
         super().__init__(
             worker_id=worker_id,
             concurrency=concurrency,
@@ -71,7 +71,7 @@ class Worker(BaseWorker):
         concurrency: int | None = None,
         url: str | None = None,
     ) -> None:
-        """Change options of a worker that is not running; ``None`` keeps an option. Raises `ConfigurationError`."""
+        """Change options; ``None`` keeps a value. Raises `ConfigurationError` during a run, or for an invalid value."""
         self._configure(worker_id, concurrency)
         if url is not None:
             self._address = ServerAddress.of(url)

@@ -225,8 +225,8 @@ def _right(_a: list[int]) -> None: ...
 @pytest.mark.parametrize(
     ("function", "size", "fault"),
     [
-        (_pair, 2, "one parameter for payloads, it has 2"),
-        (_contexts, 2, "one parameter for payloads, it has 0"),
+        (_pair, 2, "one parameter for payloads, but has 2"),
+        (_contexts, 2, "one parameter for payloads, but has 0"),
         (_single, 2, r"as list\[...\]"),
         (_spread, 2, "by name"),
         (_right, 0, "from 1 to 1000"),

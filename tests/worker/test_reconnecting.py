@@ -295,4 +295,7 @@ async def test_a_store_out_of_reach_is_no_reason_to_leave(
         assert (await peer.next(AckFrame)).receipts == [task.receipt]
         assert peer.count(RedeliverFrame) == 0
     told = [r.getMessage() for r in caplog.records if "store" in r.getMessage()]
-    assert told == ["store of the server unavailable: down", "store of the server available again"]
+    assert told == [
+        "the server's store is unavailable: down",
+        "the server's store is available again",
+    ]

@@ -29,7 +29,7 @@ _AT_REST = (State.WAITING, State.SCHEDULED)
 
 
 class Entry(msgspec.Struct, kw_only=True, eq=False):
-    """One task, with the state of its current entry in the queue or, if it has none, of its last entry."""
+    """One task and its state in the queue, or its last state after it has left the queue."""
 
     task: Task
     state: State | None = None
@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     receipt: str | None = None
     delivered_at: float = 0.0
     available_at: float = 0.0
-    """time at which the entry got its current position in its lane, or among all entries with its state"""
+    """time at which the entry got its current position in its lane, or among all entries in its state"""
     updated_at: float = 0.0
     last: tuple[str, str, Settled] | None = None
     """the last settlement: its receipt, its name and its result"""
@@ -67,7 +67,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return self.state is not None and not self.live and self.state is not State.DEAD
 
     def recognise(self, task: Task, now: float, window: float) -> Published | None:
-        """Return whether publishing ``task`` again is a duplicate or a conflict, and which of the two.
+        """Return whether publishing ``task`` again is a duplicate or a conflict.
 
         Return ``None`` if the stored task ended at least ``window`` seconds ago, because its id may then be used again.
         """
@@ -90,7 +90,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return change
 
     def hand_out(self, receipt: str, now: float) -> Delivery:
-        """Start a delivery that has this receipt, and return the delivery."""
+        """Start a delivery with this receipt, and return the delivery."""
         self.receipt, self.handed_out, self.delivered_at = receipt, self.attempt, now
         return self.delivery
 
@@ -142,10 +142,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return token or f"attempt:{settles.attempt if settles else self.handed_out}"
 
     def retry(self, token: str, error: str | None, now: float) -> None:
-        """Prepare the next attempt, and record the error.
-
-        No receipt may be current: a delivery must have ended before.
-        """
+        """Prepare the next attempt, and record the error. The current delivery must already have ended."""
         if self.state is State.DEAD:
             self.prior = self.attempt
         self.fail(error, now)

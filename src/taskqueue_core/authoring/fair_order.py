@@ -1,7 +1,5 @@
 """The arithmetic of fair order and of the floor share, for backends with the capability ``order``.
 
-This module stores no tasks.
-
 Each delivery costs its tenant an amount that depends on the tenant's weight, and the next turn goes to the tenant that
 has spent the least. `FairRotation` does this in memory. A backend that stores the amounts itself uses `cost`,
 `joins_at` and `returns_at`. The amounts are whole numbers, so that equal amounts compare as equal.
@@ -113,13 +111,9 @@ class FairRotation(Generic[T]):
 
 
 class PriorityFloor(msgspec.Struct):
-    """The number of deliveries that a queue owes to its lowest priority.
-
-    It is counted while tasks of several priorities are waiting.
-    """
+    """The number of deliveries that a queue owes to its lowest priority while several priorities have tasks."""
 
     owed: float = 0.0
-    """number of deliveries owed to the lowest priority"""
 
     def is_next(self, share: float) -> bool:
         """Return whether the next delivery must be a task of the lowest priority that has available tasks."""

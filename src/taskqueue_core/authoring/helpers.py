@@ -155,10 +155,7 @@ def answer(outcomes: Iterable[Settled]) -> tuple[Settled, ...]:
 
 
 def checked_keys(keys: Iterable[str]) -> tuple[str, ...]:
-    """Return the keys of a subscription in the given order, without duplicates.
-
-    Raises `InvalidInput` if a key, or the number of keys, is not allowed.
-    """
+    """Return the keys in order, without duplicates. Raises `InvalidInput` if a key or the number of keys is invalid."""
     unique = tuple(dict.fromkeys(keys))
     if not 0 < len(unique) <= LIMITS.keys:
         raise InvalidInput("keys", f"{len(unique)} keys", f"1 to {LIMITS.keys} keys")
@@ -175,7 +172,7 @@ def checked_limit(limit: int) -> int:
 
 
 def checked_progress(value: float | str) -> float | str:
-    """Return a number from 0 to 1 unchanged, and text cut to the maximum length. Raises `InvalidInput`."""
+    """Return a number as it is, and text cut to the maximum length. Raises `InvalidInput` for an invalid number."""
     if isinstance(value, str):
         return value[: LIMITS.text]
     if 0 <= value <= 1:
@@ -285,7 +282,7 @@ UNLIMITED = QueueRoom(sys.maxsize)
 def room_of(
     settings: QueueSettings, bucket: Bucket | None, in_flight: int, now: float
 ) -> QueueRoom:
-    """Return how many deliveries the queue's limits allow in addition to those in flight. Updates its ``bucket``."""
+    """Return how many deliveries the queue's limits allow in addition to those in flight. Updates the ``bucket``."""
     remaining = UNLIMITED.left
     if settings.paused:
         remaining = 0
@@ -302,10 +299,7 @@ def room_of(
 def checked_results(
     deliveries: Sequence[Delivery], results: Sequence[bytes | None]
 ) -> Sequence[bytes | None]:
-    """Return one result, or ``None``, per delivery.
-
-    Raises `InvalidInput` if the number of results is wrong, or a result is invalid.
-    """
+    """Return a result or ``None`` for each delivery. Raises `InvalidInput` if ``results`` is invalid."""
     if not results:
         return (None,) * len(deliveries)
     if len(results) != len(deliveries):

@@ -104,7 +104,7 @@ def check_job(model: object, job: object) -> None:
 
 
 def check_note(note: object) -> None:
-    """Check that a note for the holder of a lease is JSON text, no larger than a task's result may be."""
+    """Check that a note for the holder of a lease is JSON text within the size limit of task results."""
     check_json("note", note, LIMITS.result)
 
 
@@ -124,10 +124,10 @@ def check_seen(observed: Seen | None, settled: object) -> None:
     if jobs is None:
         return
     if not isinstance(jobs, frozenset | set) or len(jobs) > LIMITS.slots:
-        raise InvalidInput("jobs", kind_of(jobs), f"a set of at most {LIMITS.slots} texts")
+        raise InvalidInput("jobs", kind_of(jobs), f"a set of at most {LIMITS.slots} strings")
     for job in jobs:
         if not isinstance(job, str):
-            raise InvalidInput("jobs", f"an item of type {kind_of(job)}", "only texts")
+            raise InvalidInput("jobs", f"an item of type {kind_of(job)}", "only strings")
 
 
 def checked_models(models: Sequence[object]) -> tuple[str, ...]:

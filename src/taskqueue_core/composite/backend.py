@@ -28,37 +28,32 @@ from taskqueue_core.tasks import DeadLetter, Delivery, Task, TaskStatus
 T = TypeVar("T")
 
 _PATIENCE = 2.0
-"""seconds after which a call to a member that the backend can work without times out"""
+"""seconds after which a call to an optional member times out"""
 _PAUSE = 1.0
-"""seconds for which optional calls to a member are skipped after a failed call"""
+"""seconds for which a member is not called after a failed call"""
 
 
 class Member:
-    """One of the backends in a composite backend, and whether it is available."""
+    """One of the backends in a composite backend, and whether it is available. It must support ``control``."""
 
     def __init__(self, name: str, backend: Backend, *, needed: bool = False) -> None:
-        """Raise `CapabilityMissing` if ``backend`` lacks ``control``, which is used to close queues to new tasks.
-
-        A ``needed`` member is called every time, even if its last call failed.
-        """
         self.name = name
         self.needed = needed
+        """whether the member is called even if its last call failed"""
         self.backend = backend
         self.control: Control = control_of(backend)
         self._down_until = -math.inf
 
     @property
     def down_for(self) -> float:
-        """The number of seconds for which optional calls to this member are still skipped; 0 if none are skipped."""
+        """The number of seconds until this member may be called again; 0 if it may be called now."""
         return max(0.0, self._down_until - asyncio.get_running_loop().time())
 
     def note_down(self) -> None:
-        """Record that a call failed or timed out, so that optional calls are skipped for a while."""
         if not self.needed:
             self._down_until = asyncio.get_running_loop().time() + _PAUSE
 
     def note_up(self) -> None:
-        """Record that a call succeeded."""
         self._down_until = -math.inf
 
     async def within(self, seconds: float, call: Callable[[], Awaitable[T]]) -> T:
@@ -103,7 +98,7 @@ class CompositeSubscription(Protocol):
 
 
 class CompositeBackend(ABC):
-    """A backend that consists of several members. The base class for sharding and migration."""
+    """A backend that consists of several members: the base class for sharding and migration."""
 
     publisher: Publisher
     control: Control
@@ -138,21 +133,19 @@ class CompositeBackend(ABC):
         self._subscriptions.add(subscription)
 
     def refresh_plans(self) -> None:
-        """Make every subscription compute its receive plan again, because this process has changed it."""
+        """Make every subscription compute its receive plan again, at once."""
         for subscription in self._subscriptions:
             subscription.refresh_now()
 
     async def aclose(self) -> None:
-        """Close every subscription and every member."""
         for subscription in tuple(self._subscriptions):
-            # If the close fails, the deliveries return when their leases expire.
+            # If the close fails, the deliveries become available again when their leases expire.
             with contextlib.suppress(BackendUnavailable):
                 await subscription.close()
         for member in reversed(self.members):
             await member.backend.aclose()
 
     def now(self) -> float:
-        """Return the current time of the last member's store, in Unix seconds."""
         return self.members[-1].backend.now()
 
     @abstractmethod
@@ -162,7 +155,10 @@ class CompositeBackend(ABC):
     async def locate(
         self, key: str, task_ids: Sequence[str]
     ) -> list[tuple[QueuePart, TaskStatus] | None]:
-        """Return the part that has, or last had, each task, and the task's status there; ``None`` if it is unknown."""
+        """Return, for each task, the part that has the task or had it last, and the task's status there.
+
+        The item is ``None`` for an unknown task.
+        """
         parts = await self.parts(key)
         answers = await asyncio.gather(
             *(
@@ -209,11 +205,11 @@ class CompositeBackend(ABC):
 
     @abstractmethod
     def from_member(self, member: int, delivery: Delivery) -> Delivery:
-        """Convert a member's delivery for consumers: its receipt also identifies the part that issued it."""
+        """Return a member's delivery as consumers see it: its receipt also identifies the part that issued it."""
 
     @abstractmethod
     def origins(self, receipt: str, key: str) -> Sequence[tuple[QueuePart, str]]:
-        """Return the parts of the queue ``key`` that may have issued a receipt, most likely first.
+        """Return the parts of the queue ``key`` that may have issued a receipt, the most likely part first.
 
         Each part comes with the receipt as its member knows it. If ``key`` is empty, because the caller does not know
         the queue, the keys of the returned parts are empty, too.
@@ -228,22 +224,19 @@ class CompositeBackend(ABC):
         return part.member, structs.replace(delivery, task=task, receipt=receipt)
 
     def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:
-        """Convert a delivery that a member's `adopt` returned for consumers, who know it by ``receipt``."""
+        """Return an adopted delivery of a member as consumers see it, with the ``receipt`` that they already have."""
         return structs.replace(self.from_member(member, delivery), receipt=receipt)
 
     def is_optional(self, member: Member) -> bool:  # noqa: ARG002 - overriding methods use the argument
-        """Return whether the backend can work without this member, so that calls to it have a timeout."""
+        """Return whether the backend can work without this member. Calls to such a member have a timeout."""
         return False
 
     async def ask(self, member: Member, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a call to a member.
-
-        Raises `BackendUnavailable` if an optional member does not answer in time.
-        """
+        """Return the result of a call to a member. Raises `BackendUnavailable` if an optional member takes too long."""
         return await (member.within(_PATIENCE, call) if self.is_optional(member) else call())
 
     async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:
-        """Return the result of a call to a member, or ``otherwise`` if it is optional and unavailable."""
+        """Return the result of a call to a member, or ``otherwise`` if the member is optional and unavailable."""
         try:
             return await self.ask(member, call)
         except BackendUnavailable:
@@ -256,7 +249,6 @@ class JointDeadLetters:
     """Implementation of `DeadLetters` for a composite backend. Lists begin with the dead letters of the oldest part."""
 
     def __init__(self, composite: CompositeBackend) -> None:
-        """Raise `CapabilityMissing` unless all members have dead letters."""
         self._composite = composite
         self._of_member = [dead_letters_of(member.backend) for member in composite.members]
 

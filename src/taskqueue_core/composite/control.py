@@ -1,4 +1,4 @@
-"""The ``control`` of a composite backend: it adds up figures of all parts, or calls the part that holds a task."""
+"""The ``control`` of a composite backend: it adds up the figures of all parts, or calls the part that holds a task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class JointControl(ABC):
-    """Implementation of `Control` for a composite backend, except for methods that read or change settings."""
+    """Implementation of `Control` for a composite backend, except for the methods that read or change settings."""
 
     def __init__(self, composite: CompositeBackend) -> None:
         self._composite = composite
@@ -39,7 +39,6 @@ class JointControl(ABC):
         return tuple(sorted(name for name in public if name is not None))
 
     async def ledger(self, key: str) -> Ledger:
-        """Return the sum of the ledgers of all parts. Each ledger is read in one atomic step, and balances."""
         return reduce(add, await self._each(key, lambda control, name: control.ledger(name)))
 
     async def stats(self, key: str) -> QueueStats:
@@ -136,10 +135,7 @@ class JointControl(ABC):
         """Repair the settings of some queues; each maintenance pass continues where the last pass stopped."""
 
     def _next_keys(self, keys: Sequence[str], number: int) -> Sequence[str]:
-        """Return the next ``number`` keys, or fewer at the end of ``keys``.
-
-        The call after that starts with the first key.
-        """
+        """Return the next ``number`` keys, or fewer at the end of ``keys``; after the end, begin with the first key."""
         start, self._repaired = self._repaired, self._repaired + number
         if self._repaired >= len(keys):
             self._repaired = 0

@@ -18,7 +18,7 @@ from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Tas
 
 _ROUNDS = 5
 _POLL_SECONDS = 1.0
-"""seconds after which to publish a task again that was refused because its queue is being moved"""
+"""seconds that a publisher should wait after a task was refused because its queue is being moved"""
 
 
 class JointPublisher(ABC):
@@ -57,7 +57,7 @@ class JointPublisher(ABC):
     async def _round(
         self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
     ) -> list[int]:
-        """Publish the tasks at some indexes; return the indexes of the tasks that must be published again elsewhere."""
+        """Publish the tasks at these indexes; return the indexes of the tasks to publish again in another round."""
 
     async def _send(
         self,
@@ -86,7 +86,6 @@ class JointPublisher(ABC):
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        """Schedule the next attempt in the part that has the task."""
         inner = None
         if settles is None:
             part = await self._part_of(task)
@@ -116,7 +115,6 @@ class _CombinedSignal:
     """A `RoomSignal` for queues of several backends: a notification from any of them ends the wait."""
 
     def __init__(self, publishers: Sequence[Any], keys: Sequence[str]) -> None:
-        """Create one signal for each publisher that has a `room_signal`."""
         self._signals: list[RoomSignal] = [
             publisher.room_signal(*keys)
             for publisher in publishers

@@ -1,4 +1,4 @@
-"""Receiving for a composite subscription: from all of its sources, in rotation or the oldest source first."""
+"""Receiving for a composite subscription: from all of its sources in rotation, or from the oldest source first."""
 
 from __future__ import annotations
 
@@ -75,7 +75,6 @@ class MultiReceiver(SubscriptionBase):
                 keys += source.keys
 
     def open(self, number: int, keys: tuple[str, ...]) -> Source:
-        """Open a source that receives from the queues ``keys`` of member ``number``."""
         source = Source(self._composite, number, keys, self.consumer)
         self.sources.append(source)
         return source
@@ -109,7 +108,7 @@ class MultiReceiver(SubscriptionBase):
         taken: list[Delivery] = []
         self._receiving = True
         try:
-            if self._undoing is not None:  # an earlier receive's deliveries are being released
+            if self._undoing is not None:  # the deliveries of an earlier receive are being released
                 await asyncio.wait({self._undoing}, timeout=_UNSEEN)
             while not self.closed:
                 await self._refresh_plan()
@@ -135,7 +134,7 @@ class MultiReceiver(SubscriptionBase):
             self._watch_unseen()
 
     def _alone(self) -> Source | None:
-        """Return the source if there is exactly one and it is not optional, so that `_straight` can receive from it."""
+        """Return the only source if `_straight` can receive from it; otherwise ``None``."""
         if len(self.sources) != 1:
             return None
         (source,) = self.sources
@@ -199,7 +198,7 @@ class MultiReceiver(SubscriptionBase):
         self._require_any(order)
 
     async def _require_source(self, source: Source, limit: int) -> None:
-        """Receive from a source that is not optional, however long its answer takes."""
+        """Receive from a source that is not optional, however long the answer takes."""
         try:
             source.take(await source.subscription.receive(limit, 0))
             source.error = None

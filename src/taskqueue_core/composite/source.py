@@ -11,12 +11,11 @@ from taskqueue_core.tasks import Delivery, Expired, Received
 
 
 class Source:
-    """A member's subscription with at most one receive in progress, and its deliveries that were not returned yet."""
+    """A member's subscription, with at most one receive in progress, and its deliveries that were not returned yet."""
 
     def __init__(
         self, composite: CompositeBackend, number: int, keys: tuple[str, ...], consumer: str
     ) -> None:
-        """Subscribe to the queues ``keys`` of member ``number``."""
         self.member = composite.members[number]
         self.number = number
         self.keys = keys
@@ -27,11 +26,10 @@ class Source:
         """whether this source is used only to prefer one shard; other sources cover the same queues"""
         self.question: asyncio.Task[Received] | None = None
         self.error: TaskQueueError | None = None
-        """the error of the last receive, if it failed"""
         self.again = False
         self.due_at: float | None = None
         self.out: dict[str, str] = {}
-        """receipts of unsettled deliveries: the member's receipt, mapped to the public one"""
+        """the public receipt of each unsettled delivery, by the member's receipt"""
         self.kept: deque[Delivery] = deque()
         self.expired: list[Expired] = []
         self._waits = False
@@ -59,10 +57,7 @@ class Source:
             self.question.cancel()
 
     def absorb(self) -> None:
-        """Collect the result of a finished receive.
-
-        Store its error if the member was unavailable or the subscription closed.
-        """
+        """Store the result, or the error, of a finished receive."""
         question = self.question
         if question is None or not question.done():
             return

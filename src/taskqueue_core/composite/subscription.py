@@ -59,10 +59,7 @@ class JointSubscription(MultiReceiver):
         deliveries: Sequence[Delivery],
         call: Callable[[Any, list[Delivery], list[int]], Awaitable[Sequence[Settled]]],
     ) -> tuple[Settled, ...]:
-        """Settle deliveries with one call per source.
-
-        If a source is unavailable, the other sources are still called.
-        """
+        """Settle deliveries with one call per source. If one source is unavailable, the others are still called."""
         groups: dict[Source, list[int]] = {}
         inner: list[Delivery] = []
         for index, delivery in enumerate(deliveries):
@@ -89,10 +86,7 @@ class JointSubscription(MultiReceiver):
         return answer(outcomes)
 
     def _source_of(self, number: int, key: str, receipt: str) -> Source:
-        """Return the member's source that issued a receipt, or else a source that covers ``key``, or else any source.
-
-        If the member has no source, open a source that is used to settle and adopt, but never to receive.
-        """
+        """Return the source that issued a receipt. If it is gone, prefer a source of the member that covers ``key``."""
         of_member = [source for source in self.sources if source.number == number]
         for source in of_member:
             if receipt in source.out:
@@ -100,7 +94,7 @@ class JointSubscription(MultiReceiver):
         if of_member:
             return max(of_member, key=lambda source: key in source.keys)
         source = self.open(number, (key or self.keys[0],))
-        source.retired = True
+        source.retired = True  # it settles and adopts, but never receives
         return source
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
@@ -140,7 +134,6 @@ class JointSubscription(MultiReceiver):
         return receipts
 
     def open(self, number: int, keys: tuple[str, ...]) -> Source:
-        """Open a source and, if `revoked` is in use, watch it for revoked receipts."""
         source = super().open(number, keys)
         if self._watching:
             self._watch(source)

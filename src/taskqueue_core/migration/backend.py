@@ -29,7 +29,7 @@ from taskqueue_core.tasks import Delivery, Health
 
 _MARKS = ("<old>", "<new>")
 _LEISURE = 2.0
-"""seconds after which a health check of the drained backend, or a repair of settings, times out"""
+"""seconds after which a health check of the backend that is being drained, or a repair of settings, times out"""
 _REPAIRED = 50
 """maximum number of queues whose settings one maintenance pass compares and repairs"""
 
@@ -37,11 +37,14 @@ _REPAIRED = 50
 class MigratingBackend(CompositeBackend):
     """A `Backend` that migrates queues from one backend to another; docs/migration.md describes its modes and phases.
 
+    It owns the two backends, which must both support ``control``. In mode ``available``, calls to the backend that is
+    being drained time out after ``patience`` seconds.
+
     Receipts of the new backend are passed on unchanged, and receipts of the old backend with a prefix. So no receipt is
     sent to the wrong backend, and the new backend still knows its own receipts after the migration.
 
     Slots always come from the new backend: endpoints are registered there again, and a lease of the old backend is
-    created again when it is renewed, as if the pool had been lost. A process that still uses the old backend's pool
+    created there when it is renewed, as if the pool had been lost. A process that still uses the old backend's pool
     does not see these leases, so its jobs may be sent to GPU servers that are already busy.
     """
 
@@ -54,10 +57,6 @@ class MigratingBackend(CompositeBackend):
         names: tuple[str, str] = ("old", "new"),
         patience: float = 0.5,
     ) -> None:
-        """Take ownership of the two backends, which must both support ``control``.
-
-        In mode ``available``, queries to the backend that is being drained time out after ``patience`` seconds.
-        """
         members = Member(names[OLD], old), Member(names[NEW], new)
         super().__init__(*members)
         self.router = MigrationRouter(members, mode, patience)
@@ -72,7 +71,7 @@ class MigratingBackend(CompositeBackend):
         return JointSubscription(self, checked_keys(keys), consumer)
 
     async def health(self) -> Health:
-        """Return the health of both backends. In mode ``available``, only the one that accepts new tasks must be ok."""
+        """Return the health of both backends. In mode ``available``, the backend that is being drained may fail."""
         old, new = await asyncio.gather(self._health(OLD), self._health(NEW))
         ok = all(side.ok or self.router.is_optional(n) for n, side in enumerate((old, new)))
         details = {f"{name}_{k}": v for name, health in (("old", old), ("new", new))
@@ -88,15 +87,13 @@ class MigratingBackend(CompositeBackend):
             return Health(ok=False, backend=member.name, details={"error": "no answer"})
 
     async def parts(self, key: str) -> Sequence[QueuePart]:
-        """Return the two parts of a queue, on the old and on the new backend."""
         return (QueuePart(OLD, key), QueuePart(NEW, key))
 
     def public_key(self, part: QueuePart) -> str | None:
-        """Return the part's key, which is the same on both backends; ``None`` for the marker queue."""
         return None if part.key == MARKER else part.key
 
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return the queues of both backends; no queues in mode ``strict``, where the plan depends on the stores."""
+        """Return the queues of both backends, or no queues in mode ``strict``, where the plan depends on the stores."""
         if self.mode is MigrationMode.STRICT:
             return ReceivePlan(())
         return ReceivePlan(tuple(QueuePart(number, key) for number in (OLD, NEW) for key in keys))
@@ -107,20 +104,17 @@ class MigratingBackend(CompositeBackend):
         return self.first_plan(keys)
 
     def from_member(self, member: int, delivery: Delivery) -> Delivery:
-        """Prefix the receipt with its side if the old backend issued it, or if it already begins like a prefix."""
+        """Add a prefix to the receipt if the old backend issued it, or if it already begins like a prefix."""
         receipt = delivery.receipt
         if member == OLD or receipt.startswith(_MARKS):
             return structs.replace(delivery, receipt=_MARKS[member] + receipt)
         return delivery
 
     def origins(self, receipt: str, key: str) -> Sequence[tuple[QueuePart, str]]:
-        """Return the sides that may have issued a receipt.
-
-        A receipt without a prefix may also be from the old side, if it was issued before the migration.
-        """
         for member, mark in enumerate(_MARKS):
             if receipt.startswith(mark):
                 return [(QueuePart(member, key), receipt.removeprefix(mark))]
+        # A receipt without a prefix may also be from the old side, if it was issued before the migration.
         first = self._natives.get(receipt, NEW)
         return [(QueuePart(member, key), receipt) for member in (first, 1 - first)]
 
@@ -137,7 +131,7 @@ class MigratingBackend(CompositeBackend):
 class MigratingControl(JointControl):
     """The ``control`` of both backends.
 
-    The backend that accepts a queue's tasks holds the queue's settings. The other backend has a copy.
+    The side that accepts a queue's tasks holds the queue's settings. The other side has a copy.
     """
 
     def __init__(self, backend: MigratingBackend) -> None:

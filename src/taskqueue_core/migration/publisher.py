@@ -1,7 +1,4 @@
-"""Publishing during a migration.
-
-A task is sent to the closed side if that side knows its id, or else to the open side.
-"""
+"""Publishing during a migration: a task goes to the closed side if that side knows its id, or else to the open side."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _SKEW = 1.0
 
 
 class MigratingPublisher(JointPublisher):
-    """Implementation of `Publisher` during a migration. A task id is stored on one side only."""
+    """Implementation of `Publisher` during a migration. Each task id is stored on one side only."""
 
     moving = "the queue is being moved to another backend"
 
@@ -44,7 +41,7 @@ class MigratingPublisher(JointPublisher):
         for key, group in by_key(tasks, sorted(remaining)).items():
             self._router.forget(key)
             _, settings = await self._router.authority(key)
-            # If an operator, not the migration, closed the queue, its tasks are still refused.
+            # A queue that an operator closed (not the migration) still refuses its tasks.
             if settings.moved_to is None or ours(settings):
                 turning += group
         return sorted(turning)
@@ -76,7 +73,7 @@ class MigratingPublisher(JointPublisher):
         except BackendUnavailable:
             if not router.is_optional(number):
                 raise
-            # A duplicate may now be stored a second time, which is better than refusing every task.
+            # A task may now be stored twice, which is better than refusing every task.
             return {}
         return known
 

@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 OLD, NEW = 0, 1
 MARKER = "_taskqueue.migration"
-"""name of an internal queue whose settings record the phase, and which side accepts the tasks of unknown queues"""
+"""name of an internal queue whose settings record the phase, and the side that accepts tasks for unknown queues"""
 _WORD = "backend:"
 _REMEMBERED = 1.0
 """seconds for which the phase is cached; using an outdated phase does no harm"""
 _POLL_SECONDS = 0.1
-"""seconds between checks of whether the drained side is empty, while the other side waits for this"""
+"""seconds between checks of whether the drained side is empty, while the other side waits for it to be empty"""
 _LATER = 1.0
 """seconds between checks of the phase, while neither side waits for the other side"""
 _OF_THE_STORE = ("version", "moved_to", "durability", "replicas", "journal", "shards")
@@ -80,10 +80,10 @@ class MigrationRouter:
     def __init__(
         self, members: tuple[Member, Member], mode: MigrationMode, patience: float
     ) -> None:
-        """In mode ``available``, wait at most ``patience`` seconds for the side that is being drained."""
         self.members = members
         self.mode = mode
         self.patience = patience
+        """seconds to wait for an answer from an optional side"""
         self.copied_to: dict[str, tuple[str, ...]] = {}
         """for each queue, the names of the queues that receive copies of its tasks, as this process last read them"""
         self._open: dict[str, int] = {}
@@ -91,17 +91,11 @@ class MigrationRouter:
         self._empty_since: dict[QueuePart, float] = {}
 
     def is_optional(self, number: int) -> bool:
-        """Return whether the migration works without a side.
-
-        In mode ``available``, it works without the side that is being drained.
-        """
+        """Return whether a side may be unavailable. In mode ``available``, the side that is being drained may be."""
         return self.mode is MigrationMode.AVAILABLE and number == self.old_member
 
     async def ask(self, number: int, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a call to a side.
-
-        Raises `BackendUnavailable` if an optional side does not answer in time.
-        """
+        """Return the result of a call to a side. Raises `BackendUnavailable` if an optional side answers too late."""
         member = self.members[number]
         return await (member.within(self.patience, call) if self.is_optional(number) else call())
 
@@ -111,17 +105,13 @@ class MigrationRouter:
         return OLD if self._phase is None else 1 - self._phase[1].towards
 
     async def read(self, key: str) -> list[QueueSettings]:
-        """Return the settings of a queue on both sides."""
         return await gather_all(
             self.ask(number, partial(member.control.settings, key))
             for number, member in enumerate(self.members)
         )
 
     async def phase(self, *, fresh: bool = False) -> MigrationPhase:
-        """Return the phase of the migration.
-
-        Read it again if ``fresh`` is set, or if the cached phase is a second old.
-        """
+        """Return the phase of the migration. It is cached for a second; with ``fresh``, it is read again at once."""
         now = asyncio.get_running_loop().time()
         if self._phase is None or fresh or now >= self._phase[0] + _REMEMBERED:
             self._phase = now, await self._read_phase()
@@ -158,10 +148,7 @@ class MigrationRouter:
         return number, members[number]
 
     async def open_side(self, key: str) -> int | None:
-        """Return the side that accepts the new tasks of a queue; ``None`` while the queue changes sides.
-
-        If the queue was never used, it is first closed on the side that is being drained.
-        """
+        """Return the side that accepts the new tasks of a queue; ``None`` while the queue changes sides."""
         if key in self._open:
             return self._open[key]
         phase = await self.phase()
@@ -170,7 +157,7 @@ class MigrationRouter:
         except BackendUnavailable:
             return await self._without(key, phase.towards)
         number = only_open_side(members)
-        if number is None and not ours(members[OLD]):  # the queue is open on both sides
+        if number is None and not ours(members[OLD]):  # a new queue is open on both sides
             number = phase.towards
             if phase is not MigrationPhase.IDLE:
                 await self.close(key, 1 - number)
@@ -180,11 +167,7 @@ class MigrationRouter:
         return number
 
     async def _without(self, key: str, number: int) -> int:
-        """Return ``number`` for an open side while the other side is unavailable.
-
-        Raises `BackendUnavailable` if the side is closed by the migration, or the mode does not allow it to ignore the
-        other side.
-        """
+        """Return ``number`` if that side can accept tasks without the other; otherwise raise `BackendUnavailable`."""
         if self.mode is MigrationMode.AVAILABLE:
             settings = await self.members[number].control.settings(key)
             if not ours(settings):
@@ -213,10 +196,7 @@ class MigrationRouter:
         )
 
     async def turn(self, key: str, number: int) -> None:
-        """Make one side accept the new tasks of a queue.
-
-        The other side is closed first, so that never both accept tasks.
-        """
+        """Move a queue to side ``number``: close it on the other side first, so that never both sides accept tasks."""
         await self.close(key, 1 - number)
         await self.reopen(key, number)
         self._open[key] = number
@@ -276,8 +256,7 @@ class MigrationRouter:
         """Return whether the drained side of a queue is empty, and its rate limit allows the other side to deliver."""
         ledger, towards = stats.ledger, 1 - part.member
         live = ledger.waiting or ledger.scheduled or ledger.in_flight
-        # A queue that was never used on the drained side remains empty there, because the first publish closes it
-        # there.
+        # A queue that was never used on the drained side stays empty: the first publish closes that side.
         used = stats.delivered or ledger.published
         if live or (used and only_open_side(members) != towards):
             self._empty_since.pop(part, None)

@@ -1,7 +1,4 @@
-"""The commands of a migration.
-
-Any process may repeat an interrupted command: its progress is recorded in the stores.
-"""
+"""The commands of a migration. The stores record the progress, so any process may repeat an interrupted command."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class QueueOnTheMove(msgspec.Struct, frozen=True, kw_only=True):
     scheduled: int
     in_flight: int
     dead: int
-    """number of dead letters on the drained side; ``waiting``, ``scheduled`` and ``in_flight`` also count that side"""
+    """number of dead letters; like the three counts above, it counts tasks on the drained side"""
     moved: int
     """number of tasks published on the side that is not being drained"""
 
@@ -53,10 +50,7 @@ class MigrationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def open_queues(self) -> tuple[str, ...]:
-        """The queues whose new tasks do not go to the intended side yet.
-
-        The tuple is empty before the migration starts.
-        """
+        """The queues whose new tasks do not go to the intended side yet; empty before the migration starts."""
         target = _SIDES[1 - _SIDES.index(self.leaves)]
         turned = self.phase is not MigrationPhase.IDLE
         return tuple(queue.key for queue in self.queues if turned and queue.takes_in != target)
@@ -71,7 +65,7 @@ async def start(backend: MigratingBackend) -> MigrationStatus:
     """Copy all settings to the new side, then make that side accept the new tasks of each queue.
 
     Raises `InvalidInput` if the new side does not support the settings of a queue. The error names the queue, and no
-    queue was closed.
+    queue is closed.
     """
     router = backend.router
     for key in await _queues(router, OLD):
@@ -96,14 +90,11 @@ async def rollback(backend: MigratingBackend, *, force: bool = False) -> Migrati
 
 
 async def finish(backend: MigratingBackend, *, force: bool = False) -> MigrationStatus:
-    """Record that the drained side is empty.
-
-    Raises `MigrationUnfinished` if it is not empty, unless ``force`` is set.
-    """
+    """Record that the drained side is empty. Raises `MigrationUnfinished` if it is not, unless ``force`` is set."""
     result = await status(backend)
     if result.phase in (MigrationPhase.IDLE, MigrationPhase.INTERRUPTED) or result.open_queues:
         raise MigrationUnfinished(
-            f"the migration is {result.phase.value}; finish its start or its rollback first"
+            f"the migration (phase: {result.phase.value}) cannot be finished until its start or rollback is complete"
         )
     if result.unfinished and not force:
         batch = ", ".join(result.unfinished[:5])

@@ -1,8 +1,7 @@
-"""A complete backend, except for its store: the author writes a `RecordStore`.
+"""A backend that is complete except for its store, a `RecordStore` that its author writes.
 
-The store must support transactions, and no other process may use it.
-
-See `docs/writing-a-backend.md`, and `examples/taskqueue_sqlite` for an example.
+The store must support transactions, and no other process may use it. See `docs/writing-a-backend.md`, and
+`examples/taskqueue_sqlite` for an example.
 """
 
 from taskqueue_core.recordstore.backend import RecordBackend

@@ -111,10 +111,7 @@ class RecordBackend:
         return self._transitions.clock.now()
 
     async def health(self) -> Health:
-        """Check whether the store works, opening it if necessary.
-
-        Errors are not raised, but reported in the ``details`` of the result.
-        """
+        """Check whether the store works, and open it if necessary. Errors are reported in ``details``, not raised."""
         try:
             with self._transitions.step():
                 return Health(ok=True, backend=self._name)
@@ -122,7 +119,7 @@ class RecordBackend:
             return Health(ok=False, backend=self._name, details={"error": str(error)})
 
     async def aclose(self) -> None:
-        """Close all subscriptions, then the store. If this fails, the store stays open; call the method again."""
+        """Close all subscriptions, then the store. If this raises an exception, the store stays open; try again."""
         for subscription in self._transitions.subscriptions.all:
             await subscription.close()
         self._transitions.close()

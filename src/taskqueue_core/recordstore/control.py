@@ -30,7 +30,7 @@ from taskqueue_core.tasks import (
 )
 
 _PASS = 8
-"""maximum number of steps in one pass of maintenance"""
+"""maximum number of steps in one maintenance pass"""
 
 
 class RecordDeadLetters:
@@ -84,7 +84,7 @@ class RecordDeadLetters:
 
 
 class RecordControl:
-    """Implementation of `Control` for a `RecordBackend`. Its store supports ``durabilities``."""
+    """Implementation of `Control` for a `RecordBackend` whose store supports ``durabilities``."""
 
     def __init__(self, transitions: Transitions, durabilities: Collection[Durability]) -> None:
         self._transitions = transitions

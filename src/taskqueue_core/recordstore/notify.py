@@ -21,25 +21,21 @@ class ByKey(Generic[N]):
 
     @property
     def keys(self) -> set[str]:
-        """The keys that have open subscriptions or signals."""
         return set(self._by_key)
 
     @property
     def all(self) -> set[N]:
-        """All open subscriptions or signals."""
         return set[N]().union(*self._by_key.values())
 
     def of(self, key: str) -> set[N]:
-        """Return the open subscriptions or signals of a key."""
         return self._by_key.get(key, set())
 
     def add(self, opened: N) -> None:
-        """Add a subscription or signal that was opened."""
         for key in opened.keys:
             self._by_key.setdefault(key, set()).add(opened)
 
     def remove(self, closed: N) -> None:
-        """Remove a subscription or signal that was closed. Idempotent."""
+        """Remove a subscription or signal. Idempotent."""
         for key in closed.keys:
             remaining = self.of(key)
             remaining.discard(closed)
@@ -47,14 +43,13 @@ class ByKey(Generic[N]):
                 self._by_key.pop(key, None)
 
     def notify(self, keys: Iterable[str]) -> None:
-        """Notify the open subscriptions or signals of some keys."""
         for key in keys:
             for waiting in self.of(key):
                 waiting.notify()
 
 
 class Hints:
-    """Estimates, for each key, of whether it has waiting tasks, and when its next task becomes due.
+    """Estimates, for each key, of whether it has waiting tasks and when its next task becomes due.
 
     Hints make look-ups for idle keys unnecessary. A hint may cause a look-up that finds nothing, but it never hides a
     task.
@@ -66,7 +61,6 @@ class Hints:
         self._due: dict[str, float] = {}
 
     def note_due(self, key: str, at: float) -> None:
-        """Record that a task of the key becomes due at the time ``at``."""
         self._due[key] = min(at, self.due(key))
 
     def due(self, key: str) -> float:
@@ -74,14 +68,10 @@ class Hints:
         return self._due.get(key, math.inf)
 
     def nothing_due(self, key: str) -> None:
-        """Record that the key has no task that becomes due."""
         self._due.pop(key, None)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Discard the hints for some keys, which are then looked up again.
-
-        Hints are unreliable after a step was rolled back or the store was opened.
-        """
+        """Discard the hints for these keys, which may be wrong, so that the keys are looked up again."""
         for key in keys:
             self.waiting.add(key)
             self._due[key] = -math.inf

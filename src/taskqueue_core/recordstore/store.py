@@ -30,33 +30,28 @@ class Record(Entry, kw_only=True, eq=False):
 
     @property
     def due(self) -> float | None:
-        """The time at which a scheduled task becomes due, or a delivery without progress is lost.
-
-        ``None`` means never.
-        """
+        """Time at which a scheduled task becomes due or a delivery without progress is lost; ``None`` means never."""
         if self.state is State.SCHEDULED:
             return self.at
         if self.state is not State.IN_FLIGHT or self.patience is None:
             return None
-        # `updated_at` is the time of the delivery or of the last progress.
+        # While a task is in flight, `updated_at` is the time of the delivery or of the last progress.
         end = self.updated_at + self.patience
         return None if self.task.deadline is not None and self.task.deadline <= end else end
 
     @property
     def alarm(self) -> float | None:
-        """The next time at which the task becomes due, expires, or can be deleted; ``None`` if there is no event."""
+        """The next time at which the task becomes due, expires, or can be deleted; ``None`` if it never does."""
         if self.ended:
             return self.forget_at
         times = (self.due, self.task.deadline if self.live else None)
         return min((time for time in times if time is not None), default=None)
 
     def overdue(self, now: float) -> bool:
-        """Return whether the deadline of the task has passed."""
         return self.task.deadline is not None and self.task.deadline <= now
 
     @property
     def expired(self) -> Expired:
-        """The task as an `Expired` report."""
         return Expired(self.task.key, self.task.id, self.attempt)
 
 
@@ -73,22 +68,20 @@ class RecordStore(ABC):
         """Open the store for exclusive use by this process, and create its tables or files if it is new.
 
         Raises `BackendUnavailable`, without waiting, if another process uses the store. Raises `ConfigurationError`,
-        and changes nothing, if the store has another format or version. After an error, core calls `close`, and later
-        `open` again.
+        and changes nothing, if the store has another format or version. After an error, the backend calls `close`, and
+        later `open` again.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Close the store, even if `open` failed halfway. After an error, core calls this again, and later `open`."""
+        """Close the store, even if `open` failed halfway. After an error, the backend may call this or `open` again."""
 
     @abstractmethod
     def transaction(self, unsure: type[TaskQueueError]) -> AbstractContextManager[None]:
-        """Store all changes that the body makes, or no changes if it raises an exception.
-
-        Stored changes survive a crash.
+        """Store all changes that the body makes, or none if it raises an exception. What is stored survives a crash.
 
         Raises ``unsure`` if the commit failed and it is unknown whether the changes were stored. An exception that the
-        body raises is passed on even if the rollback fails. No transaction may be left open when the next one starts.
+        body raises is passed on even if the rollback fails. After the body, no transaction may be left open.
         """
 
     @abstractmethod
@@ -113,7 +106,7 @@ class RecordStore(ABC):
 
     @abstractmethod
     def first_waiting(self, key: str) -> Record | None:
-        """Return a key's waiting record with the lowest ``seq`` among those with the highest priority."""
+        """Return the key's waiting record with the highest priority and, among equals, the lowest ``seq``."""
 
     @abstractmethod
     def in_state(self, key: str, state: State, limit: int, after: int = 0) -> Sequence[Record]:
@@ -156,10 +149,7 @@ class RecordStore(ABC):
 
     @abstractmethod
     def bucket(self, key: str) -> Bucket | None:
-        """Return the rate-limit bucket of a queue; ``None`` if no bucket is stored.
-
-        Called only for queues with a rate limit.
-        """
+        """Return the rate-limit bucket of a queue that has a rate limit; ``None`` if no bucket is stored."""
 
     @abstractmethod
     def save_bucket(self, key: str, bucket: Bucket | None) -> None:

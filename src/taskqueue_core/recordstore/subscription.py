@@ -37,7 +37,7 @@ class RecordSubscription(LocalSubscription):
     def take(self, limit: int) -> Received:
         transitions, deliveries, expired = self._transitions, list[Delivery](), list[Expired]()
         with transitions.step() as now:
-            # The store may contain deliveries of an earlier step that failed; no receive has returned them.
+            # If an earlier step failed, the store may contain deliveries that no receive has returned.
             if self._unseen:
                 self._take_back(now, self._unseen)
             due_at = transitions.promote(self.keys, now)
@@ -135,10 +135,7 @@ class RecordSubscription(LocalSubscription):
         return record.settled_before(delivery.receipt, verb)
 
     async def close(self) -> None:
-        """Release the deliveries, and close the subscription.
-
-        If the store fails, it stays open; call the method again.
-        """
+        """Release the deliveries and close the subscription. If this fails, the subscription stays open; try again."""
         if self._transitions.opened and not self.closed:
             with self._transitions.step() as now:
                 self._take_back(now)

@@ -25,10 +25,7 @@ T = TypeVar("T")
 
 
 class Transitions:
-    """Changes the records of a store.
-
-    A step contains no ``await``, so that cancelling a call never interrupts a step.
-    """
+    """Changes the records of a store. A step contains no ``await``, so a cancelled call never interrupts a step."""
 
     def __init__(self, store: RecordStore, clock: Clock) -> None:
         self.store = store
@@ -66,18 +63,17 @@ class Transitions:
             self.signals.notify(self._room)
 
     def ensure_open(self) -> None:
-        """Raise `BackendUnavailable` if the backend was closed."""
         if self._ended:
             raise BackendUnavailable("the backend is closed")
 
     def close(self) -> None:
-        """Close the store permanently. If this raises an exception, call the method again."""
+        """Close the store permanently. If this raises an exception, the store stays open; try again."""
         if self.opened:
             self.store.close()
         self.opened, self._ended = False, True
 
     def _open(self) -> None:
-        """Open the store, and release as lost the deliveries that an earlier process left in flight."""
+        """Open the store, and release, as lost, the deliveries that an earlier process left in flight."""
         try:
             self.store.open()
             with self.store.transaction(BackendUnavailable):
@@ -97,10 +93,7 @@ class Transitions:
         return None if record is None or (record.ended and record.forget_at <= now) else record
 
     def move(self, record: Record, state: State, now: float) -> None:
-        """Change a record's state, and update counters and hints.
-
-        The record keeps its position if it is delivered or released.
-        """
+        """Change a record's state, and update counters and hints. A delivered or released record keeps its position."""
         key = record.task.key
         self._touched.add(key)
         if record.state is State.IN_FLIGHT and self.store.settings(key).max_inflight:
@@ -132,10 +125,7 @@ class Transitions:
         self.store.save(record)
 
     def take_back(self, record: Record, now: float, *, lost: bool) -> None:
-        """Release a delivery.
-
-        If it was ``lost``, and the task was lost too many times, the task becomes a dead letter.
-        """
+        """Release a delivery. If it was ``lost``, and its task was lost too often, the task becomes a dead letter."""
         key = record.task.key
         self.store.count(key, "redelivered")
         if lost:
@@ -144,7 +134,7 @@ class Transitions:
         self.move(record, State.DEAD if dies else State.WAITING, now)
 
     def configure(self, key: str, settings: QueueSettings, now: float) -> QueueSettings:
-        """Replace the settings of a queue, notify its receivers and publishers, and return the settings."""
+        """Replace the settings of a queue, notify its receivers and publishers, and return the new settings."""
         before = self.store.settings(key)
         changed = before.followed_by(settings)
         self.store.configure(key, changed)
@@ -173,8 +163,7 @@ class Transitions:
     def promote(self, keys: Collection[str], now: float) -> float:
         """Make due tasks available, and release deliveries without progress as lost: at most `STEP` records in total.
 
-        Return the time at which the next task of the keys becomes due. If that time is not after ``now``, call this
-        again.
+        Return the time at which the next task becomes due. If it is not after ``now``, call this method again.
         """
         room = STEP
         for key in keys:
@@ -189,7 +178,7 @@ class Transitions:
         return min((self.hints.due(key) for key in keys), default=math.inf)
 
     def promote_one(self, record: Record, now: float) -> bool:
-        """Make the task of a due record available. Return True if it was in flight, and its delivery was lost."""
+        """Make the task of a due record available. Return whether the task was in flight, so a delivery was lost."""
         hung = record.state is State.IN_FLIGHT
         if hung:
             self.take_back(record, now, lost=True)
@@ -216,10 +205,7 @@ class Transitions:
     async def sweep(
         self, key: str, states: Collection[State], change: Callable[[Record, float], None]
     ) -> int:
-        """Call ``change`` for all records that are now in these states, oldest first, and return their number.
-
-        The records are changed in several steps.
-        """
+        """Call ``change``, in several steps, for all records in these states, oldest first, and return their number."""
         with self.step():
             counters = self.store.counters(key)
         result = remaining = sum(counters[state] for state in states)

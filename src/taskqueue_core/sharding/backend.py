@@ -40,10 +40,7 @@ _POLL_SECONDS = 0.1
 
 
 class ShardedBackend(CompositeBackend):
-    """A `Backend` that adds the setting ``shards`` to another backend.
-
-    Calls for a queue that was never sharded are passed on unchanged.
-    """
+    """A `Backend` that adds the setting ``shards`` to another backend, and passes on calls for unsharded queues."""
 
     def __init__(self, inner: Backend) -> None:
         """Take ownership of ``inner``, which must support ``control``."""
@@ -65,13 +62,11 @@ class ShardedBackend(CompositeBackend):
         return await self.inner.health()
 
     async def parts(self, key: str) -> Sequence[QueuePart]:
-        """Return every shard of every generation of a queue, oldest generation first."""
         await self.generations.refresh()
         chain = self.generations.known(key)
         return [QueuePart(0, name) for generation in chain for name in generation.shard_keys(key)]
 
     def public_key(self, part: QueuePart) -> str | None:
-        """Return the name of the queue that a part belongs to; ``None`` for the internal marker queue."""
         shard = Shard.read(part.key)
         if shard is None:
             return None if part.key == MARKER else part.key
@@ -92,7 +87,7 @@ class ShardedBackend(CompositeBackend):
         return ReceivePlan(tuple(parts), _POLL_SECONDS if held else REMEMBERED)
 
     async def _open(self, key: str) -> list[str | None]:
-        """Return the shards after the first one that may deliver; ``None`` means that some must still wait."""
+        """Return the shards, except the first, that may deliver now, and a ``None`` if other shards must wait."""
         chain = self.generations.known(key)
         names: list[str | None] = []
         before: list[bool] = [await self._empty(FIRST.shard_key(key, 0))]
@@ -111,12 +106,10 @@ class ShardedBackend(CompositeBackend):
         return names
 
     async def _empty(self, position: str) -> bool:
-        """Return whether a closed shard has no tasks left that must come before the tasks of later shards.
-
-        Scheduled tasks count only if the shard had retries, because other scheduled tasks need not come first.
-        """
+        """Return whether a closed shard has no tasks left that must be delivered before the tasks of later shards."""
         if position not in self._drained:
             stats = await self.members[0].control.stats(position)
+            # Scheduled tasks that are not retries need not be delivered first.
             retries = stats.ledger.scheduled if stats.retried else 0
             if not (stats.ledger.waiting or stats.ledger.in_flight or retries):
                 self._drained.add(position)

@@ -22,10 +22,7 @@ _REPAIRED = 10
 
 
 class ShardedControl(JointControl):
-    """The ``control`` of sharded queues.
-
-    A queue's settings are stored in its first shard, and copied to all other shards.
-    """
+    """The ``control`` of sharded queues. A queue's settings are stored in its first shard, and copied to the others."""
 
     def __init__(self, composite: CompositeBackend, generations: ShardGenerations) -> None:
         super().__init__(composite)
@@ -57,7 +54,7 @@ class ShardedControl(JointControl):
             await self._demand_no_copies(key)
         moved_to = first.moved_to
         await write_marker(self._inner)
-        # If several processes do this at once, the store accepts the settings of only one process below.
+        # If several processes change the settings at once, `configure` succeeds in only one of them.
         if whole:
             following = Generation(1, settings.shards)
             moved_to = following.moved_to
@@ -108,7 +105,7 @@ class ShardedControl(JointControl):
                 )
 
     async def _repair(self) -> None:
-        """Complete changes of the number of shards that were interrupted."""
+        """Complete interrupted changes of the number of shards."""
         generations = self._generations
         await generations.refresh()
         for key in self._next_keys(sorted(generations.sharded), _REPAIRED):

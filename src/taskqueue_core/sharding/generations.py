@@ -47,7 +47,6 @@ class Generation(NamedTuple):
         return _named(key, shard, self)
 
     def shard_keys(self, key: str) -> list[str]:
-        """Return the keys under which the store keeps the shards of the queue ``key``."""
         return [self.shard_key(key, shard) for shard in range(self.shards)]
 
 
@@ -87,8 +86,8 @@ def shard_of(task: Task, shards: int) -> int:
 
 @lru_cache(maxsize=16_384)
 def _named(key: str, shard: int, generation: Generation) -> str:
-    # Some stores, for example Redis Cluster, choose the partition by a checksum of the name. The salt, a part of the
-    # name, gives consecutive shards consecutive checksums, so that the shards are spread evenly over any number of
+    # Some stores, for example Redis Cluster, choose the partition by a checksum of the name. The salt at the end of the
+    # name gives consecutive shards consecutive checksums, so that the shards are spread evenly over any number of
     # partitions that divides _EVENLY.
     name = f"{key}:s{shard}@{generation.number}x{generation.shards}"
     wanted = (crc32(key.encode()) + shard) % _EVENLY
@@ -123,10 +122,7 @@ class ShardGenerations:
         return self._known.get(key, (FIRST,))
 
     async def refresh(self) -> None:
-        """Find out which queues other processes have sharded.
-
-        Reads the list of queues at most once every two seconds.
-        """
+        """Find out which queues other processes have sharded. Reads the list of queues at most once in two seconds."""
         async with self._looking:
             now = asyncio.get_running_loop().time()
             if now < self._looked_at + REMEMBERED:
@@ -171,8 +167,7 @@ class ShardGenerations:
     async def succeed(self, key: str, shards: int, settings: QueueSettings) -> None:
         """Replace the last generation of a queue with a generation of ``shards`` shards.
 
-        The first shard of the last generation is closed before the other shards. If several processes try this at the
-        same time, the process that closes it decides the next generation.
+        If several processes do this at once, the process that closes the first shard decides the next generation.
         """
         while (chain := await self.read(key))[-1].shards != shards:
             last, following = chain[-1], Generation(chain[-1].number + 1, shards)
@@ -181,11 +176,10 @@ class ShardGenerations:
             await self.close_all(key, last, following)
 
     async def close_all(self, key: str, generation: Generation, following: Generation) -> None:
-        """Close every shard of a generation."""
         await gather_all(self.demand_closed(name, following) for name in generation.shard_keys(key))
 
     async def copy(self, key: str, settings: QueueSettings, *generations: Generation) -> None:
-        """Copy a queue's settings to all shards of the given generations.
+        """Copy a queue's settings to all shards of these generations.
 
         Each shard keeps its own version, and its own ``moved_to`` if a later generation has replaced it.
         """

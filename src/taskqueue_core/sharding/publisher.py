@@ -13,10 +13,7 @@ from taskqueue_core.tasks import Confirmation, Task
 
 
 class ShardedPublisher(JointPublisher):
-    """Implementation of `Publisher` for sharded queues.
-
-    Tasks of queues that were never sharded are passed on unchanged.
-    """
+    """Implementation of `Publisher` for sharded queues. Tasks of other queues are passed on unchanged."""
 
     moving = "the number of shards is being changed"
 
@@ -45,10 +42,7 @@ class ShardedPublisher(JointPublisher):
         return [index for index in moved if tasks[index].key in grown]
 
     async def _known(self, tasks: Sequence[Task], indexes: list[int]) -> dict[int, QueuePart]:
-        """Return the indexes of the tasks whose ids an older generation knows, each mapped to the shard that has it.
-
-        Each task's shard of the previous generation is closed first, so that no two shards accept the same id.
-        """
+        """Return the indexes of tasks whose ids an older generation knows, each mapped to the shard with the task."""
         requested: dict[str, list[int]] = {}
         for key, batch in by_key(tasks, indexes).items():
             *older, last = self._generations.known(key)
@@ -56,6 +50,7 @@ class ShardedPublisher(JointPublisher):
                 for index in batch:
                     name = generation.shard_key(key, shard_of(tasks[index], generation.shards))
                     requested.setdefault(name, []).append(index)
+                    # Close the shard of the previous generation, so that no two shards accept the same id.
                     if generation is older[-1]:
                         await self._generations.demand_closed(name, last)
         if not requested:

@@ -12,7 +12,7 @@ from taskqueue_core.tasks import Delivery, Received
 _STREAK = 10
 """maximum number of consecutive receives that prefer the same shard; after that, all shards take turns again"""
 _FAVOURITES = 8
-"""maximum number of shards with subscriptions of their own, so that they can be asked before other shards"""
+"""maximum number of shards that have subscriptions of their own, so that they can be asked before other shards"""
 
 
 class ShardedSubscription(JointSubscription):

@@ -104,7 +104,7 @@ class Lease:
     resumed: bool = False
     note: bytes | None = None
     via: str | None = None
-    """previous token of this lease; a client that did not receive the new token in an answer sends this one again"""
+    """previous token of this lease, which a client sends again if it did not receive the new token"""
     missed: tuple[int, float] | None = None
     """number of jobs and time of the server's first report that did not include this lease's job"""
     mark: int = 0
@@ -133,5 +133,5 @@ class Lease:
         )
 
     def shown(self) -> SlotLease:
-        """Return the lease as others see it, without its token and note."""
+        """Return the lease as other clients see it, without its token and note."""
         return msgspec.structs.replace(self.to_slot_lease(), token="", note=None)

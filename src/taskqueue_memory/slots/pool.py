@@ -260,7 +260,7 @@ class MemorySlots:
         return had
 
     def _remade(self, shown: SlotLease, now: float) -> Lease | None:
-        """Recreate a lease that an earlier instance of the pool granted; None if that is not possible."""
+        """Recreate a lease that an earlier instance of the pool granted; return None if that is not possible."""
         token = Token.read(shown.token)
         if token is None or token.epoch == self._pool.epoch or not check_remade(shown):
             return None

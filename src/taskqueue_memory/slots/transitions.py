@@ -1,4 +1,4 @@
-"""Building blocks of the slot pool's operations. After each of them, every slot has at most one holder."""
+"""The steps that make up the slot pool's operations. After each step, every slot has at most one holder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskqueue_memory.room_signal import RoomNotifier
 from taskqueue_memory.slots.leases import Lease, SlotPosition, SlotServer
 
 _SWEPT = 1000
-"""maximum number of expired leases that one sweep ends; those left for the next sweep are already invalid"""
+"""maximum number of expired leases that one sweep ends; the leases left for the next sweep are already invalid"""
 _NOTES_PER_JOB = 8
 _NOTES = 1000
 _NOTE_BYTES = 16 * 1024 * 1024
@@ -61,7 +61,7 @@ class Pool:
     """All endpoints and leases of one backend."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start empty, with a new epoch, which distinguishes the tokens of this pool from those of earlier pools."""
+        """Create an empty pool with a new epoch, which distinguishes its tokens from those of earlier pools."""
         self.clock = clock
         self.epoch = secrets.token_hex(8)
         self.servers: dict[str, SlotServer] = {}
@@ -83,7 +83,7 @@ class Pool:
         return self.models.get(model, {}).get(server)
 
     def put(self, endpoint: Endpoint) -> SlotPosition:
-        """Add an endpoint, or update it if it is registered."""
+        """Add an endpoint, or update it if it is already registered."""
         server = self.servers.setdefault(endpoint.server, SlotServer())
         position = server.positions.get(endpoint.model)
         if position is None:
@@ -147,7 +147,7 @@ class Pool:
         return lease and self.find(lease.token, now)
 
     def bind(self, lease: Lease, job: str) -> None:
-        """Bind a lease to a job, and record the model as the last one of the server."""
+        """Bind a lease to a job, and record the model as the server's last model."""
         position = lease.position
         lease.job, lease.state = job, Permit.ASSIGNED
         last = position.server.last_model
@@ -182,14 +182,14 @@ class Pool:
         self.notify((lease.position,), now)
 
     def sweep(self, now: float) -> None:
-        """End expired leases, except those of jobs that their server reports, which `reconcile` ends."""
+        """End expired leases, except those of jobs on a server that reports its jobs, which `reconcile` ends."""
         for lease in tuple(self._ends.take(now, _SWEPT)):
             lease.mark = 0
             if lease.ends_by_time():
                 self.run_out(lease, now)
 
     def notify(self, positions: Iterable[SlotPosition], now: float) -> None:
-        """Notify dispatchers that wait for a slot of a model, if ``positions`` have free slots of the model.
+        """Notify the dispatchers that wait for a slot, for each model with a free slot on one of ``positions``.
 
         If a server has a limit across all models, its other endpoints are included.
         """
