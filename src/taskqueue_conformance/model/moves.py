@@ -88,7 +88,7 @@ class Moves(BackendMachine):
         self.done(f"{about} {answer or 'lease_lost'}")
 
     def the_dead(self, key: str, chosen: Sequence[str], moved: int) -> list[Entry]:
-        """Return the dead entries ``chosen``, or all if it is empty; fail unless their number is ``moved``."""
+        """Return the dead letters ``chosen``, or all if none is chosen; fail unless their number is ``moved``."""
         entries = [self.model.entries.get((key, name)) for name in chosen]
         if not chosen:
             entries = [entry for entry in self.model.entries.values() if entry.task.key == key]

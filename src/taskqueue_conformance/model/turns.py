@@ -24,7 +24,7 @@ class Turns:
         self._owed = 1.0
 
     def reset(self) -> None:
-        """Forget all turns, because a tenant may have left and joined again, or the order has changed."""
+        """Forget all turns, because a tenant may have stopped waiting, or the queue's settings have changed."""
         self._turns = {}
 
     def served(self, entry: Entry, others: Sequence[Entry], settings: QueueSettings) -> None:

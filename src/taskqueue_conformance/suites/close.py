@@ -1,4 +1,4 @@
-"""Closing: a closed subscription releases its deliveries at once, and a backend closes its subscriptions."""
+"""Closing a subscription releases its deliveries at once, and closing a backend closes its subscriptions."""
 
 from __future__ import annotations
 

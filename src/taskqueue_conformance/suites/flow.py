@@ -132,7 +132,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert await bench.wakes(subscription.receive(5, None), late) == ["o4"]
 
     async def test_pause(self, bench: Bench) -> None:
-        """A receive from a paused queue returns nothing, and no error; publishing and settling continue (law 5; F6)."""
+        """A receive from a paused queue returns no tasks and no error; publishing and settling continue (law 5; F6)."""
         subscription, delivery = await bench.running("running", "t1")
         await bench.limit(paused=True)
         assert (await held(subscription)).due_at is None, "no task becomes due"
@@ -171,7 +171,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs("shared")
     async def test_places_on_every_replica(self, bench: Bench) -> None:
-        """Replicas count tasks in flight together, and apply each other's limits (laws 5, 9; F2, F7)."""
+        """Replicas share the count of tasks in flight, and apply limits set at another replica (laws 5, 9; F2, F7)."""
         other = await bench.replica()
         await other.limit(max_inflight=1)
         await bench.publish("t1", "t2", "t3")

@@ -155,7 +155,7 @@ class SettleSuite(Harness):
         assert ids(await bench.take(other, 2)) == ["t1"]
 
     async def test_receipt_never_issued(self, bench: Bench) -> None:
-        """An invalid receipt settles nothing, and causes no other error (law 2)."""
+        """An invalid receipt settles nothing, and is refused like a stale receipt (law 2)."""
         subscription, delivery = await bench.running("t1")
         receipt = delivery.receipt
         for garbage in ("", "0", "0-0", receipt + "0", receipt[:-1], "x" * 500, "ä:{}*\0"):
