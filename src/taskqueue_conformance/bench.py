@@ -234,7 +234,7 @@ class Bench:
     async def bury(
         self, subscription: Subscription, delivery: Delivery, reason: str = "bad"
     ) -> Settled:
-        """Make a delivery a dead letter."""
+        """Turn the task of a delivery into a dead letter."""
         self._require(Capability.DEAD_LETTERS)
         return await dead_lettering_of(self.backend, subscription).dead_letter(
             delivery, reason, f"{reason}: details"

@@ -75,7 +75,7 @@ class Limits:
         return allowed
 
     def check_refusal(self, answer: Confirmation, waiting: Span, of_tenant: Span) -> None:
-        """Fail if a refusal has a wrong code or depth, or lacks its reason or delay."""
+        """Fail if a refusal has a wrong code or depth, or lacks a reason or a delay."""
         settings, allowed = self.settings, set()
         if settings.intake_paused:
             allowed.add(Refusal.INTAKE_PAUSED)

@@ -121,7 +121,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(owner=owners, index=places)
     def dead_letter(self, owner: int, index: int) -> None:
-        """Make a delivery a dead letter. Its receipt may be stale."""
+        """Turn the task of a delivery into a dead letter. The receipt of the delivery may be stale."""
 
         async def bury(delivery: Delivery) -> tuple[Settled, ...]:
             return (await self.bench.bury(self.subscriptions[owner], delivery),)

@@ -43,7 +43,7 @@ class Model(Shelf):
         self._numbers = 0
 
     def published(self, task: Task, answer: Confirmation, span: Span) -> None:
-        """Record the answer to the publishing of a task."""
+        """Record the answer to a publish of ``task``."""
         entry = self.entries.get((task.key, task.id))
         limits = self.limits[task.key]
         waiting = self.waiting(task, span), self.waiting(task, span, of_tenant=True)

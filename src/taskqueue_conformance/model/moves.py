@@ -23,7 +23,7 @@ _MAX_LOSSES = 2
 
 
 class Moves(BackendMachine):
-    """The base of the queue state machine: a backend, its model, and methods that compare the two."""
+    """The base class of the queue state machine: a backend, its model, and methods that compare the two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Moves(BackendMachine):
         return dead
 
     def any(self, *states: State) -> bool:
-        """Return whether an entry is in one of the states."""
+        """Return whether any entry is in one of ``states``."""
         return any(entry.state in states for entry in self.model.entries.values())
 
     def done(self, answer: str) -> None:

@@ -32,7 +32,7 @@ class PoolSteps:
     def __init__(
         self, slots: SlotPool, advance: Callable[[float], Awaitable[None]], short: float
     ) -> None:
-        """Create steps for a pool. ``advance`` lets seconds pass; ``short``: seconds between two reports."""
+        """Create the steps for a pool. ``advance`` lets time pass; two reports are ``short`` seconds apart."""
         self._slots = slots
         self._advance = advance
         self._short = short
@@ -132,7 +132,7 @@ class PoolSteps:
     ) -> list[str | None]:
         """Report that a server runs ``active`` jobs, or with ``None`` that it did not answer.
 
-        Return the job of each lease that ended, and ``None`` for each such lease without a job.
+        For each lease that ended, return its job, or ``None`` if the lease had no job.
         """
         seen = None
         if active is not None:

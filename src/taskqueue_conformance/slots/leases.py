@@ -1,4 +1,4 @@
-"""The capability ``slots``: each slot has at most one holder, identified by its token."""
+"""The capability ``slots``: each slot has at most one holder, which is identified by a token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
     """Tests of `SlotPool.acquire`, ``assign``, ``detach``, ``renew`` and ``release``."""
 
     async def test_as_many_as_there_are(self, bench: Bench) -> None:
-        """Each slot is granted once; if none is free, ``acquire`` returns nothing (B6, B9, C20; FIX-C4)."""
+        """Each slot is granted once; if no slot is free, ``acquire`` returns nothing (B6, B9, C20; FIX-C4)."""
         await bench.pool.serve(slots=3)
         first = await bench.pool.take(2)
         second = await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=5)
@@ -196,7 +196,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect("s2", free=1)
 
     async def test_the_same_job_of_two_models(self, bench: Bench) -> None:
-        """Jobs of two models may have the same name; each has a slot of its own (fault H7)."""
+        """Jobs of two models may have the same name; each job has a slot of its own (fault H7)."""
         (lease,) = await bench.pool.serving("job-1")
         await bench.pool.serve(model=OTHER_MODEL)
         (two,) = await bench.pool.running("job-1", model=OTHER_MODEL)

@@ -89,7 +89,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.advance(bench.short)
 
     async def test_a_signal_of_several_models(self, bench: Bench) -> None:
-        """A signal of several models fires for each of them, whatever their names (B7; OPEN-C5)."""
+        """A signal for several models fires for each of the models, whatever their names (B7; OPEN-C5)."""
         await bench.pool.serve()
         await bench.pool.serve(model=OTHER_MODEL)
         for model in (MODEL, OTHER_MODEL):
@@ -132,7 +132,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(held=1)
 
     async def test_a_cancelled_acquire_loses_nothing(self, bench: Bench) -> None:
-        """A cancelled ``acquire`` keeps no slot for longer than its ttl (B7; fault H2)."""
+        """A cancelled ``acquire`` keeps no slot for longer than the ttl (B7; fault H2)."""
         await bench.pool.serve(slots=3)
         for hops in range(6):
             acquire = bench.slots.acquire(MODEL, f"h{hops}", ttl=bench.short, limit=3)
@@ -176,7 +176,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
 
     @needs("shared")
     async def test_replicas_look_in_turn(self, bench: Bench) -> None:
-        """Two reports about a server by two processes count as two reports (C22; fault H4)."""
+        """Two reports without a job end its lease, even if they come from two processes (C22; fault H4)."""
         other = await bench.replica()
         await bench.pool.serving("job-1")
         assert await bench.pool.report(0) == []

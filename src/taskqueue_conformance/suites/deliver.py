@@ -1,4 +1,4 @@
-"""Delivery: in order within each lane, fairly across keys, and of each task to only one consumer."""
+"""Delivery: each lane keeps its order, no key starves another key, and each task goes to one consumer."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class DeliverSuite(Harness):
         assert ids(await bench.take(bench.subscribe(OTHER), 2)) == ["t2"]
 
     async def test_receipts_cannot_be_guessed(self, bench: Bench) -> None:
-        """All receipts are different, even those of the same task, and long enough to be random."""
+        """All receipts are different, even those of the same task, and too long to be guessed."""
         subscription = await bench.subscribed("t1")
         receipts = set()
         for _ in range(20):

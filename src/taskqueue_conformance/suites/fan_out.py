@@ -1,4 +1,4 @@
-"""The capability ``fan_out``: publishing to a queue stores a copy in each queue that it is bound to."""
+"""The capability ``fan_out``: a publish stores a copy of the task in each queue in ``bound_to``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_a_copy_in_each(self, bench: Bench) -> None:
-        """Each bound queue stores a copy, which is settled separately; the queue itself stores none (law 1; D9)."""
+        """Each queue in ``bound_to`` stores a copy, settled separately; the queue itself stores none (law 1; D9)."""
         name, two = await bound(bench, 2)
         (answer,) = await bench.offer(bench.task("t1", payload={"n": 1}, headers={"h": "x"}))
         assert (answer.key, answer.task_id, answer.status) == (KEY, "t1", Published.ACCEPTED)

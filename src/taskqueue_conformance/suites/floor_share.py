@@ -90,7 +90,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert sorted(ids(await bench.take(subscription, 9))) == ["a1", "b6", "b7"]
 
     async def test_share_and_entities(self, bench: Bench) -> None:
-        """The priority of a task that waits for its ordering key gets no share now, and no more later (law 4; R8)."""
+        """While a task waits for its ordering key, its priority gets no share and saves none for later (law 4; R8)."""
         await bench.arrange(floor_share=0.5)
         subscription, first = await bench.running("low0", "low1", priority=1, ordering_key="e")
         await _publish(bench, high=6)

@@ -48,7 +48,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(in_flight=7, waiting=23)
 
     async def test_waiting_for_a_place_costs_nothing(self, bench: Bench) -> None:
-        """A task that waited for ``max_inflight`` is delivered with attempt 1 (laws 3, 5; FIX-C3)."""
+        """A task that ``max_inflight`` delayed is delivered with attempt 1 (laws 3, 5; FIX-C3)."""
         await bench.limit(max_inflight=1)
         subscription, first = await bench.running("t1", "t2")
         for _ in range(10):
@@ -66,7 +66,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_dying_frees_the_place(self, bench: Bench) -> None:
-        """Making a delivery a dead letter wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
+        """Turning a running task into a dead letter wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
         for end in (bury, poison):
             await _frees(bench, end)
 

@@ -39,7 +39,7 @@ async def close(_: Bench, subscription: Subscription, __: Delivery) -> None:
 
 
 async def bury(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
-    """Make the delivery a dead letter."""
+    """Turn the task into a dead letter."""
     await bench.bury(subscription, delivery)
 
 

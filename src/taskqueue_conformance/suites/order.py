@@ -100,7 +100,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken == ["b18", "a2", "b19", "a3", "b20", "a4", "b21", "a5"]
 
     async def test_without_a_tenant(self, bench: Bench) -> None:
-        """Tasks without a tenant take turns together, like the tasks of one tenant (law 4)."""
+        """Tasks without a tenant are served like the tasks of one more tenant (law 4)."""
         await bench.fair()
         await bench.publish("n0", "n1", "n2", "n3")
         await fill(bench, a=2)

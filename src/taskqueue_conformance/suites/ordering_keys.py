@@ -19,7 +19,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_one_at_a_time(self, bench: Bench) -> None:
-        """Across all workers, one task per ordering key is in flight; other tasks are not blocked (law 4; R8, D2)."""
+        """Only one task per ordering key is in flight in all workers; other tasks are not blocked (law 4; R8, D2)."""
         await _publish(bench, e=3, f=2)
         await bench.publish("t1", "t2")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
@@ -166,7 +166,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_scheduled_hold_nothing(self, bench: Bench) -> None:
-        """A task that is not due yet blocks no other task; once due, it waits for its turn (laws 4, 8; R8)."""
+        """A scheduled task does not block its ordering key; once due, the task waits for its turn (laws 4, 8; R8)."""
         await bench.publish("e0", ordering_key="e", not_before=bench.now + bench.short)
         await _publish(bench, e=2, start=1)
         subscription = bench.subscribe()

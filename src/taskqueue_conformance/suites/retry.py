@@ -17,7 +17,7 @@ class RetrySuite(Harness):
     """Tests of `Publisher.schedule_retry`."""
 
     async def test_retry_through_core(self, bench: Bench) -> None:
-        """A failed task runs again once, after its delay, as the next attempt (law 8; D3, REV-E1, REV-E2)."""
+        """A failed task runs again once, after the retry delay, as the next attempt (law 8; D3, REV-E1, REV-E2)."""
         subscription = await bench.subscribed("t1")
         for attempt in (1, 2, 3):
             delivery = await bench.one(subscription)
@@ -44,7 +44,7 @@ class RetrySuite(Harness):
 
     @needs("atomic_retry")
     async def test_settling_twice(self, bench: Bench) -> None:
-        """Sending the same retry again is a duplicate, and changes nothing (law 2)."""
+        """A retry that is sent again is a duplicate, and changes nothing (law 2)."""
         subscription, delivery = await bench.running("t1")
         assert await _retry(bench, delivery) is ACCEPTED
         assert await _retry(bench, delivery) is DUPLICATE

@@ -123,7 +123,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             await frees(bench, end, tenant="a")
 
     async def test_tenants_tokens(self, bench: Bench) -> None:
-        """A tenant without tokens is skipped; redeliveries take tokens, too (law 5; OPEN-F1, F3)."""
+        """A tenant without tokens is skipped; redeliveries also take tokens (law 5; OPEN-F1, F3)."""
         await bench.fair(tenant_rate_limit=_SLOW)
         await fill(bench, a=5, b=1)
         subscription = bench.subscribe()
@@ -267,7 +267,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
 
 async def _publish(bench: Bench, *names: str) -> tuple[Confirmation, ...]:
-    """Publish tasks; the first letter of each id is its tenant."""
+    """Publish tasks; the first letter of a task's id is its tenant."""
     return await bench.offer(*(bench.task(name, tenant=name[0]) for name in names))
 
 
