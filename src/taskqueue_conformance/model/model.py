@@ -112,9 +112,9 @@ class Model(Shelf):
         """Record the answer to a receive call of a subscription to ``keys``."""
         held_up = self.held_up_by(answer.expired, span)
         self.expired(answer.expired, span)
-        assert len(answer.deliveries) <= limit, "more deliveries than the limit"
+        assert len(answer.deliveries) <= limit, "a receive returned more deliveries than its limit"
         for delivery in answer.deliveries:
-            assert delivery.task.key in keys, "a delivery of a key that was not subscribed"
+            assert delivery.task.key in keys, "a task of a key without a subscription was delivered"
             self._delivered(owner, delivery, span, held_up)
         entries = [entry for entry in self.entries.values() if entry.task.key in keys]
         if len(answer.deliveries) < limit and not answer.again:
@@ -123,7 +123,7 @@ class Model(Shelf):
                 for entry in entries
                 if self.surely_free(entry, span) and self.opens_at(entry, span) is None
             ]
-            assert not remaining, f"available and not delivered: {remaining}"
+            assert not remaining, f"available tasks were not delivered: {remaining}"
         if not (answer.deliveries or answer.again):
             due = min((self.known_at(entry, span) for entry in entries), default=inf)
             value = answer.due_at

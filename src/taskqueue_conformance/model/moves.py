@@ -62,7 +62,7 @@ class Moves(BackendMachine):
             answers = self.run(call)
         except LeaseLost:
             answers = (Settled.LEASE_LOST,)
-            assert len(chosen) == 1, "a batch answers per receipt, it does not raise (law 2)"
+            assert len(chosen) == 1, "a batch must answer for each receipt, and not raise (law 2)"
         else:
             assert answers != (Settled.LEASE_LOST,), (
                 "a single stale receipt must raise LeaseLost (law 2)"
@@ -93,7 +93,7 @@ class Moves(BackendMachine):
         if not chosen:
             entries = [entry for entry in self.model.entries.values() if entry.task.key == key]
         dead = [entry for entry in entries if entry is not None and entry.state is State.DEAD]
-        assert moved == len(dead), f"{moved} moved of {len(dead)} dead (law 1)"
+        assert moved == len(dead), f"{moved} of {len(dead)} dead letters were moved (law 1)"
         return dead
 
     def any(self, *states: State) -> bool:

@@ -242,7 +242,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert taken.token != old.token
         await bench.pool.check_stale(old)
         leases = await bench.slots.renew(lease, young, busy, taken, ttl=LONG)
-        assert None not in leases, "a lease was taken that is its own, recent or bound to a job"
+        assert None not in leases, "a lease was taken that is the caller's, recent or has a job"
 
     async def test_free_slots_before_idle_ones(self, bench: Bench) -> None:
         """With ``idle``, free slots are granted first, then idle slots of other holders (B9)."""

@@ -212,7 +212,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
 async def bound(bench: Bench, count: int, *, of: str = KEY) -> tuple[str, ...]:
     """Bind a queue to ``count`` other queues, and return their names."""
     targets = [name async for name in _bindable(bench, of, count)]
-    assert len(targets) == count, f"of {_TRIES} queues {of!r} can be bound to {len(targets)}"
+    assert len(targets) == count, f"{of!r} can be bound to only {len(targets)} of {_TRIES} queues"
     await bench.configure(of, bound_to=tuple(targets))
     return tuple(targets)
 

@@ -129,7 +129,7 @@ def _check_share(taken: Sequence[str], share: float) -> None:
         window = ceil(1 / share)
         for start in range(len(taken) - window):
             assert any(lowest[start : start + window + 1]), (
-                f"no delivery of the lowest priority among {window + 1} (law 4)"
+                f"{window + 1} deliveries in a row had a high priority (law 4)"
             )
     else:
         assert not any(lowest), "a lower priority was delivered before a higher one (law 4)"

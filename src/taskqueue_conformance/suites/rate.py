@@ -42,7 +42,9 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         for seconds, tokens in ((1, 2), (2, 4), (3, 4), (0.5, 1)):
             await bench.advance(seconds)
             more = await bench.take(subscription, 9)
-            assert len(more) >= tokens, f"{tokens} tokens in {seconds} s, {len(more)} deliveries"
+            assert len(more) >= tokens, (
+                f"expected {tokens} deliveries in {seconds} s, got {len(more)}"
+            )
             taken += more
         check_rate(taken, _FAST)
 
