@@ -16,7 +16,7 @@ class Entry:
         self.task = task
         self.state = State.WAITING
         self.attempt: int | None = 1
-        """``None`` if unknown: after a retry of a task that the store may have forgotten, until the next report"""
+        """``None`` from the retry of a task that the store may have forgotten until the next report of its attempt"""
         self.losses = 0
         self.handed = 0
         self.priors = {0}

@@ -19,7 +19,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_one_at_a_time(self, bench: Bench) -> None:
-        """Only one task per ordering key is in flight in all workers; other tasks are not blocked (law 4; R8, D2)."""
+        """At most one task per ordering key is in flight; other tasks are not blocked (law 4; R8, D2)."""
         await _publish(bench, e=3, f=2)
         await bench.publish("t1", "t2")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
