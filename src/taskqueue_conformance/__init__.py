@@ -13,9 +13,9 @@
 
         async def reopen(self, backend): ...
 
-``capabilities`` states what the backend must declare. Set ``manual_clock = False`` if the backend cannot use the given
-clock. Tests that need an undeclared capability are not collected. The summary of the run reports how many tests were
-left out, and why. `Harness.test_capabilities` compares the class with its backend.
+``capabilities`` states what the backend must declare. Set ``manual_clock = False`` if the backend cannot use the
+clock that ``open_backend`` is given. Tests that need an undeclared capability are not collected; the summary of the run
+reports how many. `Harness.test_capabilities` fails if the class and its backend declare different capabilities.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MODULES = {
 }
 
 
-# These names are imported on first use, because pytest imports this package in every run to load its plugin.
+# The names in ``__all__`` are imported on first use: pytest imports this package in every run to load the kit's plugin.
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

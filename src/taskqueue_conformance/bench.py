@@ -54,7 +54,7 @@ def ids(deliveries: Iterable[Delivery]) -> list[str]:
 
 
 class _BackendSource(Protocol):
-    """The attributes and methods of a test class that a `Bench` uses: see `taskqueue_conformance.Harness`."""
+    """The part of `taskqueue_conformance.Harness` that a `Bench` uses."""
 
     @property
     def manual_clock(self) -> bool: ...
@@ -172,7 +172,7 @@ class Bench:
     async def wakes(
         self, receive: Coroutine[Any, Any, Received], event: Awaitable[object]
     ) -> list[str]:
-        """Start ``receive``, then run ``event``, which must make it return; return the task ids of the deliveries."""
+        """Fail unless ``receive`` waits until ``event`` runs; return the task ids of its deliveries."""
         waiting = await self.start(receive)
         assert not waiting.done(), "a receive returned at once: expected it to wait"
         await event
@@ -234,7 +234,7 @@ class Bench:
     async def bury(
         self, subscription: Subscription, delivery: Delivery, reason: str = "bad"
     ) -> Settled:
-        """Make a delivery a dead letter."""
+        """Turn the task of a delivery into a dead letter."""
         self._require(Capability.DEAD_LETTERS)
         return await dead_lettering_of(self.backend, subscription).dead_letter(
             delivery, reason, f"{reason}: details"
@@ -243,7 +243,7 @@ class Bench:
     async def adopt(
         self, subscription: Subscription, *receipts: str
     ) -> tuple[Delivery | None, ...]:
-        """Transfer deliveries to ``subscription`` by their receipts; return ``None`` for each that it may not adopt."""
+        """Transfer the deliveries with these receipts to ``subscription``; return ``None`` for each refused receipt."""
         self._require(Capability.HANDOVER)
         return await handover_of(self.backend, subscription).adopt(*receipts)
 
@@ -253,17 +253,17 @@ class Bench:
         return await revocation_of(self.backend, subscription).revoked()
 
     async def configure(self, key: str = KEY, **settings: Any) -> QueueSettings:
-        """Change the given settings of a queue, keep all other settings, and return the result."""
+        """Change the given settings of a queue, keep its other settings, and return all of its settings."""
         present = await self.control.settings(key)
         return await self.control.configure(key, present.model_copy(update=settings))
 
     async def limit(self, key: str = KEY, **settings: Any) -> None:
-        """Change settings of a queue that need the capability ``flow``; keep its other settings."""
+        """Change the given settings of a queue. These settings need the capability ``flow``."""
         self._require(Capability.FLOW)
         await self.configure(key, **settings)
 
     async def arrange(self, key: str = KEY, **settings: Any) -> None:
-        """Change settings of a queue that need the capability ``order``; keep its other settings."""
+        """Change the given settings of a queue. These settings need the capability ``order``."""
         self._require(Capability.ORDER)
         await self.configure(key, **settings)
 
@@ -329,9 +329,9 @@ class Bench:
         return task.result()
 
     async def silent(self, signal: RoomSignal, timeout: float = LONG) -> asyncio.Task[None]:
-        """Start a wait for a signal.
+        """Start a wait for a signal, and return the wait.
 
-        Start it again if the signal fires without cause, and fail if the signal keeps firing.
+        Start the wait again if the signal fires without cause, and fail if the signal keeps firing.
         """
         waiting = await self.start(signal.wait(timeout))
         for _ in range(5):

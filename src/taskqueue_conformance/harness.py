@@ -16,7 +16,7 @@ from taskqueue_core.backend import Backend, Capabilities
 from taskqueue_core.clock import ManualClock
 
 _FAR = 100_000.0
-"""seconds that never pass in real time during a test"""
+"""duration in seconds that is longer than any test"""
 
 
 class Harness:
@@ -56,7 +56,7 @@ class Harness:
     async def replica(self, backend: Backend) -> Backend:
         """Return another backend on the same store, as another process would; needed if ``shared`` is declared."""
         raise NotImplementedError(
-            f"{type(self).__name__} must define replica(backend): its backend is shared"
+            f"{type(self).__name__} must define replica(backend), because its backend is shared"
         )
 
     async def reopen(self, backend: Backend) -> Backend:
@@ -66,7 +66,7 @@ class Harness:
         """
         if type(self).replica is Harness.replica:
             raise NotImplementedError(
-                f"{type(self).__name__} must define reopen(backend): its backend is durable"
+                f"{type(self).__name__} must define reopen(backend), because its backend is durable"
             )
         await backend.aclose()
         return await self.replica(backend)
@@ -79,7 +79,7 @@ class Harness:
 
     @pytest.mark.asyncio(loop_scope="function")
     async def test_capabilities(self, bench: Bench) -> None:
-        """The class and its backend declare the same capabilities, so that no test is left out (G6)."""
+        """The class and its backend declare the same capabilities, so that no test that applies is left out (G6)."""
         name, capabilities = type(self).__name__, bench.backend.capabilities
         assert self.capabilities == capabilities, (
             f"{name} declares {_describe(self.capabilities)}; its backend declares {_describe(capabilities)}: "

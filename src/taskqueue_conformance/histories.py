@@ -1,4 +1,4 @@
-"""The base of the two state machines. Each random history runs a fresh backend in an event loop of its own."""
+"""The base class of the two state machines. Each random history has a fresh backend and an event loop of its own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BackendMachine(RuleBasedStateMachine):
             self.runner.close()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end, and return its result."""
+        """Run a coroutine to completion, and return its result."""
         return self.runner.run(call)
 
 

@@ -21,7 +21,7 @@ PARTS = ("bench", "declared", "harness", "histories", "model", "slots", "suites"
 pytest.register_assert_rewrite(*(f"{_KIT}.{part}" for part in PARTS))
 
 _counted = pytest.StashKey[dict[str, Counter[str]]]()
-"""for each test class, by node id: number of tests left out for each missing need, and of tests that apply (``""``)"""
+"""for each node id of a test class: number of tests left out per missing need; key ``""``: number that apply"""
 _lines = pytest.StashKey[list[str]]()
 """lines of the summary at the end of the run"""
 _explained = pytest.StashKey[bool]()
@@ -123,14 +123,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_testnodedown(node: Any) -> None:
     """Receive the summary lines of a pytest-xdist worker.
 
-    All workers send the same lines, as each collects all tests.
+    All workers send the same lines, because each worker collects all tests.
     """
     result = getattr(node, "workeroutput", {}).get(_KIT, [])
     node.config.stash[_lines] = result or node.config.stash[_lines]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many tests of the kit do not apply to each backend, and why."""
+    """Print how many tests of the kit apply to each backend, and why the other tests do not apply."""
     if lines := terminalreporter.config.stash[_lines]:
         terminalreporter.section("conformance: tests that apply to each backend")
         for line in lines:

@@ -25,7 +25,7 @@ class Declaring(Protocol):
 
 
 def needs(*what: Need) -> Callable[[Test], Test]:
-    """Declare what a test needs. A class that does not declare all of these needs does not collect the test."""
+    """Declare what a test needs. The test is collected only in classes that declare support for all these needs."""
 
     def declare(test: Test) -> Test:
         add_needs(test, what)
@@ -38,7 +38,7 @@ def add_needs(test: Callable[..., Any], what: Collection[Need]) -> None:
     """Put needs in front of the needs that a test already has. Raises `ValueError` for an unknown need."""
     for need in what:
         if not isinstance(need, StrEnum) and need not in _OTHERS:
-            raise ValueError(f"no such need: {need!r}. Name a Capability, or one of {_OTHERS}")
+            raise ValueError(f"unknown need: {need!r}. Use a Capability, or one of {_OTHERS}")
     vars(test)[_NEEDS] = tuple(dict.fromkeys([*what, *needs_of(test)]))
 
 

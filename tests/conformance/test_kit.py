@@ -203,7 +203,7 @@ async def test_reaching_for_what_is_not_declared() -> None:
     async with Bench.opened(suite_on(Minimal, PublishSuite)) as bench:
         with pytest.raises(AssertionError, match=r"'flow': .* marked @needs\(Capability.FLOW\)"):
             await bench.limit(capacity=1)
-    with pytest.raises(ValueError, match=r"no such need: 'flowing'. Name a Capability, or one of"):
+    with pytest.raises(ValueError, match=r"unknown need: 'flowing'. Use a Capability, or one of"):
         needs("flowing")(_look)  # type: ignore[arg-type]
 
 

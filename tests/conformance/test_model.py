@@ -157,7 +157,7 @@ FINDS: tuple[tuple[Broken, Callable[[QueueMachine], None], str], ...] = (
     (order.ReleasesByPriority, hold, "with its ordering key"),
     (order.ReleasesOnHandBack, hold, "with its ordering key"),
     (order.ReleasesOnRetry, hold, "with its ordering key"),
-    (order.HoldsForTheDead, hold, "available and not delivered"),
+    (order.HoldsForTheDead, hold, "available tasks were not delivered"),
     (flow.EndsTheHealthy, hang, "wrong state .* expected in_flight"),
     (flow.HangsForNothing, hang, "wrong .* of alpha/t1: expected"),
     (flow.NeverEndsTheHung, hang, "wrong state .* expected waiting"),

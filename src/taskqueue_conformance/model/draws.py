@@ -1,4 +1,4 @@
-"""Random values for the queue state machine. There are few values of each kind, so that they often coincide."""
+"""Random values for the queue state machine. There are few values of each kind, so that calls often share a value."""
 
 from __future__ import annotations
 

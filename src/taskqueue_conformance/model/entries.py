@@ -16,7 +16,7 @@ class Entry:
         self.task = task
         self.state = State.WAITING
         self.attempt: int | None = 1
-        """``None`` after a retry of a task that the store may have forgotten; the next delivery shows the attempt"""
+        """``None`` from the retry of a task that the store may have forgotten until the next report of its attempt"""
         self.losses = 0
         self.handed = 0
         self.priors = {0}
@@ -32,9 +32,9 @@ class Entry:
         self.fresh = False
         """whether the entry was accepted, and has been neither delivered nor retried since then"""
         self.holds: bool | None = False
-        """whether the entry blocks its ordering key, because its delivery has not ended; ``None`` if this is unknown"""
+        """whether the entry was delivered and has not ended, so that it blocks its ordering key; ``None`` if unknown"""
         self.uncounted = False
-        """whether a tenant's limits may ignore the entry, because it was not waiting when the order became fair"""
+        """whether the limits of its tenant may ignore the entry, because it was not waiting when the order changed"""
         self.patience: float | None = None
         """seconds for which the delivery may run without progress; ``None`` means no limit"""
         self.alive: Span = (0.0, 0.0)
@@ -111,11 +111,11 @@ class Entry:
         return running and self.alive[1] + (self.patience or 0) <= span[0]
 
     def maybe_forgotten(self, span: Span, window: Span) -> bool:
-        """Return whether a correct store may have forgotten the entry, if ``window[0]`` is its dedupe window."""
+        """Return whether a correct store may have forgotten the entry. ``window``: least and greatest dedupe window."""
         return self.state in _ENDED and span[1] >= self.end[0] + window[0]
 
     def surely_forgotten(self, span: Span, window: Span) -> bool:
-        """Return whether the dedupe window has certainly ended, so that the id is free again."""
+        """Return whether the greatest dedupe window has certainly ended, so that the task's id is free again."""
         return self.state in _ENDED and span[0] > self.end[1] + window[1]
 
     def precedes(self, other: Entry) -> bool:

@@ -64,8 +64,8 @@ class Limits:
     def answers(self, waiting: Span, of_tenant: Span) -> set[Published]:
         """Return the answers that a new task may get.
 
-        ``waiting`` is the least and the greatest number of tasks in the queue that were never delivered. ``of_tenant``
-        is the same for the tasks of the new task's tenant.
+        ``waiting`` is the least and the greatest possible number of tasks in the queue that were never delivered.
+        ``of_tenant`` counts only the tasks of the new task's tenant.
         """
         allowed = set()
         if not (self._full(waiting[0], of_tenant[0])):
@@ -75,7 +75,7 @@ class Limits:
         return allowed
 
     def check_refusal(self, answer: Confirmation, waiting: Span, of_tenant: Span) -> None:
-        """Fail if a new task may not be refused, or the refusal lacks its reason, delay or depth."""
+        """Fail if a refusal has a wrong code or depth, or lacks a reason or a delay."""
         settings, allowed = self.settings, set()
         if settings.intake_paused:
             allowed.add(Refusal.INTAKE_PAUSED)
@@ -107,7 +107,7 @@ class Limits:
     ) -> None:
         """Record a delivery, and fail if a limit forbids it.
 
-        At least ``in_flight`` other tasks of the queue were in flight, at least ``of_tenant`` of them of the same
+        At least ``in_flight`` other tasks of the queue were in flight, and at least ``of_tenant`` other tasks of the
         tenant.
         """
         settings = self.settings
@@ -124,24 +124,21 @@ class Limits:
         self._of_tenant(tenant).take(name, at)
 
     def may_want_place(self, in_flight: int, of_tenant: int) -> bool:
-        """Return whether a pause or an in-flight limit may block the next delivery of one of the tenant's tasks.
+        """Return whether a pause or an in-flight limit may block the delivery of a tenant's next task.
 
-        ``in_flight`` tasks of the queue are in flight, ``of_tenant`` of them of this tenant.
+        ``in_flight`` tasks of the queue are in flight; ``of_tenant`` of these tasks belong to the tenant.
         """
         bound = self.settings.max_inflight
         full = bound > 0 and in_flight >= bound
         return self.settings.paused or full or self.may_want_own_place(of_tenant)
 
     def may_want_own_place(self, of_tenant: int) -> bool:
-        """Return whether ``tenant_max_inflight`` blocks further deliveries to a tenant.
-
-        The tenant has ``of_tenant`` tasks in flight already.
-        """
+        """Return whether ``tenant_max_inflight`` blocks a tenant that has ``of_tenant`` tasks in flight."""
         bound = self.settings.tenant_max_inflight
         return bound > 0 and of_tenant >= bound
 
     def opens_at(self, now: float, tenant: str | None) -> float | None:
-        """Return when the queue and the tenant will certainly have a token each; ``None`` means now."""
+        """Return when both the queue and the tenant will certainly have a token; ``None`` means now."""
         times = [self._tokens.opens_at(now), self._of_tenant(tenant).opens_at(now)]
         return max((time for time in times if time is not None), default=None)
 

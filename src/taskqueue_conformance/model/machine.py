@@ -51,7 +51,7 @@ class QueueMachine(Moves):
     def open(
         self, limits: tuple[dict[str, Any], ...], arranged: tuple[dict[str, Any], ...]
     ) -> None:
-        """Configure short windows and, if supported, the given limits and orders; then open the subscriptions."""
+        """Configure short dedupe windows and, if supported, the given limits and orders; then open subscriptions."""
         self.model = Model(self.run(self.prepare()))
         for key, limit, order in zip(KEYS, limits, arranged, strict=True):
             if self.has(Capability.FLOW):
@@ -111,7 +111,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(teller=tellers, index=places)
     def lose(self, teller: int | None, index: int) -> None:
-        """Report a delivery as lost, which only the subscription that owns it may do."""
+        """Report a delivery as lost. Only the subscription that owns the delivery may do this."""
         for delivery in self.latest(self.deliveries, index):
             owner = self.model.owners[delivery.receipt]
             teller = owner if teller is None else teller
@@ -121,7 +121,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(owner=owners, index=places)
     def dead_letter(self, owner: int, index: int) -> None:
-        """Make a delivery a dead letter. Its receipt may be stale."""
+        """Turn the task of a delivery into a dead letter. The receipt of the delivery may be stale."""
 
         async def bury(delivery: Delivery) -> tuple[Settled, ...]:
             return (await self.bench.bury(self.subscriptions[owner], delivery),)
@@ -132,7 +132,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
     @rule(index=places, delay=st.integers(0, 3))
     def retry(self, index: int, delay: int) -> None:
-        """Schedule a retry that settles a delivery. The receipt may be stale."""
+        """Schedule a retry that settles a delivery. The receipt of the delivery may be stale."""
         for delivery in self.latest(self.deliveries, index):
             self.schedule(delivery.task, delay, None, delivery)
 

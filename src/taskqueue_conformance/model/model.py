@@ -32,7 +32,7 @@ class Model(Shelf):
     """Every task that was published, and the final states of earlier entries of the same tasks."""
 
     def __init__(self, settings: QueueSettings | None) -> None:
-        """Start without entries. ``settings`` are the settings of all queues; ``None`` if they are unknown."""
+        """Create a model without entries. ``settings`` apply to all queues; ``None`` if the settings are unknown."""
         super().__init__()
         self.owners: dict[str, int] = {}
         self._settings = settings
@@ -43,7 +43,7 @@ class Model(Shelf):
         self._numbers = 0
 
     def published(self, task: Task, answer: Confirmation, span: Span) -> None:
-        """Record the answer to publishing a task."""
+        """Record the answer to a publish of ``task``."""
         entry = self.entries.get((task.key, task.id))
         limits = self.limits[task.key]
         waiting = self.waiting(task, span), self.waiting(task, span, of_tenant=True)
@@ -112,9 +112,9 @@ class Model(Shelf):
         """Record the answer to a receive call of a subscription to ``keys``."""
         held_up = self.held_up_by(answer.expired, span)
         self.expired(answer.expired, span)
-        assert len(answer.deliveries) <= limit, "more deliveries than the limit"
+        assert len(answer.deliveries) <= limit, "a receive returned more deliveries than its limit"
         for delivery in answer.deliveries:
-            assert delivery.task.key in keys, "a delivery of a key that was not subscribed"
+            assert delivery.task.key in keys, "a task of a key without a subscription was delivered"
             self._delivered(owner, delivery, span, held_up)
         entries = [entry for entry in self.entries.values() if entry.task.key in keys]
         if len(answer.deliveries) < limit and not answer.again:
@@ -123,7 +123,7 @@ class Model(Shelf):
                 for entry in entries
                 if self.surely_free(entry, span) and self.opens_at(entry, span) is None
             ]
-            assert not remaining, f"available and not delivered: {remaining}"
+            assert not remaining, f"available tasks were not delivered: {remaining}"
         if not (answer.deliveries or answer.again):
             due = min((self.known_at(entry, span) for entry in entries), default=inf)
             value = answer.due_at
@@ -137,7 +137,7 @@ class Model(Shelf):
         entry = self.entries.get((delivery.task.key, delivery.task.id))
         assert entry is not None, f"{delivery.task.id} was never published (law 7)"
         at = delivery.delivered_at
-        if entry.maybe_hung(span):  # the receive may have ended an overdue delivery first
+        if entry.maybe_hung(span):  # this receive may have ended the overdue delivery first
             self._lose(entry, span)
         assert entry.maybe_available(span), (
             f"{entry.name} is {entry.state} and was delivered (laws 2, 8)"
@@ -193,7 +193,7 @@ class Model(Shelf):
             self.owners[delivery.receipt] = owner
 
     def progressed(self, delivery: Delivery, span: Span, *, answer: bool) -> None:
-        """Record a progress report; ``answer`` says whether the backend accepted its receipt."""
+        """Record a progress report; ``answer`` says whether the backend accepted the delivery's receipt."""
         entry = self._held(delivery)
         if entry is None or not entry.maybe_late(span):
             assert answer is (entry is not None), (
@@ -296,7 +296,7 @@ class Model(Shelf):
     def check(
         self, key: str, ledger: Ledger, matches: dict[str, TaskStatus | None], span: Span
     ) -> None:
-        """Compare a queue's ledger and its tasks' statuses with the model. The two were read one after the other."""
+        """Compare a queue's ledger and its tasks' statuses with the model. The ledger was read before the statuses."""
         counts: Counter[str] = Counter(
             {state.value: n for state, n in self._past.get(key, Counter()).items()}
         )

@@ -23,7 +23,7 @@ _MAX_LOSSES = 2
 
 
 class Moves(BackendMachine):
-    """The base of the queue state machine: a backend, its model, and methods that compare the two."""
+    """The base class of the queue state machine: a backend, its model, and methods that compare the two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Moves(BackendMachine):
             answers = self.run(call)
         except LeaseLost:
             answers = (Settled.LEASE_LOST,)
-            assert len(chosen) == 1, "a batch answers per receipt, it does not raise (law 2)"
+            assert len(chosen) == 1, "a batch must answer for each receipt, and not raise (law 2)"
         else:
             assert answers != (Settled.LEASE_LOST,), (
                 "a single stale receipt must raise LeaseLost (law 2)"
@@ -88,16 +88,16 @@ class Moves(BackendMachine):
         self.done(f"{about} {answer or 'lease_lost'}")
 
     def the_dead(self, key: str, chosen: Sequence[str], moved: int) -> list[Entry]:
-        """Return the dead entries ``chosen``, or all if it is empty; fail unless their number is ``moved``."""
+        """Return the dead letters ``chosen``, or all if none is chosen; fail unless their number is ``moved``."""
         entries = [self.model.entries.get((key, name)) for name in chosen]
         if not chosen:
             entries = [entry for entry in self.model.entries.values() if entry.task.key == key]
         dead = [entry for entry in entries if entry is not None and entry.state is State.DEAD]
-        assert moved == len(dead), f"{moved} moved of {len(dead)} dead (law 1)"
+        assert moved == len(dead), f"{moved} of {len(dead)} dead letters were moved (law 1)"
         return dead
 
     def any(self, *states: State) -> bool:
-        """Return whether an entry is in one of the states."""
+        """Return whether any entry is in one of ``states``."""
         return any(entry.state in states for entry in self.model.entries.values())
 
     def done(self, answer: str) -> None:

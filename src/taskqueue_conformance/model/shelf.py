@@ -21,7 +21,7 @@ class Shelf:
         self.turns: dict[str, Turns] = defaultdict(Turns)
 
     def check_order(self, entry: Entry, span: Span, held_up: Sequence[Entry] = ()) -> None:
-        """Fail if another available entry must be delivered before ``entry``; ``held_up`` entries are not compared."""
+        """Fail if an available entry must be delivered before ``entry``; entries in ``held_up`` may come later."""
         rivals = [other for other in self.entries.values() if other.shares(entry)]
         first = [other.name for other in rivals if other.surely_holds_up(entry, span)]
         assert not first, f"{entry.name} was delivered before {first} with its ordering key (law 4)"
@@ -40,9 +40,9 @@ class Shelf:
         self.turns[entry.task.key].served(entry, others, self.limits[entry.task.key].settings)
 
     def held_up_by(self, expired: Iterable[Expired], span: Span) -> list[Entry]:
-        """Return the entries that may wait for the ordering key of an entry that expires in this call.
+        """Return the entries that may have waited for an entry in ``expired`` with the same ordering key.
 
-        An overdue entry keeps its ordering key until it expires. A single call may deliver the waiting entry before or
+        An overdue entry blocks its ordering key until it expires. A single call may deliver the waiting entry before or
         after it expires the overdue entry.
         """
         holders = [
@@ -63,7 +63,7 @@ class Shelf:
         return [e for e in running if not of_tenant or e.task.tenant == task.tenant]
 
     def waiting(self, task: Task, span: Span, *, of_tenant: bool = False) -> Span:
-        """Return the least and the greatest number of tasks that count against the queue's or the tenant's capacity."""
+        """Return the least and greatest possible number of tasks that use the queue's or the tenant's capacity."""
         entries = [entry for entry in self.entries.values() if entry.task.key == task.key]
         fresh = [e for e in entries if e.fresh and e.state in (State.WAITING, State.SCHEDULED)]
         if of_tenant:
@@ -88,7 +88,7 @@ class Shelf:
     def opens_at(self, entry: Entry, span: Span) -> float | None:
         """Return when the limits will certainly allow a delivery of the entry.
 
-        ``None`` means now, and infinity that no such time is known.
+        ``None`` means now; infinity means that no such time is known.
         """
         limits = self.limits[entry.task.key]
         task = entry.task

@@ -24,7 +24,7 @@ class Turns:
         self._owed = 1.0
 
     def reset(self) -> None:
-        """Forget all turns, because a tenant may have left and joined again, or the order has changed."""
+        """Forget all turns, because a tenant may have stopped waiting, or the queue's settings have changed."""
         self._turns = {}
 
     def served(self, entry: Entry, others: Sequence[Entry], settings: QueueSettings) -> None:
@@ -48,7 +48,7 @@ class Turns:
             assert self._owed > 1 - _SLACK, f"{entry.name} exceeds the floor share (law 4)"
             self._owed -= 1
             lower = [other.name for other in others if other.task.priority < priority]
-            assert not lower, f"{entry.name} has the share of the lowest, {lower} (law 4)"
+            assert not lower, f"{entry.name} got the share of {lower}, the lowest (law 4)"
 
     def _check_turns(self, entry: Entry, others: Sequence[Entry]) -> None:
         priority, tenant = entry.task.priority, entry.task.tenant

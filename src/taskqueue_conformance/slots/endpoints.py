@@ -75,7 +75,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert {lease.server for lease in await bench.pool.take(2)} == {"s1", "s2"}
 
     async def test_changed(self, bench: Bench) -> None:
-        """Registering an endpoint again changes it, and keeps its leases, health and position (C12)."""
+        """Registering an endpoint again changes the endpoint, but keeps its leases, health and position (C12)."""
         await bench.pool.serve("s1")
         await bench.pool.serve("s2")
         await bench.slots.release(*await bench.pool.take(2))
@@ -118,7 +118,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert not await bench.slots.drain(OTHER_MODEL, "s1")
 
     async def test_removed(self, bench: Bench) -> None:
-        """A removed endpoint is deleted at once if it has no lease, or else when its last lease ends (fault H7)."""
+        """A removed endpoint is deleted at once if it has no lease, otherwise when its last lease ends (fault H7)."""
         lease, two = await bench.pool.serving("job-1", "job-2", slots=2)
         await bench.slots.release(two)
         assert await bench.slots.remove(MODEL, "s1")
@@ -184,7 +184,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert given == ["high", "high", "middle", "middle", "low", "low"]
 
     async def test_the_least_used_first(self, bench: Bench) -> None:
-        """At equal priority, the endpoint with the fewest leases is first, then the one registered earliest (B9)."""
+        """At equal priority, the endpoint with the fewest leases comes first; ties go to the oldest endpoint (B9)."""
         for server in ("c", "a", "b"):
             await bench.pool.serve(server, 2)
         leases = await bench.pool.take(3)
@@ -194,7 +194,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert next_one.server == "a"
 
     async def test_where_the_model_is_loaded(self, bench: Bench) -> None:
-        """At equal priority, a server whose last job was of the model comes first (A18, A19).
+        """At equal priority, a server whose last job used the same model comes first (A18, A19).
 
         A lease shows whether the server must switch to another model.
         """
@@ -217,7 +217,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert (back.server, back.switched) == ("s2", True), "the least used server is first"
 
     async def test_a_slot_without_a_job_loads_nothing(self, bench: Bench) -> None:
-        """A lease that is released without ever having a job does not count as a switch of models (A18, A19)."""
+        """A lease that is released before it has a job does not change the last model of its server (A18, A19)."""
         await bench.pool.serve(slots=2)
         await bench.pool.serve(slots=2, model=OTHER_MODEL)
         await bench.pool.running("job-1")
@@ -229,7 +229,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(last_model=MODEL)
 
     async def test_models_that_share_a_server(self, bench: Bench) -> None:
-        """``together`` limits the number of slots that all models of a server use at once (C2; B6)."""
+        """``together`` limits the total number of slots that the models of a server use at once (C2; B6)."""
         await bench.pool.serve(slots=3, together=4)
         await bench.pool.serve(slots=3, model=OTHER_MODEL, together=4)
         await bench.pool.serve("s2", slots=1)

@@ -23,7 +23,7 @@ MODEL = "org/flux-dev:{1}"
 """the model that most tests use; the name of a model may be any printable text"""
 OTHER_MODEL = "llama-3 été 猫"
 LONG = 3600.0
-"""seconds that never pass during a test"""
+"""duration in seconds that does not pass during a test"""
 
 
 class PoolSteps:
@@ -32,7 +32,7 @@ class PoolSteps:
     def __init__(
         self, slots: SlotPool, advance: Callable[[float], Awaitable[None]], short: float
     ) -> None:
-        """Use ``advance`` to let seconds pass; ``short`` is the number of seconds between two reports."""
+        """Create the steps for a pool. ``advance`` lets time pass; two reports are ``short`` seconds apart."""
         self._slots = slots
         self._advance = advance
         self._short = short
@@ -87,7 +87,7 @@ class PoolSteps:
     async def running(
         self, *jobs: str, holder: str = "h1", model: str = MODEL, ttl: float = LONG
     ) -> list[SlotLease]:
-        """Acquire a slot for each job, and bind its lease to the job."""
+        """Acquire a slot for each job, and bind the lease of the slot to the job."""
         leases = await self.take(len(jobs), holder, model)
         bound = await self._slots.assign(*zip(leases, jobs, strict=True), ttl=ttl)
         assert None not in bound, "a current lease was not bound to its job"
@@ -132,7 +132,7 @@ class PoolSteps:
     ) -> list[str | None]:
         """Report that a server runs ``active`` jobs, or with ``None`` that it did not answer.
 
-        Return the jobs whose leases ended; a lease without a job is ``None``.
+        For each lease that ended, return its job, or ``None`` if the lease had no job.
         """
         seen = None
         if active is not None:

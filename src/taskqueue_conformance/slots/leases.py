@@ -1,4 +1,4 @@
-"""The capability ``slots``: each slot has at most one holder, identified by its token."""
+"""The capability ``slots``: each slot has at most one holder, which is identified by a token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
     """Tests of `SlotPool.acquire`, ``assign``, ``detach``, ``renew`` and ``release``."""
 
     async def test_as_many_as_there_are(self, bench: Bench) -> None:
-        """Each slot is granted once; if none is free, ``acquire`` returns nothing (B6, B9, C20; FIX-C4)."""
+        """Each slot is granted once; if no slot is free, ``acquire`` returns nothing (B6, B9, C20; FIX-C4)."""
         await bench.pool.serve(slots=3)
         first = await bench.pool.take(2)
         second = await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=5)
@@ -56,7 +56,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(unassigned=1)
 
     async def test_release_gives_back(self, bench: Bench) -> None:
-        """A lease can be released in any state, but only once; this frees its slot (B7; OPEN-C4, FIX-C8)."""
+        """A lease can be released in any state, but only once; the release frees its slot (B7; OPEN-C4, FIX-C8)."""
         await bench.pool.serve(slots=3)
         leases = await bench.pool.take(3)
         await bench.slots.assign((leases[1], "job-1"), (leases[2], "job-2"), ttl=LONG)
@@ -127,7 +127,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert states == [Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED]
 
     async def test_jobs_outlive_their_time(self, bench: Bench) -> None:
-        """An expired lease with a job keeps its slot if the server reports its jobs (OPEN-C3, C23; fault H3)."""
+        """With ``reports=True``, a lease with a job keeps its slot after it expires (OPEN-C3, C23; fault H3)."""
         assigned, detached = await bench.pool.serving("job-1", "job-2", slots=2, ttl=bench.short)
         await bench.pool.detach(detached, ttl=bench.short)
         await bench.advance(3 * bench.short)
@@ -160,13 +160,13 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(held=1)
 
     async def test_one_job_for_each_lease(self, bench: Bench) -> None:
-        """A lease with a job cannot be assigned another job: the first may already be on the server (B8; fault H1)."""
+        """A lease with a job gets no other job, because its server may already have the job (B8; fault H1)."""
         (lease,) = await bench.pool.serving("job-1", slots=2)
         assert await bench.slots.assign((lease, "job-2"), ttl=LONG) == (None,)
         assert await bench.pool.jobs() == ["job-1"]
 
     async def test_a_job_takes_its_slot_over(self, bench: Bench) -> None:
-        """Assigning a job that has a lease moves that lease to the new holder, and frees the new slot (B8, C23)."""
+        """Assigning a job that has a lease moves the lease to the new holder, whose own slot is freed (B8, C23)."""
         (before,) = await bench.pool.serving("job-1", slots=2)
         await bench.pool.detach(before)
         fresh, over = await bench.pool.take_over()
@@ -196,7 +196,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect("s2", free=1)
 
     async def test_the_same_job_of_two_models(self, bench: Bench) -> None:
-        """Jobs of two models may have the same name; each has a slot of its own (fault H7)."""
+        """Jobs of two models may have the same name; each job has a slot of its own (fault H7)."""
         (lease,) = await bench.pool.serving("job-1")
         await bench.pool.serve(model=OTHER_MODEL)
         (two,) = await bench.pool.running("job-1", model=OTHER_MODEL)
@@ -219,7 +219,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.release() == ()
 
     async def test_exchanged_in_one_step(self, bench: Bench) -> None:
-        """One call of ``acquire`` can release leases and acquire others, ignoring stale leases (C19, C20)."""
+        """One call of ``acquire`` can release leases and acquire new ones; it ignores stale leases (C19, C20)."""
         lease, two = await bench.pool.serving("job-1", "job-2", slots=2)
         (next_one,) = await bench.slots.acquire(MODEL, "h1", ttl=LONG, releasing=[lease], limit=2)
         assert next_one.state is Permit.UNASSIGNED
@@ -242,7 +242,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert taken.token != old.token
         await bench.pool.check_stale(old)
         leases = await bench.slots.renew(lease, young, busy, taken, ttl=LONG)
-        assert None not in leases, "a lease was taken that is its own, recent or bound to a job"
+        assert None not in leases, "a lease was taken that is the caller's, recent or has a job"
 
     async def test_free_slots_before_idle_ones(self, bench: Bench) -> None:
         """With ``idle``, free slots are granted first, then idle slots of other holders (B9)."""
@@ -288,7 +288,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
     async def test_what_a_lost_pool_leaves_lost(self, bench: Bench) -> None:
         """A renewal does not recreate every lease of a lost pool (fault H9).
 
-        It must have a job that has no other slot, and a registered endpoint.
+        The lease must have a registered endpoint, and a job that has no other slot.
         """
         (there,) = await bench.pool.serving("job-0")
         lost = (

@@ -213,7 +213,7 @@ class SlotMachine(BackendMachine):
                 self.advance(units)
 
     def reconcile(self, model: str, server: str, observed: Seen | None, settled: int) -> None:
-        """Report an observation of a server, and compare the leases that this ends with the model."""
+        """Report an observation of a server; fail unless the leases that end are the same as in the model."""
         spacing = settled * self.bench.short
         ended = self.run(self.bench.slots.reconcile(model, server, observed, settled=spacing))
         position = self.model.endpoint(model, server)
@@ -271,7 +271,7 @@ class SlotMachine(BackendMachine):
         for model, job in self.model.late:
             matches = self.run(self.bench.slots.late(model, job))
             assert list(matches) == self.model.late[model, job]
-        note(f"# {len(leases)} held")
+        note(f"# {len(leases)} leases held")
 
 
 class SlotsMachineSuite(Harness, needs=(Capability.SLOTS,)):

@@ -44,7 +44,7 @@ class Held:
 
 @dataclass
 class SlotModel:
-    """The state of a pool, with a method for each call. `tick` sets the time."""
+    """The state of a slot pool, and a method for each call of `SlotPool`. `tick` sets the time."""
 
     now: float = 0.0
     places: list[Known] = field(default_factory=list)
@@ -112,7 +112,7 @@ class SlotModel:
         )
 
     def tick(self, now: float) -> None:
-        """Set the time, and end the leases that end by time alone."""
+        """Set the time, and end expired leases. A lease with a job is kept if its endpoint has ``reports=True``."""
         self.now = now
         for lease in [lease for lease in self.leases if lease.expires_at <= now]:
             position = self.endpoint(lease.model, lease.server)
@@ -144,7 +144,7 @@ class SlotModel:
                 self.loaded.pop(server, None)
 
     def put_aside(self, model: str, job: str, note: bytes) -> None:
-        """Store a late note of a job; only the last `_LATE` notes are kept."""
+        """Store a late note for a job; only the last `_LATE` notes of the job are kept."""
         self.late.setdefault((model, job), []).append(note)
         del self.late[model, job][:-_LATE]
 
@@ -260,7 +260,7 @@ class SlotModel:
         return Left.TAKEN
 
     def reconcile(self, position: Known, observed: Seen | None, settled: float) -> list[Held]:
-        """Compare the leases of an endpoint with its server's report; return the leases that this ends."""
+        """Compare the leases of an endpoint with its server's report; end the missed leases and return them."""
         if observed is None:
             return self._silent(position)
         bound = [item for item in self.leases_of(position) if item.job]

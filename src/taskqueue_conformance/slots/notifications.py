@@ -21,7 +21,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
     """Tests of `SlotPool.slot_signal`, and of concurrent calls."""
 
     async def test_a_released_slot_notifies(self, bench: Bench) -> None:
-        """When a slot is released, a dispatcher that waits for a slot of its model is notified at once (B7, C19)."""
+        """When a slot is released, a dispatcher that waits for the slot's model is notified at once (B7, C19)."""
         (lease,) = await bench.pool.serving("job-1")
         await _fires(bench, bench.slots.release(lease))
         (lease,) = await bench.pool.running("job-2")
@@ -54,7 +54,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         await _fires(bench, bench.pool.report(0))
 
     async def test_a_slot_of_time_notifies(self, bench: Bench) -> None:
-        """The next call that notices an expired lease fires the signal (B7)."""
+        """The first call that finds an expired lease fires the signal (B7)."""
         await bench.pool.serve()
         await bench.pool.take(ttl=bench.short)
         await bench.advance(bench.short)
@@ -73,7 +73,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         await _fires(bench, bench.slots.release(lease), OTHER_MODEL)
 
     async def test_idle_slots_of_a_shared_server_fire(self, bench: Bench) -> None:
-        """An unassigned lease that ends fires the signal of its server's other models (B7, C2, C12)."""
+        """The end of an unassigned lease fires the signal of other models on the same server (B7, C2, C12)."""
         await bench.pool.serve(model=OTHER_MODEL, together=1)
         verbs: list[Callable[[], Awaitable[object]]] = [
             lambda: bench.slots.drain(MODEL, "s1"),
@@ -89,7 +89,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.advance(bench.short)
 
     async def test_a_signal_of_several_models(self, bench: Bench) -> None:
-        """A signal of several models fires for each of them, whatever their names (B7; OPEN-C5)."""
+        """A signal for several models fires for each of the models, whatever their names (B7; OPEN-C5)."""
         await bench.pool.serve()
         await bench.pool.serve(model=OTHER_MODEL)
         for model in (MODEL, OTHER_MODEL):
@@ -123,7 +123,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.pool.expect(server, free=0)
 
     async def test_many_want_the_same_job(self, bench: Bench) -> None:
-        """If many holders assign one job at once, one keeps its slot; the others' slots are freed (B8; fault H1)."""
+        """If many holders assign one job at once, one slot is kept and all other slots are freed (B8; fault H1)."""
         await bench.pool.serve(slots=6)
         calls = [bench.pool.assign(lease, "job-1") for lease in await bench.pool.take(6)]
         bound = await asyncio.gather(*calls)
@@ -132,7 +132,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(held=1)
 
     async def test_a_cancelled_acquire_loses_nothing(self, bench: Bench) -> None:
-        """A cancelled ``acquire`` keeps no slot for longer than its ttl (B7; fault H2)."""
+        """A cancelled ``acquire`` keeps no slot for longer than the ttl (B7; fault H2)."""
         await bench.pool.serve(slots=3)
         for hops in range(6):
             acquire = bench.slots.acquire(MODEL, f"h{hops}", ttl=bench.short, limit=3)
@@ -176,7 +176,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
 
     @needs("shared")
     async def test_replicas_look_in_turn(self, bench: Bench) -> None:
-        """Two reports about a server by two processes count as two reports (C22; fault H4)."""
+        """Two reports without a job end its lease, even if they come from two processes (C22; fault H4)."""
         other = await bench.replica()
         await bench.pool.serving("job-1")
         assert await bench.pool.report(0) == []
@@ -205,7 +205,7 @@ async def _fires(bench: Bench, event: Awaitable[T], *models: str) -> T:
 
 
 async def _crowd(bench: Bench, replicas: list[Bench]) -> None:
-    """Let concurrent holders acquire, bind, detach and release slots; fail if they ever hold too many."""
+    """Let concurrent holders acquire, bind, detach and release slots; fail if they ever hold too many slots."""
     slots = {"s1": 3, "s2": 2}
     for server, count in slots.items():
         await bench.pool.serve(server, count)

@@ -82,7 +82,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(free=2)
 
     async def test_spacing_counts_from_the_first(self, bench: Bench) -> None:
-        """Frequent reports without a lease's job end the lease once the first one is ``settled`` seconds old (C22)."""
+        """Frequent reports without a job end its lease ``settled`` seconds after the first of these reports (C22)."""
         await bench.pool.serving("job-1")
         for _ in range(4):
             assert await bench.pool.report(0, settled=2 * bench.short) == []
@@ -101,7 +101,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.pool.report(0) == ["job-1"]
 
     async def test_a_new_holder_between(self, bench: Bench) -> None:
-        """A lease taken over between two reports is kept: its token is new (C22; FIX-C5, fault H4)."""
+        """A lease that is taken over between two reports is kept, because its token is new (C22; FIX-C5, fault H4)."""
         await bench.pool.serving("job-1", slots=2)
         await bench.pool.report(0)
         await bench.pool.take_over()
@@ -109,7 +109,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.pool.report_twice(0) == ["job-1"]
 
     async def test_renewals_hide_nothing(self, bench: Bench) -> None:
-        """A renewed lease ends all the same if its server has lost the job (C22, C23; fault H4)."""
+        """A renewal does not keep the lease of a job that its server has lost (C22, C23; fault H4)."""
         (lease,) = await bench.pool.serving("job-1")
         await bench.pool.report(0)
         await bench.advance(bench.short)
@@ -133,7 +133,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.pool.report(0) == ["job-1"]
 
     async def test_by_name(self, bench: Bench) -> None:
-        """If a report names its jobs, the leases of all other jobs count as missed (C22; fault H3)."""
+        """If a report names the jobs of a server, the leases of all other jobs count as missed (C22; fault H3)."""
         await bench.pool.serving("job-1", "job-2", "job-3", slots=3)
         await bench.pool.report(3, "job-1", "job-3", "another job")
         await bench.advance(bench.short)
@@ -169,7 +169,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert set(await bench.pool.jobs()) == {"job-2", "job-4", None}
 
     async def test_those_in_time_are_not_missed(self, bench: Bench) -> None:
-        """A report of fewer jobs than leases ends no unexpired lease: its job may not have arrived yet (C22)."""
+        """If a server has fewer jobs than leases, no unexpired lease ends: its job may still be on its way (C22)."""
         await bench.pool.serving("job-1", "job-2", slots=2)
         for _ in range(3):
             assert await bench.pool.report(1) == []
@@ -214,7 +214,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.pool.servers() == []
 
     async def test_a_note_for_the_holder(self, bench: Bench) -> None:
-        """Every call that returns a lease to its holder returns the last note that was left for it (C7)."""
+        """Every call that returns a lease to its holder also returns the last note for the holder (C7)."""
         (lease,) = await bench.pool.serving("job-1", slots=2)
         assert await _leave(bench, lease, b'{"status": "early"}') is Left.TAKEN
         assert await _leave(bench, lease, b'{"text": "\xc3\xa9\\u0000"}') is Left.TAKEN
@@ -256,7 +256,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.late(MODEL, "job-1") == (b'"late"',)
 
     async def test_a_note_that_was_not_fetched(self, bench: Bench) -> None:
-        """If a lease expires or is ended by a report, its note is stored as late: it may be a result (C7, C26)."""
+        """If a lease expires or is ended by a report, its note, which may be a result, is stored as late (C7, C26)."""
         (lease,) = await bench.pool.serving("job-1")
         await _leave(bench, lease, b'"of a server"')
         assert await bench.pool.report_twice(0) == ["job-1"]

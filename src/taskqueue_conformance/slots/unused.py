@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
-    """Tests that each call that stops an endpoint from getting jobs ends its unassigned leases."""
+    """Tests of calls that stop an endpoint from getting jobs: they must end the endpoint's unassigned leases."""
 
     async def test_drained_with_an_idle_slot(self, bench: Bench) -> None:
         """An unassigned lease ends when its endpoint is drained, but not when draining ends (C12; fault H7)."""
@@ -47,7 +47,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
         assert {lease.server for lease in await bench.pool.take(4, "h2")} == {"s1", "s2"}
 
     async def test_silent_with_an_idle_slot(self, bench: Bench) -> None:
-        """If a server does not answer, its unassigned leases end, but are not returned as ended (C23; fault H4)."""
+        """If a server does not answer, its unassigned leases end, but the call does not return them (C23; fault H4)."""
         held = await _busy_and_idle(bench)
         await _check_held(bench, bench.pool.report(1, "job-1"), held)
         assert await _clears(bench, bench.pool.report(None), held) == []

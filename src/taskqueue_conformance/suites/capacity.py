@@ -29,7 +29,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t4", "t5", "t6")
 
     async def test_refused_though_it_may_come_again(self, bench: Bench) -> None:
-        """Refusing a task whose id was used before keeps the result of the earlier task (law 6)."""
+        """If a task whose id was used before is refused, the result of the earlier task is kept (law 6)."""
         await bench.limit(capacity=1, dedupe_window=bench.short / 2, result_ttl=3600)
         subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery, results=[b"1"])
@@ -40,7 +40,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert await bench.control.results(KEY, "t1") == (b"1",), "a refusal deleted it (law 6)"
 
     async def test_queues_do_not_share_it(self, bench: Bench) -> None:
-        """In a batch for two queues, one of them full, only the tasks of the full queue are refused (law 6; B5)."""
+        """In a batch for two queues, one of which is full, only the tasks of the full queue are refused (law 6; B5)."""
         await bench.limit(capacity=1)
         positions = [KEY, OTHER, KEY, OTHER]
         tasks = [bench.task(f"t{n}", key=key) for n, key in enumerate(positions)]
@@ -50,7 +50,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert refused == [False, False, True, False]
 
     async def test_known_ids_have_their_answer(self, bench: Bench) -> None:
-        """A known id is a duplicate or a conflict even if the queue is full or its intake paused (laws 6, 7; B13)."""
+        """A task with a known id is a duplicate or conflict, even if the queue refuses new tasks (laws 6, 7; B13)."""
         await bench.limit(capacity=2)
         await bench.publish("t1", "t2")
         for limits in ({}, {"intake_paused": True}, {"capacity": None}):
@@ -79,7 +79,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await _has_room(bench, room, of=3)
 
     async def test_purged_make_room(self, bench: Bench) -> None:
-        """After a purge, exactly the whole capacity is free (law 6)."""
+        """After a purge, a queue accepts exactly as many tasks as its capacity (law 6)."""
         await bench.limit(capacity=3)
         subscription, delivery = await bench.running("returned", "waiting")
         await subscription.redeliver(delivery)
@@ -232,7 +232,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
 
 def _names(bench: Bench, count: int) -> list[str]:
-    """Return task ids that were not used before."""
+    """Return ``count`` task ids that were not used before."""
     bench.numbers += count
     return [f"fresh{bench.numbers - n}" for n in range(count)]
 

@@ -1,4 +1,4 @@
-"""Closing: a closed subscription releases its deliveries at once, and a backend closes its subscriptions."""
+"""Closing a subscription releases its deliveries at once, and closing a backend closes its subscriptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ClosingSuite(Harness):
     """Tests of `Subscription.close`, of iteration, and of `Backend.aclose`."""
 
     async def test_close_releases(self, bench: Bench) -> None:
-        """A closed subscription releases its deliveries at once, in order, without a loss (law 3; REV-E3, REV-E6)."""
+        """Closing a subscription releases its deliveries at once, in order, without losses (law 3; REV-E3, REV-E6)."""
         await bench.publish("t1", "t2", "t3")
         closed, other = bench.subscribe(), bench.subscribe(consumer="another")
         await bench.take(closed, 2)

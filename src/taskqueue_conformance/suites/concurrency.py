@@ -17,7 +17,7 @@ _HOPS = range(10)
 async def _cut(bench: Bench, call: Coroutine[Any, Any, Any] | asyncio.Task[Any], hops: int) -> Any:
     """Cancel a call after ``hops`` rounds of the event loop.
 
-    Return its result, or ``None`` if it had not ended yet.
+    Return the result of the call, or ``None`` if the call had not ended.
     """
     running = asyncio.ensure_future(call)
     await bench.hop(hops)
@@ -110,7 +110,7 @@ class ConcurrencySuite(Harness):
             await subscription.ack(again)
 
     async def test_retry_cancelled(self, bench: Bench) -> None:
-        """A cancelled retry can be repeated, and adds one attempt (law 7)."""
+        """A cancelled retry can be repeated, and adds only one attempt (law 7)."""
         subscription = bench.subscribe()
         for hops in _HOPS:
             await bench.publish(f"t{hops}")

@@ -32,7 +32,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await subscription.close()
         assert (await bench.control.maintain()).unclaimed == (KEY,)
         assert await bench.control.cancel(KEY, "t1")
-        assert (await bench.control.maintain()).unclaimed == (), "no task waits there"
+        assert (await bench.control.maintain()).unclaimed == (), "the queue has no waiting task"
 
     async def test_queues(self, bench: Bench) -> None:
         """A queue is listed as soon as it has a task, settings or a subscription; the list is sorted."""
@@ -141,7 +141,9 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert known["w"].since <= bench.now
         await subscription.close()
         known = {worker.worker_id: worker for worker in await bench.control.workers()}
-        assert (known["w"].connections, known["w"].in_flight) == (1, 1), "one is still open"
+        assert (known["w"].connections, known["w"].in_flight) == (1, 1), (
+            "one subscription is still open"
+        )
         await two.close()
         await alone.close()
         assert await bench.control.workers() == ()

@@ -15,7 +15,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
     """Tests of `DeadLettering` and `DeadLetters`."""
 
     async def test_dead_letter(self, bench: Bench) -> None:
-        """One call ends a delivery and stores its task, reason and error as a dead letter (laws 1, 2; D3)."""
+        """One call ends a delivery and stores its task as a dead letter, with reason and error (laws 1, 2; D3)."""
         subscription, delivery = await bench.running("t1", headers={"a": "b"})
         assert (await bench.bury(subscription, delivery, "poison")).ok
         (dead_letter,) = await bench.dead_letters.list(KEY)
@@ -54,7 +54,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         assert times[-1] <= dead_letter.failed_at
 
     async def test_poison_guard(self, bench: Bench) -> None:
-        """A task that is lost too many times becomes a dead letter with a reason and the same attempt (law 3)."""
+        """A task that is lost too many times becomes a dead letter with a reason, and keeps its attempt (law 3)."""
         subscription = await bench.subscribed("t1")
         losses, outcome = 0, Settled.OK
         while outcome is Settled.OK and losses <= 1000:
@@ -70,7 +70,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
 
     @needs(Capability.CONTROL)
     async def test_poison_guard_counts_to_its_setting(self, bench: Bench) -> None:
-        """A task survives exactly ``max_losses`` losses; the current setting counts (laws 3, 9)."""
+        """A task survives exactly ``max_losses`` losses; the current value of the setting applies (laws 3, 9)."""
         await bench.configure(max_losses=2)
         subscription = await bench.subscribed("t1")
         for _ in range(2):
@@ -103,7 +103,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         assert await bench.dead_letters.get("unknown", "t0") is None
 
     async def test_redrive(self, bench: Bench) -> None:
-        """A redriven task keeps its attempt; ``prior`` has earlier attempts, and losses restart at 0 (law 1; C17)."""
+        """A redriven task keeps its attempt and has 0 losses; ``prior`` counts its earlier attempts (law 1; C17)."""
         subscription, delivery = await bench.running("t1")
         await settle(bench.backend, subscription, delivery, ScheduleRetry(0, "failed"))
         await subscription.redeliver(await bench.one(subscription), lost=True)

@@ -1,4 +1,4 @@
-"""Delivering: in order in each lane, fairly across keys, and each task to one consumer."""
+"""Delivery: each lane keeps its order, no key starves another key, and each task goes to one consumer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DeliverSuite(Harness):
         assert before - bench.short <= delivery.delivered_at <= bench.now + bench.short
 
     async def test_fifo(self, bench: Bench) -> None:
-        """Tasks of one priority are delivered in the order of publishing, whatever the batches (law 4; D2, BUG-D1)."""
+        """Tasks of one priority come in the order of publishing, however they are batched (law 4; D2, BUG-D1)."""
         await bench.publish("t1")
         await bench.publish("t2", "t3", "t4")
         subscription = await bench.subscribed("t5")
@@ -87,7 +87,7 @@ class DeliverSuite(Harness):
             if not received.again and not received.deliveries:
                 return
         raise AssertionError(
-            "'again' is still set after the queue was emptied: consumers would spin"
+            "`again` is still true after the last task: consumers would poll without end"
         )
 
     async def test_one_consumer_each(self, bench: Bench) -> None:
@@ -106,7 +106,7 @@ class DeliverSuite(Harness):
         assert ids(await bench.take(bench.subscribe(OTHER), 2)) == ["t2"]
 
     async def test_receipts_cannot_be_guessed(self, bench: Bench) -> None:
-        """All receipts are different, even those of the same task, and long enough to be random."""
+        """All receipts are different, even those of the same task, and too long to be guessed."""
         subscription = await bench.subscribed("t1")
         receipts = set()
         for _ in range(20):
@@ -117,7 +117,7 @@ class DeliverSuite(Harness):
         assert all(len(receipt) >= 16 for receipt in receipts)
 
     async def test_no_key_starves_one_by_one(self, bench: Bench) -> None:
-        """A task is not starved by 1,000 tasks of another key that are received singly (law 4; E5)."""
+        """A task is not starved by 1,000 tasks of another key that are received one by one (law 4; E5)."""
         await _flooded(bench, 1)
 
     async def test_no_key_starves_in_batches(self, bench: Bench) -> None:
@@ -125,7 +125,7 @@ class DeliverSuite(Harness):
         await _flooded(bench, 20)
 
     async def test_keys_take_turns(self, bench: Bench) -> None:
-        """Three keys with many tasks are all served, whatever order they are listed in (law 4; E5, OPEN-E1)."""
+        """A subscription to three keys with many tasks gets tasks of each key (law 4; E5, OPEN-E1)."""
         keys = ("k1", "k2", "k3")
         for key in keys:
             await bench.publish(*(f"{key}-{n}" for n in range(30)), key=key)
@@ -142,7 +142,7 @@ class DeliverSuite(Harness):
         assert "quiet" in ids(await bench.take(subscription, 50))
 
     async def test_tenants_of_fifo(self, bench: Bench) -> None:
-        """In fifo order, tenants do not change the order of delivery (law 4)."""
+        """With fifo order, tenants do not affect the order of delivery (law 4)."""
         for tenant, names in (("a", ("a0", "a1", "a2")), ("b", ("b0", "b1"))):
             await bench.publish(*names, tenant=tenant)
         taken = await bench.take(bench.subscribe(), 9)

@@ -79,7 +79,7 @@ class ExpireSuite(Harness):
         assert await bench.take(subscription) == [], "delivered after its deadline (law 8)"
 
     async def test_published_too_late(self, bench: Bench) -> None:
-        """A task published after its deadline expires: it is counted, but not delivered (laws 1, 8)."""
+        """A task published after its deadline expires at once: it is counted, but not delivered (laws 1, 8)."""
         await bench.publish("t1", deadline=bench.now - 1)
         assert await bench.take(bench.subscribe()) == []
         await bench.expect(expired=1)

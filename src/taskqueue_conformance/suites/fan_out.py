@@ -1,4 +1,4 @@
-"""The capability ``fan_out``: a publish stores a copy in each queue that its queue is bound to."""
+"""The capability ``fan_out``: a publish stores a copy of the task in each queue in ``bound_to``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_a_copy_in_each(self, bench: Bench) -> None:
-        """Each bound queue stores and settles its own copy; the queue itself stores no copy (law 1; D9)."""
+        """Each queue in ``bound_to`` stores a copy, settled separately; the queue itself stores none (law 1; D9)."""
         name, two = await bound(bench, 2)
         (answer,) = await bench.offer(bench.task("t1", payload={"n": 1}, headers={"h": "x"}))
         assert (answer.key, answer.task_id, answer.status) == (KEY, "t1", Published.ACCEPTED)
@@ -45,7 +45,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         assert await bench.state("t1", two) is State.DEAD
 
     async def test_the_queue_itself(self, bench: Bench) -> None:
-        """A queue that is bound to itself and to another queue keeps a copy (law 1; D9)."""
+        """A queue that is bound to itself and to another queue also stores a copy (law 1; D9)."""
         (name,) = await bound(bench, 1)
         await bench.configure(bound_to=(KEY, name))
         await bench.publish("t1", "t2")
@@ -96,7 +96,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         assert await bench.control.ledger(two) == Ledger(published=1, waiting=1)
 
     async def test_known_to_some(self, bench: Bench) -> None:
-        """Bound queues that lack a task store it, even if a queue that has it is full (laws 6, 7; D9)."""
+        """Bound queues that lack a task store it, even if a queue that has the task is full (laws 6, 7; D9)."""
         name, two = await bound(bench, 2)
         await bench.publish("t1", key=name)
         if has(bench.backend, Capability.FLOW):
@@ -126,7 +126,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
             assert await bench.control.ledger(key) == Ledger(), "a copy was copied"
 
     async def test_dates_travel(self, bench: Bench) -> None:
-        """Copies keep priority, deadline and ``not_before``; each expires or becomes due by itself (law 8; D9)."""
+        """Copies keep priority, deadline and ``not_before``; each copy expires or becomes due by itself (law 8; D9)."""
         name, two = await bound(bench, 2)
         later = bench.now + bench.short
         await bench.publish("low", priority=1)
@@ -212,7 +212,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
 async def bound(bench: Bench, count: int, *, of: str = KEY) -> tuple[str, ...]:
     """Bind a queue to ``count`` other queues, and return their names."""
     targets = [name async for name in _bindable(bench, of, count)]
-    assert len(targets) == count, f"of {_TRIES} queues {of!r} can be bound to {len(targets)}"
+    assert len(targets) == count, f"{of!r} can be bound to only {len(targets)} of {_TRIES} queues"
     await bench.configure(of, bound_to=tuple(targets))
     return tuple(targets)
 

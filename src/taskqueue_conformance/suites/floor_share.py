@@ -16,7 +16,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """Tests of ``floor_share``."""
 
     async def test_share_of_the_lowest(self, bench: Bench) -> None:
-        """While higher priorities wait, the lowest priority gets its share, evenly spread (law 4; OPEN-C8)."""
+        """While higher priorities wait, the lowest gets its share of deliveries, evenly spread (law 4; OPEN-C8)."""
         for share in (0.1, 0.25, 0.3, 0.5):
             key = f"share{share}"
             await bench.arrange(key, floor_share=share)
@@ -63,7 +63,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             _check_share(await bench.drain(subscription, count=30, limit=4), share)
 
     async def test_share_and_returned_ones(self, bench: Bench) -> None:
-        """A released task is the first of its priority, and counts against the share again (laws 3, 4)."""
+        """A released task is delivered first in its priority, and counts against the share again (laws 3, 4)."""
         await bench.arrange(floor_share=0.5)
         await _publish(bench, high=9, low=9)
         subscription = bench.subscribe()
@@ -90,7 +90,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert sorted(ids(await bench.take(subscription, 9))) == ["a1", "b6", "b7"]
 
     async def test_share_and_entities(self, bench: Bench) -> None:
-        """A task that waits for its ordering key gets no share now, and no larger share later (law 4; R8)."""
+        """While a task waits for its ordering key, its priority gets no share and saves none for later (law 4; R8)."""
         await bench.arrange(floor_share=0.5)
         subscription, first = await bench.running("low0", "low1", priority=1, ordering_key="e")
         await _publish(bench, high=6)
@@ -114,7 +114,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 async def _publish(
     bench: Bench, *, start: int = 0, key: str = KEY, high: int = 0, low: int = 0
 ) -> None:
-    """Publish ``high`` tasks ``high0``, ``high1``… with a high priority, and ``low`` tasks with a low priority."""
+    """Publish ``high`` tasks with a high priority (``high0``, ``high1``…) and ``low`` tasks with a low priority."""
     for name, count, priority in (("high", high, 8), ("low", low, 1)):
         names = [f"{name}{n}" for n in range(start, start + count)]
         await bench.publish(*names, key=key, priority=priority)
@@ -129,7 +129,7 @@ def _check_share(taken: Sequence[str], share: float) -> None:
         window = ceil(1 / share)
         for start in range(len(taken) - window):
             assert any(lowest[start : start + window + 1]), (
-                f"no delivery of the lowest priority among {window + 1} (law 4)"
+                f"{window + 1} deliveries in a row had a high priority (law 4)"
             )
     else:
         assert not any(lowest), "a lower priority was delivered before a higher one (law 4)"

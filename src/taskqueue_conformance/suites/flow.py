@@ -48,7 +48,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(in_flight=7, waiting=23)
 
     async def test_waiting_for_a_place_costs_nothing(self, bench: Bench) -> None:
-        """A task that waited for ``max_inflight`` is delivered with attempt 1 (laws 3, 5; FIX-C3)."""
+        """A task that ``max_inflight`` delayed is delivered with attempt 1 (laws 3, 5; FIX-C3)."""
         await bench.limit(max_inflight=1)
         subscription, first = await bench.running("t1", "t2")
         for _ in range(10):
@@ -66,7 +66,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_dying_frees_the_place(self, bench: Bench) -> None:
-        """Making a delivery a dead letter wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
+        """Turning a running task into a dead letter wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
         for end in (bury, poison):
             await _frees(bench, end)
 
@@ -132,7 +132,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert await bench.wakes(subscription.receive(5, None), late) == ["o4"]
 
     async def test_pause(self, bench: Bench) -> None:
-        """A receive from a paused queue returns nothing, and no error; publishing and settling continue (law 5; F6)."""
+        """A receive from a paused queue returns no tasks and no error; publishing and settling continue (law 5; F6)."""
         subscription, delivery = await bench.running("running", "t1")
         await bench.limit(paused=True)
         assert (await held(subscription)).due_at is None, "no task becomes due"
@@ -171,7 +171,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs("shared")
     async def test_places_on_every_replica(self, bench: Bench) -> None:
-        """Replicas count tasks in flight together, and apply each other's limits (laws 5, 9; F2, F7)."""
+        """Replicas share the count of tasks in flight, and apply limits set at another replica (laws 5, 9; F2, F7)."""
         other = await bench.replica()
         await other.limit(max_inflight=1)
         await bench.publish("t1", "t2", "t3")

@@ -39,7 +39,7 @@ async def close(_: Bench, subscription: Subscription, __: Delivery) -> None:
 
 
 async def bury(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
-    """Make the delivery a dead letter."""
+    """Turn the task into a dead letter."""
     await bench.bury(subscription, delivery)
 
 
@@ -58,7 +58,7 @@ async def expire(bench: Bench, _: Subscription, __: Delivery) -> None:
 async def frees(bench: Bench, end: End, *, deadline: float | None = None, **fields: Any) -> None:
     """Fail unless ending a delivery with ``end`` wakes a receive that a limit or an ordering key blocks.
 
-    Two tasks are published with ``fields``. The first task is in flight, and the second waits until that delivery ends.
+    Two tasks are published with ``fields``. The first task is in flight, and the second waits until the delivery ends.
     """
     item, two = bench.subscribe(), bench.subscribe(consumer="another")
     first, second = f"{end.__name__}1", f"{end.__name__}2"
@@ -82,13 +82,13 @@ async def frees(bench: Bench, end: End, *, deadline: float | None = None, **fiel
 
 async def held(subscription: Subscription) -> Received:
     """Fail if a receive delivers a task that a limit or an ordering key must block; return the empty answer."""
-    # A call does a limited amount of work, and sets ``again`` if it must be repeated.
+    # A receive does a limited amount of work, and sets ``again`` if the receive must be repeated.
     for _ in range(10):
         received = await subscription.receive(5, 0)
         assert not received.deliveries, f"{ids(received.deliveries)} must wait (laws 4, 5)"
         if not received.again:
             return received
-    raise AssertionError("`again` is always set: expected False, because no task may be delivered")
+    raise AssertionError("`again` stays true: expected false, because no task may be delivered")
 
 
 def check_opening(received: Received, at: float) -> None:

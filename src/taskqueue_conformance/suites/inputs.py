@@ -21,7 +21,7 @@ class InputsSuite(Harness):
             await bench.invalid("limit", subscription.receive(limit, 0))
 
     async def test_keys(self, bench: Bench) -> None:
-        """A subscription needs at least one key; all keys must be valid, and there must not be too many."""
+        """A subscription refuses an empty list of keys, too many keys, and invalid keys."""
         long, many = "x" * (LIMITS.name + 1), [f"k{n}" for n in range(LIMITS.keys + 1)]
         for keys in ([], [""], ["a b"], [KEY, "a/b"], ["{tag}"], [long], many):
             with pytest.raises(InvalidInput):

@@ -100,7 +100,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken == ["b18", "a2", "b19", "a3", "b20", "a4", "b21", "a5"]
 
     async def test_without_a_tenant(self, bench: Bench) -> None:
-        """Tasks without a tenant take turns together, like the tasks of one tenant (law 4)."""
+        """Tasks without a tenant are served like the tasks of one more tenant (law 4)."""
         await bench.fair()
         await bench.publish("n0", "n1", "n2", "n3")
         await fill(bench, a=2)
@@ -131,7 +131,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken[:6:2] + taken[6:] == ["a0", "a1", "a2", "a3"]
 
     async def test_priorities_come_before_tenants(self, bench: Bench) -> None:
-        """Priorities come before turns; each priority has turns of its own (law 4; FIX-C1)."""
+        """Tenants take turns separately in each priority, and higher priorities come first (law 4; FIX-C1)."""
         await bench.fair()
         await fill(bench, a=3, b=2)
         await bench.publish("B0", "B1", tenant="b", priority=8)
@@ -140,7 +140,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken == ["B0", "C0", "B1", "C1", "a0", "b0", "a1", "b1", "a2"]
 
     async def test_returned_jumps_no_tenant(self, bench: Bench) -> None:
-        """A released task is the first of its tenant, and waits for the tenant's turn (laws 3, 4)."""
+        """A released task is the next task of its tenant, but waits for the tenant's turn (laws 3, 4)."""
         for key, lost in ((KEY, False), (OTHER, True)):
             await bench.fair(key)
             await fill(bench, a=3, b=3, key=key)
@@ -151,7 +151,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             assert taken[1].attempt == 1
 
     async def test_returned_task_of_who_had_left(self, bench: Bench) -> None:
-        """If a tenant's only task is released, the tenant joins behind the other tenants (laws 3, 4)."""
+        """If a tenant's only task is released, the tenant's turn comes after those of other tenants (laws 3, 4)."""
         await bench.fair()
         await fill(bench, a=1, b=4)
         subscription, two = bench.subscribe(), bench.subscribe()

@@ -19,7 +19,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_one_at_a_time(self, bench: Bench) -> None:
-        """All workers together have one task per ordering key in flight; other tasks are delivered (law 4; R8, D2)."""
+        """At most one task per ordering key is in flight; other tasks are not blocked (law 4; R8, D2)."""
         await _publish(bench, e=3, f=2)
         await bench.publish("t1", "t2")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
@@ -87,7 +87,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs("atomic_retry")
     async def test_held_while_retried(self, bench: Bench) -> None:
-        """Until a scheduled retry has ended, other tasks with its ordering key wait (laws 4, 8; R8)."""
+        """Until the retry of a failed task has ended, other tasks with its ordering key wait (laws 4, 8; R8)."""
         await _publish(bench, e=3)
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
@@ -106,14 +106,14 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_release_wakes(self, bench: Bench) -> None:
-        """The end of a running task wakes a receive for the next task with its ordering key (law 4; R8)."""
+        """The end of a running task wakes a receive for the next task with the same ordering key (law 4; R8)."""
         await frees(bench, ack, ordering_key="e")
         await frees(bench, cancel, ordering_key="e")
         await frees(bench, expire, deadline=bench.short, ordering_key="e")
 
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_death_releases(self, bench: Bench) -> None:
-        """A dead letter blocks no task; once redriven, it is the last task of its ordering key (laws 3, 4; R8)."""
+        """A dead letter blocks no task; once redriven, it is the last task with its ordering key (laws 3, 4; R8)."""
         for end in (bury, poison):
             await frees(bench, end, ordering_key="e")
         assert await bench.dead_letters.discard(KEY) == 2
@@ -147,7 +147,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_purge_releases(self, bench: Bench) -> None:
-        """A purge ends tasks that wait for an ordering key; after that, only a running task blocks it (laws 1, 4)."""
+        """A purge ends tasks that wait for an ordering key, so that only a running task blocks the key (laws 1, 4)."""
         await _publish(bench, e=4)
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
@@ -166,7 +166,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_scheduled_hold_nothing(self, bench: Bench) -> None:
-        """A task that is not due yet blocks no other task; once due, it waits for its turn (laws 4, 8; R8)."""
+        """A scheduled task does not block its ordering key; once due, the task waits for its turn (laws 4, 8; R8)."""
         await bench.publish("e0", ordering_key="e", not_before=bench.now + bench.short)
         await _publish(bench, e=2, start=1)
         subscription = bench.subscribe()
@@ -181,7 +181,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_retry_of_one_that_isheld(self, bench: Bench) -> None:
-        """A scheduled retry blocks no task; once due, it waits for the running task of its key (laws 4, 6, 8)."""
+        """A retry of a task that was not delivered blocks no task, and waits for its ordering key (laws 4, 6, 8)."""
         await _publish(bench, e=3)
         subscription = bench.subscribe()
         first = await bench.one(subscription)
@@ -263,7 +263,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert await heir.drain(subscription, count=2) == ["e1", "e2"]
 
     async def test_many_entities(self, bench: Bench) -> None:
-        """Five workers run tasks of 1,000 ordering keys, for each key one by one in order (law 4; R8, fault F1)."""
+        """Five workers run tasks of 1,000 ordering keys, one by one and in order for each key (law 4; R8, fault F1)."""
         for step in range(3):
             tasks = [bench.task(f"{n}-{step}", ordering_key=f"e{n}") for n in range(1000)]
             for start in range(0, 1000, 250):

@@ -106,7 +106,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert await subscription.ack(fine) == (Settled.OK,)
 
     async def test_place_comes_free(self, bench: Bench) -> None:
-        """When an overdue delivery ends, a receive blocked by ``max_inflight`` gets that task (laws 4, 5; C18)."""
+        """When an overdue delivery ends, its task goes to a receive that ``max_inflight`` blocked (laws 4, 5; C18)."""
         await bench.limit(max_processing_time=2 * bench.short, max_inflight=1)
         await bench.running("hung", "next")
         two = bench.subscribe(consumer="another")

@@ -25,7 +25,7 @@ class PublishSuite(Harness):
         assert await bench.offer() == ()
 
     async def test_nothing_is_changed_on_the_way(self, bench: Bench) -> None:
-        """A delivered task equals the published one in every field and byte."""
+        """A delivered task equals the published task in every field and byte."""
         task = bench.task(
             "a-task:id@1",
             payload={"text": "grüße \u2028 \U0001f600", "numbers": [0, -1.5, 1e300, 2**53, None]},
@@ -114,7 +114,7 @@ class PublishSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_window_ends(self, bench: Bench) -> None:
-        """For ``dedupe_window`` seconds, an ended task published again is a duplicate; later, it is new (law 7)."""
+        """An ended task that is published again is a duplicate within ``dedupe_window``, and new after it (law 7)."""
         await bench.configure(dedupe_window=2 * bench.short)
         subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery)

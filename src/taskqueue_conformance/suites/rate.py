@@ -42,7 +42,9 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         for seconds, tokens in ((1, 2), (2, 4), (3, 4), (0.5, 1)):
             await bench.advance(seconds)
             more = await bench.take(subscription, 9)
-            assert len(more) >= tokens, f"{tokens} tokens in {seconds} s, {len(more)} deliveries"
+            assert len(more) >= tokens, (
+                f"expected {tokens} deliveries in {seconds} s, got {len(more)}"
+            )
             taken += more
         check_rate(taken, _FAST)
 
@@ -166,7 +168,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
 
     async def test_removing_wakes(self, bench: Bench) -> None:
-        """Removing the limit wakes a receive at once; a new limit has a full bucket (laws 5, 9; F7)."""
+        """Removing the limit wakes a receive at once; a new limit starts with a full bucket (laws 5, 9; F7)."""
         await bench.limit(rate_limit=_SLOW)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         assert len(await bench.take(subscription, 9)) == 3
@@ -176,7 +178,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(await bench.take(subscription, 9)) == ["t5", "t6", "t7"]
 
     async def test_changed_limit_keeps_its_tokens(self, bench: Bench) -> None:
-        """A changed limit keeps the tokens, and at once changes the time of the next token (laws 5, 9; F7)."""
+        """If the limit changes, tokens are kept, and the time of the next token changes at once (laws 5, 9; F7)."""
         await bench.limit(rate_limit=_SLOW)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         first, *_ = await bench.take(subscription, 9)

@@ -17,7 +17,7 @@ class RetrySuite(Harness):
     """Tests of `Publisher.schedule_retry`."""
 
     async def test_retry_through_core(self, bench: Bench) -> None:
-        """A failed task runs again once, after its delay, as the next attempt (law 8; D3, REV-E1, REV-E2)."""
+        """A failed task runs again once, after the retry delay, as the next attempt (law 8; D3, REV-E1, REV-E2)."""
         subscription = await bench.subscribed("t1")
         for attempt in (1, 2, 3):
             delivery = await bench.one(subscription)
@@ -44,7 +44,7 @@ class RetrySuite(Harness):
 
     @needs("atomic_retry")
     async def test_settling_twice(self, bench: Bench) -> None:
-        """Sending the same retry again is a duplicate, and changes nothing (law 2)."""
+        """A retry that is sent again is a duplicate, and changes nothing (law 2)."""
         subscription, delivery = await bench.running("t1")
         assert await _retry(bench, delivery) is ACCEPTED
         assert await _retry(bench, delivery) is DUPLICATE
@@ -66,7 +66,7 @@ class RetrySuite(Harness):
 
     @needs("atomic_retry")
     async def test_running_task_without_its_delivery(self, bench: Bench) -> None:
-        """A retry without a delivery moves a running entry, and ends its receipt (laws 1, 2)."""
+        """A retry without a delivery also reschedules a running task, whose receipt is then stale (laws 1, 2)."""
         subscription, delivery = await bench.running("t1")
         assert await bench.retry(delivery.task, bench.short, error="failed") is ACCEPTED
         await bench.expect(scheduled=1)
@@ -76,7 +76,7 @@ class RetrySuite(Harness):
 
     @needs("atomic_retry")
     async def test_waiting_and_scheduled_tasks(self, bench: Bench) -> None:
-        """A retry moves a waiting or scheduled entry to its new time, and creates no copy (laws 1, 8)."""
+        """A retry moves a waiting or scheduled task to the new time, and creates no copy (laws 1, 8)."""
         tasks = await bench.publish("t1")
         tasks += await bench.publish("t2", not_before=bench.now + 3600)
         for task in tasks:
@@ -106,7 +106,7 @@ class RetrySuite(Harness):
 
     @needs(Capability.DEAD_LETTERS, "atomic_retry")
     async def test_dead_task(self, bench: Bench) -> None:
-        """A retry of a dead letter makes it live again, with its earlier attempts in ``prior`` (law 1)."""
+        """A retry of a dead letter makes the task live again; ``prior`` is its number of earlier attempts (law 1)."""
         subscription, delivery = await bench.running("t1")
         await bench.bury(subscription, delivery)
         assert await bench.retry(delivery.task, bench.short, error="failed") is ACCEPTED

@@ -92,7 +92,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await bench.outcome(waiting)
 
     async def test_it_does_not_fire_all_the_time(self, bench: Bench) -> None:
-        """A signal may fire without cause, but not so often that publishers poll (B13)."""
+        """A signal may fire without cause, but not so often that waiting for it amounts to polling (B13)."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
         async with bench.room_signal() as signal:
@@ -156,7 +156,7 @@ async def _notifies(
 
 
 async def _publish_with_patience(bench: Bench, task: Task) -> None:
-    """Publish a task, and wait for the room signal as long as it is refused."""
+    """Publish a task; while it is refused, wait for the room signal and publish it again."""
     async with bench.room_signal() as signal:
         while True:
             (answer,) = await bench.offer(task)

@@ -29,7 +29,7 @@ class ScheduleSuite(Harness):
         assert ids([await bench.one(bench.subscribe())]) == ["t1"]
 
     async def test_order_of_times(self, bench: Bench) -> None:
-        """Scheduled tasks are delivered in order of their times, and of publishing if these are equal (law 4)."""
+        """Scheduled tasks come in the order of their times; tasks with equal times in order of publishing (law 4)."""
         soon, sooner = bench.now + bench.short, bench.now + bench.short / 2
         await bench.publish("b1", "b2", not_before=soon)
         await bench.publish("a1", "a2", not_before=sooner)
@@ -49,7 +49,7 @@ class ScheduleSuite(Harness):
         assert taken == ["before", "between", "due", "after"]
 
     async def test_priority_counts_when_due(self, bench: Bench) -> None:
-        """A scheduled task that is due is delivered by its priority (law 4)."""
+        """Once a scheduled task is due, its priority decides when it is delivered (law 4)."""
         await bench.publish("high", not_before=bench.now + bench.short, priority=9)
         subscription = await bench.subscribed("low1", "low2", priority=1)
         assert ids([await bench.one(subscription)]) == ["low1"]

@@ -35,7 +35,7 @@ class SettleSuite(Harness):
         assert (again.task.id, again.attempt, again.losses) == ("t1", 1, 0)
 
     async def test_returned_comes_first(self, bench: Bench) -> None:
-        """Released tasks come before tasks that were never delivered, in their old order (law 4; D2, E5)."""
+        """Released tasks keep their order, and come before tasks that were never delivered (law 4; D2, E5)."""
         subscription = await bench.subscribed("t1", "t2", "t3", "t4", "t5")
         delivery, two, three = await bench.take(subscription, 3)
         await subscription.redeliver(three)
@@ -155,7 +155,7 @@ class SettleSuite(Harness):
         assert ids(await bench.take(other, 2)) == ["t1"]
 
     async def test_receipt_never_issued(self, bench: Bench) -> None:
-        """An invalid receipt settles nothing, and causes no other error (law 2)."""
+        """An invalid receipt settles nothing, and is refused like a stale receipt (law 2)."""
         subscription, delivery = await bench.running("t1")
         receipt = delivery.receipt
         for garbage in ("", "0", "0-0", receipt + "0", receipt[:-1], "x" * 500, "ä:{}*\0"):

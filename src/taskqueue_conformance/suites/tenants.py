@@ -117,13 +117,13 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert counts == {"a": 3, "b": 3, "c": 2}
 
     async def test_a_tenants_place_wakes(self, bench: Bench) -> None:
-        """Every end of a delivery wakes a receive that ``tenant_max_inflight`` blocks (law 5)."""
+        """However a delivery ends, it wakes a receive that ``tenant_max_inflight`` blocks (law 5)."""
         await bench.fair(tenant_max_inflight=1)
         for end in (ack, redeliver, lose, cancel, close):
             await frees(bench, end, tenant="a")
 
     async def test_tenants_tokens(self, bench: Bench) -> None:
-        """A tenant without tokens is skipped; redeliveries take tokens, too (law 5; OPEN-F1, F3)."""
+        """A tenant without tokens is skipped; redeliveries also take tokens (law 5; OPEN-F1, F3)."""
         await bench.fair(tenant_rate_limit=_SLOW)
         await fill(bench, a=5, b=1)
         subscription = bench.subscribe()
@@ -256,7 +256,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs("shared")
     async def test_tenants_over_replicas(self, bench: Bench) -> None:
-        """Replicas count a tenant's tasks in flight together, and wake each other's receives (laws 5, 9)."""
+        """Replicas share the count of a tenant's tasks in flight, and wake each other's receives (laws 5, 9)."""
         other = await bench.replica()
         await other.fair(tenant_max_inflight=1)
         await fill(bench, a=2, b=1)
@@ -267,7 +267,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
 
 async def _publish(bench: Bench, *names: str) -> tuple[Confirmation, ...]:
-    """Publish tasks; the first letter of each id is its tenant."""
+    """Publish tasks; the first letter of a task's id is its tenant."""
     return await bench.offer(*(bench.task(name, tenant=name[0]) for name in names))
 
 

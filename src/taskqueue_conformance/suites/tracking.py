@@ -41,7 +41,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_dead_state(self, bench: Bench) -> None:
-        """A dead letter's status has the error; a redrive makes its state waiting, and a discard makes it discarded."""
+        """A dead letter's status has the error; its state is waiting after a redrive, and discarded after a discard."""
         subscription, delivery = await bench.running("t1")
         await bench.bury(subscription, delivery, "poison")
         status = await _status(bench)
@@ -54,7 +54,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         assert (await _status(bench)).state is State.DISCARDED
 
     async def test_many_and_unknown(self, bench: Bench) -> None:
-        """Statuses come in the order of the ids, with ``None`` for an id that is unknown in that queue."""
+        """Statuses come in the order of the ids, with ``None`` for an id that the queue does not know."""
         await bench.publish("t1", "t2")
         statuses = await bench.control.statuses(KEY, "t2", "unknown", "t1", "t2")
         assert [status and status.task_id for status in statuses] == ["t2", None, "t1", "t2"]

@@ -26,7 +26,7 @@ class WaitingSuite(Harness):
         assert (await bench.outcome(waiting)).deliveries == ()
 
     async def test_wait_after_a_timeout(self, bench: Bench) -> None:
-        """A subscription whose receive timed out receives as before."""
+        """A subscription whose receive timed out can receive as before."""
         subscription = bench.subscribe()
         waiting = await bench.start(subscription.receive(1, bench.short))
         await bench.advance(bench.short)
