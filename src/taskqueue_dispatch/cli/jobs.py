@@ -32,13 +32,13 @@ _COLOURS = {"done": "green", "failed": "bold red", "running": "cyan"}
 
 
 class JobEnded(TaskQueueError):
-    """The error of ``submit --wait`` if the job has ended without success."""
+    """The error of ``submit --wait`` if the job ended without success."""
 
     code = "job_ended"
 
 
 class NotEnded(TaskQueueError):
-    """The error of ``submit --wait`` if the job has not ended in time."""
+    """The error of ``submit --wait`` if the job did not end in time."""
 
     code = "not_ended"
 
