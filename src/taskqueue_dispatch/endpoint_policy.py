@@ -95,7 +95,7 @@ class EndpointPolicy:
 
 def _host_of(url: object) -> str:
     if not isinstance(url, str) or not 0 < len(url) <= LIMITS.url:
-        raise InvalidInput("endpoint", kind_of(url), f"a URL of at most {LIMITS.url} characters")
+        raise InvalidInput("endpoint", kind_of(url), f"a URL of 1 to {LIMITS.url} characters")
     if not _PLAIN.fullmatch(url) or _ODD & set(url):
         raise InvalidInput(
             "endpoint", "a URL with spaces or invalid characters", "http:// or https:// and a host"

@@ -68,9 +68,9 @@ class ModelConfig(BaseModel):
     @classmethod
     def _check_placeholder(cls, template: str | None) -> str | None:
         if template is not None and template.count("{id}") != 1:
-            raise ValueError("it must contain {id} exactly once")
+            raise ValueError("the path must contain {id} exactly once")
         if template is not None and set("{}") & set(template.replace("{id}", "")):
-            raise ValueError("braces are allowed only in {id}")
+            raise ValueError("the path must not contain braces except in {id}")
         return template
 
     def capacity(self, slots: int) -> int:
@@ -82,7 +82,7 @@ class ModelConfig(BaseModel):
 
         Fields that the configuration does not cover are unchanged.
 
-        The queue's capacity is at least 1: if the model's capacity is 0, jobs are refused before they reach the queue.
+        The queue's capacity is at least 1. If the model's capacity is 0, jobs are refused before they reach the queue.
         """
         fair, capacity = self.order is Order.FAIR, max(1, self.capacity(slots))
         fields = {

@@ -163,7 +163,7 @@ def read_status(reply: EndpointReply, requested: str, config: ModelConfig) -> An
 
 
 def read_observed(reply: EndpointReply) -> Seen | None:
-    """Return a server's health report: ``active_jobs``, and ``jobs``, the ids from ``X-Job-Id``, if it lists them.
+    """Return a server's health report: the number of running jobs and, if the server lists them, their ids.
 
     Return ``None`` for any status except 200, and for a body that is not such a report.
     """
@@ -262,7 +262,7 @@ def _names(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _id(fields: Mapping[str, msgspec.Raw], names: tuple[str, ...]) -> str | None:
-    """Return the server's id of the job, or ``None`` if there is none that can be part of a URL's path."""
+    """Return the server's id of the job, or ``None`` if it is missing or cannot be part of a URL's path."""
     result = next((_plain(fields, name) for name in names if name in fields), None)
     if type(result) is int:
         result = str(result)
