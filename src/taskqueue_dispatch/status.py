@@ -153,7 +153,7 @@ class Jobs:
         )
 
     async def find(self, job_id: str) -> tuple[str, TaskStatus] | None:
-        """Return the queue of a job and the status of its task, or ``None`` if the job is unknown or expired."""
+        """Return the queue and the task status of a job, or ``None`` if it is unknown or its record has expired."""
         for key in await self._of(job_id):
             (status,) = await self._control.statuses(key, job_id)
             if status is not None:
@@ -165,7 +165,7 @@ class Jobs:
         check_name("job_id", job_id)
         mark = _mark_in(job_id)
         known = [view.key for view in self._registry.known() if mark_of(view.model) == mark]
-        # Otherwise, ask the store: the registry lacks models without endpoints, and models that were just registered.
+        # If no queue is known, ask the store: the registry lacks models without endpoints and newly registered models.
         if not known:
             known = [key for key in await self._control.queues() if _is_of(key, mark)]
         return tuple(known)

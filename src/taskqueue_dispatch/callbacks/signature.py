@@ -58,5 +58,5 @@ def _key(index: int, secret: str) -> bytes:
     except (binascii.Error, ValueError):
         key = b""
     if kind or not prefix or len(key) not in _BYTES:
-        raise ConfigurationError(f"TASKQUEUE_DISPATCH_WEBHOOK_SECRETS, number {index}: {_FORM}")
+        raise ConfigurationError(f"TASKQUEUE_DISPATCH_WEBHOOK_SECRETS, secret {index}: {_FORM}")
     return key

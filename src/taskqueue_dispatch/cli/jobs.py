@@ -150,7 +150,7 @@ async def _wait_for_end(
             return job, await _result(server, job_id)
         if job.state not in _LIVE:
             why = ": ".join(filter(None, (job.reason, job.error))) or "no reason given"
-            raise JobEnded(f"the job {job_id} is {job.state}: {why}")
+            raise JobEnded(f"the job {job_id} ended as {job.state}: {why}")
         if not remaining:
             raise NotEnded(f"the job {job_id} is still {job.state} after {seconds:g} s")
 

@@ -20,7 +20,7 @@ _CRASH_AT, _FALSE_REPORT_AT = 0.1, 0.12
 _DOWN_SECONDS = 1.0
 _FALSE_REPORT_SECONDS = 2.0
 _FULL_TIMEOUT = 0.5
-"""maximum seconds that the crash waits for all slots of its server to be in use; after that, one used slot is enough"""
+"""seconds to wait, before the crash, until all slots of the server are in use; after that, one used slot is enough"""
 _POLL_SECONDS = 0.01
 
 

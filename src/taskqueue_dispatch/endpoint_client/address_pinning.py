@@ -1,4 +1,4 @@
-"""The use of an endpoint's host name: for each new connection, the name is resolved and its addresses are checked."""
+"""Connections to endpoints by host name. For each connection, the name is resolved and its addresses are checked."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class JobRunningAnswer(msgspec.Struct, frozen=True):
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """The answer if the server does not know the job: it never arrived, or the server has restarted."""
+    """The answer if the server does not know the job: the job never arrived, or the server has restarted."""
 
 
 class Busy(msgspec.Struct, frozen=True):
@@ -195,7 +195,7 @@ def _taken(
     reply: EndpointReply, fields: Mapping[str, msgspec.Raw], job: str, config: ModelConfig
 ) -> JobAcceptedAnswer | JobFailedAnswer:
     if not _status_of(fields) and "status" in fields:
-        return JobFailedAnswer(f"{_shown(reply)}: its status is not text")
+        return JobFailedAnswer(f"{_shown(reply)}: the status in the body is not text")
     names = _names(config)
     given = _id(fields, names)
     if given is not None:
@@ -204,7 +204,7 @@ def _taken(
     if not asked_for and not set(names) & fields.keys():
         return JobAcceptedAnswer(job)
     return JobFailedAnswer(
-        f"{_shown(reply)}: it accepted the job without a valid {' or '.join(names)}"
+        f"{_shown(reply)}: the job was accepted without a valid {' or '.join(names)}"
     )
 
 

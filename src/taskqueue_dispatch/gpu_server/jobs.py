@@ -25,11 +25,11 @@ _log = logging.getLogger("taskqueue.gpu")
 
 
 class JobFailed(Exception):
-    """Raised by a handler if the job failed. The client receives the error's text. Another attempt may succeed."""
+    """The error that a handler raises if a job failed. The client gets its text. Another attempt may succeed."""
 
 
 class JobRefused(Exception):
-    """Raised by a handler if the job failed and no attempt can succeed. The client receives the error's text."""
+    """The error that a handler raises if a job can never succeed. The client gets its text."""
 
 
 class GpuJobPhase(StrEnum):
@@ -179,7 +179,7 @@ class GpuJobs:
         except (JobFailed, JobRefused) as failure:
             self._fail(job, str(failure), refused=isinstance(failure, JobRefused))
         except InvalidInput as error:
-            self._fail(job, f"the handler's result is {error.got}: {error.allowed}")
+            self._fail(job, f"the handler's result is {error.got}; allowed: {error.allowed}")
         except asyncio.CancelledError:
             self._fail(job, _OVER)
             raise

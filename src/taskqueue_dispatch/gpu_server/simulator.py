@@ -18,7 +18,7 @@ from taskqueue_dispatch.gpu_server.component import GpuServer, Receive, Scope, S
 from taskqueue_dispatch.gpu_server.jobs import GpuJob, JobFailed
 
 CONTROL = "/simulated"
-"""path of the controls: GET returns statistics, PUT ``{"mode": …}`` sets the mode, DELETE restarts the server"""
+"""path of the controls: GET returns statistics, PUT ``{"mode": …}`` sets the mode, DELETE simulates a crash"""
 _HOST = "127.0.0.1"
 _CHANGE_LIMIT = 1000
 _TURNS = 3
@@ -274,7 +274,7 @@ class SimulatedGpu:
 
 
 class LocalServer(uvicorn.Server):
-    """A server on a local port in the running event loop, which can close all its connections at once. Runs once."""
+    """A server on a local port in the running event loop. It can close all its connections at once, and runs once."""
 
     def __init__(self, app: Any) -> None:
         super().__init__(
