@@ -13,7 +13,7 @@ from taskqueue_core.limits import LIMITS, kind_of
 from taskqueue_dispatch.outbound_http.dns import NotReached, look_up
 
 Resolve = Callable[[str], Awaitable[tuple[str, ...]]]
-"""Function that returns the addresses of a host name; empty if the host name cannot be resolved."""
+"""Function that returns the addresses of a host name, or an empty tuple if the name cannot be resolved."""
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _PLAIN = re.compile(r"[!-~]+")
@@ -27,7 +27,7 @@ _RESOLVE_SECONDS = 5.0
 
 
 async def resolve(host: str) -> tuple[str, ...]:
-    """Return the addresses of a host name from the system's resolver; empty if there are none."""
+    """Return the addresses of a host name from the system's resolver, or an empty tuple if there are none."""
     try:
         async with asyncio.timeout(_RESOLVE_SECONDS):
             return await look_up(host, 0, threads="look-up-endpoints")

@@ -74,7 +74,7 @@ class ModelConfig(BaseModel):
         return template
 
     def capacity(self, slots: int) -> int:
-        """Return the maximum number of waiting jobs for a number of slots; 0 if there are no slots."""
+        """Return the maximum number of waiting jobs for a number of slots, or 0 if there are no slots."""
         return min(self.queue_limit, self.queue_per_slot * slots)
 
     def applied_to(self, settings: QueueSettings, slots: int) -> QueueSettings:

@@ -178,7 +178,7 @@ class _WaitingPosition:
 
 
 class SlotFinder:
-    """The search for free slots by code in this process. The `LeaseRenewer` renews the slots that it returns."""
+    """The component that finds free slots for code in this process. The `LeaseRenewer` renews the slots it returns."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ def run(
 ) -> None:
     """Dispatch jobs of three models to five simulated servers, with injected faults.
 
-    One model returns its result in the response, one is polled for it, and one pushes it. Some jobs fail once, and
+    One model returns results in its responses, one is polled for them, and one pushes them. Some jobs fail once, and
     three always fail; some are submitted twice; some have callbacks, one in ten of which is rejected the first time.
     During the run, one server crashes while it runs jobs, and another reports that it is idle while it is busy. At the
     end, the demo checks that every job is accounted for and every result is correct. It exits with 1 if a check fails.

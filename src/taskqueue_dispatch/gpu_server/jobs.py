@@ -132,7 +132,7 @@ class GpuJobs:
         return result or next((job for job in self._waiting if job.id == job_id), None)
 
     def position(self, job: GpuJob) -> int:
-        """Return the position of a direct job in the queue, starting at 1; 0 if the job no longer waits."""
+        """Return the position of a direct job in the queue, starting at 1, or 0 if the job no longer waits."""
         return self._waiting.index(job) + 1 if job in self._waiting else 0
 
     def add(self, job: GpuJob) -> None:
