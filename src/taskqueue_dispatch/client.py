@@ -82,7 +82,7 @@ class _Submission:
     def after(self, status: int, headers: Mapping[str, str], body: bytes) -> Confirmed | float:
         """Return the confirmation, or the number of seconds to wait before the next try.
 
-        Raises `SubmitRefused`, `PublishUnconfirmed`.
+        Raises `SubmitRefused` or `PublishUnconfirmed`.
         """
         if status in _SUCCESS:
             try:

@@ -34,7 +34,7 @@ class DispatchSettings(BaseSettings):
     partition: _Seconds = 30.0
     """seconds for which a server may be unreachable before its running job counts as lost"""
     turn: _Seconds = 10.0
-    """seconds for which a model may keep a shared server (``together`` of an endpoint) while other models wait"""
+    """seconds for which a model may keep a shared server (see ``together`` of an endpoint) while other models wait"""
     drain: float = Field(default=10.0, ge=0, le=3600, allow_inf_nan=False)
     """seconds for which a stopping dispatcher waits for its running jobs"""
     find_timeout: _Seconds = 30.0
@@ -50,7 +50,7 @@ class DispatchSettings(BaseSettings):
     breaker_failures: int = Field(default=5, ge=1, le=1000)
     """number of consecutive failures after which an endpoint is paused"""
     breaker_rest: _Seconds = 10.0
-    """seconds of an endpoint's first pause; each further failure doubles the pause, up to 5 minutes"""
+    """length in seconds of an endpoint's first pause; each further failure doubles the pause, up to 5 minutes"""
     busy_rest: _Seconds = 0.5
     """seconds for which a busy endpoint is paused if its response has no ``Retry-After``"""
     webhook_secrets: Annotated[tuple[SecretStr, ...], *COMMAS] = ()

@@ -13,7 +13,7 @@ from taskqueue_core.limits import LIMITS, kind_of
 from taskqueue_dispatch.outbound_http.dns import NotReached, look_up
 
 Resolve = Callable[[str], Awaitable[tuple[str, ...]]]
-"""Function that returns the addresses of a host name; empty if the host name cannot be resolved."""
+"""Function that returns the addresses of a host name, or an empty tuple if the name cannot be resolved."""
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _PLAIN = re.compile(r"[!-~]+")
@@ -27,7 +27,7 @@ _RESOLVE_SECONDS = 5.0
 
 
 async def resolve(host: str) -> tuple[str, ...]:
-    """Return the addresses of a host name from the system's resolver; empty if there are none."""
+    """Return the addresses of a host name from the system's resolver, or an empty tuple if there are none."""
     try:
         async with asyncio.timeout(_RESOLVE_SECONDS):
             return await look_up(host, 0, threads="look-up-endpoints")
@@ -95,7 +95,7 @@ class EndpointPolicy:
 
 def _host_of(url: object) -> str:
     if not isinstance(url, str) or not 0 < len(url) <= LIMITS.url:
-        raise InvalidInput("endpoint", kind_of(url), f"a URL of at most {LIMITS.url} characters")
+        raise InvalidInput("endpoint", kind_of(url), f"a URL of 1 to {LIMITS.url} characters")
     if not _PLAIN.fullmatch(url) or _ODD & set(url):
         raise InvalidInput(
             "endpoint", "a URL with spaces or invalid characters", "http:// or https:// and a host"

@@ -56,7 +56,7 @@ _decoder = msgspec.json.Decoder(_Pushed)
 
 
 def accepted_note(remote_id: str) -> bytes:
-    """Return a note that records the id under which the server knows the job."""
+    """Return a note, to be stored with the slot, that records the id under which the server knows the job."""
     return msgspec.json.encode({"status": "accepted", "accepted": remote_id})
 
 
@@ -227,8 +227,7 @@ class JobAttempt:
                     return answer
             elif isinstance(answer, Missing):
                 missing += 1
-                # Give up only at the second such answer. The server has restarted, or it reported wrongly that it had
-                # the job.
+                # Give up only at the second `Missing`: the server has restarted, or its earlier report was false.
                 if missing > 1:
                     return EndpointUnreachable("the server no longer knows the job", sent=True)
             else:
@@ -291,7 +290,7 @@ class JobAttempt:
         self._context.renewer.drop(self._held)
 
     async def _release_as_lost(self, answer: Answer) -> None:
-        """Release a job as lost if it may have run and could not be settled, so that the next dispatcher polls."""
+        """Release a job that may have run and could not be settled as lost. The next dispatcher then polls for it."""
         if isinstance(answer, Busy) or (
             isinstance(answer, EndpointUnreachable) and not answer.sent
         ):

@@ -42,7 +42,7 @@ def task_of(submission: Submission) -> Task:
     if url is not None:
         if not 0 < len(url) <= LIMITS.url or not url.isprintable():
             raise InvalidInput(
-                "callback_url", kind_of(url), f"a URL of at most {LIMITS.url} characters"
+                "callback_url", kind_of(url), f"a URL of 1 to {LIMITS.url} printable characters"
             )
         headers[_CALLBACK] = url
     key = queue_of(model)

@@ -160,7 +160,7 @@ class Checks:
         )
         if ended:
             figures = {"model": endpoint.model, "server": endpoint.server, "leases": len(ended)}
-            _log.warning("released slots whose jobs do not run on their server", extra=figures)
+            _log.warning("released slots whose jobs are not running on the server", extra=figures)
             self._ended(ended)
         if observed is not None and (info.overdue or (observed.active and not info.healthy)):
             # Check again soon, because only a second report ends a lease or makes the endpoint healthy.

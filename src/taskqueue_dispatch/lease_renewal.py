@@ -19,7 +19,7 @@ from taskqueue_dispatch.lease_check import Checks, HealthClient
 from taskqueue_dispatch.registry import ModelRegistry
 
 _CHECK_SECONDS = 0.1
-"""seconds for which requests to read notes are collected into one store call"""
+"""seconds for which requests to read the notes of jobs are collected into one store call"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
@@ -38,7 +38,7 @@ class RenewedLease:
         """whether the last renewal reported a stale token, which may be wrong if the lease changed during the call"""
 
     def take(self, lease: SlotLease) -> None:
-        """Replace the lease by the store's newer version, and keep its note if it is new."""
+        """Replace the lease with the store's newer version, and keep its note if the note is new."""
         self.lease = lease
         if lease.note is not None and lease.note != self.note:
             self.note = lease.note
@@ -46,7 +46,7 @@ class RenewedLease:
 
 
 class LeaseRenewer:
-    """A loop that renews all held leases in one batch, three times per lease duration, and runs `Checks`.
+    """A loop that renews all held leases in batches, three times per lease duration, and runs the health checks.
 
     An outage of the store does not end a lease: the renewal is retried, and the store then reports which leases are
     lost.
@@ -92,7 +92,7 @@ class LeaseRenewer:
         self._held.pop(held, None)
 
     def change(self, held: RenewedLease, lease: SlotLease) -> None:
-        """Replace the version of a held lease after a store call has changed the lease."""
+        """Replace a held lease with its new version after a store call has changed it."""
         held.doubted = False
         held.take(lease)
 
@@ -140,7 +140,7 @@ class LeaseRenewer:
         for start in range(0, len(held), LIMITS.batch):
             good = await self._renew_batch(held[start : start + LIMITS.batch]) and good
         if any(lease.doubted for lease in held):
-            # Let the holder replace a token that changed during the call. If it does not, the lease is lost.
+            # Give the holder time to replace a token that changed during the call. Otherwise the lease is lost.
             await asyncio.sleep(_CHECK_SECONDS)
         doubted = [lease for lease in held if lease.doubted and lease in self._held]
         for start in range(0, len(doubted), LIMITS.batch):

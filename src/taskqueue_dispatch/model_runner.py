@@ -75,7 +75,7 @@ class ModelRunner:
         self._kept_shared = False
         self._wake_up = asyncio.Event()
         self._odd_for_waiter = 1
-        """with an odd number of slots, 1 if the extra slot next goes to a waiting caller, 0 if to a queued job"""
+        """with an odd number of slots: 1 if the extra slot goes to a waiting caller, 0 if it goes to a queued job"""
         self._unplaced: list[Delivery] = []
         """jobs without a slot, to be redelivered at the head of the queue"""
         self._stopping = asyncio.Event()
@@ -83,7 +83,7 @@ class ModelRunner:
 
     @property
     def running(self) -> int:
-        """Return how many of the model's jobs this dispatcher has running on servers."""
+        """Return how many of the model's jobs this dispatcher is running on servers."""
         return self._running
 
     def check_now(self) -> None:
@@ -123,7 +123,7 @@ class ModelRunner:
 
     async def _shut_down(self) -> None:
         try:
-            # Closing the subscription below releases the jobs that this call has received.
+            # Jobs that the cancelled receive already has are released when the subscription is closed below.
             if self._receive is not None:
                 self._receive.cancel()
                 await asyncio.wait([self._receive])

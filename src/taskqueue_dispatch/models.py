@@ -68,13 +68,13 @@ class ModelConfig(BaseModel):
     @classmethod
     def _check_placeholder(cls, template: str | None) -> str | None:
         if template is not None and template.count("{id}") != 1:
-            raise ValueError("it must contain {id} exactly once")
+            raise ValueError("the path must contain {id} exactly once")
         if template is not None and set("{}") & set(template.replace("{id}", "")):
-            raise ValueError("braces are allowed only in {id}")
+            raise ValueError("the path must not contain braces except in {id}")
         return template
 
     def capacity(self, slots: int) -> int:
-        """Return the maximum number of waiting jobs for a number of slots; 0 if there are no slots."""
+        """Return the maximum number of waiting jobs for a number of slots, or 0 if there are no slots."""
         return min(self.queue_limit, self.queue_per_slot * slots)
 
     def applied_to(self, settings: QueueSettings, slots: int) -> QueueSettings:
@@ -82,7 +82,7 @@ class ModelConfig(BaseModel):
 
         Fields that the configuration does not cover are unchanged.
 
-        The queue's capacity is at least 1: if the model's capacity is 0, jobs are refused before they reach the queue.
+        The queue's capacity is at least 1. If the model's capacity is 0, jobs are refused before they reach the queue.
         """
         fair, capacity = self.order is Order.FAIR, max(1, self.capacity(slots))
         fields = {

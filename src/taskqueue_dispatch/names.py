@@ -9,7 +9,7 @@ import secrets
 from taskqueue_core.limits import LIMITS, check_label, check_name
 
 JOBS = "dispatch:"
-"""prefix of the names of the queues of models"""
+"""prefix of the names of the models' queues"""
 CALLBACKS = "dispatch.callbacks"
 """name of the queue of callbacks"""
 _PLAIN = re.compile(r"[A-Za-z0-9._:@+<>-]")

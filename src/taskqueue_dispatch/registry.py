@@ -70,7 +70,7 @@ class ModelRegistry:
     def __init__(
         self, backend: Backend, settings: DispatchSettings, *, resolve: Resolve = resolve
     ) -> None:
-        """Create a registry without any I/O. Raises `CapabilityMissing`."""
+        """Create a registry without I/O. Raises `CapabilityMissing` if the backend lacks ``slots`` or ``control``."""
         self.backend = backend
         self._pool = slots_of(backend)
         self._control = control_of(backend)
@@ -167,14 +167,14 @@ class ModelRegistry:
         return new
 
     async def refresh(self) -> None:
-        """Read the slot pool, and update the settings of queues that other replicas have changed.
+        """Read the slot pool, and update the queues of models that other replicas have changed.
 
         If the pool was emptied, register the cached endpoints again. Raises `BackendUnavailable`; the cache is then
         unchanged.
         """
         async with self._refreshing:
             view, documents = await self._pool.inspect(), await self._pool.documents()
-            # A configuration is missing: it was removed, or the pool was emptied between the two calls. Read again.
+            # If a configuration is missing, it was removed, or the pool was emptied between the two calls: read again.
             if self._documents.keys() - documents.keys():
                 view = await self._pool.inspect()
             if self._was_emptied(view) and await self._restore(view, documents):
@@ -274,7 +274,7 @@ class ModelRegistry:
         async with self._refreshing:
             view, documents = await self._pool.inspect(model), await self._pool.documents()
             own = {model: documents[model]} if model in documents else {}
-            # A configuration is missing: it was removed, or the pool was emptied between the two calls. Read again.
+            # If a configuration is missing, it was removed, or the pool was emptied between the two calls: read again.
             if model in self._documents and not own:
                 view = await self._pool.inspect(model)
             # Do not replace the cache if the pool was emptied, because `refresh` restores the pool from the cache.
@@ -284,7 +284,7 @@ class ModelRegistry:
                     self._documents.pop(model, None)
                 self._cache(view.endpoints, own, {model})
         observed = self._views.get(model)
-        # The model no longer has an endpoint or a configuration. Its queue keeps its settings.
+        # If the model has neither endpoints nor a configuration any more, its queue keeps its settings.
         if observed is None:
             return
         self._queue_inputs.pop(model, None)
@@ -304,7 +304,7 @@ class ModelRegistry:
             except BackendUnavailable:
                 raise
             except TaskQueueError as error:
-                # Store the inputs despite the error, so that it is logged once and not at every refresh.
+                # Store the inputs despite the error, so that the error is logged once, not at every refresh.
                 self._queue_inputs[view.model] = state
                 _log.warning(
                     "could not update the settings of a model's queue",

@@ -33,7 +33,7 @@ class RunnerContext(ABC):
         store: OutageRetry,
         uniform: Callable[[], float],
     ) -> None:
-        """Create the components without any I/O. Raises `CapabilityMissing`."""
+        """Create the components. Raises `CapabilityMissing` if the backend lacks ``control`` or ``slots``."""
         self.backend = backend
         self.settings = settings
         self.control = control_of(backend)

@@ -1,4 +1,4 @@
-"""The dispatcher: connects the registry, the slots, the runners and the callbacks of one backend."""
+"""The dispatcher, which connects the registry, the slots, the runners and the callbacks of one backend."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Dispatcher(RunnerContext):
         return outcome
 
     async def __aenter__(self) -> Self:
-        """Start to dispatch jobs. If the store is unavailable, wait for it."""
+        """Start dispatching jobs. If the store is unavailable, wait for it."""
         loops: list[Coroutine[Any, Any, None]] = [
             self._run_loop(), self.renewer.run(), self.sender.run()
         ]  # fmt: skip

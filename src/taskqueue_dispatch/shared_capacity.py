@@ -1,4 +1,4 @@
-"""Servers whose models together have more slots than the server may run jobs at once: these models take turns."""
+"""Turns of the models that share a server, if the server has more slots than it may run jobs at once."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class CapacityTurns:
     def offer(self, *leases: SlotLease) -> float:
         """Give the other models precedence, and return the number of seconds for which they have it.
 
-        The next turn begins with the next acquired slot. If the server has another model loaded, the period is longer,
-        so that two models that each hold a slot on the server where the other is loaded both release it.
+        The next turn begins with the next acquired slot. The period is longer if a server has another model loaded: if
+        two models each hold a slot on the server where the other model is loaded, both must have time to release it.
         """
         for lease in leases:
             self._turn_began.pop(lease.server, None)

@@ -78,9 +78,9 @@ class SlotPermit:
         return self._held.lost
 
     async def detach(self, ttl: float) -> SlotLease:
-        """Leave the slot to the work on the server for at most ``ttl`` seconds, and return the lease.
+        """Keep the slot for work that continues on the server, for at most ``ttl`` seconds, and return the lease.
 
-        Any process can release the returned lease later with `SlotPool.release`. Raises `LeaseLost`,
+        Any process can release the returned lease later with `SlotPool.release`. Raises `LeaseLost` or
         `BackendUnavailable`.
         """
         lease = await self._finder.detach(self._held, ttl)
@@ -117,7 +117,7 @@ class FoundQueued:
 
     def __init__(self, slot: _WaitingPosition, position: int) -> None:
         self.position = position
-        """number of callers that wait before this one"""
+        """number of callers that wait before this caller"""
         self._position = slot
         self._forgotten = weakref.finalize(self, _in_loop, asyncio.get_running_loop(), slot.leave)
         self._forgotten.atexit = False
@@ -131,7 +131,7 @@ class FoundQueued:
 
 
 class _WaitingPosition:
-    """The state of a `FoundQueued`. It does not refer to that object, so dropping that object ends the wait."""
+    """The state of a `FoundQueued`, without a reference to it: when the `FoundQueued` is dropped, the wait ends."""
 
     def __init__(self, finder: SlotFinder, waiter: Waiter, job: str, timeout: float) -> None:
         self._finder = finder
@@ -178,7 +178,7 @@ class _WaitingPosition:
 
 
 class SlotFinder:
-    """The search for free slots by code in this process. The `LeaseRenewer` renews the slots that it returns."""
+    """The component that finds free slots for code in this process. The `LeaseRenewer` renews the slots it returns."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class SlotFinder:
         """Return a slot of a model, a position in the wait queue, or the reason why there is neither.
 
         If a ``request_id`` already has a slot of the model, the same slot is returned, and the earlier permit is lost.
-        A position in the wait queue expires after ``timeout`` seconds. Raises `InvalidInput`, `BackendUnavailable`.
+        A position in the wait queue expires after ``timeout`` seconds. Raises `InvalidInput` or `BackendUnavailable`.
         """
         check_label("model", model)
         if tenant is not None:
@@ -271,7 +271,7 @@ class SlotFinder:
         await asyncio.wait([self.give_back(held)], timeout=_RELEASE_SECONDS)
 
     def give_back(self, held: RenewedLease) -> asyncio.Task[None]:
-        """Start to release a slot. Failed calls are retried until the slot's lease may have expired."""
+        """Start releasing a slot. Failed calls are retried until the slot's lease may have expired."""
         self._renewer.drop(held)
         task = asyncio.get_running_loop().create_task(self._give_back(held.lease))
         self._releases.add(task)

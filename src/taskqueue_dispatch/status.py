@@ -1,4 +1,4 @@
-"""Jobs by id, whatever their model: status, result and cancellation; and the dead letters of all models."""
+"""The status, result and cancellation of jobs by id, whatever their model, and the dead letters of all models."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Jobs:
     """The jobs of all models. Methods raise `InvalidInput` for an invalid id, and `BackendUnavailable`."""
 
     def __init__(self, backend: Backend, registry: ModelRegistry) -> None:
-        """Create the object without any I/O. Raises `CapabilityMissing`."""
+        """Create the object without any I/O. Raises `CapabilityMissing` if the backend lacks a needed capability."""
         self._control = control_of(backend)
         self._dead_letters = dead_letters_of(backend)
         self._pool = slots_of(backend)
@@ -100,7 +100,7 @@ class Jobs:
         )
 
     async def result(self, job_id: str) -> bytes | None:
-        """Return a job's result as JSON text, or ``None`` if there is no result yet, or it has expired."""
+        """Return a job's result as JSON text, or ``None`` if there is no result or the result has expired."""
         matches = await self.find(job_id)
         return None if matches is None else (await self._control.results(matches[0], job_id))[0]
 
@@ -153,7 +153,7 @@ class Jobs:
         )
 
     async def find(self, job_id: str) -> tuple[str, TaskStatus] | None:
-        """Return the queue of a job and the status of its task, or ``None`` if it is unknown or has expired."""
+        """Return the queue and the task status of a job, or ``None`` if it is unknown or its record has expired."""
         for key in await self._of(job_id):
             (status,) = await self._control.statuses(key, job_id)
             if status is not None:
@@ -165,7 +165,7 @@ class Jobs:
         check_name("job_id", job_id)
         mark = _mark_in(job_id)
         known = [view.key for view in self._registry.known() if mark_of(view.model) == mark]
-        # Ask the store: the registry lacks models without endpoints, and models that were registered a moment ago.
+        # If no queue is known, ask the store: the registry lacks models without endpoints and newly registered models.
         if not known:
             known = [key for key in await self._control.queues() if _is_of(key, mark)]
         return tuple(known)

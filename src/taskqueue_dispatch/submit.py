@@ -44,9 +44,9 @@ class Leased(msgspec.Struct, frozen=True):
 
     job_id: str
     server: str | None = None
-    """server that runs the job, if it is already running and the server is known"""
+    """server that runs the job, if the job is running and the server is known"""
     state: JobState = JobState.RUNNING
-    """state of the job; a final state if it was submitted before and has ended"""
+    """state of the job; a final state if the job was submitted before and has ended"""
 
 
 class Queued(msgspec.Struct, frozen=True):
@@ -75,13 +75,13 @@ NO_HEALTHY_ENDPOINT = NoSlots(
 
 
 class Estimates:
-    """The average duration of jobs by model: an exponential moving average with a weight of a tenth."""
+    """The average duration of each model's jobs, as an exponential moving average."""
 
     def __init__(self) -> None:
         self._means: OrderedDict[str, float] = OrderedDict()
 
     def note(self, model: str, seconds: float) -> None:
-        """Record how long a job took. Averages are kept for the 10,000 models with the latest recorded jobs."""
+        """Record how long a job took. Averages are kept for the 10,000 models whose jobs were recorded last."""
         mean = self._means.get(model, seconds)
         self._means[model] = mean + _WEIGHT * (seconds - mean)
         self._means.move_to_end(model)
@@ -107,7 +107,7 @@ class Submitter:
     ) -> None:
         """Create a submitter without any I/O.
 
-        ``check_callback`` raises `InvalidInput` for a forbidden URL; without it, all URLs are refused.
+        ``check_callback`` raises `InvalidInput` for a forbidden URL. Without ``check_callback``, all URLs are refused.
         """
         self._backend = backend
         self._queue = Queue(backend)
@@ -142,7 +142,7 @@ class Submitter:
         (confirmation,) = await self._queue.publish_many([task])
         if confirmation.status is Published.DUPLICATE:
             known = await self._status(task)
-            # The first submission of this job was found, but its record has expired in the meantime.
+            # Publishing found the job's first submission, but its record may have expired since then.
             if known is None:
                 raise PublishUnconfirmed(
                     "the record of the job has expired; submit the job again", task_id=task.id

@@ -32,7 +32,7 @@ class Waiter:
 
 
 class _ModelQueue:
-    """The waiting callers of one model, in order of arrival and by tenant, so that the order may change at any time."""
+    """The waiting callers of one model, in order of arrival and by tenant, so that the order can change at any time."""
 
     def __init__(self) -> None:
         self.all: OrderedDict[int, Waiter] = OrderedDict()
@@ -40,7 +40,7 @@ class _ModelQueue:
         self._rotation: FairRotation[str | None] = FairRotation()
 
     def add(self, waiter: Waiter, *, first: bool = False) -> None:
-        """Add a waiter at the end, or at the head."""
+        """Add a waiter at the end, or at the head if ``first``."""
         own = self.tenants.get(waiter.tenant)
         if own is None:
             own = self.tenants[waiter.tenant] = OrderedDict()
@@ -94,7 +94,7 @@ class SlotWaiters:
         return 0 if queue is None else len(queue.all)
 
     def on_change(self, model: str, callback: Callable[[], None] | None) -> None:
-        """Call ``callback`` when a waiter of the model is added, and forget the earlier callback. ``None``: none."""
+        """Call ``callback`` when a waiter of the model is added. ``None`` removes the callback of the model."""
         if callback is None:
             self._callbacks.pop(model, None)
         else:

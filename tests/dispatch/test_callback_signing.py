@@ -106,7 +106,7 @@ def test_without_a_secret() -> None:
 )  # fmt: skip
 def test_what_is_no_secret(secret: str) -> None:
     """An invalid secret is refused at the start, with its position but without its value (fault I4)."""
-    with pytest.raises(ConfigurationError, match="WEBHOOK_SECRETS, number 2") as caught:
+    with pytest.raises(ConfigurationError, match="WEBHOOK_SECRETS, secret 2") as caught:
         signer(key(), secret)
     assert secret[6:] not in str(caught.value) or len(secret) < 8
     assert "MfKQ" not in str(caught.value)

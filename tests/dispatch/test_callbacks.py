@@ -118,7 +118,9 @@ class TestDelivered:
             told = settings(receiver, callback_http=False)
             async with sending(backend, told, tls=None) as sender:
                 await tell(backend, job)
-                assert (await failed_once(sender, job)).error == "its certificate is not valid"
+                assert (
+                    await failed_once(sender, job)
+                ).error == "the receiver's certificate is not valid"
             assert not receiver.calls
             good = ssl.create_default_context(cafile=str(files.authority))
             await control_of(backend).cancel(CALLBACKS, callback_task(job, "done", None, None).id)

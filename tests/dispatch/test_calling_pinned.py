@@ -40,7 +40,7 @@ ONCE = response(200, b'{"status": "success", "result": 1, "active_jobs": 0}', "c
 NAME = "gpu.inside.example"
 NETWORKS = ("127.0.0.1/32", "127.0.0.3/32", "::1/128")
 ELSEWHERE = "127.0.0.2"
-GONE = EndpointUnreachable("its host name resolves to an address that is not allowed", sent=False)
+GONE = EndpointUnreachable("the server's host name has an address that is not allowed", sent=False)
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +269,9 @@ async def test_names_that_are_not_found(error: Exception | None) -> None:
         url = named(server)
         for _ in range(2):
             answer = await send(caller, url)
-            assert answer == EndpointUnreachable("its host name cannot be resolved", sent=False)
+            assert answer == EndpointUnreachable(
+                "the server's host name cannot be resolved", sent=False
+            )
         assert await caller.health(endpoint_of(url), SYNC) is None
         names.error, names.addresses = None, ("127.0.0.1",)
         names.now += 10 if error is None else 0.6
@@ -298,7 +300,7 @@ async def test_a_look_up_that_hangs() -> None:
         await caller.aclose()
         answer = await calls[1]
         assert answer == EndpointUnreachable(
-            "the look-up of its host name was cancelled", sent=False
+            "the lookup of the server's host name was cancelled", sent=False
         )
         await until(lambda: asyncio.all_tasks() <= before)
 

@@ -177,7 +177,9 @@ class TestConnections:
             for number in range(3):
                 for expected in (
                     Done(b"1"),
-                    EndpointUnreachable("it responded before the request was sent", sent=True),
+                    EndpointUnreachable(
+                        "the server responded before the request was sent", sent=True
+                    ),
                 ):
                     sent = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
                     assert sent == expected

@@ -31,8 +31,8 @@ _LEASE_TOKEN = Query(
 async def push(call: RequestContext) -> Response:
     """Report how a job ended, so that the dispatcher need not poll. The token of the job's slot is the only credential.
 
-    409: the slot now belongs to another job, or a result has already arrived. The report is not used, but kept for an
-    hour.
+    The answer is 409 if the slot now belongs to another job, or if a result has already arrived. The report is then
+    ignored, but kept for an hour.
     """
     token = _token(call)
     dispatcher, known = dispatcher_of(call), await job_of(call)
@@ -46,7 +46,7 @@ async def push(call: RequestContext) -> Response:
         raise ProblemError(
             409,
             "late",
-            "the slot now belongs to another job; the result was not used",
+            "the result was ignored: the slot now belongs to another job, or a result has already arrived",
         )
     return answer(TakenOut())
 
@@ -57,14 +57,14 @@ def _token(call: RequestContext) -> str:
         raise ProblemError(
             401,
             "unauthenticated",
-            f"send the token of the job's slot in one header {_HEADER}",
+            f"send the token of the job's slot in exactly one {_HEADER} header",
             headers={"www-authenticate": "Lease"},
         )
     return results[0]
 
 
 async def late(call: RequestContext) -> Response:
-    """Return up to 8 reports of a job from the last hour that arrived too late and were not used, oldest first."""
+    """Return up to 8 of a job's reports from the last hour that arrived too late and were ignored, oldest first."""
     job_id, dispatcher = call.name("job_id"), dispatcher_of(call)
     mark = job_id.partition("-")[0]
     # Do not read the job's own record here, because it may have expired.

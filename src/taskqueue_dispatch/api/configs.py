@@ -36,7 +36,7 @@ async def revert(call: RequestContext) -> Response:
 
 
 def _read(text: bytes) -> ModelConfig:
-    """Parse a JSON object. Raises `InvalidInput`, whose text contains no values and no names of unknown fields."""
+    """Parse a configuration. The `InvalidInput` that it raises contains no value and no name of an unknown field."""
     try:
         return ModelConfig.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -47,7 +47,7 @@ def _read(text: bytes) -> ModelConfig:
     field = str(fault["loc"][0]) if fault["loc"] else "config"
     allowed = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     if fault["type"] == "string_pattern_mismatch":
-        allowed = "an ASCII path that begins with /, without spaces and #"
+        allowed = "an ASCII path that begins with / and contains no space or #"
     raise InvalidInput(field, kind_of(fault["input"]), allowed)
 
 

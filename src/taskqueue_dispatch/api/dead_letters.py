@@ -22,15 +22,15 @@ from taskqueue_server.routing.schemas import LABEL
 _QUEUES = 100
 """maximum number of queues that one call reads"""
 _HEAVY = 1024 * 1024
-"""total size of payloads in bytes; a page that exceeds it reads no further queue"""
+"""maximum total size in bytes of a page's payloads; beyond it, no further queue is read"""
 _encoder = msgspec.json.Encoder()
 
 
 async def failed(call: RequestContext) -> Response:
     """Return a page of failed jobs of the models that the token covers, grouped by model, from oldest to newest.
 
-    To read the next page, send ``next`` as ``after``. Only a page without ``next`` is the last one; other pages may be
-    short or empty, too.
+    To read the next page, send ``next`` as ``after``. The last page has no ``next``; the other pages may be short or
+    empty, too.
     """
     limit, after = page_query(call)
     keys = await _keys(call)
@@ -51,7 +51,7 @@ async def _keys(call: RequestContext) -> list[str]:
 async def _page(
     call: RequestContext, keys: list[str], limit: int, after: str | None
 ) -> tuple[list[DeadLetter], str | None]:
-    """Return a page and the cursor of the next one: a position in a queue, or the job id prefix of a finished queue."""
+    """Return a page and the next page's cursor: a position in a queue, or the job id prefix of a fully read queue."""
     position = None if after is None else after.rpartition(">")[2]
     start, inside, _ = ("", "", "") if position is None else position.partition("-")
     rest = [

@@ -26,10 +26,10 @@ _PAGE = 100
 
 
 async def register(call: RequestContext) -> Response:
-    """Add or change an endpoint: a model on a server, its URL and its number of slots. It takes effect at once.
+    """Add or change an endpoint: the URL and the slots of a model on a server. The change takes effect at once.
 
     The capacity of the model's queue changes with the slots. An endpoint that was draining or removed is used again.
-    ``together`` applies to the whole server, so the token must cover all models of that server.
+    ``together`` limits the running jobs of the whole server, so the token must cover all models of the server.
     """
     body = await call.body(RegisterIn)
     call.demand(queue_of(body.model))

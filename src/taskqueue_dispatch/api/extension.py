@@ -27,7 +27,7 @@ TAGS = {
 
 
 def extension(settings: DispatchSettings | None = None) -> Extension:
-    """Return the extension.
+    """Return the extension that adds the dispatcher to a server.
 
     If ``settings`` is None, the settings are loaded when a server with the extension starts.
     """

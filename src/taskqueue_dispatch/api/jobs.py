@@ -28,11 +28,11 @@ _LIVE = {JobState.QUEUED, JobState.RUNNING}
 
 
 async def submit(call: RequestContext) -> Response:
-    """Submit a job. After a 202 answer, the job is stored, and will end as done, failed, expired or cancelled.
+    """Submit a job. If the answer is 202, the job is stored, and will end as done, failed, expired or cancelled.
 
-    ``leased``: a slot is free for the job. ``queued``: the job waits behind other jobs. 503 with a ``reason``: nothing
-    was stored, because the model has no slots (``no_endpoints``) or its queue is full; retry after ``Retry-After``
-    seconds.
+    The outcome ``leased`` means that a slot is free for the job, ``queued`` that the job waits behind other jobs. If
+    the answer is 503, nothing was stored: ``reason`` says why, for example because the model has no slots
+    (``no_endpoints``) or its queue is full. Retry after ``Retry-After`` seconds.
 
     A request may be repeated with the same ``idempotency_key``, or the same header ``Idempotency-Key``; the answer is
     then the current outcome of the job. The same key with a different payload is refused: with 409, or with 422 if the

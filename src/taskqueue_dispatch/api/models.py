@@ -24,7 +24,7 @@ _Slots = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": LIMITS.
 class SubmissionIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job for a model's servers.
 
-    ``expires_in`` and ``delay`` are seconds from now, ``deadline`` and ``not_before`` are Unix seconds. The payload
+    ``expires_in`` and ``delay`` are seconds from now; ``deadline`` and ``not_before`` are Unix seconds. The payload
     is sent to the server byte for byte.
     """
 
@@ -77,7 +77,7 @@ class QueuedOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobOut(JobStatus, frozen=True, kw_only=True):
-    """The status of one job. ``callback`` is present once the job has ended, if it has a callback."""
+    """The status of one job. If the job has a callback, ``callback`` is present once the job has ended."""
 
     callback: CallbackRecord | None = None
 
@@ -98,7 +98,7 @@ class TakenOut(msgspec.Struct, frozen=True):
 
 
 class LateOut(msgspec.Struct, frozen=True):
-    """The reports of a job that arrived after its slot had been given to another job, oldest first."""
+    """The reports of a job that were ignored because they arrived too late, oldest first."""
 
     notes: list[Any]
 
@@ -151,7 +151,7 @@ class EndpointOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A model with its endpoints, in the order in which they were registered."""
+    """A model, with its endpoints in the order in which they were registered."""
 
     model: str
     queue: str

@@ -1,1 +1,1 @@
-"""Callbacks: signed requests that report the end of a job to its client, sent as tasks of their own queue."""
+"""Callbacks: signed requests that tell a client how its job ended. They are stored as tasks in a queue of their own."""

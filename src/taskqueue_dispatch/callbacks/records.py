@@ -47,7 +47,7 @@ class CallbackRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def record_of(backend: Backend, job_id: str) -> CallbackRecord | None:
-    """Return the newest callback of a job, or ``None`` if there is none or its record has expired.
+    """Return the record of a job's newest callback, or ``None`` if there is no callback or its record has expired.
 
     A job that failed, was redriven and ended again may have two callbacks.
     """

@@ -59,14 +59,14 @@ _SUCCESS = range(200, 300)
 _GONE = 410
 _THROTTLED = {429, 502, 504}
 _THROTTLE_SECONDS = 30.0
-"""delay in seconds after a response in ``_THROTTLED`` that has no ``Retry-After``"""
+"""delay in seconds after a response with a status in ``_THROTTLED`` and without ``Retry-After``"""
 _MAX_RETRY_AFTER = 6 * 3600.0
 """largest ``Retry-After`` in seconds that is obeyed"""
 _POLL_SECONDS, _MAX_POLL_SECONDS = 1.0, 30.0
 """minimum and maximum seconds between checks of a job that is past its deadline but has not ended"""
 _RETRY = RetryPolicy(base=5.0, cap=6 * 3600.0, jitter=0.2)
 _STORED_SECONDS = 86_400.0
-"""seconds for which the outcome of a callback is kept, and another callback with the same id is dropped"""
+"""seconds for which the outcome of a callback is kept, and during which a callback with the same id is dropped"""
 _MAX_PORT = 65_535
 _log = logging.getLogger("taskqueue.dispatch.callbacks")
 
@@ -136,7 +136,7 @@ class Sender:
     async def check(self, url: str) -> None:
         """Check the URL of a job that is being submitted. Raises `InvalidInput` if the URL is not allowed.
 
-        If its host cannot be resolved now, the URL is accepted: it is checked again before each request.
+        If its host cannot be resolved now, the URL is accepted, because it is checked again before each request.
         """
         try:
             await check_url(url, self._policy, field=_FIELD, resolve=self._cached_lookup)
@@ -148,14 +148,14 @@ class Sender:
             return
 
     async def record(self, job_id: str) -> CallbackRecord | None:
-        """Return the newest callback of a job, or ``None`` if there is none or its record has expired."""
+        """Return the record of a job's newest callback, or ``None`` if there is none or it has expired."""
         return await record_of(self._backend, job_id)
 
     async def run(self) -> None:
         """Send callbacks until cancelled. Keep trying during an outage of the store.
 
-        When cancelled, wait two seconds for requests in progress, and release the other callbacks, which are sent
-        again later. Raises `SubscriptionClosed` if the backend is closed.
+        When cancelled, wait up to two seconds for requests in progress, and release the other callbacks, which are sent
+        later. Raises `SubscriptionClosed` if the backend is closed.
         """
         if not self._signer.signs:
             _log.warning(
@@ -229,7 +229,7 @@ class Sender:
         state = None if status is None else status.state
         if state is State.EXPIRED:
             return True
-        # If a job is done, its callback is already stored, unless its dispatcher was killed first.
+        # The callback of a done job is stored already, unless the dispatcher was killed before it could store it.
         unreported = state is State.DONE and not await self._ensure_reported(task)
         if unreported or (state is not None and state.live):
             delay = min(delivery.attempt * _POLL_SECONDS, _MAX_POLL_SECONDS)

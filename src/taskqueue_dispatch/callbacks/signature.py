@@ -38,8 +38,9 @@ class Signer:
     def headers(self, webhook_id: str, at: float, body: bytes) -> dict[str, str]:
         """Return the headers of one attempt. Without a secret, there is no signature header.
 
-        ``at`` is the time of the attempt in Unix seconds. All attempts have the same ``webhook_id``. ``body`` must be
-        UTF-8. Raises `ValueError` for an id that contains a dot, because dots separate the parts of the signed text.
+        ``at`` is the time of the attempt in Unix seconds. All attempts of a callback have the same ``webhook_id``.
+        ``body`` must be UTF-8. Raises `ValueError` for an id that contains a dot, because dots separate the parts of
+        the signed text.
         """
         if "." in webhook_id:
             raise ValueError("the id of a webhook must not contain a dot")
@@ -57,5 +58,5 @@ def _key(index: int, secret: str) -> bytes:
     except (binascii.Error, ValueError):
         key = b""
     if kind or not prefix or len(key) not in _BYTES:
-        raise ConfigurationError(f"TASKQUEUE_DISPATCH_WEBHOOK_SECRETS, number {index}: {_FORM}")
+        raise ConfigurationError(f"TASKQUEUE_DISPATCH_WEBHOOK_SECRETS, secret {index}: {_FORM}")
     return key

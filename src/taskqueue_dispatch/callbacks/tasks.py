@@ -32,7 +32,7 @@ def callback_task(job: Task, status: str, result: bytes | None, error: str | Non
 
     The task id depends only on the job id and the status, so publishing the callback again has no effect, even with
     another result (`Published.CONFLICT`). The id is also the webhook's id, and contains no dot. The tenant is the
-    receiver's host, so that a limit applies to each host. The payload is the request body: ``{"job_id", "status",
+    receiver's host, so that limits apply to each host. The payload is the request body: ``{"job_id", "status",
     "result"}``, with ``error`` if there is one. If the body would exceed 20 kB or be nested too deeply, ``result`` is
     null and ``result_omitted`` is true.
 
@@ -57,10 +57,10 @@ def callback_task(job: Task, status: str, result: bytes | None, error: str | Non
 def expiry_task(job: Task) -> Task:
     """Return the callback that reports the expiry of ``job``.
 
-    It is due at the deadline, and dropped if the job did not expire.
+    The callback is due at the job's deadline, and is dropped if the job did not expire. It is published together with
+    the job, because no process handles a job at the moment when the job expires.
 
-    It is published together with the job, because no process handles a job at the moment when it expires. Raises
-    `InvalidInput`, like `callback_task`.
+    Raises `InvalidInput`, like `callback_task`.
     """
     task = callback_task(job, EXPIRED, None, "the deadline has passed")
     return structs.replace(

@@ -13,8 +13,8 @@ from taskqueue_cli.commands import serve
 from taskqueue_dispatch.cli import demo, endpoints, jobs
 
 _HELP = (
-    "Send jobs to GPU servers, one job per slot. Without a command it starts the server, with the options of "
-    "`taskqueue serve`. The commands below connect to a running server (TASKQUEUE_SERVER_URL)."
+    "Send jobs to GPU servers, one job per slot. Without a subcommand, this starts the server and takes the "
+    "options of `taskqueue serve`. The commands below connect to a running server (TASKQUEUE_SERVER_URL)."
 )
 
 

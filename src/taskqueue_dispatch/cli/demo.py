@@ -14,7 +14,7 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 
 _EMBEDDED = "embedded"
-"""value of ``--backend`` that selects Redis on an embedded store, even if the settings name another store"""
+"""value of ``--backend`` that selects Redis with an embedded store, even if the settings name another store"""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -34,12 +34,12 @@ def run(
     backend: Annotated[
         str | None,
         option(
-            "Backend for the jobs: a name, a module path or module:attr; embedded starts a private Redis server "
+            "Backend for the jobs: a name, a module path or module:attr; 'embedded' starts a private Redis server "
             "for this run. Default: TASKQUEUE_BACKEND.",
             metavar="memory|redis|embedded|NAME",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of the jobs and the faults.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for the jobs and their failures.")] = 0,
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="Port of the dashboard; 0 selects a free port.")
     ] = 0,
@@ -51,10 +51,10 @@ def run(
 ) -> None:
     """Dispatch jobs of three models to five simulated servers, with injected faults.
 
-    One model returns its result in the response, one is polled for it, and one pushes it. Some jobs fail once, and
+    One model returns results in its responses, one is polled for them, and one pushes them. Some jobs fail once, and
     three always fail; some are submitted twice; some have callbacks, one in ten of which is rejected the first time.
     During the run, one server crashes while it runs jobs, and another reports that it is idle while it is busy. At the
-    end the demo checks that every job is accounted for and that every result is correct; otherwise it exits with 1.
+    end, the demo checks that every job is accounted for and every result is correct. It exits with 1 if a check fails.
     """
     try:
         from taskqueue_cli.demo_frame.run import (  # noqa: PLC0415 - only this command needs this module

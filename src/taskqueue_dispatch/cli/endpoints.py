@@ -31,7 +31,7 @@ from taskqueue_dispatch.registry import endpoint_state
 Server = Annotated[str, argument("Name of the server.", metavar="SERVER")]
 _REFRESH_SECONDS = 1.0
 _SLOTS_WIDTH = 14
-"""width in characters of the column of slots, so narrow that each line shows one state"""
+"""width of the slots column in characters: so narrow that each line shows the slots in one state"""
 _COLOURS = {"ok": "green", "warn": "yellow", "paused": "yellow", "bad": "red"}
 _REGISTERED = ("model", "server", "endpoint", "slots", "priority", "reports", "together")
 
@@ -112,7 +112,7 @@ async def _register(server: DispatchServer, body: dict[str, Any]) -> _Endpoint:
 
 
 def show(
-    model: Annotated[str | None, argument("Only this model.", metavar="MODEL")] = None,
+    model: Annotated[str | None, argument("Show only this model.", metavar="MODEL")] = None,
     *,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")
@@ -123,7 +123,7 @@ def show(
     """Show all endpoints, with the number of slots in each state."""
     if watch and as_json:
         raise typer.BadParameter(
-            "--json cannot be combined with --watch, because it prints a single value",
+            "--json cannot be combined with --watch, because --json prints a single value",
             param_hint="--watch",
         )
     if watch:
@@ -256,7 +256,7 @@ def config(
         current = await server.ask("DELETE" if reset else "GET", path, dict[str, Any])
         if not changed:
             return current
-        # Do not send fields that have their default value, so that they follow the defaults of later versions.
+        # Do not send fields whose value is the default, so that they follow the defaults of later versions.
         defaults = ModelConfig().model_dump(mode="json")
         body = {name: value for name, value in current.items() if value != defaults.get(name)}
         return await server.ask("PUT", path, dict[str, Any], body=body | changed)
@@ -275,7 +275,9 @@ def config(
 def _read_change(text: str) -> tuple[str, Any]:
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise InvalidInput("--set", "text without a field name and '='", "FIELD=VALUE")
+        raise InvalidInput(
+            "--set", "text that does not begin with a field name and '='", "FIELD=VALUE"
+        )
     try:
         return name.strip(), msgspec.json.decode(value)
     except msgspec.DecodeError:

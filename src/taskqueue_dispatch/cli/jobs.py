@@ -32,13 +32,13 @@ _COLOURS = {"done": "green", "failed": "bold red", "running": "cyan"}
 
 
 class JobEnded(TaskQueueError):
-    """The error of ``submit --wait`` if the job has ended without success."""
+    """The error of ``submit --wait`` if the job ended without success."""
 
     code = "job_ended"
 
 
 class NotEnded(TaskQueueError):
-    """The error of ``submit --wait`` if the job has not ended in time."""
+    """The error of ``submit --wait`` if the job did not end in time."""
 
     code = "not_ended"
 
@@ -150,7 +150,7 @@ async def _wait_for_end(
             return job, await _result(server, job_id)
         if job.state not in _LIVE:
             why = ": ".join(filter(None, (job.reason, job.error))) or "no reason given"
-            raise JobEnded(f"the job {job_id} is {job.state}: {why}")
+            raise JobEnded(f"the job {job_id} ended as {job.state}: {why}")
         if not remaining:
             raise NotEnded(f"the job {job_id} is still {job.state} after {seconds:g} s")
 

@@ -14,13 +14,13 @@ from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
 _JOBS_RELOAD = 3
 """number of snapshots after which the page reloads its list of running jobs"""
 _MAX_MARKS = 24
-"""maximum number of slots for which the page draws one mark each"""
+"""maximum number of slots of an endpoint for which the page draws one mark per slot"""
 
 
 def texts(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
     """Return all texts of the page by name.
 
-    A name that begins with ``@`` holds the name of a state, which selects a colour.
+    The value of a name that begins with ``@`` is the name of a state, which selects a colour.
     """
     values = _store(snapshot, sample)
     for model in snapshot.models:
@@ -39,7 +39,7 @@ def texts(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
 
 
 def shape(snapshot: PoolSnapshot) -> str:
-    """Return a digest of the page's structure. If it changes, the page must be reloaded, not only its texts."""
+    """Return a digest of the page's structure. If the digest changes, the whole page must be reloaded."""
     parts = [
         snapshot.error,
         [model.model for model in snapshot.models],
@@ -106,7 +106,7 @@ def _of_endpoint(info: EndpointInfo, now: float) -> dict[str, str]:
         "@overdue": "bad" if overdue else "ok",
     }
     model, server = info.endpoint.model, info.endpoint.server
-    # The length makes the name unambiguous, because the names of models and servers may contain slashes.
+    # Without the length, the name could be ambiguous, because the names of models and servers may contain slashes.
     return _with_prefix(f"e.{len(model)}.{model}/{server}.", values)
 
 

@@ -23,7 +23,7 @@ PATH = "/dispatch"
 _NOTICES = {
     "drained": "Draining. Running jobs continue; the server gets no new jobs.",
     "undrained": "In use again.",
-    "removed": "Removed. It is deleted once none of its slots is held.",
+    "removed": "Removed. The endpoint is deleted once none of its slots is held.",
     "unknown": "No change: the endpoint no longer exists.",
 }
 _ACTIONS = {"drain": "drained", "undrain": "undrained", "remove": "removed"}

@@ -54,7 +54,7 @@ class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """error code if the pool could not be read; the other fields are then those of the previous snapshot"""
 
     def seen_by(self, is_allowed: Callable[[str], bool]) -> PoolSnapshot:
-        """Return the part of the snapshot that a client may see, given a check of queue names."""
+        """Return the part of the snapshot that a client may see. ``is_allowed`` checks the name of a queue."""
         names = {model.model for model in self.known if is_allowed(model.key)}
         view = msgspec.structs.replace(
             self.view,

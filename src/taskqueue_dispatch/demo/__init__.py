@@ -1,1 +1,1 @@
-"""The demo of the dispatcher: simulated GPU servers, a crash and a false report, and a report at the end."""
+"""The demo of the dispatcher, which runs jobs on simulated GPU servers, injects faults and checks the outcome."""

@@ -20,7 +20,7 @@ _CRASH_AT, _FALSE_REPORT_AT = 0.1, 0.12
 _DOWN_SECONDS = 1.0
 _FALSE_REPORT_SECONDS = 2.0
 _FULL_TIMEOUT = 0.5
-"""seconds for which the crash waits until all slots of its server are in use; after that, one slot in use is enough"""
+"""seconds to wait, before the crash, until all slots of the server are in use; after that, one used slot is enough"""
 _POLL_SECONDS = 0.01
 
 
@@ -64,7 +64,7 @@ class GpuServers:
         await asyncio.gather(*(server.__aexit__() for server in self.servers.values()))
 
     def busy(self, servers: Mapping[str, int], since: float, until: float) -> float:
-        """Return the share of the slots' time in which jobs ran. ``servers`` has the number of slots of each server."""
+        """Return the fraction of the slots' time that jobs used. ``servers``: number of slots of each server."""
         slots = sum(servers.values())
         if not slots or until <= since:
             return 0.0
@@ -76,7 +76,7 @@ class GpuServers:
         return spent / (slots * (until - since))
 
     async def inject_faults(self, share: Callable[[], float], view: PlainView) -> None:
-        """Let one server crash and another report that it is idle. All are healthy again when this returns.
+        """Let one server crash, and another report falsely that it is idle. Both are healthy again when this returns.
 
         ``share`` returns the share of the jobs that have ended, which decides when the faults happen.
         """

@@ -55,7 +55,6 @@ class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job that the demo will submit."""
 
     key: str
-    """the idempotency key"""
     name: str
     """name of the job's model"""
     prompt: str

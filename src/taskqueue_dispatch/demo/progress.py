@@ -39,7 +39,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queued(self) -> int:
-        """Number of jobs that wait, for a slot or for their next attempt."""
+        """Number of jobs that wait for a slot or for their next attempt."""
         return self.stats.ledger.waiting + self.stats.ledger.scheduled
 
     @property

@@ -45,7 +45,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """number of dead letters"""
     retried: int
     redelivered: int
-    """number of redeliveries without a failure, because the job's server was busy or down"""
+    """number of redeliveries that do not count as failures, because the job's server was busy or down"""
     lost: int
     """number of jobs that are neither done nor dead letters"""
     duplicates: int
@@ -54,9 +54,9 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """number of jobs with a wrong result; the audit computes the expected results itself"""
     wait_p50: float
     wait_p95: float
-    """95th percentile of the seconds from a job's confirmation until a server started it"""
+    """95th percentile of the time from a job's confirmation to its start on a server"""
     utilisation: float
-    """share of the slots' time in which jobs ran, between the first and the last start of a job"""
+    """fraction of the slots' time that jobs used, from the first to the last start of a job"""
     crowded: tuple[str, ...] = ()
     """names of the servers that ran more jobs at once than they have slots"""
     ledger: Ledger

@@ -255,5 +255,5 @@ async def _in_batches(
 
 
 def _percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that the given share of the sorted values does not exceed; 0 if there are no values."""
+    """Return the value that the given share of the sorted values does not exceed, or 0 if there are no values."""
     return values[max(0, math.ceil(share * len(values)) - 1)] if values else 0.0

@@ -102,7 +102,7 @@ class DemoServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def serve_during(options: DemoOptions, work: Callable[[DemoServer], Awaitable[None]]) -> None:
-    """Run a server in this event loop, and ``work`` with it. If the server stops first, ``work`` is cancelled.
+    """Run a server in this event loop, and call ``work`` with it. If the server stops first, ``work`` is cancelled.
 
     Raises `asyncio.CancelledError` in that case, `DemoFailed` if a dispatcher already uses the store, and
     `ConfigurationError`.
@@ -161,7 +161,7 @@ async def _ensure_unused(backend: InstrumentedBackend) -> None:
     if (await pool.inspect()).endpoints or ledger.waiting + ledger.scheduled + ledger.in_flight:
         await backend.aclose()
         raise DemoFailed(
-            "this store is used by a dispatcher, and the demo would send its callbacks: "
+            "a dispatcher already uses this store, and the demo would send that dispatcher's callbacks: "
             "use another store, or --backend embedded",
             exit_code=2,
         )
@@ -170,7 +170,7 @@ async def _ensure_unused(backend: InstrumentedBackend) -> None:
 
 
 async def run_server(server: ServerProcess, work: Callable[[], Awaitable[None]]) -> None:
-    """Run a server, and ``work`` once the server is ready; then stop the server.
+    """Run a server, call ``work`` once the server is ready, and then stop the server.
 
     If the server drains after a signal, or ends by itself, cancel ``work`` and raise `asyncio.CancelledError`.
     """

@@ -1,1 +1,1 @@
-"""The HTTP client for GPU servers. It sends one request and reads its answer, and decides nothing about the job."""
+"""The HTTP client for GPU servers. It sends requests and interprets the answers, but decides nothing about the jobs."""

@@ -1,4 +1,4 @@
-"""Checks of the host names of endpoints, whose addresses are resolved and checked for each connection."""
+"""Connections to endpoints by host name. For each connection, the name is resolved and its addresses are checked."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AddressPin:
     ) -> EndpointReply:
         """Send a request to an allowed address of the host, and return the complete response.
 
-        The name is resolved for each new connection, from a cache of about ten seconds, and all its addresses must be
+        For each new connection, the name is resolved, with a cache of about ten seconds. All its addresses must be
         allowed. The ``Host`` header and the verification of the certificate use the name. Raises
         `AddressNotAllowedError` before any connection is made, and the errors of
         `taskqueue_dispatch.endpoint_client.exchange.exchange`.
@@ -68,7 +68,7 @@ class AddressPin:
                     return await self._to(address, url, transport, request, limit)
                 except NotConnectedError as error:
                     refused = error
-        raise refused or NotReachedError("its host name cannot be resolved")
+        raise refused or NotReachedError("the server's host name cannot be resolved")
 
     async def _to(
         self,
@@ -81,7 +81,7 @@ class AddressPin:
         async def check() -> None:
             # Check only new connections: the address of an open connection was allowed when it was made.
             if address not in await self._allowed_addresses():
-                raise NotConnectedError("its host name now resolves to another address")
+                raise NotConnectedError("the server's host name now resolves to another address")
 
         self._address = address
         request.url = self._at(address, url)
@@ -104,14 +104,16 @@ class AddressPin:
             async with asyncio.timeout(_LOOKUP_SECONDS):
                 matches = await self._resolve(self._host, _PORT)
         except (NotReached, TimeoutError):
-            raise NotReachedError("its host name cannot be resolved") from None
+            raise NotReachedError("the server's host name cannot be resolved") from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise NotReachedError("the look-up of its host name was cancelled") from None
+            raise NotReachedError("the lookup of the server's host name was cancelled") from None
         # One forbidden address is enough to refuse the host, because a later connection might use that address.
         if not self._policy.contain(matches):
-            raise AddressNotAllowedError("its host name resolves to an address that is not allowed")
+            raise AddressNotAllowedError(
+                "the server's host name has an address that is not allowed"
+            )
         self._among = max(1, min(len(matches), _MAX_ADDRESSES))
         return matches

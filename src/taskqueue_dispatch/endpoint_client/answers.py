@@ -49,7 +49,7 @@ class JobRunningAnswer(msgspec.Struct, frozen=True):
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """The answer if the server does not know the job: it never arrived, or the server has restarted."""
+    """The answer if the server does not know the job: the job never arrived, or the server has restarted."""
 
 
 class Busy(msgspec.Struct, frozen=True):
@@ -163,7 +163,7 @@ def read_status(reply: EndpointReply, requested: str, config: ModelConfig) -> An
 
 
 def read_observed(reply: EndpointReply) -> Seen | None:
-    """Return a server's health report: ``active_jobs``, and ``jobs``, the ids from ``X-Job-Id``, if it lists them.
+    """Return a server's health report: the number of running jobs and, if the server lists them, their ids.
 
     Return ``None`` for any status except 200, and for a body that is not such a report.
     """
@@ -195,7 +195,7 @@ def _taken(
     reply: EndpointReply, fields: Mapping[str, msgspec.Raw], job: str, config: ModelConfig
 ) -> JobAcceptedAnswer | JobFailedAnswer:
     if not _status_of(fields) and "status" in fields:
-        return JobFailedAnswer(f"{_shown(reply)}: its status is not text")
+        return JobFailedAnswer(f"{_shown(reply)}: the status in the body is not text")
     names = _names(config)
     given = _id(fields, names)
     if given is not None:
@@ -204,7 +204,7 @@ def _taken(
     if not asked_for and not set(names) & fields.keys():
         return JobAcceptedAnswer(job)
     return JobFailedAnswer(
-        f"{_shown(reply)}: it accepted the job without a valid {' or '.join(names)}"
+        f"{_shown(reply)}: the job was accepted without a valid {' or '.join(names)}"
     )
 
 
@@ -262,7 +262,7 @@ def _names(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _id(fields: Mapping[str, msgspec.Raw], names: tuple[str, ...]) -> str | None:
-    """Return the server's id of the job, or ``None`` if there is none that can be part of a URL's path."""
+    """Return the server's id of the job, or ``None`` if it is missing or cannot be part of a URL's path."""
     result = next((_plain(fields, name) for name in names if name in fields), None)
     if type(result) is int:
         result = str(result)

@@ -42,7 +42,7 @@ class Breaker:
         self._circuits: dict[tuple[str, str], _Circuit] = {}
 
     def allows(self, model: str, server: str) -> bool:
-        """Return whether an endpoint may get a job now. After a pause, the first call gets the trial.
+        """Return whether an endpoint may get a job now. After a pause, the first call returns True and begins a trial.
 
         A trial ends with a call of `passed`, `failed` or `undecided`, or after a minute without such a call.
         """

@@ -42,7 +42,7 @@ from taskqueue_dispatch.outbound_http.dns import Resolve
 _POLL_SECONDS = 10.0
 _HEALTH_SECONDS = 5.0
 _ACCEPT_SECONDS = 60.0
-"""seconds in which a server must accept a job of an async model"""
+"""seconds within which a server must accept a job of an async model"""
 _HEALTH_LIMIT = 1024 * 1024
 _SCHEMES = frozenset({"http", "https"})
 _MAX_PORT = 65_535
@@ -76,7 +76,7 @@ class EndpointClient:
     ) -> None:
         """Create a client.
 
-        The only I/O is to read ``tls_ca``, a file of authorities (PEM) trusted instead of the system's.
+        The only I/O is reading ``tls_ca``, a PEM file of certificate authorities to trust instead of the system's.
         """
         trust = trusting(tls_ca, setting="TASKQUEUE_DISPATCH_TLS_CA")
         self._limit = settings.answer_limit
@@ -94,8 +94,8 @@ class EndpointClient:
     ) -> Answer:
         """POST a job to the server of a lease, and return what its answer means.
 
-        The server gets the task's payload unchanged, its id as ``X-Job-Id`` and ``Idempotency-Key``, the number of the
-        attempt, and the lease's token, with which it can push the result. It never gets the client's callback URL.
+        The server gets the task's payload unchanged, the task's id as ``X-Job-Id`` and ``Idempotency-Key``, the number
+        of the attempt, and the lease's token for pushing the result. It never gets the client's callback URL.
         ``X-Model-Switched: true`` means that the server's previous job was for another model. A sync model must answer
         within ``max_poll_time``, or the job has failed; an async model must accept the job within a minute.
         """
@@ -203,7 +203,7 @@ def _get(url: str, path: str) -> httpx2.Request:
     try:
         requested = _address(url).copy_with(raw_path=path.encode("ascii"))
     except (httpx2.InvalidURL, UnicodeError):
-        raise NotReachedError("its URL is not valid") from None
+        raise NotReachedError("the URL of the endpoint is not valid") from None
     return httpx2.Request("GET", requested, headers=_GET_HEADERS)
 
 
@@ -212,9 +212,9 @@ def _address(url: str) -> httpx2.URL:
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, ValueError):
-        raise NotReachedError("its URL is not valid") from None
+        raise NotReachedError("the URL of the endpoint is not valid") from None
     if parsed.scheme not in _SCHEMES or not parsed.host or (parsed.port or 0) > _MAX_PORT:
-        raise NotReachedError("its URL is not valid")
+        raise NotReachedError("the URL of the endpoint is not valid")
     return parsed
 
 

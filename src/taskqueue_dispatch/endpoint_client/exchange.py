@@ -11,7 +11,7 @@ import httpx2
 from taskqueue_dispatch.endpoint_client.answers import EndpointReply
 
 _CONNECT_SECONDS = 5.0
-"""timeout in seconds for opening a connection, and again for its TLS handshake"""
+"""timeout in seconds, once for opening a connection and once for its TLS handshake"""
 _MAX_DIGITS = 18
 """maximum number of digits in ``Content-Length``"""
 
@@ -96,7 +96,7 @@ class _Trace:
             case "http11.receive_response_headers.complete" if not self._waited:
                 # The response arrived before the request was sent, so the server has sent two responses to the
                 # previous request.
-                raise NotWholeError("it responded before the request was sent")
+                raise NotWholeError("the server responded before the request was sent")
 
     def _wait(self) -> None:
         self._waited = True
@@ -138,7 +138,7 @@ def _broken(error: Exception) -> str:
 
 
 def _name(error: BaseException) -> str:
-    """Return the type name of the first error in the chain that led to this error."""
+    """Return the type name of the error's root cause."""
     if isinstance(error, httpx2.TimeoutException):
         return TimeoutError.__name__
     while (before := error.__cause__ or error.__context__) is not None:

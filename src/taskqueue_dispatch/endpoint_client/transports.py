@@ -22,7 +22,7 @@ from taskqueue_dispatch.endpoint_policy import EndpointPolicy
 from taskqueue_dispatch.outbound_http.dns import CachedLookup, Resolve
 
 _IDLE = 2.0
-"""seconds for which an idle connection is kept; servers keep it longer (uvicorn: 5), so they rarely close it first"""
+"""seconds for which an idle connection is kept; servers keep it longer (uvicorn: 5 s), so they rarely close it first"""
 _MAX_UNUSED = 256
 """maximum number of transports that are kept without a running request"""
 _UNUSED = 60.0
@@ -49,7 +49,7 @@ class Transports:
     def __init__(
         self, secured: Callable[[], ssl.SSLContext], policy: EndpointPolicy, resolve: Resolve
     ) -> None:
-        """Create no transport yet. ``secured`` creates the TLS context when the first server with TLS is used."""
+        """Create an empty collection. ``secured`` creates the TLS context when a server with TLS is first used."""
         self._secured = functools.cache(secured)
         self._policy = policy
         self._lookup = CachedLookup(resolve, failures=FAILURE_SECONDS)

@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not 0 <= low <= high < float("inf") or len(requested.latency) > 2:  # noqa: PLR2004 - one value, or a lower and an upper bound
         _parser().error("--latency must be a number of seconds, or a lower and an upper bound")
     if requested.slots < 1 or requested.port not in _PORTS:
-        _parser().error("--slots must be at least 1, --port between 0 and 65535")
+        _parser().error("--slots must be at least 1, and --port must be between 0 and 65535")
     gpu = SimulatedGpu(
         slots=requested.slots,
         latency=(low, high),
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--asynchronous",
         action="store_true",
-        help="return ids instead of results, which are polled or pushed",
+        help="respond with ids; the results are then polled or pushed",
     )
     parser.add_argument("--mode", type=Mode, choices=tuple(Mode), default=Mode.OK)
     parser.add_argument("--name", default="gpu")

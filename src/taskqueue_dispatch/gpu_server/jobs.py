@@ -25,11 +25,11 @@ _log = logging.getLogger("taskqueue.gpu")
 
 
 class JobFailed(Exception):
-    """Raised by a handler if the job failed. The client receives the error's text. Another attempt may succeed."""
+    """The error that a handler raises if a job failed. The client gets its text. Another attempt may succeed."""
 
 
 class JobRefused(Exception):
-    """Raised by a handler if the job failed and no attempt can succeed. The client receives the error's text."""
+    """The error that a handler raises if a job can never succeed. The client gets its text."""
 
 
 class GpuJobPhase(StrEnum):
@@ -132,7 +132,7 @@ class GpuJobs:
         return result or next((job for job in self._waiting if job.id == job_id), None)
 
     def position(self, job: GpuJob) -> int:
-        """Return the position of a direct job in the queue, starting at 1; 0 if the job no longer waits."""
+        """Return the position of a direct job in the queue, starting at 1, or 0 if the job no longer waits."""
         return self._waiting.index(job) + 1 if job in self._waiting else 0
 
     def add(self, job: GpuJob) -> None:
@@ -179,7 +179,7 @@ class GpuJobs:
         except (JobFailed, JobRefused) as failure:
             self._fail(job, str(failure), refused=isinstance(failure, JobRefused))
         except InvalidInput as error:
-            self._fail(job, f"the handler's result is {error.got}: {error.allowed}")
+            self._fail(job, f"the handler's result is {error.got}; allowed: {error.allowed}")
         except asyncio.CancelledError:
             self._fail(job, _OVER)
             raise

@@ -34,7 +34,7 @@ class Pusher:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def push(self, job_id: str, token: str, report: bytes) -> None:
-        """Start to push a report.
+        """Start pushing a report.
 
         If 256 pushes are running already, do nothing, because the result can still be polled.
         """

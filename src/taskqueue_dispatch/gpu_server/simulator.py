@@ -1,4 +1,4 @@
-"""A simulated GPU server for demos and tests: a real server on a port, whose model only takes time."""
+"""A simulated GPU server for demos and tests: a real server on a port, whose model only waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taskqueue_dispatch.gpu_server.component import GpuServer, Receive, Scope, S
 from taskqueue_dispatch.gpu_server.jobs import GpuJob, JobFailed
 
 CONTROL = "/simulated"
-"""path of the controls: GET returns statistics, PUT ``{"mode": …}`` sets the mode, DELETE crashes and restarts"""
+"""path of the controls: GET returns statistics, PUT ``{"mode": …}`` sets the mode, DELETE simulates a crash"""
 _HOST = "127.0.0.1"
 _CHANGE_LIMIT = 1000
 _TURNS = 3
@@ -117,7 +117,7 @@ class SimulatedGpu:
 
     @property
     def origin(self) -> str:
-        """Return the server's origin. It is valid after the first start."""
+        """Return the scheme, host and port of the server. They are valid after the first start."""
         return f"http://{_HOST}:{self.port}"
 
     @property
@@ -135,7 +135,7 @@ class SimulatedGpu:
         await self._end()
 
     async def start(self) -> None:
-        """Start to listen; after a crash, on the same port again. Do nothing if the server is running."""
+        """Start listening; after a crash, use the same port again. Do nothing if the server is running."""
         if self._program is not None:
             return
         self._component = GpuServer(
@@ -274,7 +274,7 @@ class SimulatedGpu:
 
 
 class LocalServer(uvicorn.Server):
-    """A server on a local port in the running event loop, which can close all its connections at once. Runs once."""
+    """A server on a local port in the running event loop. It can close all its connections at once, and runs once."""
 
     def __init__(self, app: Any) -> None:
         super().__init__(
@@ -296,7 +296,7 @@ class LocalServer(uvicorn.Server):
         self._serving: asyncio.Task[None] | None = None
 
     async def listen(self, port: int = 0) -> int:
-        """Start to accept connections, and return the port; 0 selects a free one."""
+        """Start accepting connections, and return the port. ``port`` 0 selects a free port."""
         listener = socket.create_server((_HOST, port), backlog=1024)
         # asyncio sets this option only on sockets that it creates itself. Without it, small responses are delayed by
         # 40 ms.
@@ -307,7 +307,7 @@ class LocalServer(uvicorn.Server):
         return port
 
     def cut(self) -> None:
-        """Close the port and every connection, in whatever state it is."""
+        """Close the port and every connection, whatever its state."""
         self.should_exit = True
         self._cut.set()
         for server in self.servers:

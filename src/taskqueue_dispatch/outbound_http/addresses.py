@@ -1,4 +1,4 @@
-"""The check of whether an IP address is public, so that requests to clients' URLs may go there."""
+"""The rules that decide whether requests to clients' URLs may go to an IP address: it must be public or allowed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SPECIAL: tuple[Network, ...] = tuple(
             "10.0.0.0/8",  # private
             "100.64.0.0/10",  # carrier-grade NAT; some clouds use it for their services
             "127.0.0.0/8",  # loopback
-            "168.63.129.16/32",  # Azure's platform service, although the address is public
+            "168.63.129.16/32",  # Azure's platform service, on a public address
             "169.254.0.0/16",  # link-local, with the metadata services of clouds
             "172.16.0.0/12",  # private
             "192.0.0.0/24",  # protocol assignments, and a cloud's metadata service
@@ -48,7 +48,7 @@ _SPECIAL: tuple[Network, ...] = tuple(
     )
 )
 _UNICAST = IPv6Network("2000::/3")
-"""network of all public IPv6 addresses, without loopback, mapped, NAT64, ULA, link-local and site-local addresses"""
+"""network of all public IPv6 addresses; it has no loopback, mapped, NAT64, ULA, link-local or site-local addresses"""
 _HOLDERS = tuple(map(IPv6Network, ("::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")))
 """networks whose addresses end with an IPv4 address: IPv4-compatible, IPv4-mapped, NAT64"""
 _OWN = (IPv6Address("::"), IPv6Address("::1"))

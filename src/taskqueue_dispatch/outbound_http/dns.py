@@ -12,7 +12,7 @@ from functools import cache
 from taskqueue_core.errors import TaskQueueError
 
 Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]
-"""Function that returns the addresses of a host. Raises `NotReached`, and `NameUnknown` if the host does not exist."""
+"""Function that returns the addresses of a host. Raises `NotReached`, or `NameUnknown` if the host does not exist."""
 _THREADS = 8
 _RECENT = 10.0
 _MANY = 1000
@@ -33,7 +33,7 @@ class NameUnknown(NotReached):
 
 
 async def look_up(host: str, port: int, *, threads: str = "look-up") -> tuple[str, ...]:
-    """Return the addresses of a host name. Raises `NotReached`, and `NameUnknown` if the host does not exist.
+    """Return the addresses of a host name. Raises `NotReached`, or `NameUnknown` if the host does not exist.
 
     The name is resolved by the system's resolver, in the thread pool named ``threads``. Lookups in different pools
     never wait for each other.

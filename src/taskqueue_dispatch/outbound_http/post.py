@@ -79,7 +79,7 @@ async def post(
 
 
 class _Opened:
-    """A context that closes all its connections, because the transport leaks sockets of cancelled TLS handshakes."""
+    """A context manager that closes connections, because the transport leaks sockets of cancelled TLS handshakes."""
 
     def __init__(self) -> None:
         self._streams: list[Any] = []
@@ -163,7 +163,7 @@ def _why(error: Exception) -> str:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
-        return "its certificate is not valid"
+        return "the receiver's certificate is not valid"
     if any(isinstance(cause, ssl.SSLError) for cause in causes):
         return "the TLS handshake failed"
     if isinstance(error, httpx2.ConnectTimeout):

@@ -55,7 +55,7 @@ async def check_url(
             raise NotReached("the host name was not resolved in time") from None
     if not matches:
         raise NameUnknown("the host name does not exist")
-    # Reject a host with any forbidden address, because an attacker could mix it with allowed addresses.
+    # Reject a host with any forbidden address, because an attacker could mix forbidden and allowed addresses.
     if not all(_allowed(address, policy) for address in matches):
         raise InvalidInput(
             field,

@@ -27,7 +27,7 @@ _FORM = (
     "https://host[:port][/path][?query] in ASCII (an international name as xn--…), "
     "without user, password or fragment"
 )
-_NAME = "a host's name, without a dot at its end, or its IP address in full, as 192.0.2.1 or [2001:db8::1]"
+_NAME = "a host name without a dot at its end, or a complete IP address such as 192.0.2.1 or [2001:db8::1]"
 
 
 class UrlParts(msgspec.Struct, frozen=True):
