@@ -1,4 +1,4 @@
-"""A process that ends a child process when its parent has ended for any reason."""
+"""A watchdog process, which ends a child of this process if this process ends for any reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Watchdog:
     """
 
     def __init__(self, signal: Literal["TERM", "KILL"], *, group: bool = False) -> None:
-        """Start the watchdog process; `watch` sets the child."""
+        """Start the watchdog process, which watches no child until `watch` is called."""
         self._process = subprocess.Popen(  # noqa: S603 - it runs only the script above
             ["/bin/sh", "-c", _SCRIPT, "taskqueue-watchdog", signal, "-" if group else ""],
             stdin=subprocess.PIPE,

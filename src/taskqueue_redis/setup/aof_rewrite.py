@@ -35,7 +35,7 @@ class AofReading(NamedTuple):
 
 
 class AofRewriter:
-    """Makes servers rewrite their append-only files, in the background, whenever one may have been restarted."""
+    """Makes servers rewrite their append-only files, in the background, whenever a server may have been restarted."""
 
     def __init__(self, client: Link) -> None:
         self._client = client
@@ -138,7 +138,7 @@ def _is_whole(facts: Mapping[str, str]) -> bool:
     if facts.get("aof_enabled") != "1":
         return True
     major = int(facts.get("redis_version", _NO).partition(".")[0])
-    # Since 7.0 there are several files; "aof_base_size" is the size of the first one, which may be empty.
+    # Redis 7.0 and later have several files; "aof_base_size" is the size of only the first file, which may be empty.
     began_with = facts.get("aof_base_size" if major < _SEVERAL_FILES else "aof_current_size")
     if began_with == _NO:
         return True
