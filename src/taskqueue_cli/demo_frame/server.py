@@ -48,7 +48,7 @@ class Cluster(AsyncExitStack):
         variables: Mapping[str, str],
         server_variables: Mapping[str, str],
     ) -> None:
-        """Prepare the environment of the processes, without starting any.
+        """Create a cluster without starting any process.
 
         Workers run ``target`` (``module:attr``), and their ids begin with ``run_id``. ``variables`` are environment
         variables of all processes; ``server_variables`` are added for the server.
