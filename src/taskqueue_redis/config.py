@@ -48,7 +48,7 @@ class RedisSettings(BaseSettings):
     partitions: int | None = Field(None, ge=1, le=1024)
     """number of hash slots that the queues are spread over, fixed at installation; if unset: 1, or 8 on a cluster"""
     connections: int = Field(16, ge=1, le=1000)
-    """maximum number of connections per server for waiting for replicas; other commands share one more connection"""
+    """maximum number of connections per server that may wait for replicas; other commands share one more connection"""
     in_flight: int = Field(1000, ge=1, le=100_000)
     """maximum number of commands in progress per server; further commands wait"""
     connect_timeout: float = Field(2.0, gt=0, le=_MINUTE, allow_inf_nan=False)

@@ -17,7 +17,7 @@ from taskqueue_redis.scripts.runner import seconds
 from taskqueue_redis.scripts.task_codec import CORRUPT, ENTRY, deliveries_of
 
 _POLL_EVERY = 8
-"""number of receives after which one receive also checks the queues that are not known to have work"""
+"""one in this many receives also checks the queues that are not known to have work"""
 _ROUNDS = 5
 _PATIENCE = 0.25
 """seconds after which a receive stops waiting for silent partitions if other partitions have answered"""

@@ -144,7 +144,7 @@ def _check_selection(
     any_given = any(value is not None for value in conditions.values())
     if bool(ids) + everything + any_given != 1:
         raise typer.BadParameter(
-            "give task ids, or --all, or conditions (--reason, --error, --older-than)",
+            "give either task ids, or --all, or conditions (--reason, --error, --older-than)",
             param_hint="ID",
         )
 

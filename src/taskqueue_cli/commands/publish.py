@@ -43,7 +43,10 @@ def publish(
         ),
     ] = None,
     priority: Annotated[
-        int, typer.Option(min=0, max=9, help="Priority; higher priorities are delivered first.")
+        int,
+        typer.Option(
+            min=0, max=9, help="Priority; tasks with a higher priority are delivered first."
+        ),
     ] = DEFAULT_PRIORITY,
     delay: Annotated[float | None, option("Seconds before the task may be delivered.")] = None,
     expires_in: Annotated[

@@ -162,7 +162,7 @@ def change(
     shards: Annotated[
         int | None,
         option(
-            "Number of store partitions to spread the queue over; more than 1 is not possible with limits.",
+            "Number of store partitions to spread the queue over; must be 1 for a queue with limits.",
             metavar="N",
         ),
     ] = None,

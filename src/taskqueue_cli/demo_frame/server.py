@@ -58,7 +58,7 @@ class Cluster(AsyncExitStack):
         super().__init__()
         if backend == "server":
             raise ConfigurationError(
-                "the demo starts its own server and cannot use another: set --backend to a store, for example redis"
+                "the demo starts its own server, so it cannot use another one: set --backend to a store such as redis"
             )
         self._run_id = run_id
         self._target = target

@@ -35,7 +35,7 @@ class Flight(Generic[T]):
         return self._task is not None and not self._task.done()
 
     async def join(self) -> T | None:
-        """Start the work unless it is running, and return its result when it has ended; None after `aclose`.
+        """Return the result of the work, which is started unless it is running. Return None after `aclose`.
 
         Raises the exception of the work.
         """

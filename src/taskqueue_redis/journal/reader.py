@@ -34,7 +34,7 @@ _AT_ONCE = 512 * 1024
 _MOST = 500
 """maximum number of entries in a reply; each entry takes Redis some microseconds"""
 _FIRST = 100
-"""maximum number of entries in the first reply; its range covers twenty times as many numbers"""
+"""maximum number of entries in the first reply; the first request covers twenty times as many numbers"""
 _SAMPLE = 20
 """approximate number of entries of a reply from which the average size of its entries is estimated"""
 
@@ -45,7 +45,7 @@ class JournalSpan(NamedTuple):
     epoch: str
     """the installation's id; if it differs from an earlier one, the numbers have begun at 1 again"""
     first: int
-    """the number of the first transition that is still stored; ``last`` plus one if none is"""
+    """the number of the first transition that is still stored; ``last`` plus one if none is stored"""
     last: int
     """the number of the last transition, 0 if there has never been a transition"""
 

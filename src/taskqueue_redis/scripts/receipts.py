@@ -1,4 +1,4 @@
-"""Receipts and the list of those that this process holds. Form: ``<sequence>.<lane>.<token of the consumer>.<key>``."""
+"""Receipts, ``<sequence>.<lane>.<token of the consumer>.<key>``, and a table of the receipts held by this process."""
 
 from __future__ import annotations
 

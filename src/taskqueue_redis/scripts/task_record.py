@@ -38,7 +38,7 @@ class TaskRecord(NamedTuple):
     losses: int
     priority: int
     tenant: str | None
-    """tenant of the task; None if it has none, or if the task has ended"""
+    """tenant of the task; None if the task has no tenant or has ended"""
     ordering_key: str | None
     since: int
     """time of the last change of the record, in microseconds"""

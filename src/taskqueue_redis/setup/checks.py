@@ -157,7 +157,7 @@ class ServerChecks:
             )
 
     async def failed_over(self) -> bool:
-        """Return whether the replication history has changed since the last call, so that writes may be undone."""
+        """Return whether the replication history has changed since the last call, so writes may have been undone."""
         try:
             replies = await self._client.everywhere("INFO", "replication", quietly=True)
         except Failure:
