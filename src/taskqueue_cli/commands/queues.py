@@ -316,7 +316,7 @@ def _change(
         return settings, bool((await control.ledger(key)).published)
 
     settings, used = with_backend(server, act)
-    if not used:  # the name of the queue may be mistyped
+    if not used:  # warn, because the name of the queue may be mistyped
         note(f"no task has been published to {key!r} yet", "yellow")
     if as_json:
         print_json(_as_dict(key, settings))

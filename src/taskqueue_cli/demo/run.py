@@ -43,7 +43,9 @@ async def run_demo(options: DemoOptions, view: PlainView) -> None:
         path = prepare_journal_file(options.journal) if options.journal else None
         keeper = find_journal_keeper(options.backend) if path else None
         if path and keeper is None:
-            view.event(f"no journal is written: the backend {options.backend} has none", "yellow")
+            view.event(
+                f"no journal is written: the backend {options.backend} cannot export one", "yellow"
+            )
         async with Cluster(
             plan.key,
             options.backend,

@@ -132,7 +132,7 @@ class EmbeddedRedis:
         self._cleanup.callback(self._end_server)
         process = self._spawn(binary)
         if process is not None and not self._ready(process):
-            # After a crash during a rewrite of its file, Redis 7.0 fails at the first start but not at the second.
+            # If Redis 7.0 has crashed while it rewrote its append-only file, only its second start succeeds.
             process = self._spawn(binary)
         if process is None or not self._ready(process):
             raise ConfigurationError(
@@ -159,7 +159,7 @@ class EmbeddedRedis:
             )
 
     def _lock_directory(self) -> None:
-        """Lock the directory. The server inherits the lock, so it holds until both processes have ended."""
+        """Lock the directory. The server inherits the lock, which therefore lasts until both processes have ended."""
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._cleanup.callback(os.close, lock)
         began = time.monotonic()

@@ -47,7 +47,7 @@ class Watchdog:
         )
 
     def watch(self, pid: int) -> None:
-        """Watch this child instead of the previous one. Pass 0 once it has ended, because its id may be reused."""
+        """Watch this child instead of the previous one. Pass 0 once the child has ended, as its id may be reused."""
         assert self._process.stdin is not None  # noqa: S101 - stdin is a pipe
         with contextlib.suppress(BrokenPipeError):  # the watchdog was killed
             self._process.stdin.write(b"%d\n" % pid)

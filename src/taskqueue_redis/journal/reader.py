@@ -69,7 +69,7 @@ class JournalSteps(NamedTuple):
     sizes: Sequence[int]
     """number of transitions of each step"""
     columns: Sequence[Sequence[bytes]]
-    """values of the fields `HEAD` and `COLUMNS`, one value per step"""
+    """for each field of `HEAD` and `COLUMNS`, the values of all steps"""
 
     @classmethod
     def of(cls, entries: Iterable[JournalEntry]) -> Self:
