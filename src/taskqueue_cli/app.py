@@ -65,7 +65,7 @@ app = typer.Typer(
     name="taskqueue",
     help="A task queue with pluggable backends: run a server, run workers, publish tasks, inspect queues.",
     epilog=(
-        "Exit codes: 0 success; 1 failed; 2 wrong usage, input or configuration; 3 worker quarantined; "
+        "Exit codes: 0 success; 1 failed; 2 wrong usage, input or configuration; 3 too many attempts failed in a row; "
         "4 store or server unavailable; 130 interrupted. Settings come from TASKQUEUE_... variables, "
         ".env and taskqueue.toml."
     ),
@@ -97,7 +97,7 @@ _add(version.show, "version")
 mount(app)
 
 
-@cache  # converting the application to a click command takes longer than running most commands
+@cache  # creating the click command of the application takes longer than running most commands
 def _command() -> Callable[..., object]:
     return typer.main.get_command(app)
 

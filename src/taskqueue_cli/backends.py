@@ -57,7 +57,7 @@ class JournalKeeper(Protocol):
     """
 
     def variables(self, path: Path) -> Mapping[str, str]:
-        """Return the environment variables that make the server's backend write the file; empty if it cannot write."""
+        """Return environment variables that make the server's backend write the file; empty if `keep_journal` does."""
 
     async def keep_journal(
         self, key: str, path: Path, since: float, store: Mapping[str, str]
@@ -104,7 +104,7 @@ def embedded_store(backend: str) -> EmbeddedStore | None:
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"an embedded {backend} needs the module {error.name!r}: "
-            f"pip install 'taskqueue-backends[embedded]'"
+            f"run pip install 'taskqueue-backends[embedded]'"
         ) from error
 
 
@@ -128,7 +128,7 @@ def run_embedded(backend: str, directory: str) -> Iterator[RunningStore]:
     store = embedded_store(backend)
     if store is None:
         raise ConfigurationError(
-            f"no embedded {backend} is installed: pip install 'taskqueue-backends[embedded]'"
+            f"no embedded {backend} is installed: run pip install 'taskqueue-backends[embedded]'"
         )
     folder = Path(directory).expanduser().absolute() if directory else _data_folder() / backend
     with store.run(folder) as (name, variables):
@@ -150,14 +150,14 @@ BACKEND_HELP = (
 BackendName = Annotated[
     str | None,
     option(
-        "Backend to use: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
+        "Backend to use: its name, its module, or module:attr. Default: TASKQUEUE_BACKEND.",
         metavar="BACKEND",
     ),
 ]
 ServerUrl = Annotated[
     str | None,
     option(
-        "URL of the server to use, whatever backend is configured. Default: TASKQUEUE_SERVER_URL.",
+        "URL of the server to use, even if another backend is configured. Default: TASKQUEUE_SERVER_URL.",
         "--server",
         metavar="URL",
     ),

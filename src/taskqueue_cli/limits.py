@@ -1,4 +1,4 @@
-"""Parsing and formatting of the limits of queues, as options and output of commands show them."""
+"""Parsing and formatting of the limits of queues, for the options and the output of commands."""
 
 from __future__ import annotations
 

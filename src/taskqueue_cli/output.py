@@ -60,7 +60,7 @@ def paragraphs(text: str | None) -> str:
 
 
 def print_fields(fields: Mapping[str, str]) -> None:
-    """Print names and values in two columns, without empty values."""
+    """Print names and values in two columns. Fields with an empty value are omitted."""
     grid = Table.grid(padding=(0, 2))
     for name, value in fields.items():
         if value:

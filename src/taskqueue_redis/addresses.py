@@ -93,12 +93,12 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
         except ValueError:
             raise _refusal(setting, "text that is not a URL", _FORMS) from None
         if parts.query or parts.fragment:
-            allowed = "no ?options: set TASKQUEUE_REDIS_… settings instead"
+            allowed = "a URL without a query; set TASKQUEUE_REDIS_… variables instead"
             raise _refusal(setting, "a URL with a query or fragment", allowed)
         login, _, hosts = parts.netloc.rpartition("@")
         user, _, password = login.partition(":")
         if parts.scheme not in _SCHEMES:
-            got = "a URL with another scheme" if parts.scheme else "text without a scheme"
+            got = "a URL with an unknown scheme" if parts.scheme else "text without a scheme"
             raise _refusal(setting, got, _FORMS)
         kind, tls = _SCHEMES[parts.scheme]
         if parts.scheme != "unix":
@@ -136,7 +136,7 @@ def _parse_hosts(setting: str, hosts: str, kind: Kind) -> tuple[HostAddress, ...
     port = _SENTINEL_PORT if kind is Kind.SENTINEL else _PORT
     addresses = tuple(_parse_host(setting, host, port) for host in hosts.split(","))
     if kind is Kind.SINGLE and len(addresses) > 1:
-        allowed = "one host, or redis+sentinel:// or redis+cluster:// for several"
+        allowed = "one host, or several with redis+sentinel:// or redis+cluster://"
         raise _refusal(setting, "several hosts", allowed)
     return addresses
 
@@ -148,7 +148,7 @@ def _parse_host(setting: str, text: str, default_port: int) -> HostAddress:
     except ValueError:
         raise _refusal(setting, "an invalid host or port", _FORMS) from None
     if not _HOST.fullmatch(host):
-        raise _refusal(setting, "no valid host", _FORMS)
+        raise _refusal(setting, "a URL without a valid host", _FORMS)
     port = default_port if port is None else port
     if port not in _PORTS:
         raise _refusal(setting, "a port out of range", "ports 1 to 65535")
@@ -160,15 +160,15 @@ def _path(setting: str, path: str, kind: Kind) -> tuple[str, int]:
     service = ""
     if kind is Kind.SENTINEL:
         if not names or not _SERVICE.fullmatch(names[0]):
-            allowed = "redis+sentinel://host:port,host:port/service, the name of the master"
+            allowed = "redis+sentinel://host:port,host:port/service (the name of the master)"
             raise _refusal(setting, "a Sentinel URL without a service name", allowed)
         service = names.pop(0)
     if not names:
         return service, 0
     if kind is Kind.CLUSTER:
         raise _refusal(
-            setting, "a path", "a cluster URL without a path: a cluster has one database"
+            setting, "a cluster URL with a path", "no path, as a cluster has one database"
         )
     if len(names) > 1 or not _DATABASE.fullmatch(names[0]):
-        raise _refusal(setting, "a path that is not a number", "a database number")
+        raise _refusal(setting, "a path that is not a number", "the number of a database")
     return service, int(names[0])

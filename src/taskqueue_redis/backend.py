@@ -1,4 +1,4 @@
-"""The Redis backend: builds its parts, and closes them in order."""
+"""The Redis backend. It creates its parts, and closes them in the right order."""
 
 from __future__ import annotations
 

@@ -35,42 +35,42 @@ class RedisSettings(BaseSettings):
     sentinel_password: SecretStr | None = None
     """password of the Sentinels, if they require one"""
     tls_ca_file: Path | None = None
-    """file of the CA certificates that may sign the server's certificate; unset: those that this machine trusts"""
+    """file with the CA certificates that are trusted; if unset, those that this machine trusts"""
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
-    """file of the private key for ``tls_cert_file``, for servers that require a client certificate"""
+    """file with the private key for ``tls_cert_file``, for servers that require a client certificate"""
     dangerously_skip_tls_verification: bool = False
-    """accept any server certificate; an attacker in the network can then read and change everything"""
+    """accept any server certificate; an attacker on the network can then read and change everything"""
     allow_plaintext: bool = False
     """allow a server on another machine to be used without TLS or without a password"""
     prefix: str = Field("tq", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    """prefix of all keys and channels; it follows an opening brace, for example ``{tq:0}``"""
+    """prefix of all keys and channels, which follows an opening brace: the prefix of ``{tq:0}`` is ``tq``"""
     partitions: int | None = Field(None, ge=1, le=1024)
-    """number of hash slots over which queues are distributed, fixed at installation; unset: 1, or 8 on a cluster"""
+    """number of hash slots that the queues are spread over, fixed at installation; if unset: 1, or 8 on a cluster"""
     connections: int = Field(16, ge=1, le=1000)
-    """maximum number of connections per server that wait for replicas; all other commands share one more connection"""
+    """maximum number of connections per server that may wait for replicas; other commands share one more connection"""
     in_flight: int = Field(1000, ge=1, le=100_000)
     """maximum number of commands in progress per server; further commands wait"""
     connect_timeout: float = Field(2.0, gt=0, le=_MINUTE, allow_inf_nan=False)
-    """seconds after which opening a connection fails, including TLS and login"""
+    """maximum number of seconds for opening a connection, including TLS and login"""
     answer_timeout: float = Field(5.0, gt=0, le=_MINUTE, allow_inf_nan=False)
-    """seconds without data, while an answer is due, after which a connection is closed"""
-    # Long enough for two attempts of `answer_timeout` each, and shorter than a lease (15 s by default), so that a
-    # heartbeat fails before the lease expires.
+    """seconds without data after which a connection that waits for an answer is closed"""
+    # The default is long enough for two attempts of `answer_timeout` each, and shorter than a lease (15 s by default),
+    # so that a heartbeat fails before the lease expires.
     operation_timeout: float = Field(10.0, gt=0, le=10 * _MINUTE, allow_inf_nan=False)
     """seconds after which a failing command is no longer retried"""
     journal_length: int | None = Field(None, ge=1000, le=1_000_000_000)
     """minimum number of state changes that the journal of a partition keeps
 
-    The value is stored in Redis for all processes. If the setting is unset, the stored value applies, initially a
-    million.
+    The value is stored in Redis for all processes. If the setting is unset, the stored value applies, which is a
+    million at first.
     """
     lease: float = Field(15.0, ge=1, le=3600, allow_inf_nan=False)
     """seconds without a heartbeat after which the deliveries of a consumer are given to other consumers"""
     housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)
     """usual interval between two runs of maintenance, in seconds"""
     stale_consumers: float = Field(86_400.0, ge=60, allow_inf_nan=False)
-    """seconds after which an unregistered member of a stream's consumer group that has no deliveries is removed"""
+    """seconds after which a member of a stream's consumer group is removed if unregistered and without deliveries"""
     appendfsync: Literal["always", "everysec", "no"] | None = None
     """value of ``appendfsync`` in redis.conf, for a Redis whose ACL does not allow its configuration to be read"""
 
@@ -115,7 +115,7 @@ class RedisSettings(BaseSettings):
         return self.user or self.address.user
 
     def password_now(self) -> str:
-        """Return the password; empty if none is set. Reads any password file each time. Raises `ConfigurationError`."""
+        """Return the password; empty if none is set. A password file is read each time. Raises `ConfigurationError`."""
         if self.password_file is None:
             secret = self.password.get_secret_value() if self.password else ""
             return secret or self.address.password

@@ -32,7 +32,7 @@ class RedisContext:
         self.receipts = Receipts()
         self.settlement = Settlement(self.scripts, self.receipts)
         self.process_id = secrets.token_hex(8)
-        """random id of this backend, different at each start"""
+        """random id of this backend object"""
         self.wakeups = Wakeups(self.scripts, self.receipts, self.process_id)
         self.heartbeat = Heartbeat(settings, self.receipts)
         self.background = Owned()

@@ -1,4 +1,4 @@
-"""Operations for operators of the Redis backend: settings, statistics, dead letters, maintenance."""
+"""The operations of the Redis backend for operators: settings, statistics, dead letters, maintenance."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class RedisControl(_ScriptCaller):
         outcomes = await asyncio.gather(*passes, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for failure in failures:
-            # Ignore an unavailable partition unless all are unavailable, because the others have been maintained.
+            # Ignore an unavailable partition unless all are unavailable: maintenance has run in the other partitions.
             if not isinstance(failure, BackendUnavailable) or len(failures) == len(names):
                 raise failure
         for partition, reply in zip(names, outcomes, strict=True):

@@ -1,4 +1,4 @@
-"""Heartbeats of consumers, sent from a thread, so that they keep their leases while a handler blocks the event loop."""
+"""Heartbeats, sent from a thread, so that consumers keep their leases while a handler blocks the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskqueue_redis.scripts.receipts import Receipts
 from taskqueue_redis.scripts.runner import ScriptRunner
 
 _BEATS = 3
-"""number of heartbeats per lease"""
+"""number of heartbeats during one lease"""
 _log = logging.getLogger("taskqueue.redis")
 
 
@@ -24,7 +24,7 @@ class Heartbeat:
     def __init__(self, settings: RedisSettings, receipts: Receipts) -> None:
         """Create a heartbeat without a thread; the first call of `add` starts the thread.
 
-        The deliveries of expired consumers are revoked in the event loop of that call.
+        If a consumer's lease expires, its deliveries are revoked in the event loop that has called `add`.
         """
         # Short timeouts leave time for a second attempt within the lease if an answer is lost.
         patience = settings.lease / 3

@@ -34,7 +34,7 @@ _DIGITS = tuple(str(digit).encode() for digit in range(10))
 
 
 class RedisPublisher:
-    """Publisher of the Redis backend: one round trip per batch and partition; large batches are sent in parts."""
+    """Publisher of the Redis backend. A batch takes one round trip per partition; large batches are sent in parts."""
 
     def __init__(self, context: RedisContext) -> None:
         self._context = context

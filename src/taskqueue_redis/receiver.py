@@ -1,4 +1,4 @@
-"""Receiving for one consumer: choosing the queues to read, and recovering the deliveries of lost answers."""
+"""Receiving for one consumer: choosing the queues to read, and recovering deliveries whose answer was lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taskqueue_redis.scripts.runner import seconds
 from taskqueue_redis.scripts.task_codec import CORRUPT, ENTRY, deliveries_of
 
 _POLL_EVERY = 8
-"""number of receives after which queues that are not known to have work are checked too"""
+"""one in this many receives also checks the queues that are not known to have work"""
 _ROUNDS = 5
 _PATIENCE = 0.25
 """seconds after which a receive stops waiting for silent partitions if other partitions have answered"""
@@ -26,7 +26,7 @@ _RETRY_SECONDS = 0.2
 
 
 class ConsumerExpired(Exception):
-    """Raised if the lease of this consumer has expired, so that its deliveries were given to other consumers."""
+    """The lease of this consumer has expired, and its deliveries were given to other consumers."""
 
 
 class _Batch(msgspec.Struct):
@@ -57,7 +57,7 @@ class _Batch(msgspec.Struct):
 
 
 class Receiver:
-    """Receives for one consumer, with a script call per partition. Background tasks read unavailable partitions."""
+    """Receives deliveries for a consumer, partition by partition. Background tasks read unavailable partitions."""
 
     def __init__(self, context: RedisContext, consumer: Consumer) -> None:
         self._context = context
@@ -77,7 +77,7 @@ class Receiver:
         self._expired = False
 
     async def take(self, limit: int) -> Received:
-        """Take up to ``limit`` deliveries. Raises `ConsumerExpired`, and the contract's errors."""
+        """Return up to ``limit`` deliveries. Raises `ConsumerExpired`, and the errors of the backend contract."""
         if self._expired:
             raise ConsumerExpired
         many = len(self._partitions) > 1
@@ -114,7 +114,7 @@ class Receiver:
         return taken.received
 
     def mark_all_uncertain(self) -> None:
-        """Make the next receive first read what is in flight for this consumer, because acks may have been undone."""
+        """Let the next receive read the deliveries in flight for this consumer, because acks may have been undone."""
         for partition in self._partitions:
             self._mark_uncertain(partition, undone=True)
 
@@ -198,7 +198,7 @@ class Receiver:
         return len(names | self._unavailable.keys()) < len(self._partitions)
 
     def set_aside(self, partition: str, read: asyncio.Task[_Batch] | None = None) -> None:
-        """Read a partition in the background until it answers, beginning with ``read`` if that is already running."""
+        """Read a partition in the background until it answers. ``read`` is a read that is already running, if any."""
         if partition not in self._unavailable:
             asking = self._context.background.start(self._ask(partition, read))
             self._unavailable[partition] = asking

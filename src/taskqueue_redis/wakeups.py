@@ -1,4 +1,4 @@
-"""Waking receives and signals that wait, with one pub/sub connection per process and one timer per partition."""
+"""Waking of waiting receives and signals, with one pub/sub connection per process and one timer per partition."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Wakeups:
         self._timers[partition] = (due, timer)
 
     def note_opening(self, key: str, time: float) -> None:
-        """Wake a subscription of a queue at a time by the store's clock, when a rate limit allows deliveries again."""
+        """Wake a subscription of a queue at ``time`` (store's clock), when a rate limit allows deliveries again."""
         known = self._openings.get(key)
         if known is not None:
             if known[0] <= time:

@@ -138,7 +138,7 @@ def test_version_and_help(cli: Cli) -> None:
     assert set(told) == {"version", "python", "backends"}
     assert told["python"] in cli("version").out
     assert cli("--version").out == cli("version").out
-    assert "3 worker quarantined" in " ".join(cli("--help").out.split())
+    assert "3 too many attempts failed in a row" in " ".join(cli("--help").out.split())
     assert cli().code == 2
     assert cli("publish", "--nonsense").code == 2
 

@@ -51,7 +51,7 @@ def test_stats_of_an_unknown_queue(cli: Cli) -> None:
     """Stats of an unknown queue is an error that names the existing queues, not a row of zeros."""
     asked = cli("stats", "typo", "--json")
     assert asked.code == 2
-    assert "an existing queue: k, other" in asked.told["error"]["detail"]
+    assert "an existing queue (k, other)" in asked.told["error"]["detail"]
 
 
 def test_stats_without_queues_say_how_to_begin(cli: Cli) -> None:

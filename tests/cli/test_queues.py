@@ -218,7 +218,7 @@ def test_an_unused_queue(cli: Cli, store: Shared) -> None:
     publish(store, "a")
     missing = cli("queue", "show", "nobody", "--json")
     assert missing.code == 2
-    assert f"an existing queue: {KEY}, typo" in missing.told["error"]["detail"]
+    assert f"an existing queue ({KEY}, typo)" in missing.told["error"]["detail"]
     assert cli("queue", "pause", "a/b").code == 2
 
 

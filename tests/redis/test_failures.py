@@ -333,8 +333,8 @@ async def test_wrong_secrets_and_rights(
     place = server.url.rpartition("@")[2]
     for url, words, cure in (
         (f"redis://{place}", ("GET", "a"), "asks for a password"),
-        (f"redis://:canary@{place}", ("GET", "a"), "does not accept user and password"),
-        (f"redis://poor:canary@{place}", ("GET", "a"), "does not accept user and password"),
+        (f"redis://:canary@{place}", ("GET", "a"), "does not accept the user and password"),
+        (f"redis://poor:canary@{place}", ("GET", "a"), "does not accept the user and password"),
         (f"redis://poor:open-sesame@{place}", ("SET", "a", 1), "SET: the Redis user lacks a right"),
         (f"redis://poor:open-sesame@{place}", ("GET", "b"), "the Redis user lacks a right"),
         (f"redis://poor:open-sesame@{place}/1", ("GET", "a"), "lacks a right"),

@@ -30,11 +30,11 @@ from taskqueue_core.tasks import DeadLetter
 
 Ids = Annotated[list[str] | None, argument("Task ids.", metavar="ID")]
 All = Annotated[bool, typer.Option("--all", help="Select all dead letters of the queue.")]
-Reason = Annotated[str | None, option("Only dead letters with exactly this reason.")]
-Error = Annotated[str | None, option("Only dead letters whose last error contains this text.")]
+Reason = Annotated[str | None, option("Select dead letters with exactly this reason.")]
+Error = Annotated[str | None, option("Select dead letters whose last error contains this text.")]
 OlderThan = Annotated[
     float | None,
-    option("Only dead letters that failed at least this many seconds ago.", metavar="SECONDS"),
+    option("Select dead letters that failed at least this many seconds ago.", metavar="SECONDS"),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Limit = Annotated[
@@ -144,7 +144,7 @@ def _check_selection(
     any_given = any(value is not None for value in conditions.values())
     if bool(ids) + everything + any_given != 1:
         raise typer.BadParameter(
-            "give exactly one of: task ids, --all, or conditions (--reason, --error, --older-than)",
+            "give either task ids, or --all, or conditions (--reason, --error, --older-than)",
             param_hint="ID",
         )
 

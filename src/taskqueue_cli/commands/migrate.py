@@ -94,7 +94,7 @@ def _act(step: Callable[[MigratingBackend], Awaitable[MigrationStatus]], *, as_j
         console.print(_table(result))
     if result.phase is not MigrationPhase.IDLE and not result.unfinished:
         console.print(
-            f"[dim]Keep the {result.leaves} backend for {result.remembered:g} s more: it detects duplicate ids."
+            f"[dim]Keep the {result.leaves} backend for {result.remembered:g} s more, to detect duplicate ids."
         )
 
 
@@ -102,7 +102,7 @@ async def _run(step: Callable[[MigratingBackend], Awaitable[MigrationStatus]]) -
     settings = load_settings(Settings)
     if settings.migrate_from is None:
         raise ConfigurationError(
-            "TASKQUEUE_MIGRATE_FROM is not set: set it to the backend to migrate from, in the form of TASKQUEUE_BACKEND"
+            "TASKQUEUE_MIGRATE_FROM is not set: set it to the old backend, in the same form as TASKQUEUE_BACKEND"
         )
     opened = open_backend(settings=settings)
     try:
@@ -115,7 +115,7 @@ async def _run(step: Callable[[MigratingBackend], Awaitable[MigrationStatus]]) -
             capabilities = side.backend.capabilities
             if not (capabilities.shared or capabilities.durable):
                 raise ConfigurationError(
-                    f"the backend {side.name!r} exists in one process only: there is nothing to migrate"
+                    f"the backend {side.name!r} exists in one process only, so its tasks cannot be migrated"
                 )
         return await step(backend)
     finally:

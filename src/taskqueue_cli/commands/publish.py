@@ -23,7 +23,7 @@ def publish(
     key: Annotated[
         str | None,
         argument(
-            "Key of the task, which is the name of its queue. With --batch: the key for lines that have none.",
+            "Key of the task, which is the name of its queue. With --batch: the key for lines without a key.",
             metavar="KEY",
         ),
     ] = None,
@@ -43,7 +43,10 @@ def publish(
         ),
     ] = None,
     priority: Annotated[
-        int, typer.Option(min=0, max=9, help="Priority; higher priorities are delivered first.")
+        int,
+        typer.Option(
+            min=0, max=9, help="Priority; tasks with a higher priority are delivered first."
+        ),
     ] = DEFAULT_PRIORITY,
     delay: Annotated[float | None, option("Seconds before the task may be delivered.")] = None,
     expires_in: Annotated[
@@ -71,8 +74,8 @@ def publish(
     batch: Annotated[
         Path | None,
         option(
-            "Publish each line of a file (- for stdin), a JSON object with key, payload, id, priority, "
-            "delay, expires_in ...",
+            "Publish each line of FILE (- for stdin) as a task. A line is a JSON object with key, payload, id, "
+            "priority, delay, expires_in ...",
             metavar="FILE",
         ),
     ] = None,
@@ -84,7 +87,7 @@ def publish(
         own = (payload, task_id, delay, expires_in, tenant, ordering_key, max_attempts, header)
         if any(value is not None for value in own) or priority != DEFAULT_PRIORITY:
             raise typer.BadParameter(
-                "with a file, only KEY may be given: the other fields of tasks belong in the lines of the file",
+                "only KEY may be given with a file: all other fields of the tasks must be in the lines of the file",
                 param_hint="--batch",
             )
         publish_file(batch, key, server, wait=wait, as_json=as_json)
@@ -121,7 +124,7 @@ async def _publish(backend: Backend, fields: TaskFields, wait: float) -> Confirm
 def payload_of(argument: str | None) -> bytes:
     """Return the JSON text of a PAYLOAD argument, read from stdin for ``-`` or from a file for ``@FILE``.
 
-    Raises `InvalidInput` if it is not JSON.
+    Raises `InvalidInput` if the text is not JSON.
     """
     if argument is None:
         return b"null"
@@ -144,7 +147,7 @@ def _read(text: str) -> bytes:
             return file.read(LIMITS.payload + 1)
     except OSError as error:
         got = f"a file that cannot be read ({error.strerror})"
-        raise InvalidInput("payload", got, "@ and the path of a readable file") from None
+        raise InvalidInput("payload", got, "@ before the path of a readable file") from None
 
 
 def _headers(texts: list[str]) -> dict[str, str]:

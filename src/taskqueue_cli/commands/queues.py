@@ -42,7 +42,7 @@ from taskqueue_core.queue_settings import (
 from taskqueue_core.tasks import QueueStats
 
 Key = Annotated[str, argument("Name of the queue.", metavar="KEY")]
-OtherKeys = Annotated[list[str], argument("Queues that receive the copies.", metavar="OTHER...")]
+OtherKeys = Annotated[list[str], argument("Queues that store the copies.", metavar="OTHER...")]
 Intake = Annotated[bool, typer.Option("--intake", help="Apply to publishing instead of delivery.")]
 Version = Annotated[
     int | None,
@@ -131,8 +131,8 @@ def change(
     order: Annotated[
         Order | None,
         option(
-            "Order of delivery: fifo (first in, first out) or fair (tenants take turns). --weight and --tenant-... "
-            "need fair."
+            "Order of delivery: fifo (first in, first out) or fair (tenants take turns). --weight and the --tenant-... "
+            "options require fair."
         ),
     ] = None,
     weight: Annotated[
@@ -162,7 +162,7 @@ def change(
     shards: Annotated[
         int | None,
         option(
-            "Number of store partitions to spread the queue over; not possible for a queue with limits.",
+            "Number of store partitions to spread the queue over; must be 1 for a queue with limits.",
             metavar="N",
         ),
     ] = None,
@@ -220,15 +220,13 @@ def bind(
     *,
     topic: Annotated[
         bool,
-        typer.Option(
-            "--topic", help="Store no copy in KEY itself; only forward to the other queues."
-        ),
+        typer.Option("--topic", help="Do not store tasks in KEY itself; store only the copies."),
     ] = False,
     version: Version = None,
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Also store a copy of each task published to KEY in other queues. Existing bindings are kept."""
+    """For each task that is published to KEY, also store a copy in other queues. Existing bindings are kept."""
 
     def edit(current: QueueSettings) -> dict[str, Any]:
         own = [] if topic else [key]
@@ -253,7 +251,7 @@ def unbind(
         for other in others:
             if other not in current.bound_to:
                 known = ", ".join(current.bound_to) or f"none, because {key} is not bound"
-                raise InvalidInput("OTHER", "a queue that receives no copies", known)
+                raise InvalidInput("OTHER", "a queue that gets no copies from KEY", known)
         return _binding_change(key, [item for item in current.bound_to if item not in others])
 
     _edit(key, edit, server, version=version, as_json=as_json)
@@ -318,7 +316,7 @@ def _change(
         return settings, bool((await control.ledger(key)).published)
 
     settings, used = with_backend(server, act)
-    if not used:  # the name of the queue may be mistyped
+    if not used:  # warn, because the name of the queue may be mistyped
         note(f"no task has been published to {key!r} yet", "yellow")
     if as_json:
         print_json(_as_dict(key, settings))

@@ -62,8 +62,8 @@ def run(
     log_format: Annotated[
         LogFormat | None,
         option(
-            "Log format: key=value pairs or one JSON object per line; auto: short lines on a terminal, "
-            "else pairs. Default: TASKQUEUE_LOG_FORMAT."
+            "Log format: text (key=value pairs), json (one object per line), or auto (short lines on a terminal, "
+            "otherwise text). Default: TASKQUEUE_LOG_FORMAT."
         ),
     ] = None,
     as_json: AsJson = False,

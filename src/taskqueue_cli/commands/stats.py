@@ -50,8 +50,8 @@ def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
     """Raise `UnknownKey` if one of ``keys`` is not in ``known``, because its name is probably mistyped."""
     for key in keys:
         if key not in known:
-            shown = ", ".join(known[:_MAX_SHOWN]) or "there are none yet"
-            raise UnknownKey("KEY", "an unknown queue", f"an existing queue: {shown}")
+            shown = ", ".join(known[:_MAX_SHOWN]) or "none exists yet"
+            raise UnknownKey("KEY", "an unknown queue", f"an existing queue ({shown})")
 
 
 async def read_queues(

@@ -35,7 +35,7 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
     task_status, _ = with_backend(server, lambda backend: _read(backend, key, task_id))
     if task_status is None:
         raise NoTask(
-            f"task {task_id!r} not found in queue {key!r}: unknown id, or its record has expired"
+            f"task {task_id!r} not found in queue {key!r}: its id is unknown, or its record has expired"
         )
     if as_json:
         print_json(task_status)

@@ -67,7 +67,7 @@ def new(
     burst: Annotated[
         float | None,
         option(
-            "Maximum number of requests and published tasks at once after an idle period. Default: the value of --rate."
+            "Maximum burst of requests and published tasks after an idle period. Default: the value of --rate."
         ),
     ] = None,
     connections: Annotated[
@@ -166,8 +166,8 @@ def revoke(
     known = [entry for entry in Tokens.load(path).entries if of_name(entry)]
     if not known:
         names = sorted({entry.name for entry in Tokens.load(path).entries})
-        allowed = ", ".join(names[:20]) or "none: there are no tokens"
-        raise InvalidInput("name", "a name or id without a token", allowed)
+        allowed = ", ".join(names[:20]) or "none, because there are no tokens"
+        raise InvalidInput("name", "a name or id that has no token", allowed)
     newest = known[-1] if keep_newest else None
     revoked = remove(path, lambda entry: of_name(entry) and entry != newest)
     if as_json:

@@ -47,8 +47,8 @@ def run(
 ) -> None:
     """Run a worker until Ctrl-C or SIGTERM; a second signal releases the running tasks at once.
 
-    With --local or --backend, the worker connects directly to the store, without a server. A LocalWorker always does
-    so.
+    With --local or --backend, the worker connects directly to the store, without a server. A LocalWorker always
+    connects directly.
 
     The exit code is 3 if too many attempts fail in a row, and 4 if the server refuses the worker.
     """

@@ -24,7 +24,7 @@ from taskqueue_core.retry import EXHAUSTED
 from taskqueue_core.tasks import DeadLetter, QueueStats
 
 REPORT_VARIABLE = "TASKQUEUE_DEMO_REPORT"
-"""environment variable with the command that the footer shows instead of its own; set by programs that run the demo"""
+"""environment variable; a program that runs the demo sets it to the command that the footer shows for the report"""
 _MAX_SHOWN = 10
 _FLOW = ("delivered", "retried", "redelivered", "lost")
 

@@ -26,7 +26,7 @@ from taskqueue_core.tasks import Published, QueueStats, Task
 
 _BATCH = 200
 _FIRST_SHARE = 0.6
-"""share of the tasks that are published before the workers are paused; paused workers receive some of the rest"""
+"""share of the tasks that is published before the workers are paused; some later tasks are sent to paused workers"""
 _DONE_BEFORE_KILL = 0.5
 _STALL_SECONDS = 60.0
 _RETRY = RetryPolicy(base=0.2, cap=1.0)
@@ -103,7 +103,7 @@ class _Job:
         resent = tasks[: min(part, _BATCH)]
         await self._publish(resent)
         self._view.event(
-            f"published the first {len(resent):,} tasks twice: {self._duplicates:,} duplicates"
+            f"published the first {len(resent):,} tasks twice: {self._duplicates:,} duplicates found"
         )
         enough = min(part - 1, round(total * _DONE_BEFORE_KILL))
         await self._wait_until(lambda stats: stats.ledger.done >= enough)

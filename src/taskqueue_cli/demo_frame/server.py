@@ -48,7 +48,7 @@ class Cluster(AsyncExitStack):
         variables: Mapping[str, str],
         server_variables: Mapping[str, str],
     ) -> None:
-        """Prepare the environment of the processes, without starting any.
+        """Create a cluster without starting any process.
 
         Workers run ``target`` (``module:attr``), and their ids begin with ``run_id``. ``variables`` are environment
         variables of all processes; ``server_variables`` are added for the server.
@@ -58,7 +58,7 @@ class Cluster(AsyncExitStack):
         super().__init__()
         if backend == "server":
             raise ConfigurationError(
-                "the demo starts its own server and cannot use another: set --backend to a store, for example redis"
+                "the demo starts its own server, so it cannot use another one: set --backend to a store such as redis"
             )
         self._run_id = run_id
         self._target = target

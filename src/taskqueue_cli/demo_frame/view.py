@@ -33,7 +33,7 @@ class PlainView:
     soft_wrap = True
 
     def __init__(self, console: Console, *, as_json: bool = False) -> None:
-        """Print to ``console``. With ``as_json``, `end` also prints the report as JSON on stdout."""
+        """Create a view on ``console``. With ``as_json``, `end` also prints the report as JSON on stdout."""
         self._console = console
         self._as_json = as_json
         self._began = time.monotonic()
@@ -88,6 +88,6 @@ class LiveView(PlainView):
 
 
 def view_for(shown: Console | None = None, *, as_json: bool = False) -> PlainView:
-    """Return a live view for a terminal, otherwise a plain view. With ``as_json``, it prints to stderr by default."""
+    """Return a live view for a terminal, otherwise a plain view. With ``as_json``, the default output is stderr."""
     shown = shown or (Console(stderr=True, highlight=False) if as_json else console)
     return (LiveView if shown.is_terminal else PlainView)(shown, as_json=as_json)

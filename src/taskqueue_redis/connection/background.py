@@ -14,14 +14,14 @@ class Flight(Generic[T]):
     """Work that runs once for all concurrent callers, and continues if one of them is cancelled."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]], name: str) -> None:
-        """Store ``work``, which the first `start` or `join` runs in a task called ``name``."""
+        """Create a flight for ``work``, which `start` and `join` run in a task called ``name``."""
         self._work = work
         self._name = name
         self._task: asyncio.Task[T] | None = None
         self._closed = False
 
     def start(self) -> asyncio.Task[T]:
-        """Return the task that runs the work; start a new one unless one is running."""
+        """Return the task that runs the work; start a task if none is running."""
         if self._task is None or not self.under_way:
             self._task = asyncio.create_task(self._work(), name=self._name)
             self._task.add_done_callback(_retrieve)
@@ -35,9 +35,9 @@ class Flight(Generic[T]):
         return self._task is not None and not self._task.done()
 
     async def join(self) -> T | None:
-        """Wait for the running work, or start it, and return its result; None after `aclose`.
+        """Return the result of the work, which is started unless it is running. Return None after `aclose`.
 
-        Raises what the work raises.
+        Raises the exception of the work.
         """
         task = self.start()
         await asyncio.wait([task])
@@ -61,7 +61,7 @@ _log = logging.getLogger("taskqueue.redis")
 
 
 class Owned:
-    """Background tasks of one owner, which cancels them in `aclose`. The exception of a failed task is logged."""
+    """The background tasks of one owner. `aclose` cancels them. The exception of a failed task is logged."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -1,7 +1,7 @@
 """The Redis client of this package: every command returns its reply, or an error that says whether it was executed.
 
-Other client libraries resend a command whose answer was lost without telling the caller, so it may be executed twice.
-This client sends a command again only if it was certainly not executed, or if its caller allows it with ``resend``.
+If an answer is lost, other client libraries send the command again without telling the caller, so it may be executed
+twice. This client does so only if the command was certainly not executed, or if the caller allows it with ``resend``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class _Order(NamedTuple):
-    """A command, and the function that chooses a second command by the reply to the first."""
+    """A command, and a function that is called with the reply and may return a second command."""
 
     words: tuple[Word, ...]
     follow: Follow | None
@@ -46,8 +46,8 @@ class _Order(NamedTuple):
 class Link:
     """A client of one Redis installation, used concurrently by any number of tasks of one event loop.
 
-    It connects on first use, and again after each loss of a connection. A call may be cancelled at any moment: an
-    answer that arrives later is dropped.
+    It connects on first use, and again after each loss of a connection. A call may be cancelled at any moment; if its
+    answer arrives later, the answer is dropped.
     """
 
     def __init__(self, settings: RedisSettings) -> None:
@@ -55,12 +55,12 @@ class Link:
         self.trouble = Trouble(settings.address.shown)
         self._topology = _topology(settings)
         self._only: Node | None = None
-        """the node, if the address is that of a single server"""
+        """the node of a single server; None for Sentinels and clusters"""
         if settings.address.kind is Kind.SINGLE:
             self._only = self._topology.node(settings.address.hosts[0])
         self._closed = False
         self._over = asyncio.Event()
-        """set by `aclose`, so that commands do not wait for their next attempt"""
+        """set by `aclose`, to end the pauses between attempts"""
 
     async def command(
         self,
@@ -77,10 +77,10 @@ class Link:
         again. A command that Redis refused to execute (LOADING, MOVED, …) is sent again in any case.
 
         ``follow`` is called with the reply, and returns a second command for the same connection, or None. The result
-        is then a pair of the two replies; the second reply is None without a second command. Redis must answer the
-        second command within TASKQUEUE_REDIS_ANSWER_TIMEOUT. If it fails, both commands count as unanswered.
+        is then a pair: the two replies, or the only reply and None. Redis must answer the second command within
+        TASKQUEUE_REDIS_ANSWER_TIMEOUT. If the second command fails, both commands count as unanswered.
 
-        ``uncertain``: an earlier call may have executed the command already, for example one that failed with an
+        ``uncertain``: an earlier call may already have executed the command, for example a call that failed with an
         uncertain `NoScript`. No failure then claims that the command was not executed.
 
         Raises a `Failure`.
@@ -115,7 +115,7 @@ class Link:
     async def at_each_master(
         self, do: Callable[[Ask], Awaitable[T]], *, quietly: bool = True
     ) -> list[T]:
-        """Call ``do`` for every master with a function that runs idempotent commands there; return the results.
+        """For each master, call ``do`` with a function that runs idempotent commands there; return the results.
 
         ``quietly``: do not log a failure, and do not count it in the health status. Raises the first `Failure`.
         """
@@ -146,7 +146,7 @@ class Link:
         """
         problem: Unreachable | None = None
         if self._closed:
-            raise NotReached("the link was closed")
+            raise NotReached("the client was closed")
         try:
             nodes = await self._topology.masters()
             random.shuffle(nodes)  # spreads the connections of many processes over the masters
@@ -162,7 +162,7 @@ class Link:
         raise problem.failure if problem else NotReached("no server is known") from None
 
     def when_reopened(self, call: Callable[[], None]) -> None:
-        """Register a callback for reconnections to a server, which may have been restarted in between."""
+        """Register a function that is called after each reconnection, because the server may have been restarted."""
         self._topology.reopened = call
 
     def in_charge(self, place: HostAddress) -> bool:
@@ -204,7 +204,7 @@ class Link:
         node: Node | None = None,
         problem: object = None,
     ) -> Any:
-        # `problem` is the error of a first attempt at `node`; None if there was no attempt yet.
+        # `problem` is the error of an attempt that the caller has made at `node`; None if it has made none.
         once: Node | None = None
         while True:
             if problem is not None:
@@ -223,7 +223,7 @@ class Link:
             except (Unreachable, Lost) as error:
                 problem = error
             except TimeoutError:
-                trial.expire("TASKQUEUE_REDIS_OPERATION_TIMEOUT is over")
+                trial.expire("TASKQUEUE_REDIS_OPERATION_TIMEOUT has passed")
             else:
                 if type(reply) is not ErrorReply:
                     self.trouble.over()
@@ -231,7 +231,7 @@ class Link:
                 problem = reply
 
     def _learn(self, policy: Policy, problem: object, node: Node | None) -> Node | None:
-        """Update the topology after a failed attempt; return the node for the next attempt only, if Redis named one."""
+        """Update the topology after a failed attempt. Return the node for the next attempt if Redis named one."""
         if policy is Policy.SEEK or policy is Policy.RESEND:
             self._topology.doubt(node)
         if policy is Policy.MOVED or policy is Policy.ASK:
@@ -249,7 +249,7 @@ async def _shared(node: Node, order: _Order, trial: Trial, *, asking: bool) -> A
     trial.sent = True
     now = asyncio.get_running_loop().time()
     if asking:
-        # Nothing is awaited before the next call, so no other command is sent between the two.
+        # Nothing is awaited before the next call, so no other command is sent between ASKING and the command.
         wire.ask(("ASKING",), now)
     return await wire.ask(order.words, now)
 
@@ -269,7 +269,7 @@ async def _followed(node: Node, order: _Order, trial: Trial, *, asking: bool) ->
         try:
             return reply, await wire.call(*more)
         except ErrorReply as error:
-            # The first command was executed, but not confirmed by the second one, so both count as unanswered.
+            # The second command was to confirm the first one. It has failed, so both count as unanswered.
             raise Lost(f"{more[0]!s} failed: {judge(error)[1]}", sent=True) from None
 
 

@@ -1,4 +1,4 @@
-"""The topology of a Redis Cluster: which node holds which slot, as the nodes themselves report it."""
+"""The topology of a Redis Cluster: which node holds which slot, according to the nodes themselves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from taskqueue_redis.connection.nodes import Node, link_closed
 from taskqueue_redis.connection.topology import NodesByPlace
 
 _SLOTS = 16_384
-# Number of nodes that are asked for the slot map at the same time, because one of them may not respond.
+# Number of nodes that are asked for the slot map at the same time, in case some of them do not respond.
 _AT_ONCE = 3
 _PAUSE = 0.25  # minimum number of seconds between two requests for the slot map after failures
 
@@ -115,7 +115,7 @@ class ClusterTopology(NodesByPlace):
             if places[0] is not None:
                 owners[first : last + 1] = [self.node(places[0])] * (last + 1 - first)
         for place in known:
-            # This creates nodes for replicas too: they can be asked for the slot map if no master responds.
+            # Also create nodes for the replicas, which can be asked for the slot map if no master responds.
             self.node(place)
         self._owners = owners
         self.keep(known)

@@ -31,7 +31,7 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 class Wire(asyncio.Protocol):
     """A connection to Redis. Once it has ended, ``lost`` is the reason.
 
-    ``answer_timeout``: seconds without any data, while an answer is pending, after which the connection closes itself.
+    ``answer_timeout``: seconds without any data after which the connection closes itself if an answer is pending.
     ``in_flight``: maximum number of commands that wait for an answer; the semaphore `crowd` counts them.
     """
 
@@ -57,7 +57,7 @@ class Wire(asyncio.Protocol):
         ``sent``: the event loop's current time. Raises `Lost` if the command was not sent.
         """
         if not self.open:
-            self.crowd.release()  # done here because no answer will arrive
+            self.crowd.release()  # because no answer will arrive that would release it
             raise Lost(self.lost.reason if self.lost else "the connection ended", sent=False)
         try:
             packed = _pack(words)
@@ -90,9 +90,9 @@ class Wire(asyncio.Protocol):
         return self.open and not self._waiting
 
     def listen(self, deliver: Callable[[Any], None], ended: Callable[[], None]) -> None:
-        """Switch to pub/sub: pass everything that Redis sends to ``deliver``, and call ``ended`` at the end.
+        """Switch to pub/sub: pass all that Redis sends to ``deliver``; call ``ended`` when the connection ends.
 
-        After this only `tell` may send commands.
+        After this call, commands may be sent only by `tell`.
         """
         self._deliver, self._ended = deliver, ended
 
@@ -109,7 +109,7 @@ class Wire(asyncio.Protocol):
 
     async def aclose(self) -> None:
         """Close the connection, and wait until the socket is closed."""
-        self.give_up("the connection was closed here")
+        self.give_up("this process closed the connection")
         await asyncio.shield(self._closed)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -134,7 +134,7 @@ class Wire(asyncio.Protocol):
                 if not future.done():
                     future.set_result(reply)
         except ProtocolError:
-            self.give_up("what came does not follow Redis' protocol")
+            self.give_up("Redis sent data that violates its protocol")
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end(_reason(error))
@@ -148,7 +148,7 @@ class Wire(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         for future, _ in self._waiting:
-            self.crowd.release()  # callers that wait for the semaphore find the connection closed
+            self.crowd.release()  # a caller that waits for the semaphore finds the connection closed
             if not future.done():
                 future.set_exception(Lost(reason, sent=True))
         self._waiting.clear()
@@ -156,8 +156,8 @@ class Wire(asyncio.Protocol):
             self._ended()
 
     def _check(self) -> None:
-        # One timer is enough: the oldest command waits longest. While data arrives, the connection works,
-        # so the time limit starts again with each piece of data.
+        # One timer is enough, because the oldest command waits longest. While data arrives, the connection works,
+        # so each piece of data starts the time limit again.
         self._timer = None
         if not self._waiting:
             return
@@ -216,8 +216,8 @@ async def _log_in(wire: Wire, settings: RedisSettings, *, sentinel: bool) -> Non
     if settings.address.database and not sentinel:
         await wire.call("SELECT", settings.address.database)
     try:
-        # The name helps operators. If no command was sent before, it also detects a server with too many connections,
-        # which reports that only in the answer to a command.
+        # The name helps operators. This command also shows whether the server has too many connections: the server
+        # reports that in its answer to the first command, and this command is the first if there is no password.
         await wire.call("CLIENT", "SETNAME", "taskqueue")
     except ErrorReply as error:
         policy, failure = judge(error)

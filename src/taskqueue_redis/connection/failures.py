@@ -27,13 +27,13 @@ from taskqueue_core.errors import ConfigurationError
 
 
 class Failure(Exception):
-    """The base class of failures. ``uncertain``: the command may have been executed by an attempt without an answer."""
+    """The base class of failures. ``uncertain``: an attempt whose answer was lost may have executed the command."""
 
     uncertain = False
 
 
 class NotReached(Failure):
-    """No server executed the command, because none was available or the time limit passed before."""
+    """The command was not executed, because no server was available or the time limit had passed."""
 
 
 class AnswerLost(Failure):
@@ -136,26 +136,24 @@ RULES = (
     Rule("TRYAGAIN", Policy.WAIT, "the slot's keys are moving between two nodes"),
     Rule("CLUSTERDOWN", Policy.SEEK, "the cluster does not serve all of its slots"),
     Rule("MASTERDOWN", Policy.SEEK, "this replica has lost its master"),
-    Rule("READONLY", Policy.SEEK, "this is a replica, no master (any more)"),
+    Rule("READONLY", Policy.SEEK, "this server is a replica, not a master"),
     Rule("UNBLOCKED", Policy.SEEK, "the server changed its role, or the stream was deleted"),
-    Rule("MOVED", Policy.MOVED, "the slot lives on another node"),
+    Rule("MOVED", Policy.MOVED, "the slot is on another node"),
     Rule("ASK", Policy.ASK, "the slot is moving to another node"),
-    Rule("OOM", Policy.REFUSE, "Redis has reached its maxmemory; drain, or raise it"),
-    Rule("MISCONF", Policy.REFUSE, "Redis cannot write to its disk; free space, or mend it"),
+    Rule("OOM", Policy.REFUSE, "Redis has reached maxmemory; drain queues, or raise it"),
+    Rule("MISCONF", Policy.REFUSE, "Redis cannot write to its disk; free space, or repair it"),
     Rule("NOREPLICAS", Policy.REFUSE, "fewer replicas are connected than min-replicas-to-write"),
     Rule("NOSCRIPT", Policy.LOAD, "the script is not loaded"),
     Rule("NOAUTH", Policy.REPAIR, f"Redis asks for a password; {_LOGIN}"),
-    Rule("WRONGPASS", Policy.REPAIR, f"Redis does not accept user and password; {_LOGIN}"),
+    Rule("WRONGPASS", Policy.REPAIR, f"Redis does not accept the user and password; {_LOGIN}"),
     Rule("NOPERM", Policy.REPAIR, f"the Redis user lacks a right; {_RIGHTS}"),
     Rule("DENIED", Policy.REPAIR, "Redis is in protected mode; give it a password"),
-    Rule(
-        "WRONGTYPE", Policy.REPAIR, "a key holds data of another program; use a prefix of your own"
-    ),
-    Rule("CROSSSLOT", Policy.REPAIR, "keys of one command lie in several slots of the cluster"),
-    Rule("NOPROTO", Policy.REPAIR, "this is no Redis that speaks the common protocol"),
-    Rule("NOGROUP", Policy.RAISE, "the consumer group is gone"),
+    Rule("WRONGTYPE", Policy.REPAIR, "another program uses a key; change TASKQUEUE_REDIS_PREFIX"),
+    Rule("CROSSSLOT", Policy.REPAIR, "the keys of a command are in several slots of the cluster"),
+    Rule("NOPROTO", Policy.REPAIR, "this server does not support the Redis protocol"),
+    Rule("NOGROUP", Policy.RAISE, "the consumer group does not exist"),
     Rule("EXECABORT", Policy.RAISE, "the transaction was discarded"),
-    Rule("ERR", Policy.WAIT, "Redis has no connection left (maxclients)", "max number of clients"),
+    Rule("ERR", Policy.WAIT, "Redis has reached maxclients; raise it", "max number of clients"),
     Rule("ERR", Policy.REPAIR, "this Redis lacks a command; use 6.2 or later", "unknown command"),
     Rule(
         "ERR", Policy.REPAIR, "this Redis lacks a command; use 6.2 or later", "unknown subcommand"
@@ -164,7 +162,7 @@ RULES = (
         "ERR",
         Policy.REPAIR,
         "this Redis lacks or forbids a command; use 6.2 or later",
-        "Unknown Redis command",  # the text if a script calls the command
+        "Unknown Redis command",  # the error text if a script calls the command
     ),
     Rule("ERR", Policy.REPAIR, f"this Redis has no password set; {_LOGIN}", "no password"),
     Rule("ERR", Policy.REPAIR, f"the password is wrong; {_LOGIN}", "invalid password"),
@@ -175,13 +173,13 @@ RULES = (
     Rule(
         "ERR",
         Policy.REPAIR,
-        "this Redis is no cluster; use a redis:// URL",
+        "this Redis is not a cluster; use a redis:// URL",
         "cluster support disabled",
     ),
     Rule(
         "ERR",
         Policy.REPAIR,
-        "the Sentinels know no master of this name; correct the service in TASKQUEUE_REDIS_URL",
+        "the Sentinels know no master with this name; correct the service in TASKQUEUE_REDIS_URL",
         "No such master",
     ),
 )
@@ -247,8 +245,8 @@ def judge_connecting(error: Exception) -> tuple[Policy, Failure]:
     if isinstance(error, ssl.SSLCertVerificationError):
         why = getattr(error, "verify_message", "no reason given")
         return Policy.REPAIR, Misconfigured(
-            f"the certificate of Redis is not to be trusted ({why}): set TASKQUEUE_REDIS_TLS_CA_FILE "
-            "to who signed it, or give Redis one that is valid for its name"
+            f"the certificate of Redis is not trusted ({why}): set TASKQUEUE_REDIS_TLS_CA_FILE to the certificate of "
+            "the CA that signed it, or give Redis a certificate that is valid for its host name"
         )
     if isinstance(error, ConfigurationError):
         return Policy.REPAIR, Misconfigured(str(error))
@@ -268,7 +266,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS failed ({getattr(error, 'reason', None) or 'no reason given'})"
     if isinstance(error, socket.gaierror):
-        return "the name of its host is not known"
+        return "its host name is unknown"
     number = getattr(error, "errno", None)
     return os.strerror(number) if isinstance(number, int) and number > 0 else type(error).__name__
 

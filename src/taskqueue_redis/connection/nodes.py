@@ -50,7 +50,7 @@ class Backoff:
 
 
 class Node:
-    """A Redis server with its connections, which are opened on demand. A `Backoff` limits failed attempts."""
+    """A Redis server with its connections, which are opened on demand. A `Backoff` delays attempts after a failure."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Node:
         settings: RedisSettings,
         reopened: Callable[[], None] | None = None,
     ) -> None:
-        """Create the node without connecting. ``reopened`` is called each time the shared connection was replaced."""
+        """Create the node without connecting. ``reopened`` is called whenever the shared connection was replaced."""
         self.place = place
         self.wire: Wire | None = None
-        """the shared connection, which may be lost; None before the first one"""
+        """the shared connection, which may be lost; None before it is opened for the first time"""
         self._settings = settings
         self._reopened = reopened
         self._backoff = Backoff()
@@ -105,7 +105,7 @@ class Node:
                 if wire.idle and not self._closed:
                     self._idle.append(wire)
                 else:
-                    wire.give_up("a caller left with an answer due")
+                    wire.give_up("the caller did not wait for an answer")
 
     @property
     def in_use(self) -> bool:
@@ -115,7 +115,7 @@ class Node:
     def retire(self) -> None:
         """Close the connections that are not lent, because the server no longer belongs to the installation."""
         for wire in (*self._idle, *filter(None, [self.wire])):
-            wire.give_up("the server is not part of the installation any more")
+            wire.give_up("the server no longer belongs to the installation")
         self._idle.clear()
 
     async def aclose(self) -> None:
@@ -158,4 +158,4 @@ async def connect(place: HostAddress, settings: RedisSettings, *, sentinel: bool
 
 def link_closed() -> Unreachable:
     """Return the error for calls that need a connection after `Link.aclose`."""
-    return Unreachable(Policy.SEEK, NotReached("the link was closed"))
+    return Unreachable(Policy.SEEK, NotReached("the client was closed"))

@@ -20,10 +20,10 @@ from taskqueue_redis.connection.failures import (
 from taskqueue_redis.connection.nodes import Backoff
 from taskqueue_redis.connection.retrying import LOGGER
 
-# The sum of these two is the time after which a dead connection is closed. It must be well below 15 seconds.
+# A dead connection is closed after the sum of these two times, which must be well below 15 seconds.
 _QUIET = 5.0  # seconds without data before a PING
 _PATIENCE = 5.0  # seconds to wait for the answer to a PING
-# Maximum number of channels in one SUBSCRIBE, so that Redis can serve other clients in between.
+# Maximum number of channels in one SUBSCRIBE command, so that Redis can serve other clients between two commands.
 _CHANNELS = 500
 _MESSAGE = 3  # number of elements of a pub/sub message, and of a subscription's confirmation
 
@@ -62,7 +62,7 @@ class Doorbell:
         self._due: dict[str, int] = {}
         """number of pending confirmations by channel"""
         self._missed: set[str] = set()
-        """channels without a confirmation on the current connection; `works` is false until there are none"""
+        """channels that are not yet confirmed on the current connection"""
         self._listeners: dict[asyncio.Future[None], set[str]] = {}
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -80,7 +80,7 @@ class Doorbell:
         is wrong. The client continues to subscribe to the channels in the background even after an error.
         """
         if self._closed:
-            raise NotReached("the doorbell was closed")
+            raise NotReached("the pub/sub client was closed")
         self._wanted.update(channels)
         missing = {channel for channel in channels if not self._confirmed(channel)}
         if not missing:
@@ -113,7 +113,7 @@ class Doorbell:
     async def aclose(self) -> None:
         """Close the connection. No callback is called after this has returned. Idempotent."""
         self._closed = True
-        self._tell(NotReached("the doorbell was closed"))
+        self._tell(NotReached("the pub/sub client was closed"))
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -135,8 +135,8 @@ class Doorbell:
                 if isinstance(failure, Misconfigured):
                     self._tell(failure)
             except Exception:  # noqa: BLE001 - without this task no notification arrives, so it must not end
-                LOGGER.exception("the Pub/Sub listener failed; restarting it")
-                self._failure = NotReached("the doorbell failed")
+                LOGGER.exception("the pub/sub client failed; restarting it")
+                self._failure = NotReached("the pub/sub client failed")
             await asyncio.sleep(backoff.next())
 
     async def _serve(self, wire: Wire, place: HostAddress, backoff: Backoff) -> None:
@@ -164,12 +164,12 @@ class Doorbell:
                     await self._news.wait()
             if loop.time() >= due:
                 self._look_at(wire, place)
-        raise NotReached(f"the doorbell's connection ended: {wire.lost.reason}")
+        raise NotReached(f"the pub/sub connection ended: {wire.lost.reason}")
 
     def _works(self) -> None:
         again, self._worked, self._failure = self._worked, True, None
         if again:
-            LOGGER.info("the doorbell works again")
+            LOGGER.info("notifications work again")
             self._call(self._reopened)
 
     def _subscribe(self, wire: Wire) -> None:
@@ -188,9 +188,9 @@ class Doorbell:
 
     def _look_at(self, wire: Wire, place: HostAddress) -> None:
         if not self._link.in_charge(place):
-            wire.give_up("another server is in charge now")
+            wire.give_up("another server is the master now")
         elif self._pinged:
-            wire.give_up("silence")
+            wire.give_up("Redis did not answer a PING")
         elif asyncio.get_running_loop().time() - self._last >= self._quiet:
             self._pinged = True
             wire.tell("PING")
@@ -229,7 +229,7 @@ class Doorbell:
         try:
             callback(*arguments)
         except Exception:  # noqa: BLE001 - a failing callback must not stop later notifications
-            LOGGER.exception("a listener of the doorbell failed")
+            LOGGER.exception("a callback for notifications failed")
 
     def _tell(self, failure: Failure) -> None:
         for future in self._listeners:

@@ -42,7 +42,7 @@ class Trouble:
         if self._quiet or (self._logged is not None and now - self._logged < 1.0):
             self._unlogged += 1
             return
-        more = f" ({self._unlogged} more such since the last line)" if self._unlogged else ""
+        more = f" ({self._unlogged} more failures since the last line)" if self._unlogged else ""
         LOGGER.warning("%s: %s%s", self._shown, self.text, more)
         self._logged, self._unlogged, self._told = now, 0, True
 
@@ -66,8 +66,8 @@ class Trouble:
 class Trial:
     """The attempts to run one command, until ``deadline`` (event loop time).
 
-    ``resend``: the command may be sent again if its answer was lost. ``rest`` waits between two attempts, for the
-    seconds that it is given or less.
+    ``resend``: the command may be sent again if its answer was lost. ``rest`` waits between two attempts, for at most
+    the given number of seconds.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Trial:
         self._last: Failure | None = None
 
     async def after(self, policy: Policy, failure: Failure) -> None:
-        """Wait until the next attempt is due. Raise the `Failure` for the caller if there is to be no other attempt."""
+        """Wait until the next attempt is due. Raise the `Failure` for the caller if no further attempt is allowed."""
         self.uncertain |= policy is Policy.RESEND
         self._last = failure
         if policy not in _AGAIN:
@@ -117,7 +117,7 @@ class Trial:
     def expire(self, reason: str) -> NoReturn:
         """Raise the failure for the caller, because the time limit passed during an attempt."""
         self.uncertain |= self.sent
-        failure = NotReached(f"{reason}; before: {self._last}" if self._last else reason)
+        failure = NotReached(f"{reason}; last failure: {self._last}" if self._last else reason)
         self._trouble.note(failure)
         self._give_up(failure)
 
@@ -129,6 +129,6 @@ class Trial:
     def _give_up(self, failure: Failure) -> NoReturn:
         if self.uncertain and isinstance(failure, NotReached | Refused):
             # The last attempt was certainly not executed, but an earlier one may have been.
-            raise AnswerLost(f"an answer was lost, and then: {failure}") from None
+            raise AnswerLost(f"an answer was lost, then a retry failed: {failure}") from None
         failure.uncertain = self.uncertain or failure.uncertain
         raise failure

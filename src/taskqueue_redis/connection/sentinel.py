@@ -1,4 +1,4 @@
-"""The topology of a master with Sentinels, which are asked for its address again whenever it may have changed."""
+"""The topology of a master with Sentinels. They are asked for the master's address whenever it may have changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from taskqueue_redis.connection.topology import NodesByPlace
 
 
 class _Named(msgspec.Struct, frozen=True, order=True):
-    """The master's address as one Sentinel reports it. The one with the latest failover compares as the greatest."""
+    """The master's address according to one Sentinel. The address after the latest failover compares as greatest."""
 
     epoch: int
     host: str
@@ -68,7 +68,7 @@ class SentinelTopology(NodesByPlace):
         named = max(await self._named())
         node = self.node(HostAddress(named.host, named.port))
         wire = await node.reach()
-        # Sentinels may report an outdated master, so the server itself is asked whether it is one.
+        # Sentinels may report a server that is no longer the master, so ask the server itself for its role.
         try:
             role = await wire.call("ROLE")
         except (Lost, ErrorReply) as error:
@@ -80,7 +80,7 @@ class SentinelTopology(NodesByPlace):
         return node
 
     async def _named(self) -> list[_Named]:
-        """Return the reports of a majority of the Sentinels, or of all that answer in time if these are fewer.
+        """Return the reports of a majority of the Sentinels, or of all that answer in time if those are fewer.
 
         Raises `Unreachable` if no Sentinel answers.
         """
@@ -93,7 +93,7 @@ class SentinelTopology(NodesByPlace):
                 try:
                     told.append(await answer)
                 except Unreachable as error:
-                    # An error in the configuration is more useful to the caller than an unavailable Sentinel.
+                    # Prefer an error in the configuration: it helps the caller more than an unavailable Sentinel does.
                     if problem is None or error.policy is Policy.REPAIR:
                         problem = error
                 if len(told) > len(places) // 2:

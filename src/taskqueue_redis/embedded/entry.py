@@ -20,8 +20,8 @@ def wanted() -> bool:
 def run(directory: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Run a server with its files in ``directory`` while the context is open.
 
-    Yield its product and version, and the environment variables by which the backend finds it. Raises
-    `ConfigurationError`.
+    Yield the server's product and version, and the environment variables with which the backend finds the server.
+    Raises `ConfigurationError`.
     """
     with EmbeddedRedis(directory) as redis:
         yield redis.name, {"TASKQUEUE_REDIS_URL": redis.url}

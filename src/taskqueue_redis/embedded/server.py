@@ -64,7 +64,7 @@ class EmbeddedRedis:
     """
 
     def __init__(self, directory: Path | str, *, binary: Binary | None = None) -> None:
-        """Use the server program ``binary``, by default the one that `find_binary` returns."""
+        """Create a server without starting it. ``binary``: the program to run; by default that of `find_binary`."""
         self.directory = Path(directory).expanduser().absolute()
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
@@ -132,7 +132,7 @@ class EmbeddedRedis:
         self._cleanup.callback(self._end_server)
         process = self._spawn(binary)
         if process is not None and not self._ready(process):
-            # After a crash during a rewrite of its file, Redis 7.0 fails at the first start but not at the second.
+            # If Redis 7.0 has crashed while it rewrote its append-only file, only its second start succeeds.
             process = self._spawn(binary)
         if process is None or not self._ready(process):
             raise ConfigurationError(
@@ -159,7 +159,7 @@ class EmbeddedRedis:
             )
 
     def _lock_directory(self) -> None:
-        """Lock the directory. The server inherits the lock, so it holds until both processes have ended."""
+        """Lock the directory. The server inherits the lock, which therefore lasts until both processes have ended."""
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._cleanup.callback(os.close, lock)
         began = time.monotonic()
@@ -184,7 +184,7 @@ class EmbeddedRedis:
         self._name_holders()
 
     def _name_holders(self) -> None:
-        """Write the ids of this process and the server into the lock file, for the error message of other processes."""
+        """Write the ids of this process and of the server into the lock file, for error messages of other processes."""
         assert self._lock is not None  # noqa: S101 - all callers hold the lock
         with contextlib.suppress(OSError):  # the ids are needed only for an error message
             text = f"{os.getpid()} {self.pid or ''}\n".encode()
@@ -226,7 +226,7 @@ class EmbeddedRedis:
                 output.write(_SEPARATOR.encode())
                 output.flush()
                 process = subprocess.Popen(  # noqa: S603 - it runs only the program that find_binary has found
-                    # Pass the settings by stdin: in a path, Redis would interpret wildcards such as "*".
+                    # Pass the settings on stdin, because Redis would interpret wildcards such as "*" in a path.
                     [binary.path, "-"],
                     cwd=self.directory,
                     umask=0o077,
@@ -298,7 +298,7 @@ class EmbeddedRedis:
                 pause = _FIRST_PAUSE
             # Do not log the last lines of redis.log here, because a crash report can quote commands with payloads.
             _log.error(
-                "embedded %s exited unexpectedly and is restarted; see redis.log",
+                "embedded %s exited unexpectedly and is being restarted; see redis.log",
                 binary.name,
                 extra={"code": code, "url": self.url},
             )

@@ -1,4 +1,4 @@
-"""A process that ends a child process when its parent has ended for any reason."""
+"""A watchdog process, which ends a child of this process if this process ends for any reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Watchdog:
     """
 
     def __init__(self, signal: Literal["TERM", "KILL"], *, group: bool = False) -> None:
-        """Start the watchdog process; `watch` sets the child."""
+        """Start the watchdog process, which watches no child until `watch` is called."""
         self._process = subprocess.Popen(  # noqa: S603 - it runs only the script above
             ["/bin/sh", "-c", _SCRIPT, "taskqueue-watchdog", signal, "-" if group else ""],
             stdin=subprocess.PIPE,
@@ -47,7 +47,7 @@ class Watchdog:
         )
 
     def watch(self, pid: int) -> None:
-        """Watch this child instead of the previous one. Pass 0 once it has ended, because its id may be reused."""
+        """Watch this child instead of the previous one. Pass 0 once the child has ended, as its id may be reused."""
         assert self._process.stdin is not None  # noqa: S101 - stdin is a pipe
         with contextlib.suppress(BrokenPipeError):  # the watchdog was killed
             self._process.stdin.write(b"%d\n" % pid)

@@ -32,22 +32,22 @@ _IDS = 2 * len(HEAD) + 1
 _AT_ONCE = 512 * 1024
 """intended size of a reply in bytes, limited because Redis serves no other client while it creates a reply"""
 _MOST = 500
-"""maximum number of entries in a reply; each takes Redis some microseconds"""
+"""maximum number of entries in a reply; each entry takes Redis some microseconds"""
 _FIRST = 100
-"""maximum number of entries in the first reply; its range covers twenty times as many numbers"""
+"""maximum number of entries in the first reply; the first request covers twenty times as many numbers"""
 _SAMPLE = 20
 """approximate number of entries of a reply from which the average size of its entries is estimated"""
 
 
 class JournalSpan(NamedTuple):
-    """The range of numbers in the journal of a partition."""
+    """The range of transition numbers in the journal of a partition."""
 
     epoch: str
     """the installation's id; if it differs from an earlier one, the numbers have begun at 1 again"""
     first: int
-    """the number of the first transition that is still stored; ``last`` plus one if none is"""
+    """the number of the first transition that is still stored; ``last`` plus one if none is stored"""
     last: int
-    """the number of the last transition, 0 if there never was one"""
+    """the number of the last transition, 0 if there has never been a transition"""
 
 
 class JournalEntry(NamedTuple):
@@ -69,11 +69,11 @@ class JournalSteps(NamedTuple):
     sizes: Sequence[int]
     """number of transitions of each step"""
     columns: Sequence[Sequence[bytes]]
-    """values of the fields `HEAD` and `COLUMNS`, one value per step"""
+    """for each field of `HEAD` and `COLUMNS`, the values of all steps"""
 
     @classmethod
     def of(cls, entries: Iterable[JournalEntry]) -> Self:
-        """Return entries as steps. There must be at least one entry, and no foreign entry."""
+        """Convert entries to steps. There must be at least one entry, and no foreign entry."""
         seqs, values, sizes = zip(*entries, strict=True)
         return cls(seqs, sizes, [*zip(*values, strict=True)])
 
@@ -94,7 +94,7 @@ class JournalSteps(NamedTuple):
 
 
 Reply: TypeAlias = Sequence[tuple[bytes, list[bytes]]]
-"""entries of a stream as Redis returns them: ids, each with its fields and values"""
+"""entries of a stream as Redis returns them: each has an id, and a list of its fields and values in turn"""
 
 
 def steps_of(reply: Reply) -> JournalSteps | None:
@@ -184,7 +184,7 @@ class StoreReader:
         return partitions if number is None else Partitions(settings.prefix, int(number))
 
     async def _ask(self, partition: str, *args: Arg) -> Any:
-        """Run a command and return its reply. Raises the contract's errors."""
+        """Run a command and return its reply. Raises the errors of the backend contract."""
         try:
             return await self._client.command(partition, *args)
         except Failure as failure:
@@ -195,7 +195,7 @@ class RedisJournalReader(StoreReader):
     """Reads the journals of an installation."""
 
     def __init__(self, settings: RedisSettings, at_once: int = _MOST) -> None:
-        """Read at most ``at_once`` entries per request."""
+        """Create a reader that reads at most ``at_once`` entries per request."""
         super().__init__(settings)
         self._at_once = at_once
         self.partitions = Partitions(settings.prefix, settings.partitions_of).names
@@ -207,7 +207,7 @@ class RedisJournalReader(StoreReader):
         return self.partitions
 
     async def span(self, partition: str, known: JournalSpan | None = None) -> JournalSpan:
-        """Return the range of numbers that is stored now. Raises `BackendUnavailable`.
+        """Return the range of transition numbers that is stored now. Raises `BackendUnavailable`.
 
         ``known``: an earlier result; if nothing was added since, it is returned after one short request.
         """
@@ -289,7 +289,7 @@ class RedisJournalReader(StoreReader):
     async def _next_batch(
         self, partition: str, window: _Window, end: int
     ) -> tuple[Reply, str | None]:
-        """Return the entries of a window, and the position at which to continue; None if there are no more entries.
+        """Return the entries of a window, and the position at which to continue, or None if there are no more entries.
 
         If the window is empty, return the next entry after it.
         """

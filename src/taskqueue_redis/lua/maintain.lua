@@ -8,7 +8,7 @@
 local lease, period, budget = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 lift_refusal()
 
--- Protection after a freeze: after a gap, every consumer gets a whole lease before deliveries are taken back.
+-- If maintenance has not run for a while, every consumer gets a whole lease before its deliveries are taken back.
 local real = store_time()
 local guard = call('HMGET', META, 'swept', 'armed')
 local armed = tonumber(guard[2]) or real
@@ -48,8 +48,8 @@ end
 
 recovered = recovered + end_hung(budget)
 
--- `at`: when the task ended, according to the list of ends. Without it, the result of a task has expired that was
--- skipped in that list.
+-- `at`: when the task ended, according to the list of ends; nil if its result has expired, because a task that has a
+-- result is skipped in that list.
 local forgotten = 0
 local function forget(q, id, at)
   local packed = call('HGET', q.name .. '/t', id)

@@ -23,7 +23,7 @@ end
 local expired, groups, gone = {}, {}, 0
 local worker = nil
 
--- Ends a task that is past its deadline. Returns whether so many have expired that the others must wait.
+-- Ends a task that is past its deadline. Returns whether so many tasks have expired that further tasks must wait.
 local function expire(q, id, r, name, fence)
   local rare = rarely()
   rare.drop_entry(q, name, fence)
@@ -177,7 +177,7 @@ if look or #candidates < limit then
   end
 end
 
--- Each queue gets its share; what some do not use is given to the others.
+-- Each queue gets an equal share of the limit; what a queue does not use is given to the other queues.
 local left, round = limit, 1
 while left > 0 and #candidates > 0 and gone < EXPIRED_AT_MOST and round <= 3 do
   local again, share = {}, math.max(1, floor(left / #candidates))

@@ -1,8 +1,8 @@
 --@ base room slots
 -- Releases some leases, and acquires free slots of a model.
--- ARGV: model, holder, microseconds, maximum number of slots, microseconds after which unassigned leases of other
+-- ARGV: model, holder, duration of the leases, maximum number of slots, time after which unassigned leases of other
 -- holders are taken over ("": never), a random seed, "1" if the call is repeated because its answer was lost, tokens to
--- release.
+-- release. Durations are in microseconds.
 -- Returns the epoch, the expiry time, and per lease its endpoint's id, fence, secret, server, URL, and 1 if its server
 -- had another model before.
 local model, holder, ttl, most, idle, seed = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]

@@ -1,5 +1,5 @@
 --@ base room slots
--- Binds leases to jobs. ARGV: microseconds, then per pair a token, the model of its lease, and the job.
+-- Binds leases to jobs. ARGV: duration of the leases in microseconds, then per pair token, model of the lease, job.
 -- Returns the epoch, and per pair the endpoint's id, fence, server, URL, the packed lease, and the note for its holder;
 -- nothing if the token is stale.
 local ttl, answers = tonumber(ARGV[3]), {}

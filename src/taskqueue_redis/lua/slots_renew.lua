@@ -1,5 +1,5 @@
 --@ base room slots
--- Extends leases. ARGV: microseconds, "1" to detach their jobs from the holder, tokens.
+-- Extends leases. ARGV: duration of the leases in microseconds, "1" to detach their jobs from the holder, tokens.
 -- Returns the epoch, and per token the same as `slots_assign`, or 1 if the token belongs to another pool.
 local ttl, detached, answers = tonumber(ARGV[3]), ARGV[4] == '1', {}
 lift_refusal()

@@ -1,6 +1,6 @@
 --@ base room slots
--- Recreates leases that an earlier, lost pool had granted. ARGV: microseconds, then per lease its token, model, server,
--- holder, job, state, and 1 if its server had another model before.
+-- Recreates leases that an earlier, lost pool had granted. ARGV: duration of the leases in microseconds, then per lease
+-- its token, model, server, holder, job, state, and 1 if its server had another model before.
 -- Returns the same as `slots_assign`.
 local ttl, answers = tonumber(ARGV[3]), {}
 lift_refusal()

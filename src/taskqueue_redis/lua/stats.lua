@@ -1,6 +1,6 @@
 --@ base queue states record counts streams flow tenants lanes places
--- Returns the statistics of a queue. ARGV: key. Returns its counters as pairs, since when the oldest task waits (""),
--- and its number of subscribers.
+-- Returns the statistics of a queue. ARGV: key. Returns its counters as pairs, the time since which the oldest task has
+-- waited ("" if none waits), and its number of subscribers.
 local q = queue(ARGV[3])
 local oldest = nil
 

@@ -1,4 +1,4 @@
-"""Coalescing of calls: the first is sent at once; calls made while it is in progress are sent together afterwards."""
+"""Coalescing of calls: a call is sent at once; calls that are made while it is in progress are then sent together."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Coalescer(Generic[Item, Answer]):
     """
 
     def __init__(self, send: Callable[[str, Sequence[Item]], Awaitable[Sequence[Answer]]]) -> None:
-        """Send with ``send``, which takes up to `LIMITS.batch` items of a partition and returns an answer for each."""
+        """Create a coalescer. ``send`` takes up to `LIMITS.batch` items of a partition and returns their answers."""
         self._send = send
         self._lines: dict[str, _Line[Item, Answer]] = {}
 
     async def submit(self, partition: str, items: Sequence[Item]) -> Sequence[Answer]:
-        """Send items, and return an answer for each or raise the error of ``send``."""
+        """Send items, and return an answer for each item. Raises the error of ``send``."""
         line = self._lines.get(partition)
         if line is None:
             line = self._lines[partition] = _Line(partial(self._send, partition))
@@ -56,7 +56,7 @@ class _Line(Generic[Item, Answer]):
         self._send = send
         self._waiting: deque[tuple[Sequence[Item], asyncio.Future[Sequence[Answer]]]] = deque()
         self._rest: asyncio.Task[None] | None = None
-        """task that sends the items that were submitted while the first batch was in progress"""
+        """task that sends the items that were submitted while another batch was in progress"""
 
     async def submit(self, items: Sequence[Item]) -> Sequence[Answer]:
         if self.busy:

@@ -1,4 +1,4 @@
-"""Receipts, in the form ``<sequence>.<lane>.<token of the consumer>.<key>``, and those that this process holds."""
+"""Receipts, ``<sequence>.<lane>.<token of the consumer>.<key>``, and a table of the receipts held by this process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Consumer(Protocol):
         """Record that the subscription no longer owns some deliveries."""
 
     def mark_uncertain(self) -> None:
-        """Make the next receive first read what is in flight, because the store may have lost its last writes."""
+        """Let the next receive read the deliveries in flight, because the store may have lost its last writes."""
 
 
 class Receipts:

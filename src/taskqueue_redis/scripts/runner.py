@@ -65,7 +65,7 @@ def _part(name: str) -> str:
 
 
 def _lazily(parts: str) -> str:
-    """Wrap parts in a function, because defining all their functions takes longer than most script calls."""
+    """Wrap parts in a function that defines them on demand: defining them takes longer than most script calls."""
     names = ", ".join(f"{name} = {name}" for name in _FUNCTION.findall(parts))
     return (
         "local rare\nlocal function rarely()\nif not rare then\n"
@@ -95,7 +95,7 @@ class StoreClock:
         return self._clock.call_at(time - self.offset, callback)
 
     def learn(self, time: bytes) -> None:
-        """Set the offset from a time that the store has returned."""
+        """Compute the offset from the time that the store has just returned."""
         if self.test_clock is None:
             self.offset = seconds(time) - self._clock.now()
 
@@ -121,12 +121,12 @@ class Partitions:
 
 
 class ScriptRunner:
-    """Runs scripts on partitions. The first call installs a partition; each call detects whether it was emptied."""
+    """Runs scripts. The first call for a partition installs it; each call detects whether its partition was emptied."""
 
     def __init__(
         self, client: Link, checks: ServerChecks | None = None, clock: StoreClock | None = None
     ) -> None:
-        """Run ``checks`` before anything is installed in the store."""
+        """Create a runner, which runs ``checks`` before it installs anything in the store."""
         settings = client.settings
         self.client = client
         self.checks = checks
@@ -137,7 +137,7 @@ class ScriptRunner:
         self.promises_checked = False
         """whether the servers are known to provide the durability that each queue requires"""
         self._installed: dict[str, tuple[Arg, ...]] = {}
-        """first arguments of each script call, by partition: the declared keys, and the partition's epoch"""
+        """by partition, the arguments that begin each script call: the declared keys, and the partition's epoch"""
         self._replicated: set[str] = set()
         """keys of queues whose writes are known to wait for replicas"""
 
@@ -151,8 +151,8 @@ class ScriptRunner:
     ) -> Any:
         """Run a script and return its answer. ``resend`` and ``follow`` are passed to `Link.command`.
 
-        Raises `QueueReset` if the partition was emptied or replaced. Other failures raise the contract's errors, whose
-        cause is a `taskqueue_redis.connection.failures.Failure`.
+        Raises `QueueReset` if the partition was emptied or replaced. For other failures, raises an error of the backend
+        contract, whose cause is a `taskqueue_redis.connection.failures.Failure`.
         """
         first = self._installed.get(partition)
         try:
@@ -191,8 +191,8 @@ class ScriptRunner:
             reply = await self.run(name, partition, *args)
             if not reply[0]:
                 return reply[1:]
-            # WAIT covers only writes of its own connection to the current master. So run the script again, together
-            # with WAIT. This changes nothing, unless a failover in between has undone the first run.
+            # WAIT covers only writes of its own connection to the current master. So run the script again, followed
+            # by WAIT. The second run changes nothing, unless a failover in between has undone the first run.
             if len(self._replicated) < _REPLICATED_QUEUES:
                 self._replicated.update(keys)
             again, reached = await self.run(name, partition, *args, follow=self._wait)
@@ -205,7 +205,7 @@ class ScriptRunner:
         return reply[1:]
 
     async def check_promises(self) -> None:
-        """Raise `ConfigurationError` if the servers do not provide the durability that a queue is set to."""
+        """Raise `ConfigurationError` if the servers do not provide the durability that a queue requires."""
         if not self.promises_checked:
             for partition in self.partitions.names:
                 for key, durability, replicas in await self.run("promises", partition):
@@ -214,7 +214,7 @@ class ScriptRunner:
             self.promises_checked = True
 
     def _wait(self, reply: Any) -> Sequence[Arg] | None:
-        # The wait must be shorter than `answer_timeout`, after which the connection is closed for lack of an answer.
+        # WAIT must return before `answer_timeout`, after which the connection is closed for lack of an answer.
         timeout = self.client.settings.answer_timeout * 0.8
         return ("WAIT", reply[0], round(timeout * 1000)) if reply[0] else None
 
@@ -235,8 +235,8 @@ class ScriptRunner:
         epoch, layout, partitions = (str(value, "ascii") for value in reply)
         if layout != LAYOUT:
             raise ConfigurationError(
-                f"the store has layout {layout}, this version writes {LAYOUT}: "
-                "use the version that wrote it, or another TASKQUEUE_REDIS_PREFIX"
+                f"the store has layout {layout}, but this version writes {LAYOUT}: "
+                "use the version that wrote the data, or another TASKQUEUE_REDIS_PREFIX"
             )
         if partitions != number:
             raise ConfigurationError(

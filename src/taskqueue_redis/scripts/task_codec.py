@@ -96,7 +96,7 @@ def _non_default_fields(task: Task) -> dict[str, Any]:
 def deliveries_of(
     key: str, lane: str, token: str, at: float, entries: Sequence[bytes]
 ) -> tuple[list[Delivery], list[Delivery]]:
-    """Parse a flat list with the sequence, id, body and counters of entries. Return good and corrupt deliveries."""
+    """Parse a list with the sequence number, id, body and counters of entries. Return good and corrupt deliveries."""
     good: list[Delivery] = []
     bad: list[Delivery] = []
     tail = f".{lane}.{token}.{key}"

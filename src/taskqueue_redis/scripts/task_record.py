@@ -12,7 +12,7 @@ from taskqueue_core.tasks import DeadLetter, Failure, Ledger, State, Task, TaskS
 from taskqueue_redis.scripts.runner import seconds
 from taskqueue_redis.scripts.task_codec import Corrupt, decode, salvage
 
-# The format is defined in lua/lib/states.lua. Numbers of 7 bytes are unpacked as bytes.
+# The format is defined in lua/lib/states.lua. Each number of 7 bytes is unpacked as a byte string.
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
 _MARKS = 2
 """number of bytes between the packed numbers and the tenant, in a record with a tenant or an ordering key"""
@@ -38,12 +38,12 @@ class TaskRecord(NamedTuple):
     losses: int
     priority: int
     tenant: str | None
-    """tenant of the task; None if it has none, or if the task has ended"""
+    """tenant of the task; None if the task has no tenant or has ended"""
     ordering_key: str | None
     since: int
     """time of the last change of the record, in microseconds"""
     stream: str | None
-    """end of the name of the stream that has the entry; the task is in flight if its ``fence`` is pending there"""
+    """suffix of the name of the stream that has the entry; the task is in flight if its ``fence`` is pending there"""
     fence: int
 
 

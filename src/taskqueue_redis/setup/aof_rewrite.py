@@ -3,7 +3,7 @@
 The writes of a script are one transaction in that file. A kill or a power cut can leave the last transaction
 incomplete. Redis then drops the truncated write, but keeps the writes before it. They have no effect at first, but at
 the next start Redis executes them together with the transaction that follows, so the script has been executed in part.
-Redis 6.2 and 7.0 and Valkey 8.1.8 do so; Valkey 9.1.2 does not: https://github.com/valkey-io/valkey/pull/4342.
+Redis 6.2 and 7.0 and Valkey 8.1.8 are affected, but not Valkey 9.1.2: https://github.com/valkey-io/valkey/pull/4342.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AofReading(NamedTuple):
 
 
 class AofRewriter:
-    """Makes servers rewrite their append-only files, in the background, whenever one may have been restarted."""
+    """Makes servers rewrite their append-only files, in the background, whenever a server may have been restarted."""
 
     def __init__(self, client: Link) -> None:
         self._client = client
@@ -62,8 +62,8 @@ class AofRewriter:
         if reading.obstacle and reading.obstacle != self._obstacle:
             self._obstacle = reading.obstacle
             _log.warning(
-                "%s: cannot rewrite its append-only file (%s): run BGREWRITEAOF yourself "
-                    "after Redis was killed or lost power",
+                "%s: the append-only file cannot be rewritten (%s): run BGREWRITEAOF yourself "
+                    "whenever Redis was killed or lost power",
                 self._client.settings.address.shown, reading.obstacle,
             )  # fmt: skip
         elif reading.whole and not reading.obstacle:
@@ -138,7 +138,7 @@ def _is_whole(facts: Mapping[str, str]) -> bool:
     if facts.get("aof_enabled") != "1":
         return True
     major = int(facts.get("redis_version", _NO).partition(".")[0])
-    # Since 7.0 there are several files; "aof_base_size" is the size of the first one, which may be empty.
+    # Redis 7.0 and later have several files; "aof_base_size" is the size of only the first file, which may be empty.
     began_with = facts.get("aof_base_size" if major < _SEVERAL_FILES else "aof_current_size")
     if began_with == _NO:
         return True

@@ -37,7 +37,7 @@ https://github.com/redis/redis/pull/14545 and https://github.com/valkey-io/valke
 releases of Valkey 7.2 to 9.0. These are checked nevertheless, because giving the user rights does no harm.
 """
 _WRITE_COMMANDS = {"SET", "HSET", "SADD", "RPUSH", "ZADD", "XADD", "XGROUP", "DEL"}
-_ALL_RIGHTS = "Give it all rights (it may stay off): ACL SETUSER default ~* &* +@all, and the same in the ACL file"
+_ALL_RIGHTS = "Give it all rights (it may stay off): run ACL SETUSER default ~* &* +@all, and change the ACL file"
 _CURES = {
     Durability.PROCESS: "set appendonly yes",
     Durability.DISK: "set appendonly yes and appendfsync always",
@@ -47,7 +47,7 @@ _SYNCS = {"no": 0, "everysec": 1, "always": 2}
 _KEY = "{%s:0}:check"
 _log = logging.getLogger("taskqueue.redis")
 
-# This script returns the commands that the user may not execute. Redis 7.0 and later can report that. For older
+# This script returns the commands that the user may not execute. Redis 7.0 and later can report this. For older
 # versions, the script executes each command on a key that holds a string, where the command fails or does no harm. At
 # the end the key is deleted.
 _RIGHTS = """
@@ -72,12 +72,12 @@ return denied
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about the servers. If the servers differ in a value, the lowest one is reported."""
+    """Facts about the servers. If the servers differ in a value, the lowest value is reported."""
 
     address: str
     """address without user and password"""
     product: str
-    """Redis or Valkey, whichever the server with the lowest version is"""
+    """product of the server with the lowest version: Redis or Valkey"""
     version: str
     mode: str
     """deployment: single, sentinel or cluster"""
@@ -157,7 +157,7 @@ class ServerChecks:
             )
 
     async def failed_over(self) -> bool:
-        """Return whether the replication history has changed since the last call, so that writes may be undone."""
+        """Return whether the replication history has changed since the last call, so writes may have been undone."""
         try:
             replies = await self._client.everywhere("INFO", "replication", quietly=True)
         except Failure:
@@ -170,7 +170,7 @@ async def check_server(client: Link) -> ServerFacts:
     """Check the servers and return the facts. Raises `ConfigurationError` for an unsuitable server, or a `Failure`."""
     settings = client.settings
     try:
-        # PING waits until Redis has loaded its data. Until then, INFO would report no append-only file.
+        # The client repeats PING until Redis has loaded its data. Before that, INFO would report no append-only file.
         await client.everywhere("PING")
         infos = [parse_info(info) for info in await client.everywhere("INFO")]
         for info in infos:
@@ -235,7 +235,7 @@ def _refuse(info: Mapping[str, str], settings: RedisSettings) -> None:
     if policy != "noeviction":
         raise ConfigurationError(
             f"Redis' maxmemory-policy is {policy}, which deletes tasks when memory runs short: set "
-            "'maxmemory-policy noeviction' in redis.conf, or CONFIG SET maxmemory-policy noeviction"
+            "'maxmemory-policy noeviction' in redis.conf, or run CONFIG SET maxmemory-policy noeviction"
         )
 
 
@@ -276,7 +276,7 @@ async def _direct(client: Link, key: str, *args: str | int) -> Any:
 
 async def _check_channels(client: Link) -> None:
     settings = client.settings
-    # Use a unique channel, because messages of other clients would arrive as answers.
+    # Use a unique channel, because messages that other clients send on it would be taken for answers.
     channel = f"{_KEY % settings.prefix}:{secrets.token_hex(8)}"
     _, wire = await client.listener()
     try:
@@ -295,7 +295,7 @@ async def _check_channels(client: Link) -> None:
 
 
 async def _file_loads(client: Link) -> bool:
-    """Return whether every server certainly has the rights to load its append-only file at its next start."""
+    """Return whether every server is certain to have the rights to load its append-only file at its next start."""
     settings = client.settings
     key = _KEY % settings.prefix
     writes = [
@@ -339,7 +339,7 @@ def _warnings(*, append_only: bool, replicas: int, syncs: str, loads: bool) -> I
     if not append_only:
         yield "appendonly is off: a restart of Redis loses all data; set 'appendonly yes'"
         if replicas:
-            yield "a master without persistence that restarts empties its replicas too"
+            yield "a restart of a master without persistence empties its replicas too"
     elif syncs == "no":
         yield "appendfsync is no: a power cut loses data that was not yet written; set everysec or always"
     elif syncs == "unknown":
@@ -348,6 +348,6 @@ def _warnings(*, append_only: bool, replicas: int, syncs: str, loads: bool) -> I
         )
     if not loads:
         yield (
-            "cannot check whether Redis would lose every task at its next start, as it does "
-            f"if the user 'default' has too few rights. {_ALL_RIGHTS}"
+            "cannot check whether Redis would lose every task at its next start, which happens "
+            f"if the user 'default' lacks rights. {_ALL_RIGHTS}"
         )

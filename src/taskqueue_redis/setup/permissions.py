@@ -1,8 +1,8 @@
 """The commands that this package uses, and an access list that allows only these.
 
-The file ``taskqueue.acl`` in the package's folder is the result of `access_list` for the default prefix, for the
-setting ``aclfile`` in redis.conf. Login is impossible until ``#`` and the zeros, which are the SHA-256 of no password,
-are replaced by ``>`` and a password, or by ``#`` and the SHA-256 of a password. The user ``default`` is off and cannot
+The file ``taskqueue.acl`` in the package's folder contains the result of `access_list` for the default prefix. Use it
+for the setting ``aclfile`` in redis.conf. Login is impossible until ``#`` and the zeros, which match no password, are
+replaced by ``>`` and a password, or by ``#`` and the SHA-256 of a password. The user ``default`` is off and cannot
 log in, but has all rights, because Redis 7.0 to 8.4 loads its append-only file with the rights of this user. Sentinels
 have separate access lists, and need at most ``+sentinel|master +client|setname``.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 NO_PASSWORD = "#" + "0" * 64
 
-#: Commands that scripts execute, grouped by arguments with which they do no harm if KEY is a spare key with a string.
+#: Commands that scripts execute, grouped by arguments with which they do no harm. KEY: a spare key that has a string.
 _COMMANDS_BY_ARGUMENTS = {
     "KEY": "DEL EXISTS GET HGETALL HKEYS SMEMBERS SRANDMEMBER XLEN ZCARD ZPOPMIN",
     "KEY a": "SET HDEL HGET HMGET PUBLISH RPUSH SADD SREM XPENDING ZRANK ZREM ZSCORE",

@@ -5,7 +5,7 @@ local function rest(q, tenant, opens_at)
   for i = 1, #q.lanes do call('ZREM', q.name .. '/g' .. sub(q.lanes, i, i), tenant) end
 end
 
--- Returns whether an entry in sorted lanes may be delivered; if not, also when that may change by time alone.
+-- Returns whether an entry in sorted lanes may be delivered; if not, also the time at which a rate limit may allow it.
 local function servable(q)
   local due = call('ZRANGEBYSCORE', q.name .. '/v', '-inf', text(now), 'LIMIT', 0, 1000)
   for i = 1, #due do wake_tenant(q, due[i]) end
