@@ -44,7 +44,7 @@ class PrefectConnection:
         """Do nothing, because a Prefect worker cannot move deliveries to another connection."""
 
     async def authenticate(self) -> SessionEnd | None:
-        """Check the token in the header or in the first frame; return the session's end if it is not valid.
+        """Check the token in the header or in the first frame. Return the session's end if the worker is refused.
 
         Raises `ConnectionClosed`.
         """

@@ -48,7 +48,10 @@ class Processes:
         on_ready: Callable[[str], None] | None = None,
         read: Reread | None = None,
     ) -> None:
-        """``on_ready`` gets the URL once all processes are ready. With ``read``, SIGHUP reloads the settings."""
+        """Create a supervisor that calls ``on_ready`` with the URL once all processes are ready.
+
+        With ``read``, SIGHUP reloads the settings.
+        """
         self._settings = settings
         self._backend = name or settings.backend
         self._on_ready = on_ready
@@ -224,8 +227,6 @@ class Processes:
 
 
 class _Child(msgspec.Struct, eq=False):
-    """A server process and the channel to it."""
-
     process: asyncio.subprocess.Process
     url: str
     reader: asyncio.StreamReader

@@ -197,7 +197,7 @@ def _schemas(both: dict[str, type[msgspec.Struct]]) -> dict[str, Any]:
         if "description" in schema:
             schema["description"] = schema["description"].replace("``", "`")
     hello = schemas["Hello"]["properties"]
-    # The server's session checks these fields too, in addition to the types of the frame.
+    # The server's session checks these fields more strictly than their types say.
     hello["worker_id"] |= NAME
     hello["keys"]["items"] |= NAME
     hello["protocol"] = {"const": frames.PROTOCOL_VERSION, "default": frames.PROTOCOL_VERSION}

@@ -84,8 +84,8 @@ class WorkerSession:
     ) -> None:
         """Create a session that sets ``deliveries_changed`` when deliveries end.
 
-        It ends when ``access_revoked`` is set. It calls ``on_closed`` when it no longer uses the socket, before it
-        releases the worker's deliveries.
+        The session ends when ``access_revoked`` is set. It calls ``on_closed`` when it no longer uses the socket,
+        before it releases the worker's deliveries.
         """
         self._context = context
         self._channel = channel
