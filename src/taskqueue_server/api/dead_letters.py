@@ -119,7 +119,7 @@ _FILTER = (
     Query(
         "failed_before",
         {"type": "number", "minimum": 0, "maximum": END_OF_TIME},
-        "only dead letters that failed before this time, Unix seconds",
+        "only dead letters that failed before this time, in Unix seconds",
     ),
     Query(
         "older_than",

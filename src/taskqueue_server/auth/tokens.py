@@ -138,7 +138,7 @@ def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
 
 
 def load(path: Path) -> bytes:
-    """Return the content of the tokens file. Raises `ConfigurationError` if other users may access it."""
+    """Return the content of the tokens file. Raises `ConfigurationError` if it is unreadable or open to other users."""
     try:
         # Open with O_NONBLOCK, because opening a named pipe would block the checks of open connections.
         with open(

@@ -18,7 +18,7 @@ _ORDERS = (("fifo", "First in, first out"), ("fair", "Fair by tenant"))
 
 
 class Field(NamedTuple):
-    """One field of the form. An empty value means no limit."""
+    """One field of the form."""
 
     name: str
     label: str

@@ -95,7 +95,7 @@ class PrefectDelivery:
         except SubscriptionClosed:
             return SessionEnd("restart", frames.CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a bug here must not end other connections
-            _log.exception("a connection failed")
+            _log.exception("the connection of a worker failed")
             return SessionEnd("internal", frames.CLOSE_INTERNAL)
 
     async def _finish_settling(self) -> None:

@@ -102,7 +102,7 @@ class ServerProcess:
         self._uvicorn: _UvicornServer | None = None
         self._stop_requests = 0
         self.url = ""
-        """the server's URL, once it listens"""
+        """the server's URL; empty before the server listens"""
         self.ready = asyncio.Event()
         self.context: ServerContext | None = None
 

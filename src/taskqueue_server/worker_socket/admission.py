@@ -107,7 +107,7 @@ def _stranger(identity: Identity | None) -> ProblemError | None:
 
 
 def enter(context: ServerContext, identity: Identity | None) -> tuple[bool, ExitStack | None]:
-    """Return whether one more socket is allowed, and its quota slot if the identity is already known."""
+    """Return whether one more socket is allowed, and the socket's quota slot if ``identity`` is known."""
     if not context.registry.has_room_for(known=identity is not None):
         return False, None
     slot = None if identity is None else context.usage.enter(identity)

@@ -29,7 +29,7 @@ CLOSE_CODES = {
     1011: "the server failed: reconnect after a pause",
     frames.CLOSE_RESTART: "the server is shutting down: reconnect to any replica",
     frames.CLOSE_TRY_LATER: "too many connections, or the store is unavailable: reconnect after a pause",
-    frames.CLOSE_REVOKED: "the token was revoked, has expired, or lost one of these keys: reconnect with a valid one",
+    frames.CLOSE_REVOKED: "the token was revoked, expired, or no longer permits a key: reconnect with a valid token",
     frames.CLOSE_PROTOCOL: "a protocol violation, which the preceding error frame names: a bug in the worker",
     frames.CLOSE_UNAUTHENTICATED: "the token is missing, wrong, or may not consume: do not reconnect",
     frames.CLOSE_TIMEOUT: "no hello in time, or silence for longer than the lease: reconnect",

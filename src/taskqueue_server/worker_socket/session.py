@@ -183,7 +183,7 @@ class WorkerSession:
         except SubscriptionClosed:
             return SessionEnd("restart", frames.CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a bug here must not end other connections
-            _log.exception("a connection failed")
+            _log.exception("the connection of a worker failed")
             return SessionEnd("internal", CLOSE_INTERNAL)
 
     # The coroutines below run concurrently. The first one that returns ends the session.
