@@ -34,7 +34,7 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     """number of open subscriptions, on all replicas of the server"""
     replicas: int
-    """number of workers needed within the queue's ``max_inflight``; 0 while the queue is paused and no task runs"""
+    """number of workers needed for tasks that ``max_inflight`` permits; 0 if the queue is paused and no task runs"""
 
 
 async def scaling(call: RequestContext) -> Response:

@@ -26,7 +26,7 @@ async def read(call: RequestContext) -> Response:
 
 
 async def replace(call: RequestContext) -> Response:
-    """Replace the queue's settings. They apply from the next call on.
+    """Replace the queue's settings. They take effect with the next operation on the queue.
 
     The current version is required: as ``version`` in the body, or as its ``ETag`` in the header ``If-Match``, which
     takes precedence. If another version is current, the response is 409, or 412 with ``If-Match``. A queue can be bound
@@ -55,7 +55,7 @@ async def _demand_targets(call: RequestContext, key: str, settings: QueueSetting
 
 
 async def reset(call: RequestContext) -> Response:
-    """Reset the queue's settings to the defaults. They apply from the next call on.
+    """Reset the queue's settings to the defaults, which take effect with the next operation on the queue.
 
     The current version is required: as ``version`` in the query, or as its ``ETag`` in the header ``If-Match``.
     """

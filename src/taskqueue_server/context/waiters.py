@@ -178,7 +178,7 @@ class LimitedSlots:
 
     @contextmanager
     def acquire(self, client: str | None) -> Iterator[None]:
-        """Hold a slot during the block. Raises `ProblemError` if none is free, or if the client holds half of them."""
+        """Hold a slot during the block. Raises `ProblemError` if no slot is free or the client has half of them."""
         if len(self) >= self._most:
             raise self._problem(503, f"too many: {self._most} {self._doing}")
         if client is not None and self._per_client[client] >= self._most // 2:

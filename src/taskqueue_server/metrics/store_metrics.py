@@ -116,7 +116,7 @@ class VisibleStatistics(msgspec.Struct, frozen=True):
 
     @property
     def keys(self) -> list[str]:
-        """The queues that are shown by name."""
+        """The queues that are exported by name."""
         return [queue.key for queue in self.queues]
 
 

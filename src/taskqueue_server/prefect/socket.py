@@ -34,7 +34,7 @@ EVENTS_PATH = "/api/events/in"
 
 Without this WebSocket, a worker would log two errors for each run."""
 FORBIDDEN_SECONDS = 5.0
-"""seconds to wait before closing the socket of a worker without permission, which would reconnect at once"""
+"""seconds to wait before closing the socket of a worker that has no permission and would reconnect at once"""
 _log = logging.getLogger("taskqueue.server.prefect")
 
 

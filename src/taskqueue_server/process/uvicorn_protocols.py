@@ -61,7 +61,7 @@ class HttpProtocol(H11Protocol):
         self._read_timeout = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop the timeout, because the client has read."""
+        """Stop the timeout, because the client has read enough of the response."""
         self._stop_read_timeout()
         super().resume_writing()
 

@@ -63,7 +63,7 @@ class RequestContext:
             )
 
     def watch_access(self) -> AbstractContextManager[asyncio.Event]:
-        """Watch the client's rights during the block. The event is set when the rights change or expire."""
+        """Watch the client's rights during the block; the given event is set when the rights change or expire."""
         identity = self.identity
         request = self.request
         return self.context.access.watch_access(

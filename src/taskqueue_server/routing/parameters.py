@@ -75,7 +75,7 @@ def page_query(call: RequestContext) -> tuple[int, str | None]:
 
 
 def link(call: RequestContext, following: str | None) -> dict[str, str]:
-    """Return a ``Link`` header with the URL of the page after the name ``following``; no header if it is ``None``."""
+    """Return a ``Link`` header with the URL of the page after ``following``; no header if ``following`` is ``None``."""
     if following is None:
         return {}
     others = {name: text for name, text in call.request.query_params.items() if name != "after"}

@@ -302,7 +302,7 @@ async def adopt(
     outage: OutageRetry,
     is_allowed: Callable[[str], bool] = lambda _: True,
 ) -> tuple[Delivery, ...]:
-    """Move the deliveries that a worker still runs to its new subscription, and return those that are still valid.
+    """Move a worker's running deliveries to its new subscription, and return the deliveries that are still valid.
 
     Deliveries of a key for which ``is_allowed`` returns false are released, because they belonged to another client.
     """
