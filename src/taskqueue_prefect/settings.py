@@ -24,7 +24,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "TASKQUEUE_REDIS_LEASE": ("INFLIGHT_VISIBILITY_TIMEOUT",),
     "TASKQUEUE_PREFECT_MAX_LOSSES": ("STREAM_MAX_RETRIES",),
 }
-"""for each of our variables, Prefect's variables that apply if ours is not set, without the prefixes in `PREFIXES`"""
+"""for each variable of this package, Prefect's variables that apply instead, without the prefixes in `PREFIXES`"""
 PREFIXES = ("PREFECT_SERVER_TASKS_SCHEDULING_", "PREFECT_TASK_SCHEDULING_")
 MODULES: Mapping[str, str] = {
     "prefect.server.task_queue.memory": "memory",

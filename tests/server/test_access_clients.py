@@ -225,7 +225,7 @@ class TestTls:
             ({"tls_certificate": files.good, "tls_key": missing}, "TASKQUEUE_TLS_KEY: "),
             ({"tls_certificate": files.good, "tls_key": files.locked}, "without a password"),
             ({"tls_certificate": files.good, "tls_key": files.other_key}, "KEY_VALUES_MISMATCH"),
-            ({"tls_key": files.key}, "set TASKQUEUE_TLS_CERTIFICATE"),
+            ({"tls_key": files.key}, "requires TASKQUEUE_TLS_CERTIFICATE"),
         ):
             with pytest.raises(ConfigurationError, match=told):
                 server_context(settings(**given))
