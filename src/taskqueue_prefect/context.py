@@ -24,8 +24,7 @@ _USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", 
 
 class _Log(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: object, **more: Any) -> None:
-        # Do not fail if the output is closed, as with ``--background``: Prefect's console raises SystemExit in that
-        # case.
+        # If the output is closed, as with ``--background``, Prefect's console raises SystemExit: ignore the exception.
         with contextlib.suppress(SystemExit):
             super().log(level, msg, *args, **more)
 
@@ -65,7 +64,7 @@ class Host:
     _hosts: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Host]] = WeakKeyDictionary()
 
     def __init__(self) -> None:
-        """Read the settings. Raises `ConfigurationError`."""
+        """Read the settings and load the backend. Raises `ConfigurationError`."""
         core = load_settings(Settings)
         self.settings = load_settings(PrefectSettings)
         hooks = Hooks()

@@ -4,11 +4,11 @@ The handler of the socket is Prefect's code. Its calls mean the following:
 
 ===================================== ===============================================================
 it creates a `MultiQueue`             a worker has subscribed; the current asyncio task is the handler
-it observes the worker                first call: the worker's id. After a run was sent: an *acknowledgement*
+it observes the worker                the worker's id; after a run was sent, the run is *acknowledged*
 it asks for a run                     the previous run is acknowledged; receive the next one
-it asks whether the socket is up      there is no run: read from the socket, to detect a disconnect
+it asks whether the socket is up      there is no run; read from the socket to detect a disconnect
 it passes a run to ``retry``          the socket broke before the acknowledgement
-its asyncio task ends, in any way     release the run that was sent
+its asyncio task ends, in any way     release the run that was sent and not acknowledged
 ===================================== ===============================================================
 """
 
@@ -56,7 +56,7 @@ class ClientListener:
         self._received: asyncio.Task[MutableMapping[str, Any]] | None = None
 
     def is_up(self, socket: Socket) -> bool:
-        """Start listening if necessary; return whether the worker is connected. Other messages are dropped."""
+        """Start listening if necessary; return whether the worker is connected. Received messages are dropped."""
         if self.is_down:
             return False
         if self._received is None or self._received.done():
@@ -88,7 +88,7 @@ class ClientListener:
 
 _UNKNOWN_CLIENT = "unknown"
 _COMMIT_POLL_SECONDS = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)
-"""seconds to wait before each further read of the database for a run whose transaction is being committed"""
+"""seconds to wait before each read of the database for a run whose transaction is being committed"""
 _MAX_CHECKS = 4
 """number of deliveries after which a run that is still not in the database is dropped"""
 _DATABASE_RETRY_SECONDS = 1.0
@@ -104,7 +104,7 @@ class SharedQueueDelivery:
     """The delivery of runs to one worker, until the asyncio task that created this object ends."""
 
     def __init__(self, host: Host, task_keys: object) -> None:
-        """Prepare a delivery. Closes the socket with code 4001 if ``task_keys`` is not a list of keys."""
+        """Create a delivery. Invalid ``task_keys`` raise an exception that closes the socket with the code 4001."""
         self._host = host
         self._keys = _names(task_keys)
         self._connection_mark = token_hex(4)
@@ -130,9 +130,9 @@ class SharedQueueDelivery:
         return _current.get()
 
     def observed(self, client_id: object) -> None:
-        """Process a message of the worker, which acknowledges the last run. A bad id closes the socket with 4001."""
+        """Process a worker's message, which acknowledges the last run. An invalid id closes the socket with 4001."""
         if not isinstance(client_id, str):
-            raise _violation(f"client_id: a {type(client_id).__name__}; allowed: text")
+            raise _violation(f"client_id must be text, not {type(client_id).__name__}")
         if client_id != self._client:
             self._client = client_id
             self._connection = connection_of(client_id, self._connection_mark)
@@ -220,7 +220,7 @@ class SharedQueueDelivery:
         return None
 
     async def _current_run(self, task: Task) -> TaskRun | None:
-        """Return the run of a task once the database has it in the state of the task, or in a later state.
+        """Return the run of a task once the database has the run in the task's state, or in a later state.
 
         Returns ``None`` if the run does not appear within about a second, in which its transaction should be
         committed.
@@ -236,7 +236,7 @@ class SharedQueueDelivery:
         return None
 
     async def _schedule_check(self, delivery: Delivery) -> None:
-        later = ScheduleRetry(float(delivery.attempt), "its transaction is not committed")
+        later = ScheduleRetry(float(delivery.attempt), "the run's transaction is not committed")
         backend, subscription = self._host.backend, self._open_subscription()
         with contextlib.suppress(LeaseLost):
             await self._outage.retry_until_available(
@@ -300,10 +300,10 @@ def _names(task_keys: object) -> list[str]:
         received = (
             len(task_keys) if isinstance(task_keys, list) else f"a {type(task_keys).__name__}"
         )
-        raise _violation(f"keys: {received}; allowed: a list of 1 to {max_keys}")
+        raise _violation(f"keys must be a list of 1 to {max_keys} keys; received {received}")
     for key in task_keys:
         if not isinstance(key, str):
-            raise _violation(f"keys: one is a {type(key).__name__}; allowed: text")
+            raise _violation(f"each of the keys must be text, not {type(key).__name__}")
     return [name_of(key) for key in task_keys]
 
 

@@ -8,7 +8,7 @@
 ========================================== ====================================================================
 
 The socket's handler, the orchestration and the API remain Prefect's code. `faults` reports where the source code of
-the installed release differs from the supported one, which many releases share.
+the installed release differs from the supported source code, which is the same in many releases.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _wrap_still_connected(
     async def listening(websocket: Any) -> bool:
         socket = SharedQueueDelivery.of_this_context()
         if socket is None:
-            # This websocket does not belong to a worker; it is for events or logs.
+            # This websocket belongs to no worker, but transfers events or logs.
             return await still_connected(websocket)
         return socket.is_connected(websocket)
 
@@ -103,14 +103,14 @@ async def _lifespan(stock: Callable[..., Any], app: Any) -> AsyncIterator[Any]:
     from taskqueue_prefect.context import Host
     from taskqueue_prefect.lifespan import serving
 
-    # Read the settings before Prefect starts, so that an invalid one stops the server early.
+    # Read the settings before Prefect starts, so that an invalid setting stops the server early.
     host = Host.of_this_loop()
     async with stock(app) as state, serving(host, faults()):
         yield state
 
 
 def faults() -> list[str]:
-    """Return a description of each problem with the loaded server; empty if it uses this package for all task runs."""
+    """Return the reasons why the loaded server may not use this package for all task runs; empty if there are none."""
     from taskqueue_prefect.task_queue import MultiQueue, TaskQueue
 
     ours = {"TaskQueue": TaskQueue, "MultiQueue": MultiQueue}

@@ -18,7 +18,7 @@ import pluggy
 
 PREFECT_PLUGIN_API_REQUIRES = ">=0.1,<1"
 
-# the name of Prefect's plugin hooks, unchanged since the first release that has them
+# the project name of Prefect's plugin hooks, which is the same in all releases with plugins
 hookimpl = pluggy.HookimplMarker("prefect-experimental")
 
 
@@ -57,7 +57,7 @@ Action = Callable[[ModuleType], None]
 
 
 def after_import(actions: Mapping[str, Action]) -> None:
-    """Call an action with each named module after its import; at once if the module is already imported. Idempotent."""
+    """Call the action of each named module after the module's import, or at once if it is imported. Idempotent."""
     for finder in sys.meta_path:
         if isinstance(finder, ImportHookFinder):
             return

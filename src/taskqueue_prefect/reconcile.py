@@ -50,13 +50,13 @@ async def reconcile(host: Host) -> None:
 
 
 class Reconciler:
-    """A comparison of the database with the queue, which enqueues missing runs again."""
+    """Compares the database with the queue, and enqueues missing runs again."""
 
     def __init__(self, host: Host, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._host = host
         self._monotonic = monotonic
         self._missing_since: dict[Mark, float] = {}
-        """time (monotonic clock) at which each run was first found missing in its state"""
+        """time (monotonic clock) at which each run, in its current state, was first found missing from the queue"""
         self._reported: set[Mark] = set()
         """runs for which an error was logged already"""
         self._full_queues: set[str] = set()

@@ -24,7 +24,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "TASKQUEUE_REDIS_LEASE": ("INFLIGHT_VISIBILITY_TIMEOUT",),
     "TASKQUEUE_PREFECT_MAX_LOSSES": ("STREAM_MAX_RETRIES",),
 }
-"""for each of our variables, Prefect's variables that apply if ours is not set, without the prefixes in `PREFIXES`"""
+"""for each variable of this package, Prefect's variables that apply instead, without the prefixes in `PREFIXES`"""
 PREFIXES = ("PREFECT_SERVER_TASKS_SCHEDULING_", "PREFECT_TASK_SCHEDULING_")
 MODULES: Mapping[str, str] = {
     "prefect.server.task_queue.memory": "memory",
@@ -61,7 +61,7 @@ class PrefectSettings(BaseSettings):
 
 
 def environment(variables_given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that follow from Prefect's variables and from ``.env``, unless they are already set."""
+    """Return the variables that Prefect's variables and ``.env`` imply, without those that are already set."""
     variables = dict(os.environ if variables_given is None else variables_given)
     derived = {}
     if variables_given is None:
@@ -91,7 +91,7 @@ def environment(variables_given: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def redis_url(values: Mapping[str, str]) -> str | None:
-    """Return the URL of Prefect's message broker on Redis; ``None`` if none is configured."""
+    """Return the URL of Prefect's message broker on Redis; ``None`` if no broker is configured."""
     options = {
         name.removeprefix(_MESSAGING).lower(): value
         for name, value in values.items()

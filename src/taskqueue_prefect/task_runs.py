@@ -81,7 +81,7 @@ def state_of(task: Task) -> tuple[str, datetime]:
     state = _state.decode(task.payload).get("state")
     if not isinstance(state, dict) or not {"id", "timestamp"} <= state.keys():
         raise ValueError(
-            "its state has no id and timestamp: it was not published by a Prefect server"
+            "its state lacks an id or a timestamp: it was not published by a Prefect server"
         )
     at = datetime.fromisoformat(str(state["timestamp"]))
     return str(state["id"]), at if at.tzinfo else at.replace(tzinfo=UTC)
@@ -93,7 +93,7 @@ def unsendable_reason(run: TaskRun) -> str | None:
         size = len(run.model_dump_json())
     except ValueError as error:
         return str(error)
-    too_large = f"{size} bytes; a worker accepts at most {TASK_RUN_BYTES}"
+    too_large = f"the run has {size} bytes; a worker accepts at most {TASK_RUN_BYTES}"
     return too_large if size > TASK_RUN_BYTES else None
 
 
@@ -114,7 +114,7 @@ async def read(run_id: str) -> TaskRun | None:
 async def scheduled_after(last: UUID, limit: int) -> list[Run]:
     """Return up to ``limit`` runs in a scheduled state whose ids are above ``last``, ordered by id.
 
-    Every replica reads all scheduled runs repeatedly, so this does not load Prefect's objects, which takes longer.
+    Every replica reads all scheduled runs repeatedly, so Prefect's objects are not loaded, which would take longer.
     """
     import sqlalchemy as sa
     from prefect.server.database import provide_database_interface

@@ -20,7 +20,7 @@ class Workers:
         self._stock = stock
 
     async def observe_worker(self, task_keys: Sequence[str], worker_id: str) -> None:
-        """Record that a worker sent a message to its socket's handler, which acknowledges the run that was sent."""
+        """Record that a worker sent a message to its socket's handler, and so acknowledged the run that was sent."""
         socket = SharedQueueDelivery.of_this_context()
         if socket is not None:
             socket.observed(worker_id)
@@ -33,7 +33,7 @@ class Workers:
             await self._stock.forget_worker(worker_id)
 
     async def get_workers_for_task_keys(self, task_keys: Sequence[str]) -> list[TaskWorkerResponse]:
-        """Return the workers of any of the tasks; all workers if there are no keys."""
+        """Return the workers that serve any of the tasks; all workers if ``task_keys`` is empty."""
         requested = set(task_keys)
         return [
             worker
@@ -42,7 +42,7 @@ class Workers:
         ]
 
     async def get_all_workers(self) -> list[TaskWorkerResponse]:
-        """Return the workers with an open socket on any replica, each once. Raises HTTP 503 if the store is down."""
+        """Return all workers with an open socket, on any replica. Raises HTTP 503 if the store is down."""
         from prefect.server.models import task_workers
 
         host = Host.of_this_loop()

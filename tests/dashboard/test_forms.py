@@ -147,9 +147,9 @@ async def test_dead_letters(it: Running, client: httpx2.AsyncClient) -> None:
     chosen = await client.post("/queues/k/dead", data={"ids": ["a2", "gone"], "action": "redrive"})
     assert "Redriven: 1." in await followed(client, chosen)
     nothing = await post(client, "/queues/k/dead", action="redrive")
-    assert "no dead letter was selected" in await followed(client, nothing)
+    assert "no task was selected" in await followed(client, nothing)
     pressed = await post(client, "/queues/k/dead", action="nothing", ids="a3")
-    assert "no dead letter was selected" in await followed(client, pressed)
+    assert "no task was selected" in await followed(client, pressed)
     refused = await post(client, "/queues/k/dead", action="discard-all")
     assert refused.status_code == 422
     assert await it.count(State.DEAD) == 3

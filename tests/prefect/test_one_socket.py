@@ -177,7 +177,7 @@ async def test_what_are_no_keys(place: Place, keys: object) -> None:
     with pytest.raises(WebSocketException) as caught:
         SharedQueueDelivery(place, keys)  # type: ignore[arg-type] # as much of a host as it takes
     assert caught.value.code == 4001
-    assert "allowed: " in caught.value.reason
+    assert "must be " in caught.value.reason
     assert not place.begun
 
 

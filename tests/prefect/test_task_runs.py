@@ -142,7 +142,7 @@ def test_another_key() -> None:
     """A run whose task key differs from its queue's key is refused, because it would end the worker."""
     payload = json.dumps(task_run("other-1a2b3c4d")).encode()
     assert refusal(Task(key=KEY, payload=payload)) == (
-        "its task_key differs from the key of its queue"
+        "the task_key of the run differs from the key of its queue"
     )
 
 
@@ -154,5 +154,5 @@ def test_the_size_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task.of(KEY, task_run())
     assert refusal(task) is None
     monkeypatch.setattr("taskqueue_server.prefect.task_run.TASK_RUN_BYTES", 100)
-    assert refusal(task) == f"{len(task.payload)} bytes; the maximum is 100"
+    assert refusal(task) == f"the run has {len(task.payload)} bytes; the maximum is 100"
     assert TASK_RUN_BYTES == 1024 * 1024

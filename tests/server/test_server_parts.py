@@ -227,9 +227,9 @@ class TestNames:
     @pytest.mark.parametrize(
         ("value", "reason"),
         [
-            (None, "no extension 'wanted'; installed: other"),
+            (None, "extension 'wanted' not found; installed: other"),
             ("no_such_module:part", "needs the module 'no_such_module'"),
-            ("builtins:dict", "got dict; allowed: an Extension"),
+            ("builtins:dict", "must be an Extension, not dict"),
         ],
     )
     def test_what_is_no_part(

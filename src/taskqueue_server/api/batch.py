@@ -1,4 +1,4 @@
-"""Publishing many tasks in one request: one line of JSON per task, one line of JSON per result."""
+"""Publishing many tasks in one request, with one line of JSON per task and one line of JSON per result."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _encoder = msgspec.json.Encoder()
 async def publish(call: RequestContext) -> Response:
     """Publish many tasks. The response has one line per task, in the same order; empty lines are skipped.
 
-    An invalid line is reported in its place, and the other tasks are published. If the whole request fails, some tasks
-    may have been published: repeat it with the same ids, or with the same ``Idempotency-Key``, which identifies a task
-    without an id by its line number.
+    For an invalid line, the response describes the error in the same place, and the other tasks are published. If the
+    whole request fails, some tasks may have been published: repeat the request with the same ids, or with the same
+    ``Idempotency-Key``, which identifies a task without an id by its line number.
     """
     batch = _Batch(call)
     async for line in _lines(call.stream(bodies.NDJSON)):
@@ -87,7 +87,7 @@ class _Batch:
         confirmations = await self._call.context.queue.publish_many(tasks)
         for (index, _), confirmation in zip(waiting, confirmations, strict=True):
             self.answers[index] = _encoder.encode(ConfirmationOut.of(confirmation))
-        # Yield to the other asyncio tasks, because a call to an in-process store never does.
+        # A call to an in-process store never lets other asyncio tasks run, so do that here.
         await asyncio.sleep(0)
 
     def _refuse(self, code: str, field: str | None, detail: str) -> None:

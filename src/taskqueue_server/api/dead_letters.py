@@ -30,9 +30,9 @@ async def page(call: RequestContext) -> Response:
     """List dead letters, oldest first, optionally filtered.
 
     Repeat the request with ``next`` as ``after`` until the response has no ``next``. A page may be short or empty
-    without being the last one: the size of a page and the number of dead letters examined for it are limited. If the
-    task that ``after`` names is no longer a dead letter, the list starts again from the beginning, so that redriving
-    page by page misses no dead letter.
+    although more pages follow, because only a limited number of dead letters is examined for each page. If the task
+    that ``after`` names is no longer a dead letter, the list starts again from the beginning, so that redriving page by
+    page misses no dead letter.
     """
     key = call.name("key")
     limit, after = page_query(call)
@@ -57,9 +57,7 @@ async def get_dead_letter(call: RequestContext) -> Response:
     """Return one dead letter."""
     dead_letter = await call.context.dead_letters.get(call.name("key"), call.name("id"))
     if dead_letter is None:
-        raise ProblemError(
-            404, "no_dead_letter", "dead letter not found: unknown id, or not a dead letter"
-        )
+        raise ProblemError(404, "no_dead_letter", "no dead letter with this id")
     return answer(DeadLetterOut.of(dead_letter))
 
 
@@ -76,8 +74,9 @@ async def discard_one(call: RequestContext) -> Response:
 async def redrive(call: RequestContext) -> Response:
     """Redrive dead letters: those with the given ids, those that match a filter, or all. Idempotent.
 
-    Ids of other tasks are skipped. With a filter, one call examines a limited number of dead letters, and none that
-    failed after the call began: repeat the request with ``next`` as ``after`` until the response has no ``next``.
+    Ids of tasks that are not dead letters are skipped. With a filter, one call examines a limited number of dead
+    letters, and none that failed after the call began: repeat the request with ``next`` as ``after`` until the response
+    has no ``next``.
     """
     return await _act(call, "redrive")
 
@@ -85,8 +84,7 @@ async def redrive(call: RequestContext) -> Response:
 async def discard(call: RequestContext) -> Response:
     """Discard dead letters permanently: those with the given ids, those that match a filter, or all. Idempotent.
 
-    Selecting dead letters by a filter or with ``all`` requires ``confirm``. Ids, filter and ``next`` work as for
-    redrive.
+    With a filter or ``all``, ``confirm`` is required. Ids, filter and ``next`` work as for redriving.
     """
     return await _act(call, "discard")
 
@@ -121,7 +119,7 @@ _FILTER = (
     Query(
         "failed_before",
         {"type": "number", "minimum": 0, "maximum": END_OF_TIME},
-        "only dead letters that failed before this time, Unix seconds",
+        "only dead letters that failed before this time, in Unix seconds",
     ),
     Query(
         "older_than",
@@ -133,7 +131,7 @@ _FILTER = (
 _CONFIRM = Query(
     "confirm",
     {"type": "string"},
-    "the queue's key; required unless ids are given",
+    "the queue's key, to confirm; required unless ids are given",
 )
 _EXAMPLE = {"filter": {"error": "timeout", "older_than": 600}}
 _operation = partial(Operation, tag="dead letters", verb="admin")

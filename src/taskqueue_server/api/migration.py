@@ -96,7 +96,7 @@ async def _act(
 
 _FORCE = (
     Query("force", {"type": "boolean", "default": False}, "proceed even if tasks are left behind"),
-    Query("confirm", {"const": "force"}, "`force`; required with `force`"),
+    Query("confirm", {"const": "force"}, "must be `force` if `force` is true"),
 )
 _operation = partial(Operation, tag="migration", verb="admin")
 OPERATIONS = (

@@ -60,7 +60,7 @@ class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def to_task(self, now: float, task_id: str | None = None) -> Task:
         """Return the checked task, with the payload's bytes unchanged. Raises `InvalidInput`.
 
-        ``task_id`` is the id for a body without an id; the default is a random id.
+        If the body has no id, the task gets the id ``task_id``, or a random id without ``task_id``.
         """
         return Task(
             key=self.key,
@@ -206,14 +206,14 @@ class QueuesOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkersOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of workers with an open subscription, on any replica. If there is a ``next``, more follow."""
+    """A page of workers with an open subscription, on any replica. If there is a ``next``, more workers follow."""
 
     workers: list[WorkerInfo]
     next: str | None = None
 
 
 class LedgerOut(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of tasks by state. Their sum equals ``published``; the difference, ``imbalance``, is 0."""
+    """The number of tasks by state. ``imbalance`` is ``published`` minus the sum of the numbers, and should be 0."""
 
     published: int
     waiting: int
@@ -252,7 +252,7 @@ class ReadyOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LetterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conditions that all must hold for a dead letter to be selected. At least one condition is required."""
+    """A dead letter is selected if all of these conditions hold. At least one condition is required."""
 
     reason: Text | None = None
     """the reason must be exactly this text"""

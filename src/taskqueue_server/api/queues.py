@@ -34,7 +34,7 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     """number of open subscriptions, on all replicas of the server"""
     replicas: int
-    """number of workers needed: limited by the queue's settings, and 0 while the queue is paused and no task runs"""
+    """number of workers needed for tasks that ``max_inflight`` permits; 0 if the queue is paused and no task runs"""
 
 
 async def scaling(call: RequestContext) -> Response:
@@ -67,7 +67,8 @@ async def scaling(call: RequestContext) -> Response:
 async def queues(call: RequestContext) -> Response:
     """List statistics and limits of the queues that the token permits, sorted by name.
 
-    Repeat the request with ``next`` as ``after`` until the response has no ``next``; the header ``Link`` has its URL.
+    Repeat the request with ``next`` as ``after`` until the response has no ``next``. The header ``Link`` has the URL of
+    the next page.
     """
     keys, following = page_of(call, filter(call.is_allowed, await call.context.control.queues()))
     found = await read_each(partial(_read_queue, call), keys, _AT_ONCE)
@@ -85,7 +86,7 @@ async def _read_queue(call: RequestContext, key: str) -> QueueOut:
 
 
 async def ledger(call: RequestContext) -> Response:
-    """Return a consistent ledger of one queue."""
+    """Return the ledger of one queue, with all counts taken at the same time."""
     return _ledger(await call.context.control.ledger(call.name("key")))
 
 
@@ -106,7 +107,7 @@ async def purge(call: RequestContext) -> Response:
 
 
 _KEY = "/v1/queues/{key}"
-_CONFIRM = Query("confirm", NAME, "the queue's key again", required=True, example="emails")
+_CONFIRM = Query("confirm", NAME, "the queue's key, to confirm", required=True, example="emails")
 _TASKS_PER_WORKER = Query(
     "per_worker",
     {"type": "integer", "minimum": 1, "maximum": LIMITS.credit, "default": _PER_WORKER},

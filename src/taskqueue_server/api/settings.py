@@ -26,11 +26,11 @@ async def read(call: RequestContext) -> Response:
 
 
 async def replace(call: RequestContext) -> Response:
-    """Replace the queue's settings. They apply from the next call on.
+    """Replace the queue's settings. They take effect with the next operation on the queue.
 
-    The current version is required: as ``version`` in the body (409 if another version is current), or as its ``ETag``
-    in the header ``If-Match`` (412 in that case). The header takes precedence. A queue can be bound only to queues that
-    the token permits.
+    The current version is required: as ``version`` in the body, or as its ``ETag`` in the header ``If-Match``, which
+    takes precedence. If another version is current, the response is 409, or 412 with ``If-Match``. A queue can be bound
+    only to queues that the token permits.
     """
     key = call.name("key")
     body = await call.read()
@@ -55,7 +55,7 @@ async def _demand_targets(call: RequestContext, key: str, settings: QueueSetting
 
 
 async def reset(call: RequestContext) -> Response:
-    """Reset the queue's settings to the defaults. They apply from the next call on.
+    """Reset the queue's settings to the defaults, which take effect with the next operation on the queue.
 
     The current version is required: as ``version`` in the query, or as its ``ETag`` in the header ``If-Match``.
     """
@@ -77,7 +77,7 @@ def _if_match(call: RequestContext) -> int | None:
         return None
     if len(values) > 1 or not (match := _ETAG.fullmatch(values[0])):
         raise InvalidInput(
-            "If-Match", f"text of length {len(values[0])}", "a single ETag of the settings"
+            "If-Match", f"invalid text of length {len(values[0])}", 'one ETag, such as "3"'
         )
     return int(match[1])
 
@@ -94,12 +94,12 @@ def _precondition(matched: int | None) -> Iterator[None]:
 
 
 async def pause(call: RequestContext) -> Response:
-    """Pause deliveries, or with ``intake`` the acceptance of new tasks. Idempotent."""
+    """Pause deliveries, or the acceptance of new tasks if ``intake`` is true. Idempotent."""
     return await _pause(call, paused=True)
 
 
 async def resume(call: RequestContext) -> Response:
-    """Resume deliveries, or with ``intake`` the acceptance of new tasks. Idempotent."""
+    """Resume deliveries, or the acceptance of new tasks if ``intake`` is true. Idempotent."""
     return await _pause(call, paused=False)
 
 
@@ -117,18 +117,18 @@ _KEY = "/v1/queues/{key}"
 _INTAKE_PAUSED = Query(
     "intake",
     {"type": "boolean", "default": False},
-    "the acceptance of new tasks instead of deliveries",
+    "pause or resume the acceptance of new tasks instead of deliveries",
 )
 _VERSION = Query(
     "version",
     {"type": "integer", "minimum": 0, "maximum": _VERSIONS},
-    "the current version; required without `If-Match`",
+    "the current version of the settings; required without `If-Match`",
     example=3,
 )
 _IF_MATCH = Query(
     "If-Match",
     {"type": "string", "pattern": f"^{_ETAG.pattern}$"},
-    "the `ETag` of the current settings",
+    "the `ETag` of the current version of the settings",
     example='"3"',
 )
 _operation = partial(

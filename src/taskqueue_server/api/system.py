@@ -34,7 +34,7 @@ async def alive(_: RequestContext) -> Response:
 
 
 async def ready(call: RequestContext) -> Response:
-    """Return whether this server accepts work: not while it starts or drains, nor while its store is unavailable."""
+    """Return whether this server accepts work: it has started, is not draining, and its store is available."""
     context = call.context
     if not context.started:
         reason = "starting"

@@ -92,8 +92,8 @@ async def publish(call: RequestContext) -> Response:
     The same id with another payload gives 409; the same ``Idempotency-Key`` with another payload gives 422. The id and
     the key are remembered while the task is live, and for the queue's ``dedupe_window`` after its end.
 
-    Refused temporarily with 429 if the queue or the tenant's share of it is full, and with 503 if its intake is paused
-    or the store is full. Refused permanently with 409 and a code if the queue has moved.
+    A task is refused temporarily with 429 if the queue or the tenant's share of the queue is full, and with 503 if the
+    queue's intake is paused or the store is full. It is refused permanently with 409 and a code if the queue has moved.
     """
     id_of = id_maker(call)
     body = await call.body(TaskIn)
@@ -107,7 +107,7 @@ async def publish(call: RequestContext) -> Response:
 
 
 async def retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of a task in any state, or of an unknown task. The same ``token`` schedules it once."""
+    """Schedule the next attempt of any task, even an unknown one. Requests with the same ``token`` schedule it once."""
     body = await call.body(RetryIn)
     now = call.context.backend.now()
     if body.task.id is None:
@@ -123,8 +123,8 @@ async def retry(call: RequestContext) -> Response:
 async def schedule_retry(call: RequestContext) -> Response:
     """Schedule the next attempt of this task, at once or at a time. Requests with the same ``token`` schedule it once.
 
-    A dead letter keeps its fields. For any other task the payload is required, because the store may no longer have it;
-    without a payload the response is 409.
+    Without ``payload``, a dead letter is retried with its stored fields. For any other task ``payload`` is required,
+    because the store may no longer have it; without ``payload`` the response is 409.
     """
     key, task_id = call.name("key"), call.name("id")
     body = await call.body(RetryTaskIn)
@@ -147,7 +147,7 @@ async def _retry(
     check_time("at", at)
     if token is not None and not (0 < len(token) <= LIMITS.name and token.isprintable()):
         allowed = f"1 to {LIMITS.name} printable characters"
-        raise InvalidInput("token", f"text of length {len(token)}", allowed)
+        raise InvalidInput("token", f"invalid text of length {len(token)}", allowed)
     retained = None if error is None else error[: LIMITS.text]
     return _confirmed(
         await call.context.backend.publisher.schedule_retry(task, at, error=retained, token=token)
@@ -175,9 +175,7 @@ async def status(call: RequestContext) -> Response:
     if await waited(call, found, most):
         (found,) = await call.context.control.statuses(key, task_id)
     if found is None:
-        raise ProblemError(
-            404, "unknown_task", "task not found: unknown id, or its record has expired"
-        )
+        raise ProblemError(404, "unknown_task", "task not found, or its record has expired")
     return answer(found)
 
 
@@ -202,7 +200,7 @@ async def result(call: RequestContext) -> Response:
 
 
 async def cancel(call: RequestContext) -> Response:
-    """Cancel a live task in any state; a running one is revoked."""
+    """Cancel a live task in any state. A running task is revoked from its worker."""
     key, task_id = call.name("key"), call.name("id")
     cancelled = await call.context.control.cancel(key, task_id)
     call.context.waiters.check_now(key, task_id)

@@ -12,7 +12,7 @@ from taskqueue_server.auth.origins import is_own_origin
 
 _COOKIE = "taskqueue-session"
 _SECURE = f"__Host-{_COOKIE}"
-"""name of the cookie over TLS; browsers accept the prefix ``__Host-`` only over TLS and from the same host"""
+"""name of the cookie over TLS; browsers accept a ``__Host-`` cookie only over TLS, and only from the host itself"""
 _TOKEN = 4096
 """maximum number of characters of a token"""
 
@@ -47,8 +47,8 @@ def peer_of(connection: HTTPConnection) -> str:
 def login_cookie(connection: HTTPConnection, token: str, origins: Collection[str]) -> str:
     """Return the ``Set-Cookie`` header that starts a session with ``token``, which the caller has checked.
 
-    ``origins`` are the origins in the settings. Behind a proxy that terminates TLS, the browser is known to use TLS if
-    the ``Origin`` header is one of them and starts with ``https:``.
+    ``origins`` are the origins in the settings. Behind a proxy that terminates TLS, an ``Origin`` header that is in
+    ``origins`` and starts with ``https:`` shows that the browser uses TLS.
     """
     scheme, origin = connection.url.scheme, connection.headers.get("origin", "")
     secure = scheme == "https" or (
@@ -76,7 +76,8 @@ def _cookie(value: str, more: str, *, secure: bool) -> str:
 
 def _session_of(connection: HTTPConnection) -> str | None:
     cookies = connection.cookies
-    # Over TLS, accept only the `__Host-` cookie, which no other host can set. Behind a proxy, accept both names.
+    # With TLS, accept only the `__Host-` cookie: no other host can set it. Without TLS, for example behind a proxy,
+    # accept both cookies.
     plain = None if connection.url.scheme == "https" else cookies.get(_COOKIE)
     return cookies.get(_SECURE, plain) or None
 

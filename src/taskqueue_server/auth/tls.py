@@ -18,7 +18,7 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None:
         if key is not None:
-            raise ConfigurationError("TASKQUEUE_TLS_KEY: set TASKQUEUE_TLS_CERTIFICATE as well")
+            raise ConfigurationError("TASKQUEUE_TLS_KEY requires TASKQUEUE_TLS_CERTIFICATE")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -35,7 +35,7 @@ _FIELDS = frozenset(
 
 
 class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One token of the file: its hash, name, rights and expiry."""
+    """One entry of the tokens file: the hash, name, rights, expiry and limits of a token."""
 
     name: str
     sha256: bytes
@@ -86,7 +86,7 @@ class Tokens:
     def identify(self, token: str | None, now: float) -> Identity | None:
         """Return the identity of a token, or ``None`` if it is not valid at ``now``.
 
-        Every token is compared with all entries in constant time, so that the duration reveals nothing about them.
+        The token is compared with every entry in constant time, so that the duration reveals nothing about the entries.
         """
         if token is None or len(token) > _TOKEN:
             return None
@@ -138,7 +138,7 @@ def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
 
 
 def load(path: Path) -> bytes:
-    """Return the content of the tokens file. Raises `ConfigurationError` if other users may access it."""
+    """Return the content of the tokens file. Raises `ConfigurationError` if it is unreadable or open to other users."""
     try:
         # Open with O_NONBLOCK, because opening a named pipe would block the checks of open connections.
         with open(
@@ -173,13 +173,13 @@ def _entry(row: Mapping[str, Any], number: int, path: Path) -> TokenEntry:
         shown = f"token {number} ({name})"
         return _checked(row)
     except InvalidInput as error:
-        raise _wrong(path, f"{shown}: {error.field}: {error.allowed}") from None
+        raise _wrong(path, f"{shown}: {error.field} must be {error.allowed}") from None
 
 
 def _checked(row: Mapping[str, Any]) -> TokenEntry:
     if unknown := sorted(row.keys() - _FIELDS):
         names = ", ".join(repr(field[:40]) for field in unknown[:5])
-        allowed = f"unknown field; allowed: {', '.join(sorted(_FIELDS))}"
+        allowed = f"one of the fields {', '.join(sorted(_FIELDS))}"
         raise InvalidInput(names, "unknown fields", allowed)
     digest = row.get("sha256")
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest.lower()):

@@ -78,14 +78,14 @@ def remove(path: Path, unwanted: Callable[[TokenEntry], bool]) -> tuple[TokenEnt
         head, *parts = _START.split(text.decode())
         if len(parts) != len(result):
             raise ConfigurationError(
-                f"the tokens file {path}: its entries are not [[token]] tables; edit it by hand"
+                f"the tokens file {path} has entries that are not [[token]] tables; edit it by hand"
             )
         gone = tuple(entry for entry in result if unwanted(entry))
         retained = [part for part, entry in zip(parts, result, strict=True) if entry not in gone]
         after = "".join((head, *retained))
         if read_entries(after.encode(), path) != tuple(e for e in result if e not in gone):
             raise ConfigurationError(
-                f"the tokens file {path}: it has an unexpected structure; edit it by hand"
+                f"the tokens file {path} has an unexpected structure; edit it by hand"
             )
         if gone:
             _write(path, after)
@@ -137,4 +137,4 @@ def _keep_owner(target: Path, draft: int) -> None:
 
 def _failed(path: Path, error: OSError) -> ConfigurationError:
     reason = os.strerror(error.errno) if error.errno else type(error).__name__
-    return ConfigurationError(f"the tokens file {path}: it could not be changed: {reason}")
+    return ConfigurationError(f"the tokens file {path} could not be changed: {reason}")

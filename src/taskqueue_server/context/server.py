@@ -50,8 +50,8 @@ class ServerContext:
     def __init__(self, backend: Backend, settings: Settings) -> None:
         """Take ownership of ``backend``.
 
-        Raises `CapabilityMissing` if it lacks ``control`` or ``dead_letters``, and `ConfigurationError` for an invalid
-        tokens file.
+        Raises `CapabilityMissing` if ``backend`` lacks ``control`` or ``dead_letters``, and `ConfigurationError` for an
+        invalid tokens file.
         """
         if not isinstance(backend, InstrumentedBackend):
             backend = InstrumentedBackend(backend, Hooks())

@@ -42,7 +42,7 @@ class ResultWaiters:
         most: int = MAX_WAITERS,
         period: float = _PERIOD,
     ) -> None:
-        """Prepare to poll the store with ``control``; all waiting requests return when ``draining`` is set."""
+        """Create waiters that poll the store with ``control``. All waiting requests return when ``draining`` is set."""
         self._control = control
         self._hooks = hooks
         self._draining = draining
@@ -166,7 +166,7 @@ class LimitedSlots:
     """A limited number of slots for concurrent requests. One named client may hold at most half of them."""
 
     def __init__(self, most: int, code: str, doing: str, retry_after: int = 1) -> None:
-        """Allow ``most`` slots. ``code`` and ``doing`` become part of the problem that is raised if no slot is free."""
+        """Create ``most`` slots. ``code`` and ``doing`` become part of the problem raised if no slot is free."""
         self._most = most
         self._code = code
         self._doing = doing
@@ -178,11 +178,11 @@ class LimitedSlots:
 
     @contextmanager
     def acquire(self, client: str | None) -> Iterator[None]:
-        """Hold a slot during the block. Raises `ProblemError` if none is free, or if the client holds half of them."""
+        """Hold a slot during the block. Raises `ProblemError` if no slot is free or the client has half of them."""
         if len(self) >= self._most:
-            raise self._problem(503, f"{self._most} {self._doing} already")
+            raise self._problem(503, f"too many: {self._most} {self._doing}")
         if client is not None and self._per_client[client] >= self._most // 2:
-            raise self._problem(429, f"{self._most // 2} {self._doing} with this token already")
+            raise self._problem(429, f"too many: {self._most // 2} {self._doing} with this token")
         self._per_client[client] += 1
         try:
             yield

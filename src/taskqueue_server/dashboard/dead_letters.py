@@ -26,7 +26,7 @@ class _TextFilter(dead_letter_filter.DeadLetterFilter, frozen=True, kw_only=True
 
     @classmethod
     def by(cls, call: RequestContext, text: str) -> _TextFilter:
-        """Return the filter for a text, ignoring case."""
+        """Return a filter that searches for ``text`` and ignores case."""
         made = call.context.backend.now()
         return cls(reason=None, error=None, before=None, made=made, text=text.lower())
 

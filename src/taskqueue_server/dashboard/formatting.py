@@ -1,4 +1,4 @@
-"""Formatting of values for the pages, and the texts that the event stream updates, by the name of their element."""
+"""Formatting of values for the pages, and the texts of those page elements that the event stream updates."""
 
 from __future__ import annotations
 
@@ -149,8 +149,7 @@ def points(series: Sequence[int]) -> str:
         return ""
     steps, scale = len(series) - 1, (_HIGH - 20) / max(*series, 1)
     heights = [_HIGH - 10 - int(value * scale) for value in series]
-    # Of several equal values in a row, draw only the first and the last, so that the text stays short for an idle
-    # queue.
+    # Draw only the first and the last of several equal values in a row, so that the text of an idle queue is short.
     return " ".join(
         [
             f"{index * _WIDE // steps},{height}"

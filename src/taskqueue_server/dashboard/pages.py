@@ -61,12 +61,12 @@ NOTICES: Mapping[str, str] = {
     "intake-resumed": "Intake resumed. New tasks are accepted again.",
     "saved": "Settings saved.",
     "purged": "Cancelled waiting and scheduled tasks: {n}.",
-    "redriven": "Redriven: {n}. They wait at the end of the queue.",
+    "redriven": "Redriven: {n}. The tasks wait at the end of the queue.",
     "discarded": "Discarded permanently: {n}.",
     "cancelled": "Cancelled.",
     "not-live": "No change: the task has already ended.",
     "not-dead": "No change: the task is no longer a dead letter.",
-    "nothing": "No change: no dead letter was selected, or it is no longer one.",
+    "nothing": "No change: no task was selected, or the selected tasks are no longer dead letters.",
     "more": "Done: {n}. More dead letters match: repeat the action to continue.",
     "signed-out": "Signed out.",
 }
@@ -157,7 +157,7 @@ def _response(text: str, status: int) -> Response:
 
 
 def see_other(target: str, notice: str | None = None, number: int | None = None) -> Response:
-    """Return a redirect to the page that shows the result of an action, so that reloading does not repeat it."""
+    """Return a redirect to the page that shows the result of an action, so that a reload does not repeat the action."""
     if notice is not None:
         target += f"{'&' if '?' in target else '?'}said={notice}"
         target += "" if number is None else f"&n={number}"
@@ -210,7 +210,7 @@ def _to_login(request: Request) -> Response:
 
 
 async def static(call: RequestContext) -> Response:
-    """Return a static file. With the hash of its content in the URL, it may be cached forever."""
+    """Return a static file. If the URL has the hash of the file's content, the file may be cached forever."""
     name = call.request.path_params["name"]
     if name not in FILES:
         raise ProblemError(404, "not_found", "no resource at this path")

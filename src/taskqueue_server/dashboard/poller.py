@@ -27,13 +27,13 @@ _PAUSE_FACTOR = 4
 """the pause after a sample is at least this many times the sample's duration"""
 _SHORTEST = 0.05
 _LINGER_SECONDS = 15.0
-"""seconds for which polling continues after the last page was closed, so that the next one has a history"""
+"""seconds for which polling continues after the last page was closed, so that the next page has a history"""
 _PATIENCE = 5.0
 _MAX_CONCURRENT = 16
 _TEXTS = 20
 """number of queues whose texts are formatted before other tasks of the event loop get a turn"""
 _HISTORY_SECONDS = 10.0
-"""seconds for which the last run time of a queue is shown if no newer one is measured"""
+"""seconds for which the last run time of a queue is shown if no newer run time is measured"""
 T = TypeVar("T")
 _log = logging.getLogger("taskqueue.server.dashboard")
 _samplers: WeakKeyDictionary[ServerContext, StatsPoller] = WeakKeyDictionary()
@@ -43,7 +43,7 @@ class StatsPoller:
     """Poller of the store's statistics: takes samples while pages are open, and notifies the pages of each sample."""
 
     def __init__(self, context: ServerContext) -> None:
-        # Do not keep the context itself: it would prevent the removal of the poller from the weak dictionary.
+        # Do not keep the context itself: the weak dictionary removes this poller only if nothing refers to the context.
         self._backend, self._control = context.backend, context.control
         self._hooks, self._draining = context.hooks, context.draining
         self.process_gauges = ProcessGauges(context.backend.now)
@@ -61,7 +61,7 @@ class StatsPoller:
         self._made: tuple[Snapshot | None, dict[Hashable, Any]] = (None, {})
         self._run_times: dict[str, tuple[float, Percentiles]] = {}
         self.turn = asyncio.Lock()
-        """lock that only one page can hold while it renders, so that many pages do not block the event loop"""
+        """lock that lets only one page render at a time, so that many pages do not block the event loop"""
 
     @classmethod
     def of(cls, context: ServerContext) -> StatsPoller:
@@ -73,7 +73,7 @@ class StatsPoller:
 
     @contextmanager
     def stream(self, client: str | None = None) -> Iterator[None]:
-        """Count an open page during the block. Raises `ProblemError` if too many are open, or on shutdown."""
+        """Count an open page during the block. Raises `ProblemError` if too many pages are open, or on shutdown."""
         if self._draining.is_set():
             raise _ending()
         try:
@@ -83,7 +83,7 @@ class StatsPoller:
             self._requested_at = time.monotonic()
 
     def made(self, snapshot: Snapshot) -> dict[Hashable, Any]:
-        """Return the cache of values derived from this sample, which is empty for a new sample."""
+        """Return the cache of the values derived from a sample. Each new sample starts with an empty cache."""
         if self._made[0] is not snapshot:
             self._made = (snapshot, {})
         return self._made[1]
@@ -104,7 +104,7 @@ class StatsPoller:
 
     @property
     def newest(self) -> int:
-        """Number for `after`, which then returns the latest sample if the store is being polled, or else a new one."""
+        """The number to pass to `after` to get the latest sample while the store is polled, otherwise a new sample."""
         return -1 if self._task is not None else self._started
 
     async def after(self, number: int) -> Snapshot | None:

@@ -18,7 +18,7 @@ _ORDERS = (("fifo", "First in, first out"), ("fair", "Fair by tenant"))
 
 
 class Field(NamedTuple):
-    """One field of the form. An empty value means no limit."""
+    """One field of the form."""
 
     name: str
     label: str
@@ -196,5 +196,5 @@ async def read_form(call: RequestContext) -> Form:
             body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict"
         )
     except ValueError:
-        raise ProblemError(400, "not_a_form", "the body must be form fields") from None
+        raise ProblemError(400, "not_a_form", "the body must consist of form fields") from None
     return Form(fields)

@@ -64,10 +64,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(NamedTuple):
-    """One point of the history, for one queue or a sum."""
+    """One point of the history, for one queue or for several queues together."""
 
     published: int = 0
-    """tasks published since the history began or the queue appeared; earlier tasks are not part of a rate"""
+    """number of tasks published since the history began or the queue appeared, from which rates are computed"""
     done: int = 0
     waiting: int = 0
     scheduled: int = 0
@@ -95,7 +95,7 @@ class _Row(NamedTuple):
     total: Point
 
     def sum(self, keys: Sequence[str] | None) -> Point:
-        """Return the sum over these queues, or over all queues; without percentiles, which cannot be added."""
+        """Return the sum over ``keys`` (``None``: all queues). A sum has no percentiles, which cannot be added."""
         if keys is None:
             return self.total
         if len(keys) == 1:
@@ -159,7 +159,7 @@ class History:
     ) -> Iterator[list[float | None]]:
         """Yield rows of the charts, oldest first: time, published/s, done/s, waiting, scheduled, in flight, p50, p95.
 
-        Rows are computed one by one, because many rows of many queues would block the event loop.
+        Rows are computed one by one, because computing all rows at once would block the event loop.
         """
         shown = list(self._rows)[-(newest + 1) :]
         before: tuple[float, Point] | None = None

@@ -45,7 +45,7 @@ async def live(call: RequestContext) -> Response:
 
 
 class EventStream(StreamingResponse):
-    """A response that holds one of the page slots while it is sent. Without a free slot, it sends a problem."""
+    """A response that holds one of the page slots while it is sent. If no slot is free, a problem is sent instead."""
 
     def __init__(
         self, poller: StatsPoller, events: AsyncIterator[bytes], client: str | None = None

@@ -18,7 +18,7 @@ from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.routing.operations import RequestContext
 
 _SHOWN = 4000
-"""maximum number of characters of a payload or a result"""
+"""maximum number of characters that are shown of a payload or a result"""
 _BETWEEN = re.compile(r"[\s/,]+")
 
 

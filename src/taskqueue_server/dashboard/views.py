@@ -109,7 +109,7 @@ class DashboardView:
         return None if self.key is None and sees_all(self._call) else self.keys(snapshot)
 
     def shape(self, snapshot: Snapshot, status: TaskStatus | None = None) -> str:
-        """Return a hash that changes when the page needs other elements, not only other texts."""
+        """Return a hash that changes when the elements of the page must change, not only their texts."""
         if self.name == "task":
             return _version_of([snapshot.error, status])
         return self._poller.once(snapshot, (*self._same, "shape"), lambda: self._shape(snapshot))

@@ -43,7 +43,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.local = ProcessMetrics(self._registry, context.backend.now)
         self._store = StoreMetrics(context.control, context.backend.now)
-        # The Prometheus library selects its multiprocess mode when it is imported.
+        # The Prometheus library selects its mode, single process or multiprocess, when it is imported.
         is_multiprocess = getattr(values.ValueClass, "_multiprocess", False)
         self._folder = (os.environ.get(FOLDER) or None) if is_multiprocess else None
         if self._folder is None:

@@ -32,7 +32,7 @@ _log = logging.getLogger("taskqueue.access")
 
 
 class ServerMiddleware:
-    """Middleware around every request and socket: check the host and origin, add headers, log and count.
+    """Middleware that logs and counts requests and sockets. It also checks the host and origin of requests.
 
     Logs and metrics name the path of the operation, never the path that was requested.
     """

@@ -1,4 +1,4 @@
-"""Metrics of this process: latencies, connections, refusals, requests; counted by hooks, exported in batches."""
+"""Metrics of this process: latencies, connections, refusals and requests. Hooks count them; `flush` exports them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _Latency(prometheus_client.Histogram):
 
 
 class _Latencies:
-    """A latency histogram with one label per queue."""
+    """A latency histogram with a label for each queue."""
 
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
         self._histogram = _Latency(name, text, ["key"], registry=registry, buckets=BOUNDS)
@@ -117,7 +117,7 @@ class ProcessMetrics:
         )
         self._refused = counter(
             "taskqueue_publish_refused",
-            "Tasks refused at publishing, by reason code.",
+            "Tasks refused when they were published, by reason code.",
             "code",
         )
         self._settled = counter(
@@ -150,7 +150,7 @@ class ProcessMetrics:
         self.connections = gauge(
             "taskqueue_connections", "Open sockets of workers, by state.", "state"
         )
-        self.credit = gauge("taskqueue_credit_tasks", "Free credit of connected workers.")
+        self.credit = gauge("taskqueue_credit_tasks", "Deliveries that workers still accept.")
         self.held = gauge("taskqueue_held_tasks", "Deliveries that connected workers hold.")
         self.long_polls = gauge(
             "taskqueue_long_polls", "HTTP requests that wait for a task to end."

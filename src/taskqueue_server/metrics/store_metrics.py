@@ -51,7 +51,7 @@ class StoreMetrics:
     def __init__(
         self, control: Control, now: Callable[[], float], patience: float = _TIMEOUT
     ) -> None:
-        """``now`` returns the store's time. A scrape waits at most ``patience`` seconds for the store."""
+        """Create a reader. ``now`` gives the store's time. A scrape waits up to ``patience`` seconds for the store."""
         self._control = control
         self._now = now
         self._patience = patience
@@ -60,7 +60,7 @@ class StoreMetrics:
         self._pass: asyncio.Task[None] | None = None
 
     async def latest(self) -> StoreStatistics | None:
-        """Return statistics at most about a second old, or older if the store is slow; ``None`` if it is down."""
+        """Return statistics about a second old, or older if the store is slow; ``None`` if the store is down."""
         loop = asyncio.get_running_loop()
         if self._pass is None and loop.time() - self._started_at >= _FRESH_SECONDS:
             self._started_at = loop.time()
@@ -101,14 +101,14 @@ class StoreMetrics:
 
 
 class VisibleStatistics(msgspec.Struct, frozen=True):
-    """The statistics that an identity may see: some queues by name, the others summed."""
+    """The statistics that an identity may see: ``queues`` are exported by name, and ``others`` as a sum."""
 
     queues: tuple[QueueStats, ...]
     others: tuple[QueueStats, ...]
 
     @classmethod
     def of(cls, metrics: StoreStatistics, may: Callable[[str], bool]) -> VisibleStatistics:
-        """Select queues for which ``may`` returns true; name those with the most published tasks."""
+        """Select the queues for which ``may`` is true. Those with the most published tasks are exported by name."""
         stats = [queue for queue in metrics.queues if may(queue.key)]
         if len(stats) > MAX_LABELS:
             stats.sort(key=lambda stats: (-stats.ledger.published, stats.key))
@@ -116,7 +116,7 @@ class VisibleStatistics(msgspec.Struct, frozen=True):
 
     @property
     def keys(self) -> list[str]:
-        """The queues that are shown by name."""
+        """The queues that are exported by name."""
         return [queue.key for queue in self.queues]
 
 
@@ -129,7 +129,7 @@ def _age(stats: QueueStats, now: float) -> float:
 
 
 def _summed(others: Sequence[QueueStats]) -> QueueStats:
-    """Return the sum of the statistics of queues without a label of their own."""
+    """Return the sum of the statistics of the queues that are not exported by name."""
     names = Ledger.__struct_fields__
     ledger = Ledger(**{name: sum(getattr(item.ledger, name) for item in others) for name in names})
     return QueueStats(
@@ -141,7 +141,7 @@ def _summed(others: Sequence[QueueStats]) -> QueueStats:
 
 
 def families(metrics: StoreStatistics | None, shown: VisibleStatistics | None) -> Iterator[Metric]:
-    """Yield the metrics. Without statistics, only ``taskqueue_store_up``."""
+    """Yield the metrics. Without statistics, yield only ``taskqueue_store_up``."""
     up = metrics is not None
     yield GaugeMetricFamily("taskqueue_store_up", "1 if the store answers, else 0.", int(up))
     if metrics is None or shown is None:
@@ -177,7 +177,7 @@ def _gauge(
 def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) -> Iterator[Metric]:
     yield _gauge(
         "taskqueue_queue_tasks",
-        "Tasks by state; for ended states, all tasks so far.",
+        "Tasks by state; final states such as done count all tasks so far.",
         ["key", "state"],
         (((row.key, state), getattr(row.ledger, state)) for row in rows for state in State),
     )
@@ -191,7 +191,7 @@ def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) ->
             lambda stats: stats.subscribers,
         ),
         "taskqueue_queue_unclaimed": (
-            "1 if tasks wait without any subscription, else 0.",
+            "1 if tasks wait but no worker subscribes to the queue, else 0.",
             lambda stats: (
                 sum(map(_unclaimed, shown.others)) if stats.key == OTHER else int(_unclaimed(stats))
             ),

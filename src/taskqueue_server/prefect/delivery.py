@@ -47,7 +47,7 @@ class PrefectDelivery:
         subscription: Subscription,
         access_revoked: asyncio.Event,
     ) -> None:
-        """Create a delivery that ends when ``access_revoked`` is set because the token is no longer valid."""
+        """Create a delivery that ends when ``access_revoked`` is set, which means that the token is no longer valid."""
         self._connection = connection
         self._context = connection.context
         self._channel = connection.channel
@@ -63,7 +63,7 @@ class PrefectDelivery:
     async def run(self) -> SessionEnd:
         """Deliver runs until the session ends, and close the socket.
 
-        The caller then closes the subscription, which releases a run that was not acked.
+        The caller must then close the subscription, which releases a run that was not acked.
         """
         try:
             end = await self._serve()
@@ -95,7 +95,7 @@ class PrefectDelivery:
         except SubscriptionClosed:
             return SessionEnd("restart", frames.CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a bug here must not end other connections
-            _log.exception("a connection failed")
+            _log.exception("the connection of a worker failed")
             return SessionEnd("internal", frames.CLOSE_INTERNAL)
 
     async def _finish_settling(self) -> None:
@@ -136,7 +136,7 @@ class PrefectDelivery:
                     await self._deliver_run(delivery)
                 else:
                     _log.warning(
-                        "not a valid task run; it is now a dead letter",
+                        "a task is not a valid task run, and is now a dead letter",
                         extra={"reason": BAD_TASK_RUN},
                     )
                     await self._settlements.settle_outcomes(

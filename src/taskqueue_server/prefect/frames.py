@@ -12,8 +12,8 @@ from taskqueue_core.limits import LIMITS
 SUBPROTOCOL = "prefect"
 AUTH_SUCCESS = '{"type":"auth_success"}'
 
-# A Prefect worker exits after the close codes 1000 and 1001. After other codes it reconnects, except as described for
-# `CLOSE_POLICY`.
+# A Prefect worker exits after the close codes 1000 and 1001, and sometimes after `CLOSE_POLICY`. After all other codes
+# it reconnects.
 CLOSE_POLICY = 1008
 """after this close code, a Prefect worker exits with an error message if it has not received ``auth_success``"""
 CLOSE_INTERNAL = 1011

@@ -44,7 +44,7 @@ class PrefectConnection:
         """Do nothing, because a Prefect worker cannot move deliveries to another connection."""
 
     async def authenticate(self) -> SessionEnd | None:
-        """Check the token in the header or in the first frame; return the session's end if it is not valid.
+        """Check the token in the header or in the first frame. Return the session's end if the worker is refused.
 
         Raises `ConnectionClosed`.
         """
@@ -59,7 +59,7 @@ class PrefectConnection:
         if self.slot is None:
             self.slot = self.context.usage.enter(identity)
         if self.slot is None:
-            return SessionEnd("too many", frames.CLOSE_TRY_LATER)
+            return SessionEnd("too many connections", frames.CLOSE_TRY_LATER)
         await self.channel.send(frames.AUTH_SUCCESS)
         return None
 
@@ -92,11 +92,11 @@ async def accept_and_serve(websocket: WebSocket, serve: Service) -> None:
         await websocket.accept(frames.SUBPROTOCOL)
         connection = PrefectConnection(context, websocket)
         if context.draining.is_set() or not context.started:
-            await websocket.close(frames.CLOSE_RESTART, "not ready")
+            await websocket.close(frames.CLOSE_RESTART, "server not ready")
             return
         has_room, connection.slot = enter(context, connection.identity)
         if not has_room:
-            await websocket.close(frames.CLOSE_TRY_LATER, "too many")
+            await websocket.close(frames.CLOSE_TRY_LATER, "too many connections")
             return
     except (OSError, RuntimeError, ConnectionClosed):
         return  # the client left during the handshake

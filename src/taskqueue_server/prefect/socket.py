@@ -30,11 +30,11 @@ from taskqueue_server.worker_socket.session import SessionEnd, report_connection
 PATH = "/api/task_runs/subscriptions/scheduled"
 """path of the WebSocket on which a Prefect worker receives its task runs"""
 EVENTS_PATH = "/api/events/in"
-"""Path of the WebSocket for events about the states of runs, which are read and dropped.
+"""Path of the WebSocket for events about the states of runs. The server reads and drops the events.
 
 Without this WebSocket, a worker would log two errors for each run."""
 FORBIDDEN_SECONDS = 5.0
-"""seconds to wait before closing the socket of a worker without permission, because it would reconnect at once"""
+"""seconds to wait before closing the socket of a worker that has no permission and would reconnect at once"""
 _log = logging.getLogger("taskqueue.server.prefect")
 
 

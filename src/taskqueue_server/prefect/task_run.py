@@ -69,7 +69,7 @@ class StateDetails(msgspec.Struct):
     retriable: bool | None = None
     transition_id: UUID | None = None
     task_parameters_id: UUID | None = None
-    """id under which the parameters are stored; ``None`` if there are none"""
+    """id under which the parameters are stored; ``None`` for a run without parameters"""
     traceparent: str | None = None
     deployment_concurrency_lease_id: UUID | None = None
 
@@ -127,7 +127,7 @@ _task_run = msgspec.json.Decoder(TaskRun)
 def refusal(task: Task) -> str | None:
     """Return why a task must not be sent to a worker; ``None`` if it may be sent."""
     if len(task.payload) > TASK_RUN_BYTES:
-        return f"{len(task.payload)} bytes; the maximum is {TASK_RUN_BYTES}"
+        return f"the run has {len(task.payload)} bytes; the maximum is {TASK_RUN_BYTES}"
     try:
         # Decode all fields: `TaskRun` skips unknown fields, which must be valid JSON as well.
         _everything.decode(task.payload)
@@ -135,5 +135,5 @@ def refusal(task: Task) -> str | None:
     except (ValueError, RecursionError) as error:
         return str(error)
     if run.task_key != task.key:
-        return "its task_key differs from the key of its queue"
+        return "the task_key of the run differs from the key of its queue"
     return None

@@ -19,7 +19,7 @@ from taskqueue_core.config import Settings
 
 T = TypeVar("T")
 LINE = 1024 * 1024
-"""maximum size of a message in bytes; no settings need as much"""
+"""maximum size of a message in bytes, which is more than any settings need"""
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):

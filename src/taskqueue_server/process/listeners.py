@@ -32,7 +32,7 @@ class Port:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Reserve the port. Raises `ConfigurationError` if any other server uses it."""
+        """Reserve the port. Raises `ConfigurationError` if another server uses it."""
         listen(settings).close() if settings.port else None
         self._host, self._family = _address_of(settings.host)
         self._shared: socket.socket | None = None

@@ -29,12 +29,12 @@ Reread = Callable[[], Settings]
 
 
 def rereader(given: Mapping[str, Any]) -> Reread:
-    """Return a function that reads the settings again. Those in ``given`` override the environment and files."""
+    """Return a function that reads the settings again. Settings in ``given`` override the environment and files."""
     return lambda: load_settings(Settings).model_copy(update=dict(given))
 
 
 def reload_settings(current: Settings, read: Reread) -> Settings | None:
-    """Return ``current`` with the changed live settings; ``None`` if the settings are invalid.
+    """Return ``current`` with the new values of the settings in `LIVE`; ``None`` if the new settings are invalid.
 
     Logs the names of settings that need a restart, and the error if the settings are invalid, but never a value.
     """
@@ -52,10 +52,10 @@ def reload_settings(current: Settings, read: Reread) -> Settings | None:
 
 
 def adopt(context: ServerContext, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
-    """Apply settings that `reload_settings` returned to a running server, and reload its tokens and certificate.
+    """Apply the result of `reload_settings` to a running server, and reload the server's tokens and certificate.
 
-    An invalid certificate is logged, and the current one stays in force. An open connection ends only if its token no
-    longer grants the rights that it needs.
+    If the new certificate is invalid, the error is logged and the current certificate stays in force. An open
+    connection ends only if its token no longer grants the rights that it needs.
     """
     context.settings = settings
     context.access.ask_to_reload()
@@ -86,7 +86,7 @@ def reload(context: ServerContext, read: Reread, tls: ssl.SSLContext | None = No
 def signals(end: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
     """Call ``end`` on SIGTERM and SIGINT, and ``reload`` on SIGHUP, during the block.
 
-    Without ``reload``, the handler of SIGHUP is not changed. A SIGHUP because the terminal was closed calls ``end``.
+    Without ``reload``, the handler of SIGHUP is not changed. If the terminal was closed, SIGHUP calls ``end``.
     Outside the main thread, no signal is handled.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -53,8 +53,8 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let workers settle their tasks; a second signal stops at once.
 
-    ``on_ready`` gets the URL once connections are accepted. With ``given``, SIGHUP reads the settings again, and
-    ``given`` overrides what it reads. Raises `ConfigurationError` for invalid settings.
+    ``on_ready`` gets the URL once connections are accepted. With ``given``, SIGHUP reads the settings again, and the
+    settings in ``given`` override what was read. Raises `ConfigurationError` for invalid settings.
     """
     set_up_logs(form=settings.log_format)
     raise_descriptor_limit()
@@ -83,7 +83,7 @@ class ServerProcess:
         listener: socket.socket | None = None,
         extensions: Sequence[Extension] = (),
     ) -> None:
-        """Check the settings. Raises `ConfigurationError` for an unprotected host, or invalid TLS files or extensions.
+        """Create a server. Raises `ConfigurationError` for an unprotected host, or invalid TLS files or extensions.
 
         ``extensions`` are added to those in the settings. With ``read``, SIGHUP reads the settings again. ``listener``
         is the bound socket of one of several processes; in that case, a second signal does not stop the server at once,
@@ -102,7 +102,7 @@ class ServerProcess:
         self._uvicorn: _UvicornServer | None = None
         self._stop_requests = 0
         self.url = ""
-        """the server's URL, once it listens"""
+        """the server's URL; empty before the server listens"""
         self.ready = asyncio.Event()
         self.context: ServerContext | None = None
 

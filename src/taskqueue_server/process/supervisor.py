@@ -31,7 +31,7 @@ MAX_FAILED_STARTS = 5
 """number of failed starts in a row after which the supervisor gives up"""
 _PAUSE, _MAX_PAUSE = 0.1, 5.0
 _KILL_SECONDS = 10.0
-"""seconds after the drain timeout at which a process that has not exited is killed: its event loop must be stuck"""
+"""seconds after the drain timeout until a process that has not exited is killed, as its event loop must be stuck"""
 _STOP_SECONDS = 5.0
 _NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
 _log = logging.getLogger("taskqueue.server")
@@ -48,7 +48,10 @@ class Processes:
         on_ready: Callable[[str], None] | None = None,
         read: Reread | None = None,
     ) -> None:
-        """``on_ready`` gets the URL once all processes are ready. With ``read``, SIGHUP reloads the settings."""
+        """Create a supervisor that calls ``on_ready`` with the URL once all processes are ready.
+
+        With ``read``, SIGHUP reloads the settings.
+        """
         self._settings = settings
         self._backend = name or settings.backend
         self._on_ready = on_ready
@@ -224,8 +227,6 @@ class Processes:
 
 
 class _Child(msgspec.Struct, eq=False):
-    """A server process and the channel to it."""
-
     process: asyncio.subprocess.Process
     url: str
     reader: asyncio.StreamReader

@@ -61,7 +61,7 @@ class HttpProtocol(H11Protocol):
         self._read_timeout = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop the timeout, because the client has read."""
+        """Stop the timeout, because the client has read enough of the response."""
         self._stop_read_timeout()
         super().resume_writing()
 
@@ -92,9 +92,9 @@ class SocketProtocol(FairProtocol):
             self.loop.call_later(_CLOSE_SECONDS, self.transport.abort)
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send an event. Mark a denied handshake as complete, because uvicorn would log it as an error.
+        """Send an event. Mark a denied handshake as complete, because uvicorn would otherwise log an error.
 
-        Raises `ClientDisconnected` if the connection is closed, because asyncio would log a warning for each write.
+        Raises `ClientDisconnected` if the connection is closed, because asyncio would otherwise log each write.
         """
         if message["type"] == "websocket.send" and self.transport.is_closing():
             raise ClientDisconnected
@@ -103,14 +103,14 @@ class SocketProtocol(FairProtocol):
             self.handshake_complete = True
 
     def handle_cont(self, event: Frame) -> None:
-        """Abort a message with too many fragments: empty ones use memory without reaching the size limit."""
+        """Abort the connection after too many fragments: empty fragments use memory but never reach the size limit."""
         super().handle_cont(event)
         if len(self.frames) > _FRAGMENTS:
             self.frames = []
             self.transport.abort()
 
     def send_receive_event_to_app(self) -> None:
-        """Close on text that is not UTF-8, without logging the client's mistake as an error."""
+        """Close the connection if a text message is not UTF-8, without logging the client's mistake as an error."""
         if self.curr_msg_data_type == "text" and not self.close_sent:
             self.frames = [b"".join(self.frames)]
             try:

@@ -30,7 +30,7 @@ async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> Async
     """Yield the body in chunks. Raises `ProblemError` if its content type is wrong, or it is too large or too slow."""
     text = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if text != kind:
-        raise ProblemError(415, "content_type", f"the body must be {kind}", headers=_CLOSE)
+        raise ProblemError(415, "content_type", f"the content type must be {kind}", headers=_CLOSE)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:_DIGITS]) > limit:
         raise _too_large(limit)

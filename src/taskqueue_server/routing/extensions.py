@@ -39,7 +39,7 @@ class Extension(msgspec.Struct, frozen=True, kw_only=True):
     operations: tuple[Operation, ...] = ()
     """operations of the HTTP API, which are routed, authorized, counted and documented like the server's own"""
     tags: Mapping[str, str] = {}
-    """descriptions of the operations' tags in the OpenAPI document, by tag"""
+    """tags of the operations, with their descriptions in the OpenAPI document"""
     pages: tuple[Operation, ...] = ()
     """pages of the dashboard, on which errors are shown as pages instead of JSON documents"""
     links: tuple[NavLink, ...] = ()
@@ -58,7 +58,7 @@ def _load(name: str) -> Extension:
     if name not in points:
         installed = ", ".join(sorted(points)) or "none"
         raise ConfigurationError(
-            f"TASKQUEUE_EXTENSIONS: no extension {name!r}; installed: {installed}"
+            f"TASKQUEUE_EXTENSIONS: extension {name!r} not found; installed: {installed}"
         )
     try:
         extension = points[name].load()()
@@ -69,7 +69,7 @@ def _load(name: str) -> Extension:
         ) from error
     if not isinstance(extension, Extension):
         raise ConfigurationError(
-            f"the extension {name!r}: got {type(extension).__name__}; allowed: an Extension"
+            f"the extension {name!r} must be an Extension, not {type(extension).__name__}"
         )
     return extension
 

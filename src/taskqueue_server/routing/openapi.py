@@ -38,13 +38,13 @@ _REFERENCES = {
 }
 _TEXT = {"type": "string"}
 _HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "taskqueue-time": ("the store's clock, Unix seconds", {"type": "number"}),
+    "taskqueue-time": ("the store's time, in Unix seconds", {"type": "number"}),
     "Retry-After": (
         "seconds after which the request may be repeated",
         {"type": "integer", "minimum": 1},
     ),
     "Link": ('URL of the next page, as `rel="next"`, if there is one', _TEXT),
-    "ETag": ("the version, for `If-Match`", {"type": "string", "pattern": '^"[0-9]+"$'}),
+    "ETag": ("the settings' version, for `If-Match`", {"type": "string", "pattern": '^"[0-9]+"$'}),
     "WWW-Authenticate": ("the required authentication scheme", _TEXT),
     "Connection": ("`close`: the server does not read the rest of the request", _TEXT),
 }
@@ -73,7 +73,7 @@ def document(
 ) -> dict[str, Any]:
     """Return the OpenAPI document of the operations. With ``open_to_all``, it declares that no token is required.
 
-    ``tags`` has descriptions of additional tags, by tag.
+    ``tags`` maps each additional tag to its description.
     """
     kinds = [HttpProblem, *(kind for operation in operations for kind in _kinds(operation))]
     schemas, components = _schemas(kinds)
@@ -104,7 +104,7 @@ def document(
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "required if the server has tokens; each token permits its verbs on its keys",
+                    "description": "required if the server has tokens; a token permits certain verbs for certain keys",
                 }
             },
             "headers": {

@@ -58,10 +58,12 @@ class RequestContext:
     def demand(self, key: str) -> None:
         """Raise `ProblemError` unless the client may execute this operation on the queue ``key``."""
         if not self.is_allowed(key):
-            raise _forbidden(f"this token may not {_either(self.verbs)} with this key")
+            raise _forbidden(
+                f"this token lacks the required right for this key: {_either(self.verbs)}"
+            )
 
     def watch_access(self) -> AbstractContextManager[asyncio.Event]:
-        """Watch the client's rights during a long response: the event is set when they change or expire."""
+        """Watch the client's rights during the block; the given event is set when the rights change or expire."""
         identity = self.identity
         request = self.request
         return self.context.access.watch_access(
@@ -118,12 +120,12 @@ class RequestContext:
         raise InvalidInput(name, _got(text), f"text of 1 to {LIMITS.text} characters")
 
     def confirm(self, expected: str) -> None:
-        """Raise `InvalidInput` unless the query confirms an action that cannot be undone: ``confirm=expected``."""
+        """Raise `InvalidInput` unless the query confirms an irreversible action with ``confirm=expected``."""
         if (text := self.request.query_params.get("confirm")) != expected:
             raise InvalidInput("confirm", _got(text), f"confirm={expected}")
 
     async def stream(self, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
-        """Yield the body in chunks. Raises `ProblemError` if it is invalid, or if the client loses its rights."""
+        """Yield the body in chunks. Raises `ProblemError` if the body is invalid, or if the client loses its rights."""
         anonymous = self.identity is None or not self.context.access.authenticates
         with nullcontext(asyncio.Event()) if anonymous else self.watch_access() as dismissed:
             async for chunk in bodies.stream(self.request, kind, limit):
@@ -250,9 +252,9 @@ def _authorize(call: RequestContext, operation: Operation) -> None:
     if identity.rate is not None:
         call.context.usage.spend(identity)
     if identity.verbs.isdisjoint(verbs):
-        raise _forbidden(f"this token lacks the right to {_either(verbs)}")
+        raise _forbidden(f"this token lacks the required right: {_either(verbs)}")
     if operation.scope is Scope.SERVER and not any(map(identity.is_allowed, verbs)):
-        raise _forbidden(f"this token may {_either(verbs)} only with some of the keys")
+        raise _forbidden(f"this token has the required right for some keys only: {_either(verbs)}")
     if operation.scope is Scope.PATH:
         call.demand(call.name("key"))
 
@@ -312,7 +314,7 @@ def joined(head: bytes, items: Iterable[bytes], tail: bytes) -> Iterator[bytes]:
 
 
 def spliced(pieces: Iterator[bytes], media_type: str = bodies.JSON) -> Response:
-    """Return a response with the joined pieces. It is sent in chunks, because it may be large."""
+    """Return a response with the joined pieces. The response is sent in chunks, because it may be large."""
 
     async def chunks() -> AsyncIterator[bytes]:
         chunk = bytearray()

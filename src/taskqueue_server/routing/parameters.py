@@ -18,7 +18,7 @@ _VALUE = re.compile(r'"[ !#-\[\]-~]{1,200}"|[!#-\[\]-~]{1,200}')
 IDEMPOTENCY_KEY = Query(
     _HEADER,
     {"type": "string", "pattern": f"^({_VALUE.pattern})$"},
-    "for a task without an id: a repeated request with the same value and token publishes the same task",
+    "for a task without an id: repeated requests with the same value and the same token publish one task",
     example='"order-4711"',
 )
 
@@ -75,7 +75,7 @@ def page_query(call: RequestContext) -> tuple[int, str | None]:
 
 
 def link(call: RequestContext, following: str | None) -> dict[str, str]:
-    """Return a ``Link`` header with the URL of the page after the name ``following``; no header if it is ``None``."""
+    """Return a ``Link`` header with the URL of the page after ``following``; no header if ``following`` is ``None``."""
     if following is None:
         return {}
     others = {name: text for name, text in call.request.query_params.items() if name != "after"}

@@ -94,7 +94,7 @@ def refusal(context: ServerContext, websocket: WebSocket, subprotocol: str) -> P
 
 def _not_ready(context: ServerContext) -> ProblemError | None:
     if context.draining.is_set() or not context.started:
-        return ProblemError(503, "not_ready", "not ready", headers={"retry-after": "1"})
+        return ProblemError(503, "not_ready", "server not ready", headers={"retry-after": "1"})
     return None
 
 
@@ -102,12 +102,12 @@ def _stranger(identity: Identity | None) -> ProblemError | None:
     if identity is None:
         return unauthenticated()
     if "consume" not in identity.verbs:
-        return ProblemError(403, "forbidden", "this token has no permission to consume")
+        return ProblemError(403, "forbidden", "this token lacks the required right: consume")
     return None
 
 
 def enter(context: ServerContext, identity: Identity | None) -> tuple[bool, ExitStack | None]:
-    """Return whether one more socket is allowed, and its quota slot if the identity is already known."""
+    """Return whether one more socket is allowed, and the socket's quota slot if ``identity`` is known."""
     if not context.registry.has_room_for(known=identity is not None):
         return False, None
     slot = None if identity is None else context.usage.enter(identity)
@@ -123,9 +123,9 @@ class SocketAdmission:
     def __init__(
         self, context: ServerContext, websocket: WebSocket, slot: ExitStack | None = None
     ) -> None:
-        """Prepare a session. ``slot`` is the quota slot of a client whose header has a valid token.
+        """Create an admission. ``slot`` is the quota slot of a client that sent a valid token in the header.
 
-        Other clients send a token in the hello.
+        Without ``slot``, the hello of the client must have a valid token.
         """
         self.connection_id = secrets.token_hex(8)
         self.worker_id: str | None = None

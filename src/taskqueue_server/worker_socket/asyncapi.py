@@ -29,7 +29,7 @@ CLOSE_CODES = {
     1011: "the server failed: reconnect after a pause",
     frames.CLOSE_RESTART: "the server is shutting down: reconnect to any replica",
     frames.CLOSE_TRY_LATER: "too many connections, or the store is unavailable: reconnect after a pause",
-    frames.CLOSE_REVOKED: "the token was revoked, has expired, or lost one of these keys: reconnect with a valid one",
+    frames.CLOSE_REVOKED: "the token was revoked, expired, or no longer permits a key: reconnect with a valid token",
     frames.CLOSE_PROTOCOL: "a protocol violation, which the preceding error frame names: a bug in the worker",
     frames.CLOSE_UNAUTHENTICATED: "the token is missing, wrong, or may not consume: do not reconnect",
     frames.CLOSE_TIMEOUT: "no hello in time, or silence for longer than the lease: reconnect",
@@ -197,7 +197,7 @@ def _schemas(both: dict[str, type[msgspec.Struct]]) -> dict[str, Any]:
         if "description" in schema:
             schema["description"] = schema["description"].replace("``", "`")
     hello = schemas["Hello"]["properties"]
-    # The server's session checks these fields too, in addition to the types of the frame.
+    # The server's session checks these fields more strictly than their types say.
     hello["worker_id"] |= NAME
     hello["keys"]["items"] |= NAME
     hello["protocol"] = {"const": frames.PROTOCOL_VERSION, "default": frames.PROTOCOL_VERSION}

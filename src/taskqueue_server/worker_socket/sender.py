@@ -14,7 +14,7 @@ from taskqueue_core.tasks import Delivery, Received
 from taskqueue_server.worker_socket.websocket import WebSocketChannel
 
 _BATCH = 100
-"""maximum number of deliveries per receive: enough for few round trips, few enough that all workers get a share"""
+"""maximum number of deliveries per receive: large enough to save round trips, small enough that all workers get some"""
 
 
 class DeliverySender:
@@ -73,7 +73,7 @@ class DeliverySender:
                 await self._deliver(received.deliveries)
 
     def _receive(self) -> Awaitable[Received]:
-        # During an outage, receive without waiting, so that a response shows at once that the store is available.
+        # During an outage, receive without waiting, so that a response shows at once that the store is available again.
         limit = min(self._session.credit, _BATCH)
         return self._subscription.receive(limit, 0 if self._outage.down else None)
 

@@ -84,8 +84,8 @@ class WorkerSession:
     ) -> None:
         """Create a session that sets ``deliveries_changed`` when deliveries end.
 
-        It ends when ``access_revoked`` is set. It calls ``on_closed`` when it no longer uses the socket, before it
-        releases the worker's deliveries.
+        The session ends when ``access_revoked`` is set. It calls ``on_closed`` when it no longer uses the socket,
+        before it releases the worker's deliveries.
         """
         self._context = context
         self._channel = channel
@@ -183,7 +183,7 @@ class WorkerSession:
         except SubscriptionClosed:
             return SessionEnd("restart", frames.CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a bug here must not end other connections
-            _log.exception("a connection failed")
+            _log.exception("the connection of a worker failed")
             return SessionEnd("internal", CLOSE_INTERNAL)
 
     # The coroutines below run concurrently. The first one that returns ends the session.
@@ -302,7 +302,7 @@ async def adopt(
     outage: OutageRetry,
     is_allowed: Callable[[str], bool] = lambda _: True,
 ) -> tuple[Delivery, ...]:
-    """Move the deliveries that a worker still runs to its new subscription, and return those that are still valid.
+    """Move a worker's running deliveries to its new subscription, and return the deliveries that are still valid.
 
     Deliveries of a key for which ``is_allowed`` returns false are released, because they belonged to another client.
     """

@@ -145,7 +145,7 @@ class FairProtocol(WebSocketsSansIOProtocol):
         return self._marked
 
     def keepalive_timeout(self) -> None:
-        """Break the connection: a peer that answers no ping reads no close frame either."""
+        """Break the connection without a close frame, because a peer that answers no ping would not read one."""
         self.pong_timer = None
         self.transport.abort()
 

@@ -43,7 +43,7 @@ class WebSocketChannel:
     """Sends and receives messages. Only one asyncio task may receive; any number may send."""
 
     def __init__(self, websocket: WebSocket, send_seconds: float) -> None:
-        """Abort the connection if a send takes longer than ``send_seconds``, including the wait for other sends."""
+        """Create a channel that aborts the connection if a send, with any wait, takes longer than ``send_seconds``."""
         self._websocket = websocket
         self._seconds = send_seconds
         self._turn = asyncio.Lock()
@@ -80,7 +80,7 @@ class WebSocketChannel:
         raise ConnectionClosed(self._code)
 
     async def close(self, code: int, reason: str) -> None:
-        """Close with a code and a reason; abort if the peer does not read. Never raises."""
+        """Close the socket with a code and a reason; abort it if the peer does not read. Never raises."""
         with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS), self._turn:
                 await self._websocket.close(code, reason)
