@@ -35,7 +35,7 @@ def load(
     ] = "task_id",
     kind: Annotated[
         Literal["parquet", "json", "csv"] | None,
-        typer.Option("--format", help="Format. Default: by file extension.", show_default=False),
+        typer.Option("--format", help="File format. Default: by extension.", show_default=False),
     ] = None,
     backend: Annotated[
         str | None, option("NAME", "Name of the backend. Default: TASKQUEUE_BACKEND.")
