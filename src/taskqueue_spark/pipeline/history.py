@@ -61,7 +61,7 @@ def counts(result: DataFrame) -> DataFrame:
 
 
 def _with_settings(rows: DataFrame, transitions: DataFrame) -> DataFrame:
-    """Add each task's tenant and ordering key (``owner``), and its queue's settings: current (``span``), all (``spans``).
+    """Add each task's ``owner`` (tenant, ordering key), and its queue's settings: all (``spans``) and last (``span``).
 
     ``blind``: a version between ``span`` and the step may be missing; ``unset``: the first version may be missing. Each
     change raises the version by one, so the next recorded version shows whether a change in between is missing.
