@@ -1,8 +1,8 @@
 """The store that a Spark job reads or writes, and how the processes of the job open it.
 
-Spark sends options to every process of the job and shows them, so they never contain a password. A password is in the
-environment of the processes that need it (TASKQUEUE_REDIS_PASSWORD, TASKQUEUE_REDIS_PASSWORD_FILE), or in a variable
-with the whole URL, which the option ``urlEnv`` names. On a cluster, ``spark.executorEnv.NAME`` sets such variables.
+Spark sends options to every process of the job and shows them, so they never contain a password. Set a password
+in the environment of the processes that need it (TASKQUEUE_REDIS_PASSWORD, TASKQUEUE_REDIS_PASSWORD_FILE), or in a URL
+in the variable that the option ``urlEnv`` names. On a cluster, set such variables with ``spark.executorEnv.NAME``.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
             url = os.environ.get(self.url_env)
             if not url:
                 raise ConfigurationError(
-                    f"option urlEnv: there is no variable {self.url_env[:100]!r} in this "
+                    f"option urlEnv: there is no environment variable {self.url_env[:100]!r} in this "
                     "process; on a cluster, set it with spark.executorEnv"
                 )
         fields = {
