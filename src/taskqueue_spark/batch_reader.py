@@ -85,7 +85,7 @@ class JournalReader(DataSourceReader):
         self._choice = choice_of(options, schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Return the partitions to read. Raises `HistoryMissing` if ``failOnDataLoss`` is set."""
+        """Return the partitions to read. With ``failOnDataLoss``, raises `HistoryMissing` for missing transitions."""
         options, choice = self._options, self._choice
         with open_journal(options, torn=True) as journal:
             spans = spans_of(options, journal)

@@ -1,7 +1,7 @@
 """Reading the current content of the store: dead letters, and live tasks.
 
-Reading neither delivers nor changes tasks. A read has one Spark partition per queue. Its rows are read page by page, so
-they do not form a snapshot: the column ``as_of`` is the time at which a row was read.
+Reading neither delivers nor changes tasks. A read has one Spark partition per queue. The rows of a queue are read page
+by page, so they do not form a snapshot: the column ``as_of`` is the time at which a row was read.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def _quiet(log: Path) -> Iterator[None]:
 
 @contextmanager
 def _failures(log: Path) -> Iterator[None]:
-    """Turn Spark's errors into `SparkFailed` with a message of one line."""
+    """Turn Spark's errors into `SparkFailed` errors with one-line messages."""
     try:
         yield
     except (TaskQueueError, ModuleNotFoundError):

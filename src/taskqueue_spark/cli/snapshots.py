@@ -98,7 +98,7 @@ def store_options() -> dict[str, str]:
 
 @contextmanager
 def open_snapshot(options: PipelineOptions, *, writes: bool = False) -> Iterator[OpenSnapshot]:
-    """Start Spark, and take a snapshot unless ``--from`` names one. ``writes``: the command writes results.
+    """Start Spark, and take a snapshot unless ``--from`` names one. ``writes``: whether the command writes results.
 
     Raises `ConfigurationError`, `BackendUnavailable` and `SparkFailed`.
     """

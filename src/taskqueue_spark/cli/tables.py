@@ -19,7 +19,7 @@ from taskqueue_spark.cli.spark_types import DataFrame, ReportBuild
 
 Window = Annotated[
     str | None,
-    option("TIME", "Show values per time window of this length, such as '30 seconds'. Default: totals."),
+    option("TIME", "Show values per time window of this length, such as '30 seconds'. Default: only totals."),
 ]  # fmt: skip
 Live = Annotated[
     bool | None,
@@ -37,7 +37,7 @@ Grace = Annotated[
 ]
 TargetWait = Annotated[float, typer.Option(help="Target for a task's waiting time, in seconds.")]
 Percentile = Annotated[
-    float, typer.Option(help="Share of tasks, from 0 to 1, that must meet the target.")
+    float, typer.Option(help="Share of tasks, from 0.5 to 0.999, that must meet the target.")
 ]
 
 
@@ -226,7 +226,7 @@ def _table(
     """Build a table, write it to the folder for results, and print it.
 
     ``make`` computes the table from the package `taskqueue_spark.pipeline` and the transitions. Without ``make``, the
-    builder of the report creates it.
+    builder of the report creates the table.
     """
     with snapshot_tables(options, **wishes, window=window or "1 minute") as (opened, build):
         from taskqueue_spark import pipeline  # noqa: PLC0415 - imports Spark, which is slow

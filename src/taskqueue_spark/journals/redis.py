@@ -76,7 +76,7 @@ class RedisJournal(Journal):
             for name, span in self._known.items()
         }
 
-    def after(self, shard: str, position: int, rows: int, end: int) -> int:  # noqa: ARG002 - positions are counted in the same way in every shard
+    def after(self, shard: str, position: int, rows: int, end: int) -> int:  # noqa: ARG002 - the result is the same for every shard
         return min(position + rows, end)
 
     def mark(self, shard: str, position: int) -> str:
@@ -89,10 +89,10 @@ class RedisJournal(Journal):
     def at(self, shard: str, time: int, start: int, end: int) -> int:
         return self._run(lambda reader: reader.at(shard, time, start, end))
 
-    def rows(self, shard: str, start: int, end: int) -> int:  # noqa: ARG002 - positions are counted in the same way in every shard
+    def rows(self, shard: str, start: int, end: int) -> int:  # noqa: ARG002 - the result is the same for every shard
         return end - start
 
-    def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:  # noqa: ARG002 - positions are counted in the same way in every shard
+    def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:  # noqa: ARG002 - the result is the same for every shard
         parts = parts or self.parts_for(end - start)
         return [start + (end - start) * part // parts for part in range(parts + 1)]
 

@@ -60,7 +60,7 @@ _ODD = {
     "not_delivered": "event in ('acked', 'redelivered', 'lost') and before_state in ('waiting', 'scheduled')",
     "published_again": f"event = 'published' and before_state not in ({name_list(OVER)})",
 }
-"""SQL condition of each anomaly; it is checked on steps before which no transition is missing"""
+"""SQL condition of each anomaly. It is checked only on steps before which no transition is missing"""
 _OF_LIFE = {
     "shard": "min(shard)",
     "first_seq": "min(seq)",

@@ -163,7 +163,7 @@ def _about(rows: DataFrame, sample: int) -> DataFrame:
 
 
 def _reason(needed: int) -> Column:
-    """Return the reason why the data of a key is not sufficient for a recommendation; null if it is."""
+    """Return the reason why the data of a key is not sufficient for a recommendation; null if the data is."""
     return F.expr(f"""case
         when missing > {_INCOMPLETE}D then format_string('%.0f %% of the journal is missing', missing * 100)
         when unknown > {_INCOMPLETE}D * deliveries

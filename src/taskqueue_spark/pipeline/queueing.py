@@ -147,7 +147,7 @@ def resampled(
 
 
 def bucket(started: Floats, rate: float) -> int:
-    """Return the least size of a token bucket that is refilled at ``rate`` per second and delays no delivery."""
+    """Return the smallest size of a token bucket that is refilled at ``rate`` per second and delays no delivery."""
     times = np.sort(started)
     spent = np.arange(1, len(times) + 1) - rate * times
     before = np.minimum.accumulate(spent - 1.0)

@@ -45,7 +45,7 @@ def settings(transitions: DataFrame) -> DataFrame:
 
 
 def switches(transitions: DataFrame) -> DataFrame:
-    """Return the queues (``run`` and ``key``) whose journal was switched off for some time, and when it was (``dark``).
+    """Return the queues (``run`` and ``key``) whose journal was switched off for some time, and those times (``dark``).
 
     ``dark``: an array with the first and last number of each period without a journal. If the first settings have a
     version other than 1, the queue existed before its journal. If the last settings switch the journal off, and no

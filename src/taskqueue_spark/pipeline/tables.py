@@ -105,7 +105,7 @@ def folder(path: str | Path) -> Path:
 
 
 def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
-    """Write a journal as the tables ``transitions``, by date, and ``damaged``.
+    """Write a journal as two tables: ``transitions``, partitioned by date, and ``damaged``.
 
     The journal is read once, so all commands on a snapshot use the same state of the journal. Raises
     `ConfigurationError` if this process does not see the files of the Spark workers.

@@ -44,7 +44,7 @@ class Read(NamedTuple):
     run: str
     first: int
     last: int
-    """the highest number of a transition, or that a row with the event `MISSING` reports as missing"""
+    """the highest number of a transition, even of one that a row with the event `MISSING` reports as missing"""
     different: int
     """number of transitions, not counting duplicates"""
     since: float

@@ -18,7 +18,7 @@ from taskqueue_spark.service.state import FailureTrend, QueueCounts, ServiceStat
 from taskqueue_spark.service.windows import failed
 
 _RISES = 100
-"""maximum number of ended episodes of rising failures in the state"""
+"""maximum number of ended episodes of rising failures that the state keeps"""
 
 
 def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> None:

@@ -96,7 +96,7 @@ class FailureTrend(msgspec.Struct, kw_only=True):
 
 
 class Probe(msgspec.Struct, kw_only=True):
-    """Ledgers of a store, stored until the journal has been read up to the time of their query."""
+    """Ledgers of a store, kept until the journal has been read up to the time of their query."""
 
     runs: dict[int, str]
     """the run of each shard"""
@@ -133,7 +133,7 @@ class ServiceState(msgspec.Struct, kw_only=True):
     transitions: int = 0
     damaged: int = 0
     frontier: float = 0.0
-    """latest Unix time of the transitions that were read; times far in the future are reduced"""
+    """latest Unix time of the transitions that were read, limited to about the current time"""
     positions: dict[str, Position] = {}
     """how far each run was read, by ``run/shard``"""
     offsets: dict[str, int] = {}

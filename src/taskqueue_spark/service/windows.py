@@ -18,7 +18,7 @@ LEAST = 0.001
 """upper limit of the first class of durations, in seconds"""
 _GROWTH = 1.1
 CLASSES_PER_E = 1 / math.log(_GROWTH)
-"""number of classes of durations per factor of e; durations in a class are 10 % longer than in the previous class.
+"""number of duration classes between 1 s and e s; the limits of a class are 10 % above those of the previous class.
 Durations are counted by class, so that the counts of batches can be added up
 """
 _HOUR = 3600

@@ -43,7 +43,7 @@ _RESET = "queue_reset"
 
 
 class Feed:
-    """A publisher of chunks of tasks, and an async context manager whose end waits until all tasks are published.
+    """A publisher of chunks of tasks. Leaving its context (``async with``) waits until all tasks are published.
 
     The tasks of a queue are stored in the order in which they arrive; if only a tenant's limit is reached, this holds
     for the tasks of each tenant. Therefore only one chunk is published at a time, while the caller prepares the next
@@ -155,7 +155,7 @@ class Feed:
     async def _retry_until_available(
         self, tasks: Sequence[Task], wait: float
     ) -> Sequence[Confirmation]:
-        """Publish tasks. Retry during an outage and after a lost response, up to the seconds of the option ``wait``."""
+        """Publish tasks. Retry during an outage and after a lost response, for the seconds of the option ``wait``."""
         if not tasks:
             return ()
         loop = asyncio.get_running_loop()

@@ -60,7 +60,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput(
                 "option url",
                 "a URL with a password, which Spark would show",
-                "a URL without a password: set the password in TASKQUEUE_REDIS_PASSWORD, or set option urlEnv to the "
+                "a URL without a password; set the password in TASKQUEUE_REDIS_PASSWORD, or set option urlEnv to the "
                 "name of an environment variable that holds the URL",
             )
         partitions = given.whole("partitions", 1, 1024)
@@ -73,7 +73,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
     def redis_settings(self) -> RedisSettings:
         """Return the settings of this Redis store. Raises `ConfigurationError` for another backend."""
         if self.name != _REDIS:
-            raise ConfigurationError("option backend: not supported here; allowed: redis")
+            raise ConfigurationError("option backend: only redis is supported here")
         with self._environment():
             return load_settings(RedisSettings)
 
