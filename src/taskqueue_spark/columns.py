@@ -141,7 +141,7 @@ class _Block:
         return make(self._rows(values))
 
     def _rows(self, values: Values) -> Values:
-        """Return the value of each transition in a column. Zero bytes separate several values of one step."""
+        """Return the values of a column, one per transition. Zero bytes separate several values of one step."""
         joined = b"\0".join(values)
         if self._number == len(values):
             if joined.count(b"\0") != self._number - 1:

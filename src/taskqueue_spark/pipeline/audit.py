@@ -37,8 +37,8 @@ VERDICTS = (
     "lost",
 )  # fmt: skip
 ANOMALIES = ("orphan", "duplicate_ack", "conflict", "after_end", "not_delivered", "published_again")
-"""Faults in the history of a life, in this order: never published · acked twice · ended in two ways · had an event
-after its end · settled without a delivery · published again while alive"""
+"""Faults in the history of a life. In this order, they mean: never published · acked twice · ended in two ways · had an
+event after its end · settled without a delivery · published again while alive"""
 _STATES = tuple(State)
 _OF_STATE = {State.DONE: "completed", State.DEAD: "dead_lettered"}
 _ENDS = ("acked", "dead_lettered", "discarded", "expired", "cancelled")

@@ -42,7 +42,7 @@ def seconds_of(window: object) -> int:
 def steps(transitions: DataFrame) -> DataFrame:
     """Return every transition of a task once, with durations from the transitions before and after it.
 
-    Columns in addition to those of a transition, whose ``tenant`` is the one with which the life was published:
+    The columns are those of a transition (``tenant`` is the one with which the life was published) and these:
 
     - ``queue_wait`` (of a delivery): microseconds since the task was published, redriven or released, or since its
       scheduled time, even if it was made available later. Waiting for an ordering key or a limit is included.
@@ -90,9 +90,9 @@ def steps(transitions: DataFrame) -> DataFrame:
 def executions(transitions: DataFrame) -> DataFrame:
     """Return a row per delivery: the transition, and the end of the execution.
 
-    Columns in addition to those of `steps`: ``until``: the time of the task's next event, by which the execution had
-    ended (null if there is none). ``ended_by``: the event that ended the execution (null if the execution continues, or
-    if the event is missing). ``verdict``: whether the outcome of the execution is known. If ``ended_by`` is known, the
+    Three columns are added to those of `steps`. ``until``: the time of the task's next event, by which the execution
+    had ended (null if there is none). ``ended_by``: the event that ended the execution (null if it still runs, or if
+    the event is missing). ``verdict``: whether the outcome of the execution is known. If ``ended_by`` is known, the
     execution took ``until - ts``.
     """
     after = f"after_event in ({name_list(_OUTCOMES)}) and not {_poisoned('after_event', 'after_reason')}"

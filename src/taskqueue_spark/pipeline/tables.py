@@ -78,7 +78,7 @@ _TRANSITIONS = "transitions"
 
 
 def distinct(transitions: DataFrame) -> DataFrame:
-    """Return the transitions without duplicates, for example if a folder contains a journal file and its copy."""
+    """Return the transitions without duplicates, which exist, for example, if a folder has a copy of a journal file."""
     # The reason distinguishes damaged entries, which have no number; copies of a transition have the same reason.
     return transitions.dropDuplicates(["run", "shard", "seq", "reason"])
 

@@ -184,9 +184,9 @@ def following(result: DataFrame, current: Mapping[int, Sequence[str]]) -> DataFr
 def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCount]:
     """Return the counts of the new transitions in the result of `steps`, per key and window.
 
-    Names: ``event:…``; ``published``, ``adopted``, ``doubled`` and the final states; ``waits`` and ``runs`` with the
-    class of the duration. Names with the prefixes ``low:`` and ``high:`` are counts up to `Probe.before` and
-    `Probe.after`.
+    The names of the counts are ``event:…``, ``published``, ``adopted``, ``doubled``, the final states, and per class of
+    durations, ``waits`` and ``runs``. Counts up to `Probe.before` have the prefix ``low:``, and counts up to
+    `Probe.after` the prefix ``high:``.
     """
     over = f"(before is null or before in ({name_list(ENDS)}))"
     begins = f"(event = 'published' or (event = 'retried' and {over}))"
