@@ -1,8 +1,8 @@
 """Comparing the journal with the ledgers of a store that is in use while both are read.
 
-A ledger is read between two reads of the journal's end. The ledger's counts must therefore lie between the journal's
+A ledger is read between two reads of the journal's end. The ledger's counts must therefore be between the journal's
 counts up to the first end and up to the second end. This needs no clock and no pause. Only the growth since an earlier
-comparison counts, because a queue's journal may begin after the queue's first task.
+comparison is checked, because a queue's journal may begin after the queue's first task.
 """
 
 from __future__ import annotations
