@@ -1,4 +1,4 @@
-"""Reading a journal as a DataFrame. The start and end of the read are fixed when Spark plans it."""
+"""Reading a journal as a DataFrame, from a start to an end that are fixed when Spark plans the read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from taskqueue_spark.options import OffsetMap, ReadOptions
 def open_journal(options: ReadOptions, *, torn: bool = False) -> Journal:
     """Return the journal that the options name. Raises `ConfigurationError`.
 
-    ``torn``: include the last line even if it has no line end.
+    ``torn``: report a last line without a line end as damaged, if its file has not changed for some time.
     """
     if options.backend == "lines":
         from taskqueue_spark.journals.lines import LinesJournal  # noqa: PLC0415 - Spark workers import only the reader that they need
@@ -68,8 +68,8 @@ def choice_of(options: ReadOptions, schema: StructType) -> Choice:
         own = known.get(field.name)
         if own is None or own.dataType != field.dataType or (own.nullable and not field.nullable):
             columns = (f"{field.name} {field.dataType.simpleString()}" for field in known.values())
-            allowed = f"some of: {', '.join(columns)}"
-            raise InvalidInput("schema", "an unknown column, or a column of another type", allowed)
+            allowed = f"only these columns: {', '.join(columns)}"
+            raise InvalidInput("schema", "an unknown column, or a wrong column type", allowed)
     fields = [TRANSITIONS.field(field.name).with_nullable(field.nullable) for field in schema]
     return Choice(
         pa.schema(fields), options.events, options.keys, options.since, options.until, options.batch
@@ -77,7 +77,7 @@ def choice_of(options: ReadOptions, schema: StructType) -> Choice:
 
 
 class JournalReader(DataSourceReader):
-    """A batch read of a journal, by default of everything that exists when the read is planned."""
+    """A batch reader of a journal, by default of all transitions that exist when Spark plans the read."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         options.check(stream=False)
@@ -85,14 +85,13 @@ class JournalReader(DataSourceReader):
         self._choice = choice_of(options, schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Return the partitions to read. Raises `HistoryMissing` if ``failOnDataLoss`` is set."""
+        """Return the partitions to read. With ``failOnDataLoss``, raises `HistoryMissing` for missing transitions."""
         options, choice = self._options, self._choice
         with open_journal(options, torn=True) as journal:
             spans = spans_of(options, journal)
             start = checked(starting(options.starting, spans), spans, fail=options.fail)
             offsets = ending(options.ending, spans)
-            # Check only shards with something to read. The read needs nothing from the other shards, so nothing can be
-            # missing there.
+            # Check only shards with transitions to read; nothing that this read needs can be missing in other shards.
             batch = {
                 name: offsets[name]
                 for name in offsets
@@ -114,7 +113,7 @@ class JournalReader(DataSourceReader):
             return
         watch = Watch.NOTHING
         if self._options.fail:
-            # A full journal loses its oldest entries all the time. This is an error only for a named position,
+            # A full journal keeps losing its oldest entries. This is an error only if startingOffsets names positions,
             # because "earliest" means the first transition that still exists.
             watch = Watch.CUT if isinstance(self._options.starting, Offsets) else Watch.RESET
         with open_journal(self._options) as journal:
@@ -178,7 +177,7 @@ def spans_of(options: ReadOptions, journal: Journal) -> dict[str, ReadRange]:
 
 
 def starting(result: OffsetMap, spans: dict[str, ReadRange]) -> Offsets:
-    """Return the first position to read in each shard: its offset, or by default the first position that exists."""
+    """Return the position at which to start reading each shard. A shard without an offset is read from its start."""
     if result == "latest":
         return Offsets({shard: (span.run, span.end) for shard, span in spans.items()})
     first = Offsets({shard: (span.run, span.first) for shard, span in spans.items()})
@@ -258,12 +257,12 @@ def has_fewer_rows(options: ReadOptions, than: int) -> bool:
 def read_journal(
     spark: SparkSession, options: Mapping[str, str], *, pin: bool = True, pushdown: bool = False
 ) -> DataFrame:
-    """Return the transitions of a journal. ``options``: those of the data source.
+    """Return the transitions of a journal. ``options``: options of the data source.
 
     ``pin``: fix the end of the read now, so that every evaluation of the DataFrame reads up to the same transition. A
-    full journal may lose its oldest transitions between two evaluations. Gaps in the numbers then show the loss; if
-    ``startingOffsets`` names a position, the read fails. ``pushdown``: let Spark's filters restrict the read, and set
-    Spark's option for this.
+    full journal may lose its oldest transitions between two evaluations. Gaps in the numbers then show the loss; but if
+    ``startingOffsets`` names positions, the read fails. ``pushdown``: let Spark's filters restrict the read, and set
+    the Spark option that this requires.
 
     Raises `InvalidInput`, `ConfigurationError`, `BackendUnavailable`.
     """

@@ -27,12 +27,12 @@ TRANSITIONS = pa.schema(
 )
 """The schema of transitions, one row each.
 
-``run`` identifies a sequence of numbers (``seq``): an installation of Redis, or a process of the memory backend.
-``shard`` is the number of a Redis partition, and 0 for the memory backend.
+``run`` identifies the installation of Redis, or the process of the memory backend, that numbered the transition
+(``seq``). ``shard`` is the number of a Redis partition, and 0 for the memory backend.
 
 An entry that cannot be read is a row with the event `DAMAGED`, whose ``reason`` says where and why. It belongs to no
 run: its ``run`` is empty and its ``seq`` is 0. If the last transitions of a run are missing, a row with the event
-`MISSING` has the run and the number after them, so that the numbers show this gap like any other.
+`MISSING` follows them: it has the run and the next number, so that the numbers show this gap like any other.
 """
 DAMAGED = "damaged"
 MISSING = "missing"
@@ -55,7 +55,7 @@ Values: TypeAlias = Sequence[bytes]
 
 
 class Damaged(Exception):
-    """Raised for an entry of a journal that no version of this package has written."""
+    """Raised for a journal entry that no version of this package can have written."""
 
 
 def batch_of(
@@ -87,9 +87,9 @@ def damage(
     run: str = "",
     seq: int = 0,
 ) -> pa.RecordBatch:
-    """Return rows for entries that cannot be read, from the shard, time (microseconds) and reason of each entry.
+    """Return a row for each entry that cannot be read. ``rows``: their shards, times (microseconds) and reasons.
 
-    With ``run`` and ``seq``, return rows for transitions that are missing before the number ``seq`` instead.
+    With ``run`` and ``seq``, the rows instead report transitions that are missing before the number ``seq``.
     """
     shards, times, reasons = zip(*rows, strict=True)
     given: dict[str, Any] = {"shard": shards, "ts": times, "reason": reasons}
@@ -141,7 +141,7 @@ class _Block:
         return make(self._rows(values))
 
     def _rows(self, values: Values) -> Values:
-        """Return the value of each transition in a column. Zero bytes separate several values of one step."""
+        """Return the values of a column, one per transition. Zero bytes separate several values of one step."""
         joined = b"\0".join(values)
         if self._number == len(values):
             if joined.count(b"\0") != self._number - 1:
@@ -154,7 +154,7 @@ class _Block:
                 continue
             parts = value.split(b"\0")
             if len(parts) != size:
-                raise ValueError("a column with fewer or more values than there are ids")
+                raise ValueError("a column does not have one value per task id")
             whole.extend(parts)
         return whole
 

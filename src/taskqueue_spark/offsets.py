@@ -1,4 +1,4 @@
-"""Offsets: a reader's position in each shard, and the computation of where its next step ends."""
+"""Offsets: the position of a reader in each shard. `admitted` computes where the reader's next step ends."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def checked(offsets: Offsets, spans: Mapping[str, ReadRange], *, fail: bool) -> 
 
 def _wrong(run: str, position: int, span: ReadRange | None) -> str | None:
     if span is None:
-        return f"it no longer exists; it was read up to {position}" if position else None
+        return f"it no longer exists, and was read up to {position}" if position else None
     if run and run != span.run:
-        return "its numbers start again: the store was emptied or the file replaced, and unread transitions are lost"
+        return "its numbers start again: its store was emptied or its file replaced, and unread transitions are lost"
     if position < span.first:
         return f"the positions {position} to {span.first - 1} no longer exist"
     if position > span.end:
-        return f"it ends at {span.end}, and was read up to {position}"
+        return f"it ends at {span.end}, but was read up to {position}"
     return None
 
 
@@ -119,7 +119,7 @@ def admitted(
 ) -> Offsets:
     """Return the offsets at which the next step ends: after about ``rows`` transitions or ``seconds`` of journal time.
 
-    All shards end at the same time, so that none is ahead of another. A step is never empty if there are new
+    The step ends at the same time in all shards, so that no shard is ahead. It is never empty if there are new
     transitions. Transitions of one Redis script and of one microsecond stay together, even if they exceed the limit.
     """
     step = _Step(journal, start, ends)
@@ -143,7 +143,7 @@ def admitted(
 
 
 class _Step:
-    """The transitions between two offsets of a journal, and possible ends of the next step in them."""
+    """The transitions between two offsets of a journal, among which the next step must end."""
 
     def __init__(self, journal: Journal, start: Offsets, ends: Mapping[str, ReadRange]) -> None:
         self._journal = journal
@@ -154,7 +154,7 @@ class _Step:
         self.behind = [shard for shard, end in self.whole.items() if self._start[shard] < end]
 
     def to_row(self, number: int) -> dict[str, int]:
-        """Return the positions of all shards at the time when one shard first reaches a number of transitions."""
+        """Return the positions of all shards at the earliest time at which a shard has ``number`` more transitions."""
         first: tuple[int, str, int] | None = None
         for shard in self.behind:
             index = self._journal.after(shard, self._start[shard], number, self.whole[shard])

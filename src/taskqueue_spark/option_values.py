@@ -1,4 +1,4 @@
-"""Reading the options that Spark passes, with names in any case. Errors name the option, but never its value."""
+"""Reading the options that Spark passes. The case of option names does not matter. Errors never quote option values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
 
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
-"""options that Spark adds to those of the user; it also adds options with a dot in their names"""
+"""options that Spark adds to those of the user; Spark also adds options with a dot in their names"""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -71,7 +71,7 @@ class OptionValues(dict[str, str]):
         return result
 
     def seconds(self, name: str) -> float | None:
-        """Return the seconds of a duration, whose unit may be given (``90``, ``5m``); ``None`` if it is not set."""
+        """Return a duration, such as ``90`` or ``5m``, in seconds; ``None`` if the option is not set."""
         value = self.text(name)
         if value is None:
             return None
@@ -81,8 +81,8 @@ class OptionValues(dict[str, str]):
         except ValueError:
             seconds = -1
         if not 0 < seconds < 1e9:  # noqa: PLR2004 - the limit is about 30 years; the comparison also refuses NaN
-            allowed = "seconds, or a number with the unit s, m, h or d"
-            raise InvalidInput(f"option {name}", "text that is not a duration", allowed)
+            allowed = "a number of seconds, or a number with the unit s, m, h or d"
+            raise InvalidInput(f"option {name}", "text that is not a positive duration", allowed)
         return seconds
 
     def time(self, name: str) -> int | None:

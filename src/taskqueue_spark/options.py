@@ -1,4 +1,4 @@
-"""Options of ``spark.read.format("taskqueue")`` for a journal, named as Spark users expect them."""
+"""Options of ``spark.read.format("taskqueue")`` for reading a journal, with the names that Spark users expect."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class ReadOptions:
             if given.text(name):
                 other = "lines" if backend == "redis" else "redis"
                 problem, allowed = (
-                    f"a value for backend={backend}",
-                    f"a value only for backend={other}",
+                    f"a value with backend={backend}",
+                    f"a value only with backend={other}",
                 )
                 raise InvalidInput(f"option {name}", problem, allowed)
         events, keys = (given.names(name) for name in ("events", "keys"))
@@ -101,7 +101,7 @@ class ReadOptions:
             if wrong:
                 here, there = ("read", "readStream")[:: -1 if stream else 1]
                 raise InvalidInput(
-                    f"option {name}", f"a value for {here}", f"a value only for {there}"
+                    f"option {name}", f"a value with {here}", f"a value only with {there}"
                 )
 
 

@@ -48,7 +48,7 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     """A writer that redrives or discards the dead letters that the rows of a DataFrame or stream name."""
 
     def __init__(self, options: Mapping[str, str], schema: spark.StructType) -> None:
-        """Read Spark's options and check the schema. Raises `InvalidInput` or `ConfigurationError`."""
+        """Create a writer for rows with this schema. Raises `InvalidInput` or `ConfigurationError`."""
         self._options = RedriveOptions.read(options)
         needed = ["task_id"] if self._options.queue else ["task_id", "key"]
         check_columns(schema, _COLUMNS, needed)
@@ -77,7 +77,7 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
 
     async def _apply(self, dead_letters: DeadLetters, key: str, ids: list[str]) -> int:
         if not ids:
-            # Do not call the store without ids, because this would redrive all dead letters.
+            # Do not call the store without ids, because such a call concerns all dead letters.
             return 0
         verb = dead_letters.redrive if self._options.action == "redrive" else dead_letters.discard
         return await verb(key, *ids)
@@ -107,7 +107,7 @@ def redrive(df: DataFrame, **options: str) -> Moved:
     """Redrive the dead letters that ``df`` names by ``key`` and ``task_id``, and return the counts.
 
     ``options``: as for ``df.write.format("taskqueue").option("resource", "dead_letters")``; ``action="discard"``
-    discards the dead letters. Raises `InvalidInput` or `ConfigurationError` before it changes anything.
+    discards the dead letters. Raises `InvalidInput` or `ConfigurationError` before anything is changed.
     """
     writer = RedriveWriter(options, df.schema)
     return sum(messages_of(df, writer.write, Moved), Moved())

@@ -49,7 +49,7 @@ class TaskQueueDataSource(DataSource):
         from taskqueue_spark.batch_reader import FilteringReader, JournalReader  # noqa: PLC0415
 
         options = ReadOptions.of(self.options)
-        # Use the reader that accepts filters only if pushdown is requested, because Spark otherwise rejects it.
+        # Use the reader that accepts filters only if pushdown is requested; otherwise Spark rejects that reader.
         return (FilteringReader if options.pushdown else JournalReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark defines this signature

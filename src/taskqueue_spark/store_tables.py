@@ -1,6 +1,6 @@
-"""Current states of tasks and ledgers of queues from the store, as DataFrames to join with a journal's DataFrames.
+"""The store's current task states and ledgers, as DataFrames that can be joined with the DataFrame of a journal.
 
-Queues have the same names as in a journal: each shard of a queue has its own.
+Queues have the same names as in a journal: each shard of a queue has its own name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def live_states(df: DataFrame, **options: str) -> DataFrame:
     """Return the current state of each task that ``df`` names by ``key`` and ``task_id``.
 
     ``state``, ``attempt`` and ``since`` (time of the last change) are null for a task that the store does not know or
-    no longer knows. ``as_of``: when the store was queried. Lazy: each evaluation queries the store again. ``options``
+    no longer knows. ``as_of``: when the store was queried. Each evaluation of the result queries it again. ``options``
     name the store: ``backend``, ``url``, ``urlEnv``, ``prefix``, ``partitions``.
     """
     OptionValues(options, STORE_OPTIONS)
@@ -52,7 +52,7 @@ def live_states(df: DataFrame, **options: str) -> DataFrame:
 def ledgers(spark: SparkSession, **options: str) -> DataFrame:
     """Return the ledger of each queue: ``key``, the columns of `taskqueue_core.tasks.Ledger` and ``as_of``.
 
-    Lazy: each evaluation queries the store again. ``options``: as for `live_states`.
+    Each evaluation of the result queries the store again. ``options``: as for `live_states`.
     """
     OptionValues(options, STORE_OPTIONS)
     query = partial(_ledgers, SparkStore.read(options))
@@ -65,7 +65,7 @@ def _states(store: SparkStore, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
         opened = store.opened()
         backend = runner.run(opened.__aenter__())
         try:
-            # A remote backend learns the server's clock from its first response.
+            # A remote backend learns the server's clock from the server's first response.
             runner.run(backend.health())
             for batch in batches:
                 yield runner.run(_states_of(backend, batch))

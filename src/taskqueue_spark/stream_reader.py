@@ -105,7 +105,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             before, low = begin.get(name, ("", 0))
             if shard in spans and ((before and before != run) or name not in begin):
-                # The shard was reset, and failOnDataLoss is false.
+                # The shard is new, or was reset and failOnDataLoss is false.
                 low = spans[shard].first
             offsets = checked(
                 Offsets({shard: (run, low)}), spans, fail=self._options.fail and low < position

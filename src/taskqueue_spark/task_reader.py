@@ -1,7 +1,7 @@
 """Reading the current content of the store: dead letters, and live tasks.
 
-Reading neither delivers nor changes tasks. A read has one Spark partition per queue. Its rows are read page by page, so
-they do not form a snapshot: the column ``as_of`` is the time at which a row was read.
+Reading neither delivers nor changes tasks. A read has one Spark partition per queue. The rows of a queue are read page
+by page, so they do not form a snapshot: the column ``as_of`` is the time at which a row was read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TASKS = _struct(
     ("key", _TEXT), ("task_id", _TEXT), ("state", _TEXT), ("attempt", _WHOLE), ("losses", _WHOLE), *_OWNERS,
     ("since", _TIME), ("as_of", _TIME), nullable=_OPTIONAL,
 )  # fmt: skip
-"""schema of one row per task. Each shard has its own key. ``since``: last change of the task's record; see `Listed`"""
+"""schema of one row per task. Each shard has its own key. ``since``: time of the record's last change; see `Listed`"""
 _SCHEMAS = {"dead_letters": DEAD_LETTERS, "tasks": TASKS}
 _PAGE = 200
 _LIVE = frozenset(state for state in State if state.live)
@@ -103,15 +103,15 @@ class StoreReader(DataSourceReader):
     """A batch reader of dead letters or live tasks."""
 
     def __init__(self, options: Mapping[str, str], schema: spark.StructType) -> None:
-        """Prepare to read the columns of ``schema``, in its order. Raises `InvalidInput` or `ConfigurationError`."""
+        """Create a reader of the columns in ``schema``, in order. Raises `InvalidInput` or `ConfigurationError`."""
         self._options = TasksOptions.read(options)
         self._schema = schema
         types = {field.name: field.dataType for field in self._options.schema.fields}
         for field in schema.fields:
             if types.get(field.name) != field.dataType:
                 column = f"column {field.name[:100]}"
-                allowed = f"columns of {self._options.resource}"
-                raise InvalidInput(column, "a column with another name or type", allowed)
+                allowed = f"the columns of {self._options.resource}"
+                raise InvalidInput(column, "an unknown column, or a wrong column type", allowed)
 
     def partitions(self) -> list[InputPartition]:
         with asyncio.Runner() as runner:
@@ -128,7 +128,7 @@ class StoreReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _QueuePartition):
-            # Spark passes another partition if there is no queue.
+            # Spark passes a partition of its own if there is no queue.
             return
         pages = self._tasks if self._options.resource == "tasks" else self._dead_letters
         arrow = to_arrow_schema(self._schema, timezone="UTC")
@@ -155,12 +155,12 @@ class StoreReader(DataSourceReader):
 
 
 async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
-    """Yield pages of the dead letters that exist at first, each once, even if some are redriven during the read.
+    """Yield pages of the dead letters that exist when the read begins, each once, even if some are redriven meanwhile.
 
     Tasks that become dead letters during the read may be included.
     """
     dead_letters, observed, after = dead_letters_of(backend), set[str](), None
-    await backend.health()  # a remote backend learns the server's clock from its first response
+    await backend.health()  # a remote backend learns the server's clock from the first response
     while page := await dead_letters.list(key, limit=_PAGE, after=after):
         # If the last dead letter of a page was redriven, the next page starts from the beginning again.
         fresh = [dead_letter for dead_letter in page if dead_letter.task.id not in observed]

@@ -129,7 +129,7 @@ def test_from_a_journal_to_a_report(cli: Cli, tmp_path: Path) -> None:
     [
         (["audit"], "no journal given"),
         (["audit", "--journal", "x", "--from", "y"], "more than one is set"),
-        (["audit", "--from", "nowhere"], "there is no table transitions"),
+        (["audit", "--from", "nowhere"], "there is no table named transitions"),
         (["audit", "--journal", "x", "--since", "yesterday"], "since"),
         (["audit", "--journal", "x", "--conf", "x"], "NAME=VALUE"),
         (["audit", "--journal", "x", "--master", "a", "--remote", "b"], "--master and --remote"),

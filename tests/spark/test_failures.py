@@ -45,8 +45,8 @@ _MESSAGES = {
     "ask jo.doe@example.org": "ask <address>",
     "due 2024-05-06T07:08:09.123Z, now 07:08:10": "due <time>, now <time>",
     "  lines\n\tand   blanks ": "lines and blanks",
-    "": "(no error was told)",
-    " \n": "(no error was told)",
+    "": "(no error was given)",
+    " \n": "(no error was given)",
     'Traceback (most recent call last):\n  File "/a.py", line 3\n    g()\nOSError: disk 7': "OSError: disk <number>",
 }
 _SECRETS = {
@@ -129,7 +129,7 @@ def test_clusters_by_hand(spark: SparkSession) -> None:
 def _said(row: dict[str, Any]) -> str:
     error = row["error"] or (row["reason"] if row["event"] == "dead_lettered" else None)
     if error is None:
-        return "(no error was told)"
+        return "(no error was given)"
     return (
         re.sub(r"\d+(\.\d+){3}", "<address>", error)
         if "." in error

@@ -121,7 +121,7 @@ def test_a_torn_line_is_not_there_yet_until_its_file_is_still(tmp_path: Path) ->
     path.write_bytes(line(1) + line(2)[:-10])
     assert (seqs(told(path)), reasons(told(path))) == ([1], [])
     os.utime(path, (1e9, 1e9))
-    assert (seqs(told(path)), reasons(told(path))) == ([1], ["it has no end"])
+    assert (seqs(told(path)), reasons(told(path))) == ([1], ["it has no line end"])
     assert reasons(told(path, torn=False)) == []
     path.write_bytes(line(1) + line(2))
     assert seqs(told(path)) == [1, 2]

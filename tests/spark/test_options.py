@@ -80,10 +80,10 @@ def test_what_is_not_known_is_refused() -> None:
 def test_what_another_backend_has_is_not_passed_over(told: dict[str, str]) -> None:
     """An option that has no effect with the chosen backend is refused (G8)."""
     with pytest.raises(
-        InvalidInput, match=f"^option ({'|'.join(told)}): got a value for backend="
+        InvalidInput, match=f"^option ({'|'.join(told)}): got a value with backend="
     ) as raised:
         ReadOptions.of(told)
-    assert "allowed: a value only for backend=" in str(raised.value)
+    assert "allowed: a value only with backend=" in str(raised.value)
 
 
 def test_what_has_no_meaning_is_not_passed_over() -> None:
@@ -97,7 +97,7 @@ def test_what_has_no_meaning_is_not_passed_over() -> None:
         options.check(stream=False)
         with pytest.raises(
             InvalidInput,
-            match=f"^option {name}: got a value for readStream; allowed: a value only for read$",
+            match=f"^option {name}: got a value with readStream; allowed: a value only with read$",
         ):
             options.check(stream=True)
     for name, value in (("maxEventsPerTrigger", "5"), ("maxSpanPerTrigger", "5m")):
@@ -105,7 +105,7 @@ def test_what_has_no_meaning_is_not_passed_over() -> None:
         options.check(stream=True)
         with pytest.raises(
             InvalidInput,
-            match=f"^option {name}: got a value for read; allowed: a value only for readStream$",
+            match=f"^option {name}: got a value with read; allowed: a value only with readStream$",
         ):
             options.check(stream=False)
     ReadOptions.of({"endingOffsets": "latest", "pushdown": "false"}).check(stream=True)

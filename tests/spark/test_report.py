@@ -151,7 +151,7 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
         ([{"published": 1, "unknown": 1}], {}, "unknown", "is unknown, because"),
         ([{"published": 1, "completed": 1, "complete": False}], {}, "unknown", "tasks may have been lost"),
         ([{"published": 1, "completed": 1}], {"gaps": 1}, "unknown", "1 transition is missing"),
-        ([{"published": 1, "completed": 1}], {"damaged": 2}, "unknown", "2 of its entries cannot be read"),
+        ([{"published": 1, "completed": 1}], {"damaged": 2}, "unknown", "2 of the journal's entries cannot be read"),
         ([{"published": 1, "waiting": 1}], {"store_checked": True}, "balanced", "according to the store"),
         ([{"published": 1, "waiting": 1}], {}, "balanced", "the store was not queried"),
     ],

@@ -80,7 +80,7 @@ def test_the_same_rows_again(told: dict[str, str]) -> None:
     assert (again.confirmed, again.duplicate) == (0, 3000)
     other = [batch.append_column("payload", pa.array(["1"] * batch.num_rows)) for batch in rows(5)]
     wider = spark.StructType([*SCHEMA.fields, spark.StructField("payload", spark.StringType())])
-    with pytest.raises(IdConflict, match="onConflict=count leaves such tasks as they are"):
+    with pytest.raises(IdConflict, match="set the option onConflict=count"):
         writing.writer(told, wider, overwrite=False).write(iter(other))
     counting = writing.writer(told | {"onConflict": "count"}, wider, overwrite=False)
     assert counting.write(iter(other)) == writing.Sent(conflict=5)
@@ -155,7 +155,7 @@ async def test_lost_answers_are_asked_for_again(told: dict[str, str]) -> None:
 def test_a_horizon_is_checked(told: dict[str, str]) -> None:
     """``replayHorizon`` is checked before the first write, or before a queue's first task (G8)."""
     options = told | {"replayHorizon": "86400"}
-    words = "queue 'k' remembers ids for 300 s .* increase its dedupe_window"
+    words = "queue 'k' remembers the ids of ended tasks for 300 s, .* increase its dedupe_window"
     with pytest.raises(ConfigurationError, match=words):
         writing.writer(options | {"queue": "k"}, SCHEMA, overwrite=False)
     with pytest.raises(ConfigurationError, match=words):

@@ -145,7 +145,7 @@ def test_options_travel_and_do_not_care_for_case(monkeypatch: pytest.MonkeyPatch
     assert options.rate == 25
     store = pickle.loads(pickle.dumps(options)).store  # noqa: S301 - pickled by this test itself
     with pytest.raises(
-        ConfigurationError, match="there is no variable 'QUEUE_URL' in this process"
+        ConfigurationError, match="there is no environment variable 'QUEUE_URL' in this process"
     ):
         store.redis_settings()
     monkeypatch.setenv("QUEUE_URL", "redis://:secret@127.0.0.1:1")
@@ -170,7 +170,7 @@ def test_what_a_sink_refuses() -> None:
         writer.writer({"resource": "journal"}, columns(), overwrite=False)
     with pytest.raises(InvalidInput, match="allowed: redrive or discard"):
         RedriveOptions.read({"action": "forget"})
-    with pytest.raises(ConfigurationError, match="allowed with resource=tasks: redis"):
+    with pytest.raises(ConfigurationError, match="resource=tasks needs the backend redis"):
         TasksOptions.read({"resource": "tasks", "backend": "server"})
     with pytest.raises(InvalidInput, match="option states: got an unknown value"):
         TasksOptions.read({"resource": "tasks", "states": "waiting,asleep"})

@@ -163,7 +163,7 @@ def test_a_store_that_lost_its_latest_is_noticed(stream: Streams, store: Store) 
     store.call("", "DEL", store.journal())
     store.last[store.names[0]] = 0
     store.write([(START + n, [f"old{n + 1}"]) for n in range(80)])
-    with pytest.raises(HistoryMissing, match="it ends at 81, and was read up to 101"):
+    with pytest.raises(HistoryMissing, match="it ends at 81, but was read up to 101"):
         strict.latestOffset(start, ALL)
     back, names = step(loose, start)
     assert (back[store.names[0]]["next"], names) == (81, [""])

@@ -26,7 +26,7 @@ _CASTS = {
 def load(
     options: EngineOptions,
     path: Annotated[
-        Path, typer.Argument(metavar="FILE", help="File, or folder with files of one format.")
+        Path, typer.Argument(metavar="FILE", help="File to load, or folder of files in one format.")
     ],
     *,
     queue: Annotated[str | None, option("KEY", "Queue for rows that have no key.")] = None,
@@ -35,7 +35,7 @@ def load(
     ] = "task_id",
     kind: Annotated[
         Literal["parquet", "json", "csv"] | None,
-        typer.Option("--format", help="Default: from the file extension.", show_default=False),
+        typer.Option("--format", help="File format. Default: by extension.", show_default=False),
     ] = None,
     backend: Annotated[
         str | None, option("NAME", "Name of the backend. Default: TASKQUEUE_BACKEND.")
@@ -46,19 +46,19 @@ def load(
     ] = 3600.0,
     skip_invalid: Annotated[
         Path | None,
-        option("DIR", "Folder for invalid rows; the load continues without them."),
+        option("DIR", "Skip invalid rows, and write them to this folder."),
     ] = None,
 ) -> None:
     """Publish the rows of a Parquet, JSON-lines or CSV file as tasks.
 
     Columns named task_id, key, payload, headers, priority, tenant, ordering_key, deadline, not_before and max_attempts
     are the fields of a task. Without a payload column, all other columns become the payload, as one JSON object.
-    Running the command again, even after a crash, publishes nothing twice: an id cannot be published again while its
-    task exists and for the queue's dedupe_window afterwards.
+    If the command is run again, even after a crash, it publishes no task twice: an id cannot be published again while
+    its task exists, or during the queue's dedupe_window afterwards.
     """
     reader = kind or _FORMATS.get(path.suffix.lower())
     if reader is None:
-        allowed = "--format, or .parquet, .jsonl or .csv"
+        allowed = "a name that ends in .parquet, .jsonl or .csv, or any name with --format"
         raise InvalidInput("FILE", "a file name without a known extension", allowed)
     with work(options) as running:
         from taskqueue_spark.sink.writer import publish  # noqa: PLC0415 - imports Spark, which is slow
@@ -125,7 +125,7 @@ def redrive(
     *,
     everything: Annotated[bool, typer.Option("--all", help="Redrive all dead letters.")] = False,
     discard: Annotated[
-        bool, typer.Option("--discard", help="Discard the dead letters instead.")
+        bool, typer.Option("--discard", help="Discard the dead letters instead of redriving them.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only count the dead letters.")
@@ -133,11 +133,11 @@ def redrive(
 ) -> None:
     """Redrive the dead letters of the given failures, or all dead letters with --all.
 
-    The command finds them in the journal. The store skips tasks that are no longer dead letters, so a second run
-    changes nothing.
+    The command finds the dead letters in the journal. The store skips tasks that are no longer dead letters, so a
+    second run changes nothing.
     """
     if bool(fingerprints) == everything:
-        raise ConfigurationError("redrive: needs fingerprints of failures, or --all")
+        raise ConfigurationError("redrive: needs either fingerprints of failures or --all")
     with open_snapshot(options) as opened:
         from taskqueue_spark.pipeline.failures import redrive_list  # noqa: PLC0415 - imports Spark, which is slow
         from taskqueue_spark.redrive import redrive as redrive_rows  # noqa: PLC0415
@@ -159,7 +159,7 @@ def redrive(
 
 
 def _store(option: str | None) -> dict[str, str]:
-    """Return the data source's options for the named or configured store; for the memory backend, for its server."""
+    """Return data source options for the named or configured store. The memory backend is used through its server."""
     name = backend_name(option)
     if name == "redis":
         return store_options()

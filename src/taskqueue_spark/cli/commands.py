@@ -1,6 +1,6 @@
 """The group of commands ``taskqueue pipeline``, and the options that the commands share.
 
-Every call of ``taskqueue`` imports this package, so it must not import Spark or any other slow module.
+Every run of the command ``taskqueue`` imports this package, so it must not import Spark or any other slow module.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from taskqueue_spark.cli.options import EngineOptions
 
 _HELP = "Analyze a journal with Spark: lost tasks, latency, failures, capacity. Load and redrive tasks in bulk."
 _EPILOG = (
-    "The journal is the one of the configured backend (TASKQUEUE_BACKEND), or is read from "
-    "--journal or --from. To write a journal, set `taskqueue queue set KEY --journal` on "
-    "Redis, or TASKQUEUE_MEMORY_JOURNAL=FILE with the memory backend. The exit code is 1 if "
+    "The commands read the journal of the configured backend (TASKQUEUE_BACKEND), or the one that --journal or "
+    "--from names. To make a queue write a journal, run `taskqueue queue set KEY --journal` on Redis, or set "
+    "TASKQUEUE_MEMORY_JOURNAL=FILE for the memory backend. The exit code is 1 if "
     "a check finds a loss, an imbalance or a violation."
 )
 _COMMANDS: tuple[Callable[..., None], ...] = (

@@ -59,7 +59,7 @@ class EngineOptions:
 
     @cached_property
     def spark_settings(self) -> dict[str, str]:
-        """The settings of ``--conf`` by name."""
+        """The Spark settings of ``--conf``, by name."""
         pairs = {}
         for text in self.conf or ():
             name, sign, value = text.partition("=")
@@ -99,7 +99,7 @@ class PipelineOptions(EngineOptions):
         Path | None,
         _source(
             "DIR",
-            "Folder written by an earlier --out: a snapshot, or the archive of `stream`.",
+            "Folder that an earlier command wrote with --out: a snapshot, or the archive of `stream`.",
             "--from",
         ),
     ] = None
@@ -113,7 +113,8 @@ class PipelineOptions(EngineOptions):
     since: Annotated[
         str | None,
         option(
-            "TIME", "Start time: 2026-11-30T12:00 (UTC by default), or its age: 90m, 12h or 7d."
+            "TIME",
+            "Start time, for example 2026-11-30T12:00 (UTC by default), or how long ago it was: 90m, 12h or 7d.",
         ),
     ] = None
     until: Annotated[str | None, option("TIME", "End time, in the same form as --since.")] = None
@@ -151,7 +152,7 @@ def _parse_time(field: str, text: str | None) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        allowed = "a time (2026-11-30T12:00, 2026-11-30T12:00:05Z) or its age (90m, 12h, 7d)"
+        allowed = "a time, such as 2026-11-30T12:00Z, or how long ago it was, such as 90m or 7d"
         raise InvalidInput(
             field, f"text of length {len(text)} that is not a time", allowed
         ) from None

@@ -1,4 +1,4 @@
-"""Tables and outcomes of the pipeline on the terminal."""
+"""Printing of the pipeline's tables and outcomes on the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskqueue_cli.output import console, print_json
 from taskqueue_spark.report.outcome import Outcome
 
 _SHOWN = 30
-"""maximum number of rows on the terminal; ``--json`` prints more"""
+"""maximum number of rows of a table on the terminal; ``--json`` prints more"""
 _LONGEST = 70
 
 
@@ -50,7 +50,7 @@ def print_table(
     console.print(table)
     more = (len(rows) if of is None else of) - min(len(rows), _SHOWN)
     if more > 0:
-        console.print(f"[dim]… and {more:,} more: --out DIR keeps all of them[/]")
+        console.print(f"[dim]… and {more:,} more rows; --out DIR writes all rows to a folder[/]")
 
 
 def _cell(value: Any) -> Text:

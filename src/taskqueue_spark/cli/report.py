@@ -35,9 +35,9 @@ def report(
         bool, typer.Option("--open", help="Open the page in a browser, if there is a display.")
     ] = False,
 ) -> None:
-    """Create all tables, and one self-contained page about them: DIR/report.html, and DIR/report.json.
+    """Create all tables, a self-contained page about them (DIR/report.html), and its data as JSON (DIR/report.json).
 
-    The page shows conservation and rules, throughput, latency, repeated failures, shares, and recommended limits. DIR
+    The page shows conservation and rules, throughput, latency, repeated failures, fairness and recommended limits. DIR
     is the value of --out, by default ./taskqueue-report. The exit code is 1 if a check found a fault.
     """
     options = replace(options, out=options.out or _DEFAULT_FOLDER)

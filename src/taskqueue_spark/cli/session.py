@@ -27,7 +27,7 @@ from taskqueue_spark.cli.spark_types import SparkSession
 _EXTRA = {"google", "grpc", "hiredis", "jinja2", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 _OURS = re.compile(r"taskqueue_core\.errors\.([A-Za-z]+): ([^\n]*)")
 _ASIDE = ("WARN", "Using ", "Setting ", "To adjust ")
-"""beginnings of lines that Spark prints at every start"""
+"""beginnings of lines that Spark prints at every start, and that do not describe an error"""
 _LOG_END = 20_000
 
 
@@ -101,7 +101,7 @@ def work(options: EngineOptions, *, small: bool = False) -> Iterator[Work]:
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """Return false for a log record of py4j, which logs a traceback in addition to each of its exceptions."""
+    """Return false for a log record of py4j, which logs a traceback for every exception that it raises."""
     return "py4j" not in Path(record.pathname).parts
 
 
@@ -133,7 +133,7 @@ def _quiet(log: Path) -> Iterator[None]:
 
 @contextmanager
 def _failures(log: Path) -> Iterator[None]:
-    """Turn Spark's errors into `SparkFailed` with a message of one line."""
+    """Turn Spark's errors into `SparkFailed` errors with one-line messages."""
     try:
         yield
     except (TaskQueueError, ModuleNotFoundError):
@@ -148,7 +148,7 @@ def _failures(log: Path) -> Iterator[None]:
 
 
 def _error_of(text: str) -> SparkFailed:
-    """Return this package's error that a Spark error quotes, or an error with the Spark error's cause or first line."""
+    """Return an error with the message of this package that ``text`` quotes, or else with the cause or first line."""
     if ours := _OURS.findall(text):
         name, message = ours[-1]
         kind = getattr(errors, name, TaskQueueError)

@@ -17,7 +17,7 @@ from taskqueue_spark.cli.session import Work, check_installed, explain_missing_m
 from taskqueue_spark.cli.spark_types import DataFrame
 
 _SMALL = 100_000
-"""number of transitions below which compiling takes Spark longer than it saves"""
+"""number of transitions below which compiling takes Java longer than it saves"""
 
 
 class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     options: PipelineOptions
 
     def transitions(self) -> DataFrame:
-        """Return the transitions from ``--since`` to ``--until`` of all queues, because checks need every number."""
+        """Return the transitions of all queues from ``--since`` to ``--until``; checks for gaps need every number."""
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - imports Spark, which is slow
 
         since, until = (None, None) if self.source else (self.options.start, self.options.end)
@@ -51,7 +51,7 @@ class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def backend_name(option: str | None) -> str:
-    """Return the name of the backend in ``option``, or if it is not set, the name in the settings."""
+    """Return the name of the backend that ``option`` names, or if it is not set, of the configured backend."""
     name = option or load_settings(Settings).backend
     return name.removeprefix("taskqueue_").partition(":")[0]
 
@@ -80,7 +80,7 @@ def source_of(options: PipelineOptions) -> dict[str, str]:
 def store_options() -> dict[str, str]:
     """Return the options of the configured Redis, so that every process of Spark finds it.
 
-    A URL with a password is not included, because Spark would show it. Each process reads it from its own environment.
+    A URL with a password is not included, because Spark would show it; each process reads it from its environment.
     Raises `ConfigurationError`.
     """
     with explain_missing_modules():
@@ -98,14 +98,14 @@ def store_options() -> dict[str, str]:
 
 @contextmanager
 def open_snapshot(options: PipelineOptions, *, writes: bool = False) -> Iterator[OpenSnapshot]:
-    """Start Spark, and take a snapshot unless ``--from`` names one. ``writes``: the command writes results.
+    """Start Spark, and take a snapshot unless ``--from`` names one. ``writes``: whether the command writes results.
 
     Raises `ConfigurationError`, `BackendUnavailable` and `SparkFailed`.
     """
     saved = options.saved
     source = None if saved else source_of(options)
     if saved is not None and not (saved.expanduser() / "transitions").is_dir():
-        raise ConfigurationError(f"there is no table transitions in {saved}")
+        raise ConfigurationError(f"--from: there is no table named transitions in {saved}")
     if options.out is None and options.distributed and (writes or source is not None):
         raise ConfigurationError(
             "--master and --remote need --out DIR, a folder that every machine sees under the same path"
@@ -147,7 +147,7 @@ def open_snapshot(options: PipelineOptions, *, writes: bool = False) -> Iterator
 def _take_snapshot(
     running: Work, source: dict[str, str], path: Path
 ) -> tuple[int, int, dict[str, str]]:
-    """Write a snapshot; return its transitions, its damaged entries, and options to read the following transitions."""
+    """Write a snapshot. Return its numbers of transitions and damaged entries, and options to read what follows it."""
     from taskqueue_spark.batch_reader import pinned, read_journal  # noqa: PLC0415 - imports Spark, which is slow
     from taskqueue_spark.options import ReadOptions  # noqa: PLC0415
     from taskqueue_spark.pipeline import tables  # noqa: PLC0415

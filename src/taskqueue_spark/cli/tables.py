@@ -19,25 +19,25 @@ from taskqueue_spark.cli.spark_types import DataFrame, ReportBuild
 
 Window = Annotated[
     str | None,
-    option("TIME", "Show values per time window of this length, such as '30 seconds'. Default: totals."),
+    option("TIME", "Show values per time window of this length, such as '30 seconds'. Default: only totals."),
 ]  # fmt: skip
 Live = Annotated[
     bool | None,
     typer.Option(
         "--live/--no-live",
-        help="Look up unfinished tasks in the store. Default: with --backend.",
+        help="Look up unfinished tasks in the store. Default: if the whole journal is read from Redis.",
         show_default=False,
     ),
 ]
 Grace = Annotated[
     float,
     typer.Option(
-        help="Report a task as lost if the store does not have it this many seconds after its last event."
+        help="Report a task that the store does not have as lost only if its last event is this many seconds old."
     ),
 ]
 TargetWait = Annotated[float, typer.Option(help="Target for a task's waiting time, in seconds.")]
 Percentile = Annotated[
-    float, typer.Option(help="Share of tasks, from 0 to 1, that must meet the target.")
+    float, typer.Option(help="Share of tasks, from 0.5 to 0.999, that must meet the target.")
 ]
 
 
@@ -48,7 +48,7 @@ def snapshot_tables(
     """Open a snapshot, and return it with a builder of tables.
 
     ``live``: whether to query the store; ``None``: query it if the whole journal was read from it. ``wishes``:
-    parameters of the tables. Raises like `open_snapshot`, and `InvalidInput` for ``wishes`` before Spark starts.
+    parameters of the tables. Raises errors like `open_snapshot`, and `InvalidInput` for ``wishes`` before Spark starts.
     """
     with explain_missing_modules():
         from taskqueue_spark.report import build  # noqa: PLC0415 - imports Spark, which is slow
@@ -72,7 +72,7 @@ def snapshot(options: PipelineOptions) -> None:
     Other commands read the snapshot with --from DIR. A second run replaces the snapshot with the current journal.
     """
     if options.out is None or options.saved is not None:
-        raise ConfigurationError("snapshot: needs --out DIR, and a journal other than --from")
+        raise ConfigurationError("snapshot: needs --out DIR, and does not accept --from")
     if options.keys:
         raise ConfigurationError(
             "snapshot: does not accept --key, because a snapshot always contains every queue; "
@@ -86,16 +86,16 @@ def snapshot(options: PipelineOptions) -> None:
         console.print(f"{opened.rows:,} transitions in [bold]{options.out}[/]", highlight=False)
         if opened.damaged:
             console.print(
-                f"[yellow]{opened.damaged:,} entries could not be read: see the folder 'damaged' in it"
+                f"[yellow]{opened.damaged:,} entries could not be read: see the subfolder 'damaged'"
             )
 
 
 def audit(options: PipelineOptions, *, live: Live = None, grace: Grace = 60.0) -> None:
-    """Check whether a task was lost: every published task has completed, explicitly failed, or is still in the store.
+    """Check that no task was lost: each published task has completed, explicitly failed, or is still in the store.
 
-    Each life of a task has one verdict, and the sums must balance. The exit code is 1 if they do not, if a task is
-    lost, or if a task has an impossible history, for example two ends. If a part of the journal is missing, the result
-    is "unknown", never "no loss".
+    Each life of a task, from its publish to its end, has one verdict, and the counts of the verdicts must balance. The
+    exit code is 1 if they do not, if a task is lost, or if a task has an impossible history, for example two ends. If
+    part of the journal is missing, the result is "unknown", never "no loss".
     """
     with snapshot_tables(options, live=live, grace=grace) as (opened, build):
         from taskqueue_spark.report.content import audit_content  # noqa: PLC0415 - imports Spark, which is slow
@@ -180,10 +180,10 @@ def fairness(
         typer.Option(help="Compare tenants or workers with each other."),
     ] = "tenant",
     window: Annotated[
-        str, typer.Option(help="Length of the windows in which they are compared.")
+        str, typer.Option(help="Length of the time windows for the comparison.")
     ] = "1 minute",
 ) -> None:
-    """Show how evenly tenants or workers were served while they competed, as Jain's index: 1 means evenly."""
+    """Show how evenly competing tenants or workers received deliveries, as Jain's index; 1 means perfectly evenly."""
     columns = ("key", "windows", "jain", "jain_lowest", "members", "deliveries", "jain_total")
     _table(
         options, "fairness", columns, ("key",), window=window,
@@ -205,7 +205,7 @@ def failures(options: PipelineOptions) -> None:
 def capacity(
     options: PipelineOptions, *, target_wait: TargetWait = 1.0, percentile: Percentile = 0.95
 ) -> None:
-    """Recommend slots, workers and rates for a target wait, by replaying the recorded arrivals."""
+    """Recommend limits and a number of workers for a target waiting time, by replaying the recorded arrivals."""
     columns = (
         "key", "deliveries", "arrival_rate", "service_mean", "slots", "workers", "rate_limit", "utilisation",
         "expected_wait", "reason",
@@ -226,7 +226,7 @@ def _table(
     """Build a table, write it to the folder for results, and print it.
 
     ``make`` computes the table from the package `taskqueue_spark.pipeline` and the transitions. Without ``make``, the
-    table is that of the report.
+    builder of the report creates the table.
     """
     with snapshot_tables(options, **wishes, window=window or "1 minute") as (opened, build):
         from taskqueue_spark import pipeline  # noqa: PLC0415 - imports Spark, which is slow

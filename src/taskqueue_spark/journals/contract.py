@@ -12,7 +12,7 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_spark.columns import DAMAGED, TRANSITIONS
 
 _PART = 100_000
-"""number of rows for which a separate Spark task is worthwhile"""
+"""minimum number of rows for which a separate Spark task is worthwhile"""
 _PARTS = 8
 """maximum number of ranges into which a shard is divided by default"""
 
@@ -25,7 +25,7 @@ class HistoryMissing(TaskQueueError):
     def __init__(self, shard: str, what: str) -> None:
         super().__init__(
             f"{shard}: {what}. Set failOnDataLoss=false to continue with the rest; gaps in "
-            "the numbers of the transitions show what is missing"
+            "the numbers of the transitions then show what is missing"
         )
 
 
@@ -150,8 +150,8 @@ class Journal(Protocol):
     def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:
         """Yield the transitions of a range in order, and rows about entries that cannot be read.
 
-        If the shard now has another run, nothing is yielded. In this case and others, raises `HistoryMissing` if
-        ``watch`` requires it.
+        Yields nothing if the shard now has another run. Raises `HistoryMissing` if history is missing of a kind that
+        ``watch`` names.
         """
 
     def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:

@@ -46,7 +46,7 @@ _USUAL = 300
 
 
 class LinesJournal(Journal):
-    """A reader of journal files, which may be complete or still be written."""
+    """A reader of journal files, to which a process may still be writing."""
 
     def __init__(self, path: str, *, torn: bool) -> None:
         """Create the reader without any I/O. ``path``: a file, a folder or a pattern.
@@ -118,7 +118,7 @@ class LinesJournal(Journal):
                 return
             there = Path(shard).exists()
             raise HistoryMissing(
-                shard, "the file was replaced by another" if there else "the file no longer exists"
+                shard, "another file has this name now" if there else "the file no longer exists"
             )
         with file:
             if watch is not Watch.NOTHING and os.fstat(file.fileno()).st_size < end:
@@ -184,7 +184,7 @@ class _Reading:
         self._spoilt: list[tuple[int, int, str]] = []
         self._behind: list[ParsedLine] = []
         self.gaps: list[tuple[str, int, int]] = []
-        """run, first and last number of each gap that no damaged line explains"""
+        """the run, first number and last number of each gap that no damaged line explains"""
 
     def batches(self, end: int) -> Iterator[pa.RecordBatch]:
         index, rest = self._start, b""
@@ -196,7 +196,7 @@ class _Reading:
                 break
             cut = data.rfind(b"\n") + 1
             if not block or len(data) - cut > LONGEST:
-                # The last line has no line end, or is too long.
+                # Take the rest as one line: it has no line end, or is too long.
                 cut = len(data)
             yield from self._lines_at(data[:cut], index)
             index, rest = index + cut, data[cut:]
@@ -214,7 +214,7 @@ class _Reading:
             yield from self._made(self._choice.rows)
 
     def _count(self, lines: list[ParsedLine]) -> None:
-        """Record gaps between the numbers of these and earlier lines, and runs that end with a damaged line."""
+        """Record gaps in the numbers, and the last transition of each run that ends with damaged lines."""
         if not lines:
             return
         if self._torn and self._last is not None and self._last.run != lines[0].run:
@@ -230,7 +230,7 @@ class _Reading:
         self._last, self._torn = lines[-1], False
 
     def _time(self) -> int:
-        """Return a time for a damaged line: that of the previous transition, or of the first one if none precedes."""
+        """Return a time for a damaged line: that of the previous transition, or else of the first transition."""
         if self._last is not None:
             return self._last.time
         index = self._file.tell()
@@ -260,6 +260,6 @@ class _Reading:
 
 
 def _behind(shard: str, last: ParsedLine, choice: Choice) -> pa.RecordBatch:
-    """Return a row that reports that transitions may be missing after the last one of a run."""
-    text = f"{shard}: cannot read what follows transition {last.seq}"
+    """Return a row that reports that transitions may be missing after ``last``."""
+    text = f"{shard}: the lines after transition {last.seq} cannot be read"
     return damage([(0, last.time, text)], choice.schema, last.run, last.seq + 2)

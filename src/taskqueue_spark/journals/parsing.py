@@ -1,4 +1,4 @@
-"""Decoding JSON lines to transitions, and the reasons why lines cannot be decoded."""
+"""Decoding JSON lines into transitions, and the reasons why lines cannot be decoded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Time = Annotated[float, Meta(ge=0, lt=BEYOND / 1e6)]
 _Int32 = Annotated[int, Meta(ge=0, lt=2**31)]
 _BEGIN = b'{"v":'
 _AT_ONCE = 2_500_000
-"""number of bytes that are decoded at once"""
+"""approximate number of bytes that are decoded at once"""
 Spoilt = list[tuple[int, str]]
 
 
@@ -89,17 +89,17 @@ def _one_by_one(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spo
 
 
 def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
-    """Return the transition of a line or ``None``, and the fault of the line or of its first part, or an empty text."""
+    """Return the transition of a line (``None`` if it has none), and the fault of the line (empty if it has none)."""
     if not raw.strip():
         return None, ""
     if not raw.endswith(b"\n"):
-        return None, "it has no end"
+        return None, "it has no line end"
     try:
         return _decoder.decode(raw), ""
     except _NONE as error:
         why = _why(error)
-    # A process that was killed while it wrote a line leaves the first part of it; the next process appends to that
-    # part.
+    # If a process is killed while it writes a line, the next process appends to the incomplete line. Try to decode what
+    # the next process wrote.
     again = raw.rfind(_BEGIN)
     if again > 0:
         with suppress(*_NONE):
@@ -108,7 +108,7 @@ def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
 
 
 def _why(error: Exception) -> str:
-    # Do not pass on the message of msgspec, because it may quote a value.
+    # Do not return the message of msgspec, because the message may quote a value.
     text = str(error)
     if isinstance(error, msgspec.ValidationError | RecursionError):
         return f"it is not a transition{text[text.rindex(' - at ') :] if ' - at ' in text else ''}"

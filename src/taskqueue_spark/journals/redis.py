@@ -76,7 +76,7 @@ class RedisJournal(Journal):
             for name, span in self._known.items()
         }
 
-    def after(self, shard: str, position: int, rows: int, end: int) -> int:  # noqa: ARG002 - positions are counted in the same way in every shard
+    def after(self, shard: str, position: int, rows: int, end: int) -> int:  # noqa: ARG002 - the result is the same for every shard
         return min(position + rows, end)
 
     def mark(self, shard: str, position: int) -> str:
@@ -89,10 +89,10 @@ class RedisJournal(Journal):
     def at(self, shard: str, time: int, start: int, end: int) -> int:
         return self._run(lambda reader: reader.at(shard, time, start, end))
 
-    def rows(self, shard: str, start: int, end: int) -> int:  # noqa: ARG002 - positions are counted in the same way in every shard
+    def rows(self, shard: str, start: int, end: int) -> int:  # noqa: ARG002 - the result is the same for every shard
         return end - start
 
-    def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:  # noqa: ARG002 - positions are counted in the same way in every shard
+    def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:  # noqa: ARG002 - the result is the same for every shard
         parts = parts or self.parts_for(end - start)
         return [start + (end - start) * part // parts for part in range(parts + 1)]
 
@@ -100,7 +100,7 @@ class RedisJournal(Journal):
         shard, run, start, end, mark = part
         if self._span(shard).epoch != run:
             if watch is not Watch.NOTHING:
-                raise HistoryMissing(shard, "the store was emptied, and its numbers start again")
+                raise HistoryMissing(shard, "the store was emptied, so its numbers start again")
             return
         number = self._reader.partitions.index(shard)
         if mark and self.mark(shard, start) not in {mark, ""}:
@@ -226,7 +226,7 @@ class _ReadState:
         try:
             return self._choice.of(values[2].decode(), values[3].decode(), int(values[1]))
         except ValueError:
-            # A number that is not valid is reported when the batch is built.
+            # Keep an entry with invalid values: it is reported when the batch is built.
             return True
 
     def _made(self) -> Iterator[pa.RecordBatch]:
@@ -263,6 +263,6 @@ class _ReadState:
                     yield batch.slice(low, high - low)
 
     def _spoilt(self, seq: int, why: str, position: bytes = b"") -> None:
-        # Ignore an entry that begins before the start, because it belongs to the previous range.
+        # Ignore an entry that begins before the range, because it belongs to the previous range.
         if seq >= self._start and self._choice.wants_faults():
             self._damage.append(_fault_text(self._shard, position.decode() or f"{seq}-0", why))

@@ -1,15 +1,15 @@
 """The conservation audit: it checks that every published task has ended or still exists.
 
-A life of a task begins with a publish, or with a retry after its end. Each life has one verdict (`VERDICTS`), and
-possibly anomalies (`ANOMALIES`); docs/pipeline.md explains them. The verdicts of a queue add up to its lives, and to
-the published tasks unless there is a fault.
+A life of a task begins with a publish, or with a retry after the task's end. Each life has one verdict (`VERDICTS`),
+and possibly anomalies (`ANOMALIES`); docs/pipeline.md explains them. The counts of a queue's verdicts add up to its
+number of lives, and unless there is a fault, to its number of published tasks.
 
 The ``reason`` of a loss says how it was detected. *not in the store*: the store does not have the task, and its last
 event is older than the grace period. *its run ended*: a later run of the shard has begun. *published again*: the store
 accepted the id for a new task while the task was alive.
 
-Runs are separate: audit the two stores of a migration together only with ``live``, unless they worked at the same time.
-Each shard of a sharded queue has its own key; `against` adds the shards up.
+Unfinished tasks of a run look lost if a later run exists. Therefore audit the two stores of a migration together only
+with ``live``, or if both were in use at the same time. Each shard has its own key; `against` adds up the shards.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ VERDICTS = (
     "lost",
 )  # fmt: skip
 ANOMALIES = ("orphan", "duplicate_ack", "conflict", "after_end", "not_delivered", "published_again")
-"""Faults in the history of a life, in this order: never published · acked twice · ended in two ways · had an event
-after its end · settled without a delivery · published again while alive"""
+"""Faults in the history of a life. In this order, they mean: never published · acked twice · ended in two ways · had an
+event after its end · settled without a delivery · published again while alive"""
 _STATES = tuple(State)
 _OF_STATE = {State.DONE: "completed", State.DEAD: "dead_lettered"}
 _ENDS = ("acked", "dead_lettered", "discarded", "expired", "cancelled")
@@ -60,7 +60,7 @@ _ODD = {
     "not_delivered": "event in ('acked', 'redelivered', 'lost') and before_state in ('waiting', 'scheduled')",
     "published_again": f"event = 'published' and before_state not in ({name_list(OVER)})",
 }
-"""SQL condition of each anomaly; it is checked on steps before which no transition is missing"""
+"""SQL condition of each anomaly. It is checked only on steps before which no transition is missing"""
 _OF_LIFE = {
     "shard": "min(shard)",
     "first_seq": "min(seq)",
@@ -89,11 +89,11 @@ def audit(
 ) -> DataFrame:
     """Return a row per life of each task. The section "Tables" of docs/pipeline.md describes the columns.
 
-    ``live``: current states in the store: ``key``, ``task_id``, ``state`` (null: unknown) and optionally ``as_of``. A
-    task that it does not contain is not in the store. Query the store before you read the journal, or query each task
-    before its ``dedupe_window`` has passed, because the store remembers finished tasks for that long. ``as_of``: the
-    time of the query, if ``live`` does not contain it; by default, the time of the last transition. ``grace_seconds``:
-    the minimum age of the last event of a lost task. ``live`` is evaluated twice; store it first if it queries a store.
+    ``live``: current states in the store: ``key``, ``task_id``, ``state`` and optionally ``as_of``. A task without a
+    row or with a null state is not in the store. Query the store before you read the journal, or query each task before
+    its ``dedupe_window`` has passed, because the store remembers finished tasks for that long. ``as_of``: the time of
+    the query, if ``live`` does not contain it; by default, the time of the last transition. ``grace_seconds``: the
+    minimum age of the last event of a lost task. ``live`` is evaluated twice; store it first if it queries a store.
     """
     result = _lives(steps(transitions))
     if live is None:

@@ -4,8 +4,8 @@ The recorded arrivals, each with the time for which it occupied a slot, are repl
 Unlike a formula, a replay reproduces bursts, busy hours, priorities and long tails; the result of a formula is
 included for comparison. The forecast holds as long as arrivals and running times stay the same.
 
-The replay assumes one queue per key, ordered by priority and then by arrival. Waits for tenants, ordering keys, rate
-limits and pauses are not in the forecast, because more slots do not shorten them.
+The replay assumes one queue per key, ordered by priority and then by arrival. Waits due to tenant limits, ordering
+keys, rate limits and pauses are not in the forecast, because more slots do not shorten them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAMPLE = 50_000
 LEAST = 200
 """minimum number of deliveries for a recommendation"""
 _BEYOND = 10
-"""minimum number of deliveries that must be above a percentile, so that the percentile is not due to chance"""
+"""minimum number of deliveries above a percentile, so that the percentile is not due to chance"""
 _INCOMPLETE = 0.05
 """maximum share of a key's history that may be missing for a recommendation"""
 _MICROS = 1e6
@@ -59,7 +59,7 @@ def advice(
     whole: bool = True,
     sample: int = SAMPLE,
 ) -> DataFrame:
-    """Return a row per key: the smallest number of slots with which ``percentile`` of tasks meet ``target_wait``.
+    """Return a row per key: the fewest slots with which a share ``percentile`` of tasks waits at most ``target_wait``.
 
     If there is no recommendation, ``reason`` says why. The section "Tables" of docs/pipeline.md describes the columns.
 
@@ -99,13 +99,13 @@ def advice(
 def check_target(target_wait: float, percentile: float) -> None:
     """Raise `InvalidInput` if the target wait or the percentile is out of range."""
     if not 0 < target_wait < math.inf:
-        raise InvalidInput("target_wait", kind_of(target_wait), "above 0, seconds")
+        raise InvalidInput("target_wait", kind_of(target_wait), "a number of seconds above 0")
     if not 0.5 <= percentile <= 0.999:  # noqa: PLR2004 - the message names the same numbers
-        raise InvalidInput("percentile", kind_of(percentile), "0.5 to 0.999")
+        raise InvalidInput("percentile", kind_of(percentile), "a number from 0.5 to 0.999")
 
 
 def _rows(transitions: DataFrame) -> DataFrame:
-    """Return for each delivery when its entry became available, when it was delivered, and when the delivery ended.
+    """Return, for each delivery, when its task became available, when it was delivered, and when the delivery ended.
 
     Other transitions have nulls in these columns. They are included so that keys without deliveries have a row.
     """
@@ -127,8 +127,8 @@ def _rows(transitions: DataFrame) -> DataFrame:
 def _about(rows: DataFrame, sample: int) -> DataFrame:
     """Return a row per key: its counts, its peak rate, and its busiest time.
 
-    The busiest time is the shortest span of whole seconds with ``sample`` arrivals, or all of the time if there are
-    fewer arrivals.
+    The busiest time is the shortest span of whole seconds with ``sample`` arrivals, or the whole recorded time if
+    there are fewer arrivals.
     """
     counts = {
         "deliveries": "count_if(delivered)",
@@ -163,11 +163,11 @@ def _about(rows: DataFrame, sample: int) -> DataFrame:
 
 
 def _reason(needed: int) -> Column:
-    """Return the reason why the data of a key is not sufficient for a recommendation; null if it is."""
+    """Return the reason why the data of a key is not sufficient for a recommendation; null if the data is."""
     return F.expr(f"""case
         when missing > {_INCOMPLETE}D then format_string('%.0f %% of the journal is missing', missing * 100)
         when unknown > {_INCOMPLETE}D * deliveries
-            then format_string('%d of %d deliveries: when they became available is unknown', unknown, deliveries)
+            then format_string('%d of %d deliveries lack the time when the task became available', unknown, deliveries)
         when known < {needed}
             then format_string('%d deliveries are known from start to end, {needed} are needed', known) end""")
 

@@ -42,18 +42,18 @@ def seconds_of(window: object) -> int:
 def steps(transitions: DataFrame) -> DataFrame:
     """Return every transition of a task once, with durations from the transitions before and after it.
 
-    Columns in addition to those of a transition, whose ``tenant`` is the one with which the life was published:
+    The columns are those of a transition (``tenant`` is the one with which the life was published) and these:
 
-    - ``queue_wait`` (of a delivery): microseconds since the task became available, that is, since it was published,
-    redriven or released, or since its scheduled time (even if it was made available later). Waiting for an ordering key
-    or a limit is included; - ``run_time`` (of acked, retried and dead_lettered directly after a delivery): microseconds
-    since that delivery. A task that becomes a dead letter because of losses has no running time; - ``end_to_end`` (of
-    the first end of a life: acked, dead_lettered, expired or cancelled): microseconds since the publish, or since the
-    time for which that publish scheduled the task. A dead letter that is redriven or retried has already had its first
-    end; a retry after another end begins a new life at its own time; - ``first_end``: whether the event is such an end,
-    even if its duration is unknown; - ``waiting_since`` (if the task is waiting after the event): the time when it
-    began to wait; - the columns of `in_order`: ``before_event``, ``before_ts``, ``after_event``, ``after_ts``,
-    ``after_reason``…
+    - ``queue_wait`` (of a delivery): microseconds since the task was published, redriven or released, or since its
+      scheduled time, even if it was made available later. Waiting for an ordering key or a limit is included.
+    - ``run_time`` (of acked, retried and dead_lettered directly after a delivery): microseconds since that delivery. A
+      task that becomes a dead letter because of losses has no running time.
+    - ``end_to_end`` (of the first end of a life: acked, dead_lettered, expired or cancelled): microseconds since the
+      publish, or since the time for which that publish scheduled the task. A dead letter that is redriven or retried
+      has already had its first end. A retry after any other end begins a new life at the time of the retry.
+    - ``first_end``: whether the event is such a first end, even if ``end_to_end`` is unknown.
+    - ``waiting_since`` (if the task is waiting after the event): the time when it began to wait.
+    - the columns of `in_order`: ``before_event``, ``before_ts``, ``after_event``, ``after_ts``, ``after_reason``…
 
     Durations may be negative if a clock was set back.
     """
@@ -90,10 +90,10 @@ def steps(transitions: DataFrame) -> DataFrame:
 def executions(transitions: DataFrame) -> DataFrame:
     """Return a row per delivery: the transition, and the end of the execution.
 
-    Columns in addition to those of `steps`: ``until``, the time of the task's next event, at which the execution had
-    ended at the latest (null if there is none); ``ended_by``, the event that ended the execution (null if it
-    continues, or if the event is missing); ``verdict``, whether its outcome is known. Its length is ``until - ts`` if
-    ``ended_by`` is known.
+    Three columns are added to those of `steps`. ``until``: the time of the task's next event, by which the execution
+    had ended (null if there is none). ``ended_by``: the event that ended the execution (null if it still runs, or if
+    the event is missing). ``verdict``: whether the outcome of the execution is known. If ``ended_by`` is known, the
+    execution took ``until - ts``.
     """
     after = f"after_event in ({name_list(_OUTCOMES)}) and not {_poisoned('after_event', 'after_reason')}"
     return (
@@ -109,10 +109,10 @@ def executions(transitions: DataFrame) -> DataFrame:
 
 
 def run_ends(transitions: DataFrame) -> DataFrame:
-    """Return ``run`` and ``heard_at``, the last time of each run. It is the end of executions without an end event."""
+    """Return each ``run`` and the time of its last event (``heard_at``): the end of executions without an end event."""
     return transitions.groupBy("run").agg(fn.max("ts").alias("heard_at"))
 
 
 def _poisoned(event: str, reason: str) -> str:
-    """Return the SQL condition for a task that became a dead letter by losses, so that its last outcome is unknown."""
+    """Return the SQL condition for a task that losses made a dead letter, so that its last outcome is unknown."""
     return f"({event} = 'dead_lettered' and {reason} <=> '{POISONED}')"

@@ -15,7 +15,7 @@ _LONGEST = 300
 _LOOKED_AT = 1000
 """number of characters of an error that are used; later characters are not shown, and often differ between tasks"""
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
-_NOTHING = "(no error was told)"
+_NOTHING = "(no error was given)"
 _SENSITIVE = (
     "password|passwd|passphrase|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credential"
     "|signature|session[_-]?id"
@@ -64,13 +64,13 @@ _TRACE = "Traceback (most recent call last):"
 
 
 def message_of(error: Column) -> Column:
-    """Return the part, at most 300 characters, that errors have in common if they differ only in quoted values.
+    """Return an error without the values that vary between tasks, so that equal failures have equal messages.
 
     Numbers, hexadecimal numbers, UUIDs and other long ids, quoted strings, paths, URLs, addresses and times are
     replaced by their kind, for example ``<number>``; a list of values of one kind is replaced once. Possible secrets
     (passwords, tokens and keys by name, credentials in a URL, authorization headers, JSON web tokens, keys of
-    well-known forms) become ``<secret>``, because messages are shown. Of a traceback, only the errors are kept. A
-    missing or empty error becomes "(no error was told)".
+    well-known forms) become ``<secret>``. A traceback is reduced to its errors, and a message to 300 characters. A
+    missing or empty error becomes "(no error was given)".
     """
     text = fn.substring(fn.coalesce(error, fn.lit("")), 1, LIMITS.text)
     errors_alone = fn.regexp_replace(
@@ -86,7 +86,7 @@ def message_of(error: Column) -> Column:
 
 
 def fingerprint_of(message: Column) -> Column:
-    """Return the fingerprint of a message: 16 hexadecimal digits, which depend on the message alone."""
+    """Return the fingerprint of a message: 16 hexadecimal digits, which depend only on the message."""
     return fn.substring(fn.sha2(message, 256), 1, 16)
 
 
@@ -94,7 +94,7 @@ def failures(transitions: DataFrame) -> DataFrame:
     """Return a row per failure and key, with failed attempts grouped by `message_of`.
 
     The section "Tables" of docs/pipeline.md describes the columns. Losses and redeliveries are not failures of a task;
-    `throughput` counts them. A task is identified by key and id, over all its lives.
+    `throughput` counts them. A task with several lives counts as one task.
     """
     tasks = {
         "attempts": "count(*)", "dead": "max(dead)", "recovered": "max(recovered)", "first_seen": "min(ts)",

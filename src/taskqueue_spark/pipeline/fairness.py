@@ -12,7 +12,7 @@ from taskqueue_spark.pipeline.durations import MICROSECONDS, run_ends, seconds_o
 _BY = ("tenant", "worker")
 _MOST_SHARES = 100
 _LONGEST = 10_000
-"""maximum number of windows without an event in which a member still counts; a limit in case a clock jumped"""
+"""maximum number of windows without an event in which a member still counts; a limit in case a clock jumps"""
 _MEMBERS = {
     "served": "sum(served)", "got": "sum(got)", "given": "sum(given)", "weighed": "sum(index * given)",
     "lowest": "min(index)", "windows": "count_if(counted)",
@@ -24,9 +24,9 @@ def fairness(transitions: DataFrame, by: str = "tenant", window: str = "1 minute
 
     Fairness is measured only while the members (tenants or workers) compete. A *tenant* competes in a window if tasks
     of the tenant waited when the window began and when it ended, even if they waited for a limit or an ordering key. A
-    *worker* competes in a window if tasks of the key waited at both times, the worker's first delivery of the key was
-    before the window, and its last one after it. A window is *contended* if at least two members competed in it, and
-    together got at least as many deliveries as there were members.
+    *worker* competes in a window if tasks of the key waited at both times, and the worker had deliveries of the key
+    both before and after the window. A window is *contended* if at least two members competed in it, and together got
+    at least as many deliveries as there were members.
 
     The section "Tables" of docs/pipeline.md describes the columns. Raises `InvalidInput` for an invalid ``by`` or
     window.
@@ -74,7 +74,7 @@ def fairness(transitions: DataFrame, by: str = "tenant", window: str = "1 minute
 
 
 def _of_workers(rows: DataFrame, length: int) -> DataFrame:
-    """Return per key, worker and window the change of the worker's presence (1 or -1), and the deliveries.
+    """Return, per key, worker and window, the change in the worker's presence (1 or -1), and the deliveries.
 
     A worker is present from the window of its first delivery to that of its last. Rows without a member contain the
     change in the number of waiting tasks of the key.
@@ -101,7 +101,7 @@ def _change(member: str, at: str, change: str, served: str) -> str:
 
 
 def _summed(rows: DataFrame, length: int, *changes: str) -> DataFrame:
-    """Return per key, member and window the change of the number of waiting tasks, and the deliveries."""
+    """Return, per key, member and window, the change in the number of waiting tasks, and the deliveries."""
     return (
         rows.where("event = 'delivered' or state = 'waiting'")
         .selectExpr("key", f"inline(array({', '.join(changes)}))")
@@ -137,7 +137,7 @@ def _windows(changes: DataFrame) -> DataFrame:
 
 
 def _weights(transitions: DataFrame) -> DataFrame:
-    """Return for each key the weights of its tenants in its last settings."""
+    """Return the weights of each key's tenants, from the last settings of the key."""
     weights = "from_json(get_json_object(settings, '$.weights'), 'map<string,double>') as weights"
     return (
         transitions.where("event = 'configured'")

@@ -36,7 +36,7 @@ def advise(
 ) -> dict[str, Any]:
     """Return the columns of `capacity.advice` for one key, from the times when tasks became available, began and ended.
 
-    Times are in seconds, in arrays of the same length of at least 2, in the order of ``arrived``. If no number of
+    The arrays contain times in seconds, in the order of ``arrived``; their equal length is at least 2. If no number of
     slots meets the target, ``unreachable`` gives the reason.
 
     The number of slots must exceed the load, so that the slots can process the arrivals. If all arrivals are within
@@ -106,7 +106,7 @@ def advise(
 
 
 def _overhead(arrived: Floats, started: Floats, ended: Floats) -> tuple[float, int]:
-    """Return the median wait of tasks that found a free slot and no waiting task, and the most slots busy at once."""
+    """Return the median wait of tasks that found a free slot and no waiting task, and the peak number of busy slots."""
     begun = np.searchsorted(np.sort(started), arrived, side="right")
     over = np.searchsorted(np.sort(ended), arrived, side="right")
     busy = begun - over

@@ -1,4 +1,4 @@
-"""Gaps in a journal, which its numbers show.
+"""Gaps in a journal, which the numbers of its transitions show.
 
 The transitions of a run and shard are numbered 1, 2, 3…, so a number without a row is a transition that no longer
 exists. Duplicate rows (of a copied file) count once; damaged entries count as missing.
@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 _MANY = 64
-"""maximum number of separate gaps of a shard; if there are more, they are replaced by one gap from first to last"""
+"""maximum number of separate gaps of a shard; if there are more, one gap from the first to the last replaces them"""
 _BITS = 64
 """number of bits in each word of the bit set that records the existing numbers"""
 _COUNT = ("run", "shard")
@@ -62,7 +62,7 @@ def spans(transitions: DataFrame) -> DataFrame:
 def missing_between(low: Column, high: Column) -> Column:
     """Return whether the column ``holes`` has a missing number between two bounds. A null bound is infinite.
 
-    The bounds are exclusive: use 0 for the time before the first transition.
+    The bounds are exclusive. A lower bound of 0 includes the first transition.
     """
     least, most = F.coalesce(low, F.lit(-1)), F.coalesce(high, F.lit(2**62))
     result = F.exists("holes", lambda hole: (hole["last"] > least) & (hole["first"] < most))
@@ -78,8 +78,8 @@ def missing_after(number: Column) -> Column:
 def _bit_words(transitions: DataFrame) -> DataFrame:
     """Return the existing numbers as words of 64 bits, so that duplicates count once.
 
-    ``holes``: an array of gaps (``first``, ``last``) before and within each word. For the last word, it includes the
-    gap up to the number that a row with the event `missing` reports.
+    ``holes``: an array of gaps (``first``, ``last``) before and within each word. For the last word, the array includes
+    the gap up to the number that a row with the event `missing` reports.
     """
     return (
         transitions.where("event != 'damaged' and seq > 0")

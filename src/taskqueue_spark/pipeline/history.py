@@ -1,4 +1,4 @@
-"""The history check, which tests the history of each run, as the journal records it, against rules.
+"""The history check: it tests the history that a journal records, run by run, against rules.
 
 The section "What the history check looks for" of docs/pipeline.md lists the rules R0 to R13. The checker of the chaos
 tests must tolerate events that a client cannot see. This check tolerates only rounding, because the numbers of the
@@ -61,10 +61,10 @@ def counts(result: DataFrame) -> DataFrame:
 
 
 def _with_settings(rows: DataFrame, transitions: DataFrame) -> DataFrame:
-    """Add the owner of each task, and its queue's settings: all versions (``spans``) and the current one (``span``).
+    """Add each task's ``owner`` (tenant, ordering key), and its queue's settings: all (``spans``) and last (``span``).
 
-    ``blind``: a later version before the step may be missing; ``unset``: the first version may be missing. Each change
-    raises the version by one, so the next recorded version shows whether a change in between is missing.
+    ``blind``: a version between ``span`` and the step may be missing; ``unset``: the first version may be missing. Each
+    change raises the version by one, so the next recorded version shows whether a change in between is missing.
     """
     owner = f"last(if(begins, struct(tenant, ordering_key), null), true) over ({OF_TASK})"
     spans = (

@@ -28,7 +28,7 @@ def latency(
     """Return durations per key, priority, tenant and window. A duration belongs to the window in which it ended.
 
     ``window``: length of the windows, such as "1 minute" or "1 hour"; ``None``: no windows. ``by``: which of priority
-    and tenant to split by; a column that is not named is null. The section "Tables" of docs/pipeline.md describes the
+    and tenant to split by; a column not in ``by`` is null. The section "Tables" of docs/pipeline.md describes the
     columns. Raises `InvalidInput` for an invalid window or split.
     """
     seconds = None if window is None else seconds_of(window)

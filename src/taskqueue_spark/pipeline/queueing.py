@@ -1,4 +1,4 @@
-"""Queueing with a number of slots: formulas, and the replay of recorded arrivals. Uses Python and NumPy only.
+"""Waiting times with a given number of slots: formulas, and a replay of recorded arrivals. Uses Python and NumPy only.
 
 Times are in seconds, rates per second. A *slot* is one unit of concurrency, which ``max_inflight`` counts. ``held`` is
 the time for which a task occupies its slot, and ``overhead`` the time until a free slot is given to a task. ``scv`` is
@@ -23,7 +23,7 @@ def erlang_c(slots: int, load: float) -> float:
         return 0.0
     if load >= slots:
         return 1.0
-    # The recursion of the inverse of the Erlang B formula is numerically stable.
+    # Compute the inverse of the Erlang B formula by recursion, which is numerically stable.
     inverse = 1.0
     for number in range(1, slots + 1):
         inverse = 1.0 + inverse * number / load
@@ -147,7 +147,7 @@ def resampled(
 
 
 def bucket(started: Floats, rate: float) -> int:
-    """Return the size of a token bucket that refills at ``rate`` and delays no delivery."""
+    """Return the smallest size of a token bucket that is refilled at ``rate`` per second and delays no delivery."""
     times = np.sort(started)
     spent = np.arange(1, len(times) + 1) - rate * times
     before = np.minimum.accumulate(spent - 1.0)

@@ -45,9 +45,9 @@ def settings(transitions: DataFrame) -> DataFrame:
 
 
 def switches(transitions: DataFrame) -> DataFrame:
-    """Return the queues (``run`` and ``key``) whose journal was switched off at times, and these times (``dark``).
+    """Return the queues (``run`` and ``key``) whose journal was switched off for some time, and those times (``dark``).
 
-    ``dark``: an array of the first and last numbers of each time without a journal. If the first settings have a
+    ``dark``: an array with the first and last number of each period without a journal. If the first settings have a
     version other than 1, the queue existed before its journal. If the last settings switch the journal off, and no
     later transition exists, the journal is off from then on. A missing version means that the journal was off when the
     settings changed.

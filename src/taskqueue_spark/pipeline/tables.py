@@ -40,7 +40,7 @@ def alone(folder: Path, lock: Path, other: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigurationError(
-                f"another {other} {folder}: wait for it, or choose another folder"
+                f"another {other} {folder}: wait until it ends, or choose another folder"
             ) from None
         yield
 
@@ -78,7 +78,7 @@ _TRANSITIONS = "transitions"
 
 
 def distinct(transitions: DataFrame) -> DataFrame:
-    """Return the transitions without duplicates, for example if a folder contains a journal file and its copy."""
+    """Return the transitions without duplicates, which exist, for example, if a folder has a copy of a journal file."""
     # The reason distinguishes damaged entries, which have no number; copies of a transition have the same reason.
     return transitions.dropDuplicates(["run", "shard", "seq", "reason"])
 
@@ -105,7 +105,7 @@ def folder(path: str | Path) -> Path:
 
 
 def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
-    """Write a journal as the tables ``transitions``, by date, and ``damaged``.
+    """Write a journal as two tables: ``transitions``, partitioned by date, and ``damaged``.
 
     The journal is read once, so all commands on a snapshot use the same state of the journal. Raises
     `ConfigurationError` if this process does not see the files of the Spark workers.
@@ -190,7 +190,7 @@ def _existing_path(out: str | Path, name: str) -> Path:
     path = Path(out).expanduser().absolute() / name
     if not path.is_dir():
         raise ConfigurationError(
-            f"there is no table {name} in {path.parent}: create the folder with `taskqueue pipeline snapshot --out`"
+            f"there is no table named {name} in {path.parent}: create it with `taskqueue pipeline snapshot --out`"
         )
     # Return the current version and not the link, which may change later.
     return path.resolve()
@@ -214,7 +214,7 @@ def _put(path: Path, name: str, version: Path) -> None:
 
 
 def _sweep(place: Path) -> None:
-    """Remove the versions of each table except the newest two."""
+    """Remove all versions of each table except the current and the previous one."""
     current = {path.resolve() for path in place.iterdir() if path.is_symlink()}
     spare: set[str] = set()
     versions = [path for path in (place / _VERSIONS).iterdir() if path.is_dir()]

@@ -1,4 +1,4 @@
-"""The steps of each task in order, each with the previous one, for the audit and the rules."""
+"""The steps of each task in order, each with the step before it, for the audit and the rules."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def concurrency(transitions: DataFrame, by: str = "key", *, step: str = "1 minut
 
 
 def _levels(edges: DataFrame, group: list[str]) -> DataFrame:
-    """Return for each change the number of executions after it, and how long that number lasted."""
+    """Return, for each start or end of an execution, the number of executions after it, and how long it lasted."""
     names = ", ".join(group)
     in_turn = f"partition by {names} order by step"
     cells = (

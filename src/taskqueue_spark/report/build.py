@@ -28,7 +28,7 @@ from taskqueue_spark.store_tables import ledgers, live_states
 _THERE = (*LIVE, "dead_lettered")
 """verdicts of tasks that should still be in the store"""
 _CHUNK = 8
-"""maximum number of Spark tasks that query the store at the same time, to limit its load"""
+"""maximum number of Spark tasks that query the store at the same time, to limit the load of the store"""
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,8 +102,8 @@ def _live_states_of(build: ReportBuild) -> DataFrame:
 def _live(build: ReportBuild) -> DataFrame:
     """Return the states from the store, and for tasks that the store does not have, the later states in the journal.
 
-    A task that ended after the last of the transitions may be forgotten before the store is queried. Its end is then
-    in the later part of the journal. If that part has gaps, the state is ``unknown``.
+    The store may have forgotten a task that ended after the last of the transitions. The end of the task is then in the
+    later part of the journal. If that part has gaps, the state is ``unknown``.
     """
     requested = build.table("asked")
     absent = requested.where("state is null").select("key", "task_id")

@@ -51,10 +51,10 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
     total: dict[str, Any]
     """totals of all queues: the number of ``queues``, the counts, and whether all are ``balanced`` and ``complete``"""
     conservation: list[dict[str, Any]]
-    """rows of the conservation table: first queues with a fault, then the busiest"""
+    """rows of the conservation table: first the queues with a fault, then the busiest queues"""
     anomalies: dict[str, int]
     lost: list[dict[str, Any]]
-    """the first lost tasks, by key and id"""
+    """the first 20 lost tasks, ordered by key and id"""
     gaps: list[dict[str, Any]]
     missing: int
     damaged: int
@@ -78,7 +78,7 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def length_of(seconds: float, points: int = _POINTS, *, least: float = 0.05) -> float:
-    """Return a length of windows in seconds, at least ``least``, with which ``seconds`` fit into ``points`` windows."""
+    """Return a window length of at least ``least`` seconds with which ``points`` windows cover ``seconds``."""
     fitting = (step for step in STEPS if step >= least and seconds / step <= points)
     return next(fitting, _DAY * -(-seconds // (points * _DAY)))
 
@@ -180,7 +180,7 @@ def _headline_metrics(build: ReportBuild) -> dict[str, Any]:
 
 
 def _concurrency(build: ReportBuild) -> list[dict[str, Any]]:
-    """Return the rows of queues and then the rows of workers, each up to a maximum number."""
+    """Return the rows of queues, then the rows of workers, at most `_MOST` of each."""
     workers = build.table("concurrency").where("worker is not null")
     return [
         *_rows(_of_queues(build), "-executions", "key"),

@@ -57,7 +57,7 @@ def brief(number: float) -> str:
 
 
 def rate(number: float | None) -> str:
-    """Return a rate as text, per second, minute or hour. ``number``: per second."""
+    """Return a rate as text: per second, minute or hour. ``number`` is the rate per second."""
     if number is None:
         return _NONE
     for size, unit in ((1, "s"), (60, "min"), (3600, "h")):
@@ -95,7 +95,7 @@ def marks(top: float, most: int = 4) -> list[float]:
 
 
 def time_marks(start: datetime, length: float, most: int = 6) -> Iterator[tuple[float, str]]:
-    """Yield the marks of a time axis: seconds from ``start``, and a label."""
+    """Yield the marks of a time axis, each as the seconds from ``start`` and a label."""
     step = next((step for step in STEPS if length / step <= most), None)
     step = step or _DAY * math.ceil(length / (_DAY * most))
     form = "%H:%M:%S" if step < 60 else "%H:%M" if step < _DAY else "%d %b"

@@ -82,7 +82,7 @@ def outcome_of(
     ]
     if not total["queues"]:
         sentences = [
-            "The journal has no tasks of this time and these queues.",
+            "The journal has no tasks for this time and these queues.",
             *sentences[1:],
         ]
     return Outcome(kind=kind, title=_TITLES[kind], sentences=sentences)
@@ -121,11 +121,11 @@ def _missing(total: Mapping[str, int], gaps: int, damaged: int, *, complete: boo
     if gaps:
         yield f"{gaps:,} transition{' is' if gaps == 1 else 's are'} missing in the journal."
     if damaged:
-        yield f"{damaged:,} of its entries cannot be read."
+        yield f"{damaged:,} of the journal's entries cannot be read."
     if total["unknown"]:
         yield f"The end of {_tasks(total['unknown'])} is unknown, because it may be in the missing part."
     elif not complete:
-        yield "Their content is unknown: no loss was found, but tasks may have been lost."
+        yield "No loss was found, but tasks may have been lost in the missing part."
 
 
 def _tasks(count: int) -> str:

@@ -145,7 +145,7 @@ def _per_second(number: float) -> str:
 
 
 def _spreads(fields: Mapping[str, Any]) -> list[tuple[str, Markup]]:
-    """Return a plot of waiting times and a plot of running times, with a range per queue."""
+    """Return a plot of waiting times and a plot of running times, with the percentiles of each queue."""
     plots = []
     for column, title, colour in (("queue_wait", "Waiting", 1), ("run", "Running", 2)):
         rows = [

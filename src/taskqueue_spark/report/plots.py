@@ -92,7 +92,7 @@ def _lines(  # noqa: PLR0917 - a private function may have the parameters of `ov
             else:
                 yield f'<polyline class="line c{item.colour}" points="{path}"/>'
     for place in range(number):
-        # Transparent areas show the values under the pointer.
+        # A transparent area shows the values of its window as a tooltip.
         values = [(series.name, series.values[place]) for series in series]
         results = [f"{name} {unit(value)}" for name, value in values if value is not None]
         moment = clock(start + timedelta(seconds=place * step), day=step >= _DAY, fine=step < 1)
@@ -136,7 +136,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], *, colour: int = 1)
 def ranges(
     title: str, rows: Sequence[tuple[str, Sequence[float], str]], *, unit: Text, colour: int = 1
 ) -> Markup:
-    """Draw bars for each row from 0 to its values (p50, p95, p99), the first one darkest. All rows share an axis."""
+    """Draw a bar from 0 to each value of a row (p50, p95, p99), the shortest bar darkest. All rows share an axis."""
     most = max((values[-1] for _, values, _ in rows if values), default=0)
     ticks = marks(most, 4)
 

@@ -1,4 +1,4 @@
-"""Aggregation of a batch in Spark: from the live tasks and the transitions, the counts and the new live tasks.
+"""Aggregation of a batch in Spark, which computes counts and the new live tasks from transitions and live tasks.
 
 Stateful operators of Spark in Python are six times slower than a pass over a small table, and other programs cannot
 read their state. Therefore the live tasks are a table, which every batch replaces.
@@ -44,7 +44,7 @@ class Read(NamedTuple):
     run: str
     first: int
     last: int
-    """the last number of a transition, or of a row with the event `MISSING`"""
+    """the highest number of a transition, even of one that a row with the event `MISSING` reports as missing"""
     different: int
     """number of transitions, not counting duplicates"""
     since: float
@@ -56,7 +56,7 @@ class Beginning(NamedTuple):
 
     shard: int
     whole: bool
-    """whether this transition can be the first one of the queue"""
+    """whether this transition can be the first one in the queue's history"""
     dark: bool
     """whether the settings in the batch switch the queue's journal off"""
 
@@ -75,8 +75,8 @@ class EventCount(NamedTuple):
 def without_known(batch: DataFrame, positions: Mapping[str, Position], ahead: float) -> DataFrame:
     """Return the transitions whose numbers have not been read before.
 
-    A known number with a later time than all known transitions was used again, so it is included, unless its time is
-    after ``ahead`` (Unix seconds).
+    A known number with a later time than all known transitions was used again. Its transition is included, unless the
+    time is after ``ahead`` (Unix seconds).
     """
     if not positions:
         return batch
@@ -142,7 +142,7 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
 
 
 def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
-    """Return each transition with the former state of its task (``before``, ``since``).
+    """Return each transition with the former state of its task (``before``) and the start of that state (``since``).
 
     ``ends`` marks the last row of a task. ``live`` has the schema `OPEN`; its tasks become rows too, with ``fresh`` 0.
     A task belongs to one run: the same id in a different run is a different task.
@@ -184,9 +184,9 @@ def following(result: DataFrame, current: Mapping[int, Sequence[str]]) -> DataFr
 def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCount]:
     """Return the counts of the new transitions in the result of `steps`, per key and window.
 
-    Names: ``event:…``; ``published``, ``adopted``, ``doubled`` and the final states; ``waits`` and ``runs`` with the
-    class of the duration. The prefixes ``low:`` and ``high:`` mark counts up to the first and the second bound of a
-    probe.
+    The names of the counts are ``event:…``, ``published``, ``adopted``, ``doubled``, the final states, and per class of
+    durations, ``waits`` and ``runs``. Counts up to `Probe.before` have the prefix ``low:``, and counts up to
+    `Probe.after` the prefix ``high:``.
     """
     over = f"(before is null or before in ({name_list(ENDS)}))"
     begins = f"(event = 'published' or (event = 'retried' and {over}))"
@@ -229,7 +229,7 @@ def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCo
 
 
 def _entry(name: str, condition: str = "true", position: str = "null") -> Column:
-    """Return an entry of a row, from SQL expressions; null if the row does not meet the condition."""
+    """Return a column with the name and class of a count; null for a row that does not meet the condition."""
     entry = f"struct({name} as name, cast({position} as int) as place)"
     return F.expr(f"if({condition}, {entry}, null)")
 

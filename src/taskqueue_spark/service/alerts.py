@@ -18,7 +18,7 @@ from taskqueue_spark.service.state import FailureTrend, QueueCounts, ServiceStat
 from taskqueue_spark.service.windows import failed
 
 _RISES = 100
-"""maximum number of ended episodes of rising failures in the state"""
+"""maximum number of ended episodes of rising failures that the state keeps"""
 
 
 def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> None:
@@ -70,7 +70,7 @@ _POSITIONS = {
     "back": "{gap.run}/{gap.shard}/{gap.last}",
 }
 _TEXTS = {
-    "missing": "{gap.number} transitions are missing in a journal",
+    "missing": "{gap.number} transitions are missing from a journal",
     "reset": "a journal started again; {gap.number} tasks from before are lost",
     "back": "a journal was rolled back; {gap.number} numbers were used again",
 }
@@ -83,7 +83,7 @@ class Condition(NamedTuple):
     kind: str
     """one of imbalance, missing, reset, stuck, waiting and failing"""
     of: str
-    """the key of a queue, or a part of a journal"""
+    """the key of a queue; for ``missing`` and ``reset``, a place in a journal"""
     text: str
     details: Mapping[str, Any]
     passing: bool = False
@@ -130,7 +130,7 @@ def conditions(state: ServiceState, options: StreamOptions, as_of: float) -> lis
 
 
 def stuck(opened: Path, state: str, seconds: float, as_of: float) -> list[Condition]:
-    """Return a condition per queue with tasks that are in ``state`` for too long; the oldest tasks are samples."""
+    """Return a condition for each queue with tasks that have been in ``state`` for more than ``seconds``."""
     limit = dt.datetime.fromtimestamp(as_of - seconds, dt.UTC)
     old = ds.dataset(opened, format="parquet").to_table(
         columns=["key", "task_id", "since", "worker"],
@@ -143,7 +143,7 @@ def stuck(opened: Path, state: str, seconds: float, as_of: float) -> list[Condit
         of_key = old.filter(pc.equal(old["key"], key)).sort_by("since")
         rows = of_key.slice(0, _SAMPLES).to_pylist()
         age = as_of - rows[0]["since"].timestamp()
-        is_are = "task is" if len(of_key) == 1 else "tasks are"
+        is_are = "task has been" if len(of_key) == 1 else "tasks have been"
         how = state.replace("_", " ")
         matches.append(
             Condition(
@@ -188,7 +188,7 @@ class Alerts:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.current: dict[tuple[str, str], str] = {}
-        """texts of the current episodes, by kind and subject"""
+        """texts of the current episodes, by `Condition.kind` and `Condition.of`"""
         self.reported: list[str] = []
         """texts of the one-off events (conditions without an end) that this process has reported"""
         self._passed: set[tuple[str, str]] = set()

@@ -1,8 +1,8 @@
 """Comparing the journal with the ledgers of a store that is in use while both are read.
 
-A ledger is read between two reads of the journal's end. Its counts must therefore be between those of the journal up to
-the first end and those up to the second end; this needs no clock and no pause. The comparison uses how much both have
-grown, because a queue's journal may begin after its first task.
+A ledger is read between two reads of the journal's end. The ledger's counts must therefore be between the journal's
+counts up to the first end and up to the second end. This needs no clock and no pause. Only the growth since an earlier
+comparison is checked, because a queue's journal may begin after the queue's first task.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def _read_ledgers(store: SparkStore, keys: Sequence[str]) -> Probe | None:
 
 
 def probe(state: ServiceState, pending: Probe) -> None:
-    """Store ledgers in the state until the journal has been read up to the time of their query, then compare them."""
+    """Keep ledgers in the state until the journal has been read up to the time of their query, then compare them."""
     counters = {
         key: {"published": books.published, **books.ended} for key, books in state.books.items()
     }

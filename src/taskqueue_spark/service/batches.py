@@ -144,7 +144,7 @@ class Batches:
 
 
 def sweep(options: StreamOptions, state: ServiceState, query: str) -> None:
-    """Remove a batch that another query has archived but not committed, because it will not be repeated.
+    """Remove a batch that another query has archived but not committed, because Spark will not repeat the batch.
 
     Raises `ConfigurationError` if the archive has more than one batch that the state does not list.
     """
@@ -170,7 +170,7 @@ def sweep(options: StreamOptions, state: ServiceState, query: str) -> None:
 
 
 def ended(path: Path) -> dict[str, int]:
-    """Return the end of a batch in each shard, by run and name; empty if the source's offsets have another form."""
+    """Return the positions at which a batch ends, by run and shard; empty if the source's offsets have another form."""
     try:
         value = msgspec.json.decode(path.read_text().splitlines()[-1])
         indexes = Offsets.of(value).plain

@@ -41,7 +41,7 @@ class StreamOptions:
     failure_least: int = 20
     """minimum number of executions in a window for a report of rising failures"""
     keep: int = 120
-    """number of earlier windows that can still change, and whose share of failures is compared with a new window's"""
+    """number of earlier windows that can still change, and with whose share of failures a new window is compared"""
     ledger: bool = True
     """whether to compare the journal with the ledgers of the store, if the store has any"""
 

@@ -244,7 +244,7 @@ class _Watch:
         return state
 
     def _read_state(self) -> tuple[ServiceState, list[Condition]]:
-        """Return the state and its conditions. Retry if a batch is committed in between, because this deletes files."""
+        """Return the state and its conditions. Retry if a batch is committed meanwhile: a commit deletes files."""
         while True:
             state = load(self._options.state)
             try:

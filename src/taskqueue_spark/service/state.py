@@ -96,7 +96,7 @@ class FailureTrend(msgspec.Struct, kw_only=True):
 
 
 class Probe(msgspec.Struct, kw_only=True):
-    """Ledgers of a store, stored until the journal has been read up to the time of their query."""
+    """Ledgers of a store, kept until the journal has been read up to the time of their query."""
 
     runs: dict[int, str]
     """the run of each shard"""
@@ -127,17 +127,17 @@ class ServiceState(msgspec.Struct, kw_only=True):
 
     version: int = VERSION
     queries: dict[str, int] = {}
-    """number of the last batch of each query; a lost checkpoint leads to a second query"""
+    """number of the last batch, by query; a lost checkpoint leads to a second query"""
     open: str = ""
     """name of the folder with the live tasks"""
     transitions: int = 0
     damaged: int = 0
     frontier: float = 0.0
-    """latest Unix time of the transitions that were read, at most about the current time"""
+    """latest Unix time of the transitions that were read, limited to about the current time"""
     positions: dict[str, Position] = {}
     """how far each run was read, by ``run/shard``"""
     offsets: dict[str, int] = {}
-    """end of the last batch by ``run/name`` of a shard, if the source has such offsets"""
+    """end of the last batch, by ``run/name`` of a shard, if the source has such offsets"""
     books: dict[str, QueueCounts] = {}
     windows: dict[str, dict[int, WindowCounts]] = {}
     """the latest windows, by key and start"""

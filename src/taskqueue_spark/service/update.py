@@ -1,4 +1,4 @@
-"""The new state, from the former state and the counts of a batch. Plain Python, without Spark and without a clock."""
+"""Computation of the new state from the former state and a batch's counts, in plain Python, without a clock."""
 
 from __future__ import annotations
 

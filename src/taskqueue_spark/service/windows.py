@@ -18,8 +18,8 @@ LEAST = 0.001
 """upper limit of the first class of durations, in seconds"""
 _GROWTH = 1.1
 CLASSES_PER_E = 1 / math.log(_GROWTH)
-"""number of classes by which a duration rises if it grows by the factor e; each class is 10 % longer than the previous
-one. Durations are counted in classes, so that the counts of batches can be added up
+"""number of duration classes between 1 s and e s; the limits of a class are 10 % above those of the previous class.
+Durations are counted by class, so that the counts of batches can be added up
 """
 _HOUR = 3600
 

@@ -29,7 +29,7 @@ from taskqueue_core.tasks import Confirmation, Published, Task
 from taskqueue_spark.sink.options import SinkOptions
 
 _HELD = 10_000
-"""maximum number of tasks that wait for full queues; while it is reached, no further rows are read"""
+"""maximum number of tasks that wait for full queues; while more tasks wait, no further rows are read"""
 _HELD_BYTES = 64 * 1024 * 1024
 """maximum size in bytes of the payloads of tasks that wait for full queues"""
 _CHUNK_BYTES = 1024 * 1024
@@ -43,7 +43,7 @@ _RESET = "queue_reset"
 
 
 class Feed:
-    """A publisher of chunks of tasks. As an async context manager, it has published all tasks when the context ends.
+    """A publisher of chunks of tasks. Leaving its context (``async with``) waits until all tasks are published.
 
     The tasks of a queue are stored in the order in which they arrive; if only a tenant's limit is reached, this holds
     for the tasks of each tenant. Therefore only one chunk is published at a time, while the caller prepares the next
@@ -81,7 +81,7 @@ class Feed:
             raise failures.exceptions[0] from None
 
     async def send(self, tasks: Sequence[Task]) -> None:
-        """Publish tasks after all earlier ones. Return once the last chunk was sent.
+        """Publish tasks after all earlier tasks. Return once the last chunk has been sent.
 
         If publishing these or earlier tasks fails, the caller is cancelled, and leaving the context raises the error.
         """
@@ -96,7 +96,7 @@ class Feed:
                 await self._progress.wait()
             await self._wait_for_rate(len(chunk))
             self._under_way = self._group.create_task(self._publish(chunk))
-            # Send the chunk before the caller prepares the next one.
+            # Let the chunk be sent before the caller prepares the next chunk.
             await asyncio.sleep(0)
 
     async def _wait_for_rate(self, number: int) -> None:
@@ -130,7 +130,7 @@ class Feed:
         self.counts[Published.REFUSED] += 1
 
     async def _wait_for_room(self, key: str) -> None:
-        """Publish the waiting tasks of a full queue as the queue accepts them."""
+        """Publish the waiting tasks of a full queue, as soon as the queue accepts them."""
         held, loop = self._held[key], asyncio.get_running_loop()
         stuck = loop.time()
         while held:
@@ -155,7 +155,7 @@ class Feed:
     async def _retry_until_available(
         self, tasks: Sequence[Task], wait: float
     ) -> Sequence[Confirmation]:
-        """Publish tasks. Retry during an outage and after a lost response, up to the seconds of the option ``wait``."""
+        """Publish tasks. Retry during an outage and after a lost response, for the seconds of the option ``wait``."""
         if not tasks:
             return ()
         loop = asyncio.get_running_loop()
@@ -168,7 +168,7 @@ class Feed:
                     raise
                 if attempt == 1:
                     _log.warning(
-                        "%s; trying again for %g s (option wait)", error, end - loop.time()
+                        "%s; retrying for up to %g s (option wait)", error, end - loop.time()
                     )
             await asyncio.sleep(_PAUSE.delay(attempt))
             attempt += 1
@@ -184,8 +184,8 @@ class Feed:
                 continue
             if answer.status is Published.CONFLICT and self._options.on_conflict == "fail":
                 raise IdConflict(
-                    f"id {task.id!r} is already used in queue {task.key!r} by a task with another payload; option "
-                    "onConflict=count leaves such tasks as they are",
+                    f"id {task.id!r} is already used in queue {task.key!r} by a task with another payload; to "
+                    "count such rows and go on, set the option onConflict=count",
                     task_id=task.id,
                 )
             self.counts[answer.status] += 1
@@ -199,13 +199,13 @@ async def check_window(backend: Backend, key: str, horizon: float | None) -> Non
     window = (await control_of(backend).settings(key)).dedupe_window
     if window < horizon:
         raise ConfigurationError(
-            f"queue {key!r} remembers ids for {window:g} s after their end, less than option replayHorizon "
+            f"queue {key!r} remembers the ids of ended tasks for {window:g} s, less than option replayHorizon "
             f"({horizon:g} s); increase its dedupe_window, or lower the option"
         )
 
 
 def _chunk(tasks: Sequence[Task], start: int, number: int) -> list[Task]:
-    """Return the next chunk, which begins at the index ``start`` and has at least one and at most ``number`` tasks."""
+    """Return the next chunk: one to ``number`` tasks from the index ``start`` on."""
     chunk: list[Task] = []
     remaining = _CHUNK_BYTES
     for task in islice(tasks, start, start + number):

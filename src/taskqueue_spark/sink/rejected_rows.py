@@ -24,7 +24,7 @@ class RejectedRows:
     """A writer for the rejected rows of one partition. As a context manager, it removes the file after an error."""
 
     def __init__(self, folder: str | None, job: str) -> None:
-        """Prepare to write into ``folder``, a path that the driver sees too, or an Arrow URI; ``None``: no output."""
+        """Create a writer into ``folder``: a path that the driver sees too, or an Arrow URI; ``None``: no output."""
         self._folder = folder
         self._job = job
         self._writer: pq.ParquetWriter | None = None

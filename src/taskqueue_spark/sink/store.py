@@ -1,8 +1,8 @@
 """The store that a Spark job reads or writes, and how the processes of the job open it.
 
-Spark sends options to every process of the job and shows them, so they never contain a password. A password is in the
-environment of the processes that need it (TASKQUEUE_REDIS_PASSWORD, TASKQUEUE_REDIS_PASSWORD_FILE), or in a variable
-with the whole URL, which the option ``urlEnv`` names. On a cluster, ``spark.executorEnv.NAME`` sets such variables.
+Spark sends options to every process of the job and shows them, so they never contain a password. Set a password
+in the environment of the processes that need it (TASKQUEUE_REDIS_PASSWORD, TASKQUEUE_REDIS_PASSWORD_FILE), or in a URL
+in the variable that the option ``urlEnv`` names. On a cluster, set such variables with ``spark.executorEnv.NAME``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput(
                 "option url",
                 "a URL with a password, which Spark would show",
-                "a URL without a password: set the password in TASKQUEUE_REDIS_PASSWORD, or set option urlEnv to the "
+                "a URL without a password; set the password in TASKQUEUE_REDIS_PASSWORD, or set option urlEnv to the "
                 "name of an environment variable that holds the URL",
             )
         partitions = given.whole("partitions", 1, 1024)
@@ -73,7 +73,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
     def redis_settings(self) -> RedisSettings:
         """Return the settings of this Redis store. Raises `ConfigurationError` for another backend."""
         if self.name != _REDIS:
-            raise ConfigurationError("option backend: not supported here; allowed: redis")
+            raise ConfigurationError("option backend: only redis is supported here")
         with self._environment():
             return load_settings(RedisSettings)
 
@@ -104,7 +104,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
             url = os.environ.get(self.url_env)
             if not url:
                 raise ConfigurationError(
-                    f"option urlEnv: there is no variable {self.url_env[:100]!r} in this "
+                    f"option urlEnv: there is no environment variable {self.url_env[:100]!r} in this "
                     "process; on a cluster, set it with spark.executorEnv"
                 )
         fields = {

@@ -58,7 +58,7 @@ def check_columns(
             raise InvalidInput(
                 f"column {field.name[:100]}",
                 "an unknown column",
-                f"{', '.join(allowed)}: select the columns to write",
+                f"{', '.join(allowed)} (select only these)",
             )
         kinds = allowed[field.name]
         text_map = not isinstance(field.dataType, spark.MapType) or (
@@ -75,7 +75,7 @@ def check_columns(
     for name in needed:
         if name not in schema.names:
             raise InvalidInput(
-                f"column {name}", "a schema without this column", "a schema that has it"
+                f"column {name}", "a schema without this column", "a schema with this column"
             )
 
 

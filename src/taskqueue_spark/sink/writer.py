@@ -39,7 +39,7 @@ _BATCH = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class Sent(WriterCommitMessage):
-    """The counts of rows in one partition, or in all. Each row is in one of the first four counts."""
+    """The counts of rows in one partition, or in all partitions. Each row is in one of the first four counts."""
 
     confirmed: int = 0
     duplicate: int = 0
@@ -144,7 +144,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         _log.info("published: %s", ", ".join(f"{getattr(total, n):,} {n}" for n in _COUNTS))
 
     def abort(self, messages: list[WriterCommitMessage | None], *_: object) -> None:
-        """Remove hidden files, but no task: workers may have it. Spark also calls this after a failed commit."""
+        """Remove hidden files, but no tasks: workers may have them. Spark also calls this after a failed commit."""
         hidden = [item.hidden for item in messages if isinstance(item, Sent) and item.hidden]
         # Spark may call this method on a different writer than the one that wrote the rows.
         self._sweep({self._job, *map(job_of, hidden)})
@@ -172,7 +172,7 @@ def writer(
     if overwrite:
         raise ConfigurationError(
             "mode overwrite: a queue cannot be overwritten, because its tasks may be "
-            "running; use append. To remove waiting tasks, purge the queue"
+            "running; use mode append. To remove waiting tasks, purge the queue"
         )
     if OptionValues(options).choice("resource", "tasks", "dead_letters") == "dead_letters":
         return RedriveWriter(options, schema)

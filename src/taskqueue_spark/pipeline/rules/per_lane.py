@@ -21,9 +21,9 @@ FIELDS = {
     "lane": "string",
     "part": "long",  # number of the lane's section; at most one violation is reported per section
     "position": "long",
-    "step": "int",  # change of the number of tasks in flight; for R8, -1 for an end
-    "value": "long",  # number of the delivery; for R8, number of the next missing transition
-    "behind": "boolean",  # whether other entries may overtake this entry; it must still not overtake them
+    "step": "int",  # change in the number of tasks in flight: 1 for a delivery, -1 for an end
+    "value": "long",  # number of the delivery; in lanes turn/…, number of the next missing transition
+    "behind": "boolean",  # whether later entries may overtake this entry; it may never overtake earlier entries
     "limit": "double",
     "rate": "double",
     "at": "double",  # time in seconds since the limit was set

@@ -1,4 +1,4 @@
-"""Rules about single steps: R0 to R6, R9, R12 and R13. They compare a transition with the previous one of its task."""
+"""Rules about single steps: R0 to R6, R9, R12 and R13. Most compare a transition with the task's previous one."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ _RULES = (
     _Rule("R13", f"{_GIVEN} and before_state = 'expired'", "{event} after its deadline"),
     _Rule(
         "R6", f"event != 'published' and attempt != {_DUE_ATTEMPT}",
-        "attempt {attempt} by {event} after {before_attempt}",
+        "{event}, with attempt {before_attempt} before and {attempt} after",
     ),
     _Rule(
         "R6", f"event != 'published' and losses != {_DUE_LOSSES}",
-        "losses {losses} by {event} after {before_losses}",
+        "{event}, with {before_losses} losses before and {losses} after",
     ),
     _Rule(
         "R9", "event in ('available', 'delivered') and before_state = 'scheduled' and before_due_at is not null "
