@@ -177,5 +177,5 @@ def test_folders_that_cannot_be_used_are_refused(spark: SparkSession, tmp_path: 
     place = tables.folder(tmp_path / "used")
     with tables._locked(place), pytest.raises(ConfigurationError, match="another process"):
         tables.write(table, place, "one")
-    with pytest.raises(ConfigurationError, match="no table transitions"):
+    with pytest.raises(ConfigurationError, match="no table named transitions"):
         tables.read_transitions(spark, place)

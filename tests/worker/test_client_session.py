@@ -312,7 +312,7 @@ def test_a_welcome_is_expected_once_and_after_the_hello() -> None:
         get(session, welcome())
     session = ClientSession("w", ["a"], 1)
     session.connected()
-    with pytest.raises(ProtocolViolation, match="before hello"):
+    with pytest.raises(ProtocolViolation, match="before a hello"):
         get(session, welcome())
     sent(session)
     with pytest.raises(ProtocolViolation, match="lease"):
