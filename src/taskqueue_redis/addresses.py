@@ -69,7 +69,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[HostAddress, ...]
     """the server itself, or some of the Sentinels or cluster nodes"""
     service: str = ""
-    """the name under which Sentinels know the master"""
+    """the name under which Sentinels know the master; empty without Sentinels"""
     database: int = 0
     user: str = ""
     password: str = ""
@@ -77,7 +77,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> str:
-        """The URL without user, password and query, for logs, errors and health."""
+        """The URL without user and password, for logs, errors and health."""
         rest = f"/{self.service}" if self.service else ""
         rest += f"/{self.database}" if self.database else ""
         return f"{self.scheme}://{','.join(map(str, self.hosts))}{rest}"
@@ -170,5 +170,5 @@ def _path(setting: str, path: str, kind: Kind) -> tuple[str, int]:
             setting, "a cluster URL with a path", "no path, as a cluster has one database"
         )
     if len(names) > 1 or not _DATABASE.fullmatch(names[0]):
-        raise _refusal(setting, "a path that is not a number", "the number of a database")
+        raise _refusal(setting, "an invalid database in the path", "a whole number from 0 to 99999")
     return service, int(names[0])

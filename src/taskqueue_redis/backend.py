@@ -99,7 +99,7 @@ class RedisBackend:
         pause = _OUTAGE_SECONDS
         while True:
             await asyncio.sleep(pause)
-            # Wait longer if the store answers (`seconds` is 0), or has been unavailable only for a moment.
+            # Wait longer if the store answers (`seconds` is 0), or has been unavailable for less than half a second.
             if self._context.client.trouble.seconds >= _OUTAGE_SECONDS / 2:
                 break
             pause = _OUTAGE_SECONDS / 10

@@ -24,7 +24,7 @@ class RedisSettings(BaseSettings):
     )
 
     url: SecretStr = SecretStr("redis://127.0.0.1:6379")
-    """URL of the server, which may contain a password; schemes: `redis`, `unix`, `redis+sentinel`, `redis+cluster`"""
+    """URL of the server, in one of the forms that `StoreAddress` parses; it may contain a password"""
     user: str = ""
     """ACL user; if empty, the user in the URL, or ``default`` if the URL names no user"""
     password: SecretStr | None = None
@@ -44,9 +44,9 @@ class RedisSettings(BaseSettings):
     allow_plaintext: bool = False
     """allow a server on another machine to be used without TLS or without a password"""
     prefix: str = Field("tq", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    """prefix of all keys and channels, which follows an opening brace: the prefix of ``{tq:0}`` is ``tq``"""
+    """prefix of all keys and channels, after an opening brace: with ``tq``, they begin with ``{tq:``"""
     partitions: int | None = Field(None, ge=1, le=1024)
-    """number of hash slots that the queues are spread over, fixed at installation; if unset: 1, or 8 on a cluster"""
+    """number of partitions over which the queues are spread, fixed at installation; if unset: 1, or 8 on a cluster"""
     connections: int = Field(16, ge=1, le=1000)
     """maximum number of connections per server that may wait for replicas; other commands share one more connection"""
     in_flight: int = Field(1000, ge=1, le=100_000)
@@ -55,8 +55,7 @@ class RedisSettings(BaseSettings):
     """maximum number of seconds for opening a connection, including TLS and login"""
     answer_timeout: float = Field(5.0, gt=0, le=_MINUTE, allow_inf_nan=False)
     """seconds without data after which a connection that waits for an answer is closed"""
-    # The default is long enough for two attempts of `answer_timeout` each, and shorter than a lease (15 s by default),
-    # so that a heartbeat fails before the lease expires.
+    # The default allows two attempts of `answer_timeout` each, and is shorter than the default lease.
     operation_timeout: float = Field(10.0, gt=0, le=10 * _MINUTE, allow_inf_nan=False)
     """seconds after which a failing command is no longer retried"""
     journal_length: int | None = Field(None, ge=1000, le=1_000_000_000)
@@ -68,9 +67,9 @@ class RedisSettings(BaseSettings):
     lease: float = Field(15.0, ge=1, le=3600, allow_inf_nan=False)
     """seconds without a heartbeat after which the deliveries of a consumer are given to other consumers"""
     housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)
-    """usual interval between two runs of maintenance, in seconds"""
+    """usual seconds between two runs of maintenance; after a gap of three times as long, all leases start anew"""
     stale_consumers: float = Field(86_400.0, ge=60, allow_inf_nan=False)
-    """seconds after which a member of a stream's consumer group is removed if unregistered and without deliveries"""
+    """seconds of inactivity after which an unregistered consumer without deliveries is deleted from a consumer group"""
     appendfsync: Literal["always", "everysec", "no"] | None = None
     """value of ``appendfsync`` in redis.conf, for a Redis whose ACL does not allow its configuration to be read"""
 
@@ -148,7 +147,10 @@ class RedisSettings(BaseSettings):
         return context
 
     def refuse_exposed(self, address: HostAddress) -> None:
-        """Raise `ConfigurationError` for a server on another machine without TLS or without a password."""
+        """Raise `ConfigurationError` for an unprotected server on another machine, unless ``allow_plaintext`` is set.
+
+        Protection means TLS together with a password or a client certificate.
+        """
         proves = bool(self.password_now()) or self.tls_cert_file is not None
         if self.allow_plaintext or address.loopback or (self.address.tls and proves):
             return

@@ -36,13 +36,13 @@ class RedisContext:
         self.wakeups = Wakeups(self.scripts, self.receipts, self.process_id)
         self.heartbeat = Heartbeat(settings, self.receipts)
         self.background = Owned()
-        """tasks that continue after their caller was cancelled; they end before the connections are closed"""
+        """background tasks, for example for cancelled callers; they end before the connections are closed"""
         self.closing = asyncio.Event()
         """set when the backend begins to close"""
         self._numbers = itertools.count(1)
 
     def ensure_open(self) -> None:
-        """Raise `BackendUnavailable` if the backend is closed."""
+        """Raise `BackendUnavailable` if the backend is closed or being closed."""
         if self.closing.is_set():
             raise BackendUnavailable("the backend is closed")
 

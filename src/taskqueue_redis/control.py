@@ -46,7 +46,7 @@ class _ScriptCaller:
         return await self._run(script, self._context.scripts.partitions.of(key), key, *args)
 
     async def _of_all(self, script: str, key: str, *args: Arg) -> int:
-        """Run a script for chunks of a queue's tasks until it reports the end; return the number of tasks."""
+        """Run a script repeatedly, for a chunk of a queue's tasks each time; return how many tasks it has changed."""
         total, position, over = 0, b"", False
         while not over:
             number, over, position = await self._of(script, key, *args, position, _CHUNK)
@@ -210,7 +210,9 @@ class RedisControl(_ScriptCaller):
             )
         if anomalies > self._anomalies.get(partition, 0):
             self._anomalies[partition] = anomalies
-            _log.error("partition %s: %d inconsistent entries were repaired", partition, anomalies)
+            _log.error(
+                "partition %s: %d inconsistent entries repaired so far", partition, anomalies
+            )
 
 
 def _limits(settings: QueueSettings) -> tuple[int | float, ...]:

@@ -24,7 +24,7 @@ class Heartbeat:
     def __init__(self, settings: RedisSettings, receipts: Receipts) -> None:
         """Create a heartbeat without a thread; the first call of `add` starts the thread.
 
-        If a consumer's lease expires, its deliveries are revoked in the event loop that has called `add`.
+        If a consumer's lease expires, its deliveries are revoked in the event loop of the first call of `add`.
         """
         # Short timeouts leave time for a second attempt within the lease if an answer is lost.
         patience = settings.lease / 3

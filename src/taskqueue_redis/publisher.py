@@ -27,8 +27,8 @@ from taskqueue_redis.wakeups import RedisRoomSignal, channel_of
 
 _NO_MEMORY_RETRY_SECONDS = 1.0
 _PART = 250
-"""maximum number of tasks per script call, so that a call blocks Redis only for a few milliseconds"""
-_PARTLY = "the store accepted only part of the batch"
+"""maximum number of tasks per script call, so that it blocks Redis only briefly; unlimited for queues with replicas"""
+_PARTLY = "the store confirmed only part of the batch"
 _DUPLICATE = -1
 _DIGITS = tuple(str(digit).encode() for digit in range(10))
 
@@ -174,7 +174,7 @@ def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg
 async def _gather_all(
     calls: Iterable[Awaitable[Sequence[Confirmation]]],
 ) -> list[Sequence[Confirmation]]:
-    """Run calls concurrently and return their results. Raises `PublishUnconfirmed` if only some of them fail."""
+    """Return the results of concurrent calls. Raises `PublishUnconfirmed` if only some find the store unavailable."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for failure in failures:

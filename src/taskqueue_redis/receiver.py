@@ -20,7 +20,7 @@ _POLL_EVERY = 8
 """one in this many receives also checks the queues that are not known to have work"""
 _ROUNDS = 5
 _PATIENCE = 0.25
-"""seconds after which a receive stops waiting for silent partitions if other partitions have answered"""
+"""seconds after which a receive stops waiting for silent partitions if any other partition is available"""
 _RETRY_SECONDS = 0.2
 """seconds after which a partition that failed is read again"""
 
@@ -57,7 +57,7 @@ class _Batch(msgspec.Struct):
 
 
 class Receiver:
-    """Receives deliveries for a consumer, partition by partition. Background tasks read unavailable partitions."""
+    """Receives deliveries for a consumer from several partitions. Background tasks read unavailable partitions."""
 
     def __init__(self, context: RedisContext, consumer: Consumer) -> None:
         self._context = context
@@ -68,10 +68,10 @@ class Receiver:
         self._reads = 0
         self._turn = 0
         self._uncertain: dict[str, bool] = {}
-        """partitions where a lost answer may have contained deliveries; True if a failover may also have undone acks"""
+        """partitions whose deliveries in flight must be read: False after a lost answer, True after a failover"""
         self._unseen: list[Delivery] = []
         self._late: list[Expired] = []
-        """expired tasks that a partition reported after its receive had ended"""
+        """expired tasks that no receive has reported yet"""
         self._unavailable: dict[str, asyncio.Task[None]] = {}
         """unavailable partitions, each with the background task that reads it until it answers"""
         self._expired = False
@@ -86,7 +86,7 @@ class Receiver:
         if self._unseen:
             deliveries, self._unseen = self._unseen[:limit], self._unseen[limit:]
             now = self._context.clock.now()
-            # Skip tasks that are past their deadline; maintenance ends them.
+            # Skip tasks whose deadline has passed; maintenance will report them as expired.
             matches = [
                 delivery
                 for delivery in deliveries
@@ -119,7 +119,7 @@ class Receiver:
             self._mark_uncertain(partition, undone=True)
 
     def forget(self) -> None:
-        """Forget all queues, deliveries and partitions, and cancel the background tasks."""
+        """Forget what is known about queues, deliveries and partitions, and cancel the background tasks."""
         self.ready.clear()
         self._uncertain.clear()
         self._unseen.clear()
@@ -166,7 +166,7 @@ class Receiver:
         return tuple(key for key in self.ready if of(key) not in self._unavailable)
 
     async def _each(self, taken: _Batch, reads: Mapping[str, Coroutine[Any, Any, _Batch]]) -> None:
-        """Collect the results of reads. If some partitions answer, leave the others to background tasks."""
+        """Collect results of reads. If another partition is available, background tasks read silent and failed ones."""
         requested = {asyncio.create_task(read): name for name, read in reads.items()}
         late = set(requested)
         try:

@@ -21,14 +21,14 @@ class _Ack(NamedTuple):
     tail: str
     """the end of the receipt: lane, token and key"""
     known: bool
-    """whether this process received the delivery, so that the receipt is certainly genuine"""
+    """whether this process holds the receipt, so that the script need not check its owner"""
     task_id: str
     fence: str
     result: bytes
 
 
 class Settlement:
-    """Settles deliveries, including those of other subscriptions."""
+    """Settles deliveries, whatever subscription received them."""
 
     def __init__(self, scripts: ScriptRunner, receipts: Receipts) -> None:
         self._scripts = scripts

@@ -26,7 +26,7 @@ _CHECKS = 100
 
 
 class RedisSubscription(SubscriptionBase):
-    """A consumer's subscription. It registers at its first call, and owns its deliveries while heartbeats are sent."""
+    """A consumer's subscription. It registers at its first receive, and keeps its deliveries by sending heartbeats."""
 
     def __init__(self, context: RedisContext, keys: tuple[str, ...], consumer: str) -> None:
         self.keys = keys
@@ -90,7 +90,7 @@ class RedisSubscription(SubscriptionBase):
             if end is not None and end <= self._context.clock.now():
                 return received
             if received.again and looked < _CHECKS:
-                looked += 1  # the store has removed corrupt entries, and has more entries
+                looked += 1  # this read found nothing, but the store may have more entries
                 continue
             looked = 0
             await self._wait(end)

@@ -14,7 +14,7 @@ from taskqueue_redis.scripts.runner import Arg, Partitions, script_digest, sourc
 from taskqueue_redis.scripts.task_record import TaskRecord, record_of, status_of
 
 _AT_ONCE = 300
-"""number of records that one step reads; each has about fifty bytes"""
+"""approximate number of records that one step reads; each has about fifty bytes"""
 _LOOKED_UP = 100
 """maximum number of tasks whose status one script call reads"""
 _STATUS = "status"

@@ -110,7 +110,7 @@ class Wakeups:
                 return
 
     def note_due(self, partition: str, time: bytes) -> None:
-        """Promote due tasks of a partition at ``time``, in microseconds; an empty value means that nothing is due."""
+        """Promote due tasks of a partition at ``time``, in microseconds. If ``time`` is empty, no task is scheduled."""
         if not time:
             return
         due = int(time)

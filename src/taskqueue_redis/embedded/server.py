@@ -101,8 +101,8 @@ class EmbeddedRedis:
     def start(self) -> Self:
         """Start the server and wait until its data is loaded, however long that takes.
 
-        Raises `ConfigurationError` if there is no server program, if the directory belongs to another user or is in use
-        by another process, or if the server ends; the error then contains the last lines of its log.
+        Raises `ConfigurationError` if there is no server program, if the directory or its files cannot be used, or if
+        the server ends; the error then contains the last lines of its log.
         """
         try:
             self._start()
@@ -320,7 +320,7 @@ class EmbeddedRedis:
                 _log.info("embedded %s is running again", binary.name, extra={"url": self.url})
 
     def close(self) -> None:
-        """End the server gracefully, with all confirmed writes on disk, and unlock the directory. Idempotent."""
+        """End the server, which saves all confirmed writes; kill it after 30 s. Unlock the directory. Idempotent."""
         self._closing.set()
         self._cleanup.close()
 

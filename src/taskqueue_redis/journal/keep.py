@@ -33,7 +33,10 @@ def variables(path: Path) -> Mapping[str, str]:  # noqa: ARG001 - the Redis back
 
 
 async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, str]) -> None:
-    """Write a queue's state changes since ``since`` to ``path`` as JSON lines. Lost changes leave gaps in ``seq``."""
+    """Write a queue's state changes to ``path`` as JSON lines, beginning a minute before ``since``.
+
+    Changes that are no longer stored leave gaps in ``seq``.
+    """
     settings = RedisSettings(url=store[_URL]) if _URL in store else load_settings(RedisSettings)  # type: ignore[arg-type]
     wanted = key.encode()
     began = int((since - _SLACK) * _MICROSECONDS)

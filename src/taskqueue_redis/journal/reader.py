@@ -164,7 +164,7 @@ class _Window(NamedTuple):
 
 
 class StoreReader:
-    """Reads an installation without scripts. An async context manager; belongs to one event loop."""
+    """Reads an installation without changing it. An async context manager; belongs to one event loop."""
 
     def __init__(self, settings: RedisSettings) -> None:
         self._client = Link(settings)
@@ -224,8 +224,8 @@ class RedisJournalReader(StoreReader):
     ) -> int:
         """Return the number of the first step at or after a time (microseconds), or the last number plus 1.
 
-        ``low``, ``high``: the range of numbers to search. Times do not decrease within a partition, unless the server's
-        clock was set back.
+        ``low`` and ``high`` limit the search, if both are given. Times do not decrease within a partition, unless the
+        server's clock was set back.
         """
         if low is None or high is None:
             span = await self.span(partition)
@@ -250,12 +250,12 @@ class RedisJournalReader(StoreReader):
         return None if entry is None else int(entry.values[1])
 
     async def read(self, partition: str, start: int, end: int) -> AsyncGenerator[Reply]:
-        """Yield replies with the entries that contain the transitions from ``start`` to ``end``.
+        """Yield replies with the entries that contain the transitions from ``start`` - 1 to ``end``.
 
         The first and the last entry may contain other transitions as well. Deleted entries leave gaps in the numbers.
         Foreign entries appear in the order of their ids.
         """
-        # Begin with the entry before `start`, so that the caller can detect an entry that repeats its numbers.
+        # Begin with the transition before `start`, so that the caller can detect an entry that repeats its numbers.
         first = await self._around(partition, start - 1) or await self._around(partition, start)
         low = start if first is None else first.seq
         window = _Window(str(low), low + 20 * _FIRST, min(_FIRST, self._at_once))
@@ -276,7 +276,7 @@ class RedisJournalReader(StoreReader):
             requested.cancel()
 
     async def before(self, partition: str, number: int) -> JournalEntry | None:
-        """Return the last entry that begins at or before a number; ``None`` if there is none."""
+        """Return the last step that begins at or before a number; ``None`` if there is none."""
         return await self._ours(partition, "XREVRANGE", f"{number}", "-")
 
     async def strays(self, partition: str, last: int) -> AsyncGenerator[list[bytes]]:
@@ -308,12 +308,12 @@ class RedisJournalReader(StoreReader):
         return reply
 
     async def _around(self, partition: str, number: int) -> JournalEntry | None:
-        """Return the entry that contains a transition."""
+        """Return the step that contains a transition; ``None`` if the transition is not stored."""
         entry = await self.before(partition, number)
         return entry if entry is not None and entry.seq + entry.size > number else None
 
     async def _next(self, partition: str, position: str) -> JournalEntry | None:
-        """Return the first entry at or after a position."""
+        """Return the first step at or after a position."""
         return await self._ours(partition, "XRANGE", position, "+")
 
     async def _ours(self, partition: str, verb: str, start: str, end: str) -> JournalEntry | None:

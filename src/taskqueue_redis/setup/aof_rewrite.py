@@ -21,7 +21,7 @@ _RETRY_SECONDS, _MAX_RETRY_SECONDS = 2.0, 60.0
 """first and longest pause in seconds before the masters are checked again"""
 _NO = "0"
 _SEVERAL_FILES = 7
-"""major version of Redis since which the append-only log consists of several files"""
+"""first major version of Redis whose append-only log consists of several files"""
 _log = logging.getLogger("taskqueue.redis")
 
 
@@ -47,14 +47,14 @@ class AofRewriter:
         client.when_reopened(self.start)
 
     def start(self) -> None:
-        """Check the append-only files of all servers in the background, until none needs to be rewritten."""
+        """Make servers rewrite their append-only files in the background, and check again until none needs to."""
         self._due = True
         if not self._closed and not self._running:
             self._running = True
             self._tasks.start(self._run())
 
     async def try_once(self) -> bool:
-        """Make each server rewrite its file if necessary. Return whether no further check is needed."""
+        """Make each master rewrite its file if necessary. Return whether no further check is needed."""
         try:
             reading = await rewrite_logs(self._client)
         except Failure:
@@ -97,7 +97,7 @@ def parse_info(info: bytes) -> dict[str, str]:
 
 
 async def rewrite_logs(client: Link) -> AofReading:
-    """Make each master rewrite its append-only file, unless it has done so since its start.
+    """Make each master rewrite its append-only file, unless it has none, or the file began empty or was rewritten.
 
     Raises `Failure` if no masters are known.
     """

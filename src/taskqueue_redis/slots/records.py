@@ -65,7 +65,7 @@ def lease_of(
 
 
 def read_record(reply: Sequence[Any], now: float) -> EndpointRecord:
-    """Parse an endpoint in the answer of the script ``slots_look``."""
+    """Parse an endpoint in the answer of the script ``slots_look`` or ``slots_register``."""
     number, last_model, fields = reply
     matches: dict[bytes, bytes] = dict(zip(fields[::2], fields[1::2], strict=True))
     packed = matches.pop(b"h")
