@@ -48,7 +48,7 @@ class DeclaredSuite(Harness):
         assert await bench.control.settings(KEY) == QueueSettings()
 
     async def test_order_per_entity_or_refused(self, bench: Bench) -> None:
-        """Without ``order``, a task with an ordering key is refused; a task with a tenant is stored."""
+        """With ``order``, an ordering key is stored; without it, the key is refused, but a tenant is still stored."""
         if has(bench.backend, Capability.ORDER):
             await bench.publish("t1", ordering_key="e")
             assert (await bench.one(bench.subscribe())).task.ordering_key == "e"

@@ -79,7 +79,7 @@ class Harness:
 
     @pytest.mark.asyncio(loop_scope="function")
     async def test_capabilities(self, bench: Bench) -> None:
-        """The class and its backend declare the same capabilities, so that no test that applies is left out (G6)."""
+        """The class declares its backend's capabilities and clock, so that no test that applies is left out (G6)."""
         name, capabilities = type(self).__name__, bench.backend.capabilities
         assert self.capabilities == capabilities, (
             f"{name} declares {_describe(self.capabilities)}; its backend declares {_describe(capabilities)}: "

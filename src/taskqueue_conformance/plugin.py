@@ -70,7 +70,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Put the law that the backend breaks at the beginning of the message of a failed test."""
+    """Add the law that the backend breaks to the error of a failed test."""
     of_the_kit = _of_the_kit(getattr(item, "cls", None)) and isinstance(item, pytest.Function)
     item.config.stash[_explained] = of_the_kit
     try:
@@ -86,7 +86,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 def pytest_assertrepr_compare(
     config: pytest.Config, op: str, left: object, right: object
 ) -> list[str] | None:
-    """Show the expected value first, then the value that the backend returned."""
+    """Show a short comparison in a test of the kit as one line: the expected value, then the actual value."""
     line = f"expected {right!r}, got {left!r}"
     if config.stash[_explained] and op in ("==", "is") and len(line) <= _SHORT:
         return [line]

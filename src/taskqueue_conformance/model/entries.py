@@ -16,7 +16,7 @@ class Entry:
         self.task = task
         self.state = State.WAITING
         self.attempt: int | None = 1
-        """``None`` from the retry of a task that the store may have forgotten until the next report of its attempt"""
+        """``None`` after the retry of a task that was never published, until the backend reports the attempt"""
         self.losses = 0
         self.handed = 0
         self.priors = {0}
@@ -76,7 +76,7 @@ class Entry:
         self.patience, self.alive = patience, (delivery.delivered_at, delivery.delivered_at)
 
     def surely_available(self, span: Span) -> bool:
-        """Return whether every correct store would deliver the entry at any moment of ``span``."""
+        """Return whether the entry is certainly available in all of ``span``, apart from limits and ordering keys."""
         due = self.state is State.WAITING or (self.state is State.SCHEDULED and self.due <= span[0])
         return due and (self.task.deadline is None or self.task.deadline > span[1])
 

@@ -111,7 +111,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(teller=tellers, index=places)
     def lose(self, teller: int | None, index: int) -> None:
-        """Report a delivery as lost. Only the subscription that owns the delivery may do this."""
+        """Report a delivery as lost. This must be refused unless the subscription owns the delivery."""
         for delivery in self.latest(self.deliveries, index):
             owner = self.model.owners[delivery.receipt]
             teller = owner if teller is None else teller

@@ -35,7 +35,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert (await bench.control.maintain()).unclaimed == (), "the queue has no waiting task"
 
     async def test_queues(self, bench: Bench) -> None:
-        """A queue is listed as soon as it has a task, settings or a subscription; the list is sorted."""
+        """A queue is listed once it has a task, settings or a subscription that was used; the list is sorted."""
         assert await bench.control.queues() == ()
         await bench.publish("t1", key="published")
         bench.subscribe("subscribed")
@@ -57,7 +57,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.purge("unknown") == 0
 
     async def test_settings(self, bench: Bench) -> None:
-        """All settings are stored, and their version grows by 1 with each change (law 9)."""
+        """Settings are stored unchanged for their queue only; each change increases their version by 1 (law 9)."""
         wished = QueueSettings(max_losses=7, dedupe_window=11.5, result_ttl=0)
         confirmed = await bench.control.configure(KEY, wished)
         assert confirmed == wished.model_copy(update={"version": 1})

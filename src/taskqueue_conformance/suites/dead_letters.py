@@ -38,7 +38,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         await bench.expect(dead=1, done=1)
 
     async def test_history(self, bench: Bench) -> None:
-        """A dead letter keeps the last failures and losses, oldest first, each with its attempt and time."""
+        """A dead letter keeps its last failures, oldest first, each with its attempt and time."""
         subscription = await bench.subscribed("t1")
         for error in ("first", "second"):
             delivery = await bench.one(subscription)

@@ -132,7 +132,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert await bench.wakes(subscription.receive(5, None), late) == ["o4"]
 
     async def test_pause(self, bench: Bench) -> None:
-        """A receive from a paused queue returns no tasks and no error; publishing and settling continue (law 5; F6)."""
+        """A receive from a paused queue returns nothing and raises no error; other calls work as before (law 5; F6)."""
         subscription, delivery = await bench.running("running", "t1")
         await bench.limit(paused=True)
         assert (await held(subscription)).due_at is None, "no task becomes due"

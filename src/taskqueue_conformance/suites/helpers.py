@@ -44,7 +44,7 @@ async def bury(bench: Bench, subscription: Subscription, delivery: Delivery) -> 
 
 
 async def poison(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
-    """Report the delivery as lost, so that its task becomes a dead letter."""
+    """Allow no losses, and report the delivery as lost, so that its task becomes a dead letter."""
     await bench.configure(max_losses=0)
     assert await subscription.redeliver(delivery, lost=True) == (Settled.DEAD,)
 
@@ -121,6 +121,6 @@ def check_refused(
     )
     assert not answer.stored, "a refused task was stored (law 6)"
     if code is Refusal.MOVED:
-        assert answer.retry_after is None, "a queue that has moved never accepts the task (law 6)"
+        assert answer.retry_after is None, "a queue that has moved must not suggest a retry (law 6)"
     else:
         assert (answer.retry_after or 0) > 0, "refused without a delay to retry after (law 6)"

@@ -33,7 +33,7 @@ class InputsSuite(Harness):
         assert len(await bench.take(bench.subscribe(KEY, KEY), 2)) == 1
 
     async def test_consumer(self, bench: Bench) -> None:
-        """The worker id of a consumer must be valid."""
+        """A subscription refuses an invalid worker id."""
         for consumer in ("", "a b", "x" * (LIMITS.name + 1)):
             with pytest.raises(InvalidInput):
                 bench.backend.subscribe([KEY], consumer)

@@ -1,4 +1,4 @@
-"""The capability ``flow``: ``moved_to`` closes a queue to new tasks permanently."""
+"""The capability ``flow``: a queue with the setting ``moved_to`` accepts no new tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """Tests of ``moved_to``."""
 
     async def test_moved_takes_nothing_new(self, bench: Bench) -> None:
-        """A moved queue refuses new tasks permanently, and stores none of them (laws 6, 9; A20)."""
+        """A moved queue refuses new tasks without suggesting a retry, and stores none of them (laws 6, 9; A20)."""
         await bench.limit(moved_to="elsewhere")
         scheduled = bench.task("t2", not_before=bench.now + 3600)
         *refused, other = await bench.offer("t1", scheduled, bench.task("t3", key=OTHER))

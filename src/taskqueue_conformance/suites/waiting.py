@@ -9,7 +9,7 @@ from taskqueue_core.backend import Capability
 
 
 class WaitingSuite(Harness):
-    """Tests of `Subscription.receive` with a timeout."""
+    """Tests of `Subscription.receive` calls that wait for a task."""
 
     async def test_available_ends_the_wait_before_it_begins(self, bench: Bench) -> None:
         """A receive returns at once if a task is available, whatever its timeout."""
