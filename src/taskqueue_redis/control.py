@@ -108,7 +108,7 @@ class RedisControl(_ScriptCaller):
                 f"version {reply.decode()} of the settings is in force, not {settings.version}: read them again"
             )
         remaining, cursor = (1, b"0") if changed.order is Order.FAIR else (0, b"")
-        while remaining or cursor:  # sort the tasks that are already in the queue by tenant
+        while remaining or cursor:  # sort the waiting tasks by tenant
             remaining, cursor = await self._of("sort", key, _CHUNK, cursor)
         return changed
 

@@ -27,7 +27,10 @@ from taskqueue_redis.wakeups import RedisRoomSignal, channel_of
 
 _NO_MEMORY_RETRY_SECONDS = 1.0
 _PART = 250
-"""maximum number of tasks per script call, so that it blocks Redis only briefly; unlimited for queues with replicas"""
+"""maximum number of tasks per script call, so that a call blocks Redis only for a few milliseconds
+
+A batch for a queue that waits for replicas is not divided.
+"""
 _PARTLY = "the store confirmed only part of the batch"
 _DUPLICATE = -1
 _DIGITS = tuple(str(digit).encode() for digit in range(10))

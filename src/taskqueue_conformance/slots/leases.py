@@ -228,7 +228,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(unassigned=1, assigned=0, free=1)
 
     async def test_idle_slots_are_taken(self, bench: Bench) -> None:
-        """With ``idle``, other holders' unassigned slots are taken, oldest first, but no more than needed (B9)."""
+        """With ``idle``, slots that others left unassigned for longer are taken, oldest first, if needed (B9)."""
         await bench.pool.serve(slots=4)
         (lease,) = await bench.pool.take(holder="h2")
         (old,) = await bench.pool.take()

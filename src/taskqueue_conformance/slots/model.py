@@ -120,7 +120,7 @@ class SlotModel:
                 self.end(lease, reported=False)
 
     def end(self, lease: Held, *, reported: bool = True) -> None:
-        """End a lease; store its note as late unless the end was ``reported`` to its holder."""
+        """End a lease. If its holder does not know (``reported`` is False), store the lease's note as late."""
         self.leases.remove(lease)
         if not reported and lease.note is not None and lease.job is not None:
             self.put_aside(lease.model, lease.job, lease.note)

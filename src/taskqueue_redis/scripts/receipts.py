@@ -55,7 +55,7 @@ class Consumer(Protocol):
 
 
 class Receipts:
-    """The receipts that consumers of this process hold, including those that another process has settled."""
+    """The receipts that consumers of this process hold. Those that another process settles are not deleted here."""
 
     def __init__(self) -> None:
         self._holders: dict[str, Consumer] = {}

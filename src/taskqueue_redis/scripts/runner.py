@@ -21,7 +21,7 @@ from taskqueue_redis.connection.failures import AnswerLost, Failure, NoScript, S
 from taskqueue_redis.setup.checks import ServerChecks
 
 LAYOUT = "5"
-"""version of the data format in Redis; it is raised when older code cannot read what newer code writes"""
+"""version of the data format in Redis; increased when older code cannot read what newer code writes"""
 _REPLICATED_QUEUES = 10_000
 """maximum number of queues that a process remembers as waiting for replicas"""
 _PARTS = re.compile(r"^--@ (.*)\n")
@@ -95,7 +95,7 @@ class StoreClock:
         return self._clock.call_at(time - self.offset, callback)
 
     def learn(self, time: bytes) -> None:
-        """Compute the offset from the time that the store has just returned."""
+        """Compute the offset from the time that the store has just returned, unless a test passed a clock."""
         if self.test_clock is None:
             self.offset = seconds(time) - self._clock.now()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 NO_PASSWORD = "#" + "0" * 64
 
-#: Commands that scripts execute, grouped by arguments with which they do no harm. KEY: a spare key that has a string.
+#: Commands that scripts execute, grouped by arguments with which they do no harm. KEY: a spare key with a string.
 _COMMANDS_BY_ARGUMENTS = {
     "KEY": "DEL EXISTS GET HGETALL HKEYS SMEMBERS SRANDMEMBER XLEN ZCARD ZPOPMIN",
     "KEY a": "SET HDEL HGET HMGET PUBLISH RPUSH SADD SREM XPENDING ZRANK ZREM ZSCORE",
