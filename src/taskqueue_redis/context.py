@@ -36,7 +36,7 @@ class RedisContext:
         self.wakeups = Wakeups(self.scripts, self.receipts, self.process_id)
         self.heartbeat = Heartbeat(settings, self.receipts)
         self.background = Owned()
-        """background tasks, for example for cancelled callers; they end before the connections are closed"""
+        """background tasks, such as the rest of cancelled calls; they end before the connections are closed"""
         self.closing = asyncio.Event()
         """set when the backend begins to close"""
         self._numbers = itertools.count(1)

@@ -26,7 +26,10 @@ _CHECKS = 100
 
 
 class RedisSubscription(SubscriptionBase):
-    """A consumer's subscription. It registers at its first receive, and keeps its deliveries by sending heartbeats."""
+    """A consumer's subscription.
+
+    It registers at the first call of `receive`, `adopt` or `revoked`, and keeps its deliveries by sending heartbeats.
+    """
 
     def __init__(self, context: RedisContext, keys: tuple[str, ...], consumer: str) -> None:
         self.keys = keys

@@ -261,7 +261,7 @@ def tenant_of(name: str) -> str:
 
 
 def _check_shares(taken: Sequence[str], weights: dict[str, int], slack: int = 0) -> None:
-    """Fail unless each tenant has had its weighted share at every moment, within about one round and ``slack``."""
+    """Fail unless each tenant has had its weighted share at every moment, within about one round plus ``slack``."""
     names: Iterable[str] = map(tenant_of, taken)
     counts, whole = Counter[str](), sum(weights.values())
     for total, name in enumerate(names, 1):

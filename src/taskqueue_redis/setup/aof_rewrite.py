@@ -47,7 +47,7 @@ class AofRewriter:
         client.when_reopened(self.start)
 
     def start(self) -> None:
-        """Make servers rewrite their append-only files in the background, and check again until none needs to."""
+        """In the background, make servers rewrite their append-only files; check again until none must be rewritten."""
         self._due = True
         if not self._closed and not self._running:
             self._running = True
@@ -97,9 +97,10 @@ def parse_info(info: bytes) -> dict[str, str]:
 
 
 async def rewrite_logs(client: Link) -> AofReading:
-    """Make each master rewrite its append-only file, unless it has none, or the file began empty or was rewritten.
+    """Make each master rewrite its append-only file, unless it has none or the file is certainly whole.
 
-    Raises `Failure` if no masters are known.
+    A file is whole if it was empty when the server started, or was rewritten since. Raises `Failure` if no masters are
+    known.
     """
     looks = await client.at_each_master(_read_persistence)
     obstacles = (reading.obstacle for reading in looks if reading.obstacle)
