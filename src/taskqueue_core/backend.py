@@ -9,7 +9,7 @@ its optional capabilities in `Capabilities`; each of them has a protocol in `tas
 
 The following holds for every method:
 
-* Arguments are valid, because the constructor of `Task` checks them.
+* Tasks are valid, because the constructor of `Task` checks them.
 * Cancelling a call at any point loses nothing. The call has taken either full effect or none, and deliveries that it
   did not return become available again. A call that changes a whole queue may take several steps; each step takes full
   effect or none.

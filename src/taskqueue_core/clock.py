@@ -28,7 +28,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The system's time, read once and then advanced by the monotonic clock; later changes have no effect."""
+    """A clock that reads the system's time once and then uses the monotonic clock, so it ignores later time changes."""
 
     def __init__(self) -> None:
         self._anchor = time.time() - time.monotonic()

@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 
 
 async def gather_all(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
-    """Return the results of all calls, in order. If calls fail, raise the first exception when all calls have ended."""
+    """Return the results in the order of ``calls``. If calls fail, wait for all and raise the first error."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

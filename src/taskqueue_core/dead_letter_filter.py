@@ -170,7 +170,7 @@ async def act(
             after, following = stay[-1].task.id, _cursor_of(stay[-1], made)
         if not more:
             return count, None
-        # If no dead letter was skipped, return a position of a removed task, which means the beginning of the list.
+        # If every dead letter was removed, return the position of a removed one, which means the beginning of the list.
         if pieces.over:
             return count, following or _cursor_of(piece[-1], made)
 

@@ -26,7 +26,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     header_bytes: int = 8 * 1024
     """maximum number of bytes of a task's header names and values together"""
     text: int = 4 * 1024
-    """maximum number of characters of an error, a reason or a progress text; longer text is cut, not refused"""
+    """maximum number of characters of an error, reason or progress text; workers cut longer text, servers refuse it"""
     frame: int = 1024 * 1024
     """maximum number of bytes of a websocket frame, in either direction"""
     keys: int = 1000
@@ -34,7 +34,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1000
     """maximum number of tasks in a publish call, receipts in a frame, or ids in a look-up"""
     credit: int = 10_000
-    """maximum number of deliveries that a worker may have on one socket"""
+    """maximum number of deliveries that a worker may hold or have credit for on one socket, both together"""
     body: int = 16 * 1024 * 1024
     """maximum number of bytes in the body of an HTTP request"""
     url: int = 2000
@@ -71,7 +71,7 @@ def clean_text(text: str) -> str:
 
 
 def check_name(field: str, value: object) -> None:
-    """Check a key, id, tenant, ordering key or worker id: short printable ASCII, without braces, spaces or slashes."""
+    """Check a key, id, tenant, ordering key or worker id: 1 to 200 ASCII letters, digits and some punctuation."""
     if isinstance(value, str) and len(value) <= LIMITS.name and _NAME.fullmatch(value):
         return
     raise InvalidInput(

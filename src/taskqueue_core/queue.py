@@ -244,7 +244,7 @@ def _hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
 def instant(
     now: float, name: str, seconds: float | None, other: str, at: float | None
 ) -> float | None:
-    """Return the time ``at``, or the time ``seconds`` from ``now``. Raises `InvalidInput` if both are given."""
+    """Return ``at``, or ``now`` plus ``seconds``; ``None`` if neither is given. Raises `InvalidInput` if both are."""
     if seconds is None:
         return at
     if at is not None:

@@ -80,7 +80,7 @@ class Bucket(msgspec.Struct):
 def bucket_after(
     bucket: Bucket | None, before: RateLimit | None, limit: RateLimit | None, now: float
 ) -> Bucket | None:
-    """Return the bucket of a queue after a change of its limit: it keeps its tokens, or is full if the limit is new."""
+    """Return a queue's bucket after a change of its limit: full if it had no limit; ``None`` if it has none now."""
     if limit is None:
         return None
     if bucket is None or before is None:

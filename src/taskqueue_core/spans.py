@@ -154,7 +154,7 @@ class Operation:
     __slots__ = ("_began", "_name", "_start", "tasks")
 
     def __init__(self, name: str, tasks: Sequence[Carrier] = ()) -> None:
-        """Start measuring the duration. ``name`` is ``send``, ``receive``, or the verb of a settlement."""
+        """Start measuring the duration. ``name`` is ``receive``, ``retry`` or the verb of a settlement."""
         self._name = name
         self.tasks = tasks
         self._began = time.time_ns()

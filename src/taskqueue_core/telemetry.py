@@ -27,7 +27,7 @@ _APIS = ("opentelemetry.trace", "opentelemetry.metrics")
 
 
 class _Provider:
-    """Remembers whether the program has set a provider. When a provider was found, there are no further checks."""
+    """Remembers whether the program has set a provider. Once it has, there are no further checks."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -70,7 +70,7 @@ def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ..
 
 
 def operation(name: str, tasks: Sequence[Carrier] = ()) -> AbstractContextManager[Operation | None]:
-    """Observe a receive or a settlement. After a receive, set ``tasks`` of the result to the received tasks."""
+    """Observe a receive, settlement or retry. In a receive, set ``tasks`` of the yielded `Operation`, if any."""
     if not active():
         return _nothing
     observed: Operation = _spans().Operation(name, tasks)

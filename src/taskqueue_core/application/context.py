@@ -52,7 +52,7 @@ class Context:
 
     @property
     def shard_changed(self) -> bool:
-        """Whether the connection's previous task came from another shard, so that cached data may not apply."""
+        """Whether the connection's previous task from this queue had another shard, whose cached data may not apply."""
         return self._delivery.shard_changed
 
     @property

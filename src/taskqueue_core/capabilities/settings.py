@@ -122,7 +122,7 @@ class QueueSettings(BaseModel):
 
     @property
     def flow(self) -> dict[str, object]:
-        """The limits whose values are not the defaults; they need the capability ``flow``."""
+        """The settings of flow control whose values are not the defaults; they need the capability ``flow``."""
         return self._changed(_FLOW)
 
     @property

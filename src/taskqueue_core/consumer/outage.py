@@ -55,7 +55,7 @@ _log = logging.getLogger("taskqueue.consuming")
 
 
 async def close(subscription: Subscription) -> None:
-    """Close a subscription to release its deliveries. Never raises: in a long outage, their leases expire instead."""
+    """Close a subscription to release its deliveries. Never raises: after a failure, they stay leased until expiry."""
     for attempt in range(1, _TRIES + 1):
         try:
             await subscription.close()
@@ -70,7 +70,7 @@ async def close(subscription: Subscription) -> None:
 
 
 async def release_as_lost(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
-    """Release a crashed worker's deliveries as lost. Never raises; call `close` afterwards to release the rest."""
+    """Release a crashed worker's deliveries as lost. Stops at an error without raising; `close` releases the rest."""
     for start in range(0, len(deliveries), LIMITS.batch):
         try:
             await subscription.redeliver(*deliveries[start : start + LIMITS.batch], lost=True)

@@ -61,7 +61,7 @@ class SettlementQueue:
         self._has_work.set()
 
     async def room(self) -> None:
-        """Wait until the number of unsettled outcomes and the total size of their results are below their limits."""
+        """Wait until the number of unsettled outcomes and their results' size are within limits, or `run` has ended."""
         while not self._ended and (
             self.unsettled > self._max_unsettled or self._bytes > _MAX_BYTES
         ):
@@ -69,7 +69,7 @@ class SettlementQueue:
             await self._settled.wait()
 
     async def finish(self, seconds: float | None = None) -> None:
-        """Wait until all outcomes are settled, for at most ``seconds``. `run` must be running."""
+        """Wait until all outcomes are settled or `run` has ended, for at most ``seconds``; ``None`` means no limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.unsettled and not self._ended:

@@ -228,11 +228,11 @@ class ClientSession:
         return [Revoked(running)] if running else []
 
     def resize(self, capacity: int) -> None:
-        """Set the maximum number of deliveries that run at once. Deliveries above this number are released."""
+        """Set the maximum number of deliveries that run at once. New deliveries above it are released."""
         self._capacity = capacity
 
     def settle(self, receipt: str, outcome: Outcome) -> bool:
-        """Queue an outcome, and keep it until the server confirms it. Return False if the receipt is not running."""
+        """Queue an outcome, and keep it until the server confirms it. Return False if its delivery is not running."""
         if receipt not in self._held:
             return False
         self._drop(receipt)

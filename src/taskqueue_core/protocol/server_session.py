@@ -6,10 +6,10 @@
      │                          │                   │
      └──────────── bye, hangup, violation ──────────┴──> closed
 
-`feed` reads a worker's frame and returns events; it never raises, whatever the input. The other methods return the
-texts of the frames to send now, and raise `ProtocolViolation` if the call would make the server itself break the
-protocol. A closed session sends nothing. A receipt is *held* from its delivery until the worker settles it, or it is
-revoked or moved. While its settlement is in progress, it is *pending*.
+`feed` reads a worker's frame and returns events; it never raises, whatever the input. The methods that send frames
+return the texts to send now, and raise `ProtocolViolation` if the call would make the server itself break the protocol.
+A closed session sends nothing. A receipt is *held* from its delivery until the worker settles it, or it is revoked or
+moved. While its settlement is in progress, it is *pending*.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class ServerSession:
         return events
 
     def _settle(self, frame: frames.SettlementFrame) -> list[Event]:
-        # Only the first settlement of a receipt counts. Another settlement is ignored while the first is pending.
+        # Only the first settlement of a receipt counts. A second one is ignored while the first is pending, then stale.
         known: list[tuple[Delivery, Outcome]] = []
         stale: list[str] = []
         for receipt, outcome in _outcomes(frame).items():
