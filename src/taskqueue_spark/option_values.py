@@ -17,7 +17,7 @@ class OptionValues(dict[str, str]):
     """Options by name in lower case. Each method raises `InvalidInput` for a value that is not allowed."""
 
     def __init__(self, options: Mapping[str, str], names: Sequence[str] | None = None) -> None:
-        """Read options. With ``names``, raise `ConfigurationError` for any other option, which may be misspelt."""
+        """Read options. With ``names``, raise `ConfigurationError` for others, except those that Spark adds."""
         super().__init__({name.lower(): value for name, value in options.items()})
         if names is None:
             return
