@@ -81,8 +81,10 @@ class OptionValues(dict[str, str]):
         except ValueError:
             seconds = -1
         if not 0 < seconds < 1e9:  # noqa: PLR2004 - the limit is about 30 years; the comparison also refuses NaN
-            allowed = "a number of seconds, or a number with the unit s, m, h or d"
-            raise InvalidInput(f"option {name}", "text that is not a positive duration", allowed)
+            allowed = "a positive number below 1e9 seconds, such as 90, or with the unit s, m, h or d, such as 5m"
+            raise InvalidInput(
+                f"option {name}", "text that is not a duration in this range", allowed
+            )
         return seconds
 
     def time(self, name: str) -> int | None:
@@ -104,7 +106,7 @@ class OptionValues(dict[str, str]):
         names = tuple(filter(None, map(str.strip, value.split(","))))
         if not names:
             raise InvalidInput(
-                f"option {name}", "a list without names", "names that are separated by commas"
+                f"option {name}", "a list without names", "names separated by commas"
             )
         return names
 

@@ -25,7 +25,7 @@ Live = Annotated[
     bool | None,
     typer.Option(
         "--live/--no-live",
-        help="Look up unfinished tasks in the store. Default: if the whole journal is read from Redis.",
+        help="Look up unfinished tasks in the store. Default: if the journal is read from Redis without --until.",
         show_default=False,
     ),
 ]
