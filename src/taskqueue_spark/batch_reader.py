@@ -36,7 +36,7 @@ from taskqueue_spark.options import OffsetMap, ReadOptions
 def open_journal(options: ReadOptions, *, torn: bool = False) -> Journal:
     """Return the journal that the options name. Raises `ConfigurationError`.
 
-    ``torn``: report a last line without a line end as damaged, if its file has not changed for some time.
+    ``torn``: if a journal file has not changed for 5 seconds, report a last line without a line end as damaged.
     """
     if options.backend == "lines":
         from taskqueue_spark.journals.lines import LinesJournal  # noqa: PLC0415 - Spark workers import only the reader that they need
@@ -53,7 +53,7 @@ class ReadPartition(InputPartition):
 
     range: Range
     last: bool
-    """whether this is the last range of its shard in this read"""
+    """whether this is the last range of its shard, after which damaged and missing entries must also be reported"""
 
 
 def spark_schema() -> StructType:
@@ -62,7 +62,7 @@ def spark_schema() -> StructType:
 
 
 def choice_of(options: ReadOptions, schema: StructType) -> Choice:
-    """Return the columns and rows to read. Raises `InvalidInput` if ``schema`` has an unknown column."""
+    """Return the columns and rows to read. Raises `InvalidInput` if ``schema`` does not match `TRANSITIONS`."""
     known = {field.name: field for field in spark_schema()}
     for field in schema:
         own = known.get(field.name)
@@ -213,8 +213,8 @@ def parts_of(
 ) -> list[InputPartition]:
     """Return the partitions that read a range.
 
-    ``splits``: maximum number of partitions; 0 for the default. ``last``: whether the range is the last one of its
-    shard.
+    ``splits``: maximum number of partitions; 0 for the default. ``last``: whether damaged and missing entries after the
+    range must also be reported.
     """
     shard, _, start, end, _ = part
     if start >= end:
@@ -261,8 +261,8 @@ def read_journal(
 
     ``pin``: fix the end of the read now, so that every evaluation of the DataFrame reads up to the same transition. A
     full journal may lose its oldest transitions between two evaluations. Gaps in the numbers then show the loss; but if
-    ``startingOffsets`` names positions, the read fails. ``pushdown``: let Spark's filters restrict the read, and set
-    the Spark option that this requires.
+    ``startingOffsets`` names positions, the read fails, unless ``failOnDataLoss`` is false. ``pushdown``: let Spark's
+    filters restrict the read, and set the Spark option that this requires.
 
     Raises `InvalidInput`, `ConfigurationError`, `BackendUnavailable`.
     """

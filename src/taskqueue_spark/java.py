@@ -29,7 +29,7 @@ _WAIT = 60
 def ensure_java() -> None:
     """Ensure that Spark finds a Java that is new enough. Set ``JAVA_HOME`` if necessary.
 
-    An existing ``JAVA_HOME`` is not changed. Raises `ConfigurationError` if there is no such Java.
+    An existing ``JAVA_HOME`` is neither checked nor changed. Raises `ConfigurationError` if there is no such Java.
     """
     if os.environ.get("JAVA_HOME"):
         return

@@ -1,4 +1,4 @@
-"""Offsets: the position of a reader in each shard. `admitted` computes where the reader's next step ends."""
+"""Offsets: the position of a reader in each shard. `admitted` computes where a stream's next micro-batch ends."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def renamed(offsets: Offsets, runs: Mapping[str, str]) -> dict[str, str]:
 
 
 def checked(offsets: Offsets, spans: Mapping[str, ReadRange], *, fail: bool) -> Offsets:
-    """Return the offsets, each moved to the nearest position that still exists.
+    """Return the offsets, each moved to the nearest position that still exists, or to the start of the shard's new run.
 
     With ``fail``, raise `HistoryMissing` if transitions between the old and the new position no longer exist.
     """
@@ -117,9 +117,9 @@ def admitted(
     rows: int | None,
     seconds: float | None,
 ) -> Offsets:
-    """Return the offsets at which the next step ends: after about ``rows`` transitions or ``seconds`` of journal time.
+    """Return the end of the next micro-batch: after about ``rows`` transitions, or ``seconds`` of journal time.
 
-    The step ends at the same time in all shards, so that no shard is ahead. It is never empty if there are new
+    It ends at the same time in all shards, so that no shard is ahead, and is never empty if there are new
     transitions. Transitions of one Redis script and of one microsecond stay together, even if they exceed the limit.
     """
     step = _Step(journal, start, ends)
@@ -143,7 +143,7 @@ def admitted(
 
 
 class _Step:
-    """The transitions between two offsets of a journal, among which the next step must end."""
+    """The unread transitions from one offset to another, and the positions at which a micro-batch of them can end."""
 
     def __init__(self, journal: Journal, start: Offsets, ends: Mapping[str, ReadRange]) -> None:
         self._journal = journal
@@ -154,7 +154,7 @@ class _Step:
         self.behind = [shard for shard, end in self.whole.items() if self._start[shard] < end]
 
     def to_row(self, number: int) -> dict[str, int]:
-        """Return the positions of all shards at the earliest time at which a shard has ``number`` more transitions."""
+        """Return all shards' positions at the earliest time before which one of them has ``number`` new transitions."""
         first: tuple[int, str, int] | None = None
         for shard in self.behind:
             index = self._journal.after(shard, self._start[shard], number, self.whole[shard])
@@ -171,7 +171,7 @@ class _Step:
         return {**self._start, shard: index}
 
     def within(self, span: int, most: dict[str, int]) -> dict[str, int]:
-        """Return the positions after a time span in microseconds, but no later than ``most``."""
+        """Return the positions ``span`` microseconds after the first new transition, but none beyond ``most``."""
         times = [self._journal.time(shard, self._start[shard]) for shard in self.behind]
         first = min((time for time in times if time is not None), default=None)
         if first is None:

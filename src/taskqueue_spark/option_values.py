@@ -17,7 +17,7 @@ class OptionValues(dict[str, str]):
     """Options by name in lower case. Each method raises `InvalidInput` for a value that is not allowed."""
 
     def __init__(self, options: Mapping[str, str], names: Sequence[str] | None = None) -> None:
-        """Read options. With ``names``, raise `ConfigurationError` for any other option, which may be misspelt."""
+        """Read options. With ``names``, raise `ConfigurationError` for others, except those that Spark adds."""
         super().__init__({name.lower(): value for name, value in options.items()})
         if names is None:
             return
@@ -81,8 +81,10 @@ class OptionValues(dict[str, str]):
         except ValueError:
             seconds = -1
         if not 0 < seconds < 1e9:  # noqa: PLR2004 - the limit is about 30 years; the comparison also refuses NaN
-            allowed = "a number of seconds, or a number with the unit s, m, h or d"
-            raise InvalidInput(f"option {name}", "text that is not a positive duration", allowed)
+            allowed = "a positive number below 1e9 seconds, such as 90, or with the unit s, m, h or d, such as 5m"
+            raise InvalidInput(
+                f"option {name}", "text that is not a duration in this range", allowed
+            )
         return seconds
 
     def time(self, name: str) -> int | None:
@@ -104,7 +106,7 @@ class OptionValues(dict[str, str]):
         names = tuple(filter(None, map(str.strip, value.split(","))))
         if not names:
             raise InvalidInput(
-                f"option {name}", "a list without names", "names that are separated by commas"
+                f"option {name}", "a list without names", "names separated by commas"
             )
         return names
 

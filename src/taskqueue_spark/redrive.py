@@ -38,7 +38,7 @@ class Moved(WriterCommitMessage):
     moved: int = 0
     """number of dead letters that were redriven or discarded"""
     passed: int = 0
-    """number of rows that were skipped, because the task is not a dead letter, for example after an earlier attempt"""
+    """number of rows that were skipped, because their tasks are not dead letters, for example after an earlier run"""
 
     def __add__(self, other: Moved) -> Moved:
         return Moved(self.moved + other.moved, self.passed + other.passed)

@@ -1,4 +1,4 @@
-"""The commands ``taskqueue pipeline``, which the entry-point group ``taskqueue.commands`` adds."""
+"""The commands ``taskqueue pipeline …``; ``taskqueue`` finds them by the entry-point group ``taskqueue.commands``."""
 
 from taskqueue_spark.cli.commands import add_to
 

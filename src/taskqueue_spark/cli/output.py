@@ -25,7 +25,7 @@ def print_outcome(outcome: Outcome) -> None:
 
 
 def print_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
-    """Print counts by name on one line."""
+    """Print counts by name, on one line or as JSON."""
     if as_json:
         print_json(counts)
     else:

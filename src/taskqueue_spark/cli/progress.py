@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.text import Text
 
 Done = tuple[int, int]
-"""number of finished Spark tasks, and total number of Spark tasks"""
+"""number of finished Spark tasks, and total number of Spark tasks, in the stages that Spark currently runs"""
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Stage:
 
 
 class Stages:
-    """A display of stages on stderr: a line for each finished stage, and on a terminal a progress bar."""
+    """A display of stages: a line for each finished stage, and on a terminal a progress bar for the current one."""
 
     def __init__(self, console: Console | None = None) -> None:
         """Create a display on ``console``, by default stderr. The caller sets ``watch``, which reads the progress."""
@@ -32,7 +32,7 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Stage]:
-        """Show a stage until the context ends; then print the stage's note and duration."""
+        """Show a stage until the context ends; if it ends without an error, print the stage's note and duration."""
         stage = Stage()
         began = time.monotonic()
         with self._bar(name):

@@ -32,7 +32,7 @@ _LOG_END = 20_000
 
 
 class SparkFailed(TaskQueueError):
-    """Raised if Spark fails. If the cause was an error of this package, ``exit_code`` is that error's exit code."""
+    """Raised if Spark fails. ``exit_code``: that of the cause if the cause is an error of this package; otherwise 1."""
 
     code = "spark_failed"
 
@@ -50,7 +50,7 @@ class Work(NamedTuple):
 
 @contextmanager
 def explain_missing_modules() -> Iterator[None]:
-    """Turn the error of a missing module into an error that names the package to install."""
+    """Turn the error of a module that the extra ``spark`` installs into an error that says how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -73,8 +73,8 @@ def check_installed() -> None:
 def work(options: EngineOptions, *, small: bool = False) -> Iterator[Work]:
     """Start Spark, and stop it at the end of the context. The output of Spark and Java goes to a temporary file.
 
-    ``small``: there is little data, so Java should not spend time compiling. Raises `ConfigurationError`, and
-    `SparkFailed` if Spark fails.
+    ``small``: there is little data, so Java should not spend time compiling; no effect if Spark may run on other
+    machines. Raises `ConfigurationError`, and `SparkFailed` if Spark fails.
     """
     check_installed()
     with explain_missing_modules():
@@ -148,7 +148,7 @@ def _failures(log: Path) -> Iterator[None]:
 
 
 def _error_of(text: str) -> SparkFailed:
-    """Return an error with the message of this package that ``text`` quotes, or else with the cause or first line."""
+    """Return an error with this package's last error message in ``text``, or else with its last cause or first line."""
     if ours := _OURS.findall(text):
         name, message = ours[-1]
         kind = getattr(errors, name, TaskQueueError)

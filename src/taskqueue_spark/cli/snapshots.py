@@ -37,7 +37,7 @@ class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     options: PipelineOptions
 
     def transitions(self) -> DataFrame:
-        """Return the transitions of all queues from ``--since`` to ``--until``; checks for gaps need every number."""
+        """Return the transitions from ``--since`` to ``--until``, of all queues: checks for gaps need every number."""
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - imports Spark, which is slow
 
         since, until = (None, None) if self.source else (self.options.start, self.options.end)
@@ -51,7 +51,7 @@ class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def backend_name(option: str | None) -> str:
-    """Return the name of the backend that ``option`` names, or if it is not set, of the configured backend."""
+    """Return the short name, such as ``redis``, of the backend that ``option`` names, or else of the configured one."""
     name = option or load_settings(Settings).backend
     return name.removeprefix("taskqueue_").partition(":")[0]
 
@@ -100,7 +100,7 @@ def store_options() -> dict[str, str]:
 def open_snapshot(options: PipelineOptions, *, writes: bool = False) -> Iterator[OpenSnapshot]:
     """Start Spark, and take a snapshot unless ``--from`` names one. ``writes``: whether the command writes results.
 
-    Raises `ConfigurationError`, `BackendUnavailable` and `SparkFailed`.
+    Raises `InvalidInput`, `ConfigurationError`, `BackendUnavailable` and `SparkFailed`.
     """
     saved = options.saved
     source = None if saved else source_of(options)

@@ -25,7 +25,7 @@ Live = Annotated[
     bool | None,
     typer.Option(
         "--live/--no-live",
-        help="Look up unfinished tasks in the store. Default: if the whole journal is read from Redis.",
+        help="Look up unfinished tasks in the store. Default: if the journal is read from Redis without --until.",
         show_default=False,
     ),
 ]
@@ -45,9 +45,9 @@ Percentile = Annotated[
 def snapshot_tables(
     options: PipelineOptions, *, live: bool | None = False, **wishes: Any
 ) -> Iterator[tuple[OpenSnapshot, ReportBuild]]:
-    """Open a snapshot, and return it with a builder of tables.
+    """Open a snapshot, and yield it with a builder of tables.
 
-    ``live``: whether to query the store; ``None``: query it if the whole journal was read from it. ``wishes``:
+    ``live``: whether to query the store; ``None``: query it if the journal is in Redis and read to its end. ``wishes``:
     parameters of the tables. Raises errors like `open_snapshot`, and `InvalidInput` for ``wishes`` before Spark starts.
     """
     with explain_missing_modules():
@@ -225,8 +225,8 @@ def _table(
 ) -> None:
     """Build a table, write it to the folder for results, and print it.
 
-    ``make`` computes the table from the package `taskqueue_spark.pipeline` and the transitions. Without ``make``, the
-    builder of the report creates the table.
+    ``make`` is called with the package `taskqueue_spark.pipeline` and the transitions, and returns the table. Without
+    ``make``, the builder of the report creates the table.
     """
     with snapshot_tables(options, **wishes, window=window or "1 minute") as (opened, build):
         from taskqueue_spark import pipeline  # noqa: PLC0415 - imports Spark, which is slow

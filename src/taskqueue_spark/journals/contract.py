@@ -61,7 +61,7 @@ class Watch(Enum):
     CUT = "cut"
     """like `RESET`; also fail if transitions were removed after the read was planned"""
     GAPS = "gaps"
-    """like `CUT`; also fail if a number between two transitions is missing"""
+    """like `CUT`; also fail if the number of a transition is missing and no damaged entry explains this"""
 
 
 class Choice(NamedTuple):
@@ -150,12 +150,12 @@ class Journal(Protocol):
     def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:
         """Yield the transitions of a range in order, and rows about entries that cannot be read.
 
-        Yields nothing if the shard now has another run. Raises `HistoryMissing` if history is missing of a kind that
-        ``watch`` names.
+        Raises `HistoryMissing` if history is missing of a kind that ``watch`` names. With `Watch.NOTHING`, yields
+        nothing if the shard now has another run.
         """
 
     def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
-        """Yield rows about damaged entries after the last transition of the journal. ``part`` is the last range."""
+        """Yield rows about damaged entries after the last transition of a shard. ``part`` is the shard's last range."""
 
     def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
         """Yield a row if the last transitions of a range are missing, because no later number shows this gap."""

@@ -17,7 +17,7 @@ LONGEST = 16 * 1024 * 1024
 
 
 def files_of(path: str) -> list[str]:
-    """Return the files of a path, which may be a file, a folder or a pattern."""
+    """Return the files of a path: a file, a folder (without names that begin with "." or "_") or a pattern."""
     if Path(path).is_dir():
         matches = [
             str(path) for path in Path(path).iterdir() if not path.name.startswith((".", "_"))
@@ -43,7 +43,7 @@ def tag_of(file: BinaryIO) -> str:
 
 
 def line_start(file: BinaryIO, position: int, end: int) -> int:
-    """Return the start of the first line that begins at or after a position."""
+    """Return the start of the first line that begins at or after a position; ``end`` if none begins before it."""
     if position == 0:
         return 0
     file.seek(position - 1)

@@ -51,7 +51,7 @@ class LinesJournal(Journal):
     def __init__(self, path: str, *, torn: bool) -> None:
         """Create the reader without any I/O. ``path``: a file, a folder or a pattern.
 
-        ``torn``: report a last line that has no line end, if the file has not changed for some time.
+        ``torn``: if the file has not changed for `_STILL` seconds, report a last line without a line end as damaged.
         """
         self._path = path.removeprefix("file://")
         self._torn = torn

@@ -2,14 +2,14 @@
 
 A life of a task begins with a publish, or with a retry after the task's end. Each life has one verdict (`VERDICTS`),
 and possibly anomalies (`ANOMALIES`); docs/pipeline.md explains them. The counts of a queue's verdicts add up to its
-number of lives, and unless there is a fault, to its number of published tasks.
+number of lives, and unless there is a fault, to the sum of the columns ``published`` and ``earlier``.
 
 The ``reason`` of a loss says how it was detected. *not in the store*: the store does not have the task, and its last
 event is older than the grace period. *its run ended*: a later run of the shard has begun. *published again*: the store
 accepted the id for a new task while the task was alive.
 
 Unfinished tasks of a run look lost if a later run exists. Therefore audit the two stores of a migration together only
-with ``live``, or if both were in use at the same time. Each shard has its own key; `against` adds up the shards.
+with ``live``, or if both were in use at the same time. Each shard of a queue counts as a queue; `against` adds them up.
 """
 
 from __future__ import annotations
@@ -168,9 +168,9 @@ def _columns(*, looked: bool) -> list[str]:
 def conservation(audited: DataFrame) -> DataFrame:
     """Return a row per ``key``: ``published``, ``earlier``, a count per verdict, ``balanced`` and ``complete``.
 
-    ``published``: number of lives whose beginning is in the journal. ``balanced``: ``published`` and ``earlier``
-    together equal the sum of the verdicts. If a queue is not ``complete``, part of its journal is missing, and tasks
-    may have been lost in that part even if no loss is counted.
+    ``published``: number of lives whose beginning is in the journal. ``earlier``: number of other lives, except
+    orphans. ``balanced``: ``published`` and ``earlier`` together equal the sum of the verdicts. If a queue is not
+    ``complete``, part of its journal is missing, and tasks may have been lost in that part even if no loss is counted.
     """
     sums = {
         "published": "count(published_at)",

@@ -109,7 +109,7 @@ def executions(transitions: DataFrame) -> DataFrame:
 
 
 def run_ends(transitions: DataFrame) -> DataFrame:
-    """Return each ``run`` and the time of its last event (``heard_at``): the end of executions without an end event."""
+    """Return each ``run`` and the time of its last event (``heard_at``), which counts as the end of open executions."""
     return transitions.groupBy("run").agg(fn.max("ts").alias("heard_at"))
 
 

@@ -138,7 +138,10 @@ def redrive_list(transitions: DataFrame, *fingerprints: str) -> DataFrame:
 
 
 def _failed(transitions: DataFrame) -> DataFrame:
-    """Return the failed attempts, each once: key, task_id, ts, message, ``dead`` and ``recovered``."""
+    """Return the failed attempts, each once, with their ``message``.
+
+    ``dead``: the task is a dead letter since this attempt; ``recovered``: the task was acknowledged later.
+    """
     task = "partition by run, shard, key, task_id"
     events = "event in ('retried', 'dead_lettered', 'acked', 'redriven', 'discarded')"
     rows = (

@@ -26,7 +26,7 @@ def fairness(transitions: DataFrame, by: str = "tenant", window: str = "1 minute
     of the tenant waited when the window began and when it ended, even if they waited for a limit or an ordering key. A
     *worker* competes in a window if tasks of the key waited at both times, and the worker had deliveries of the key
     both before and after the window. A window is *contended* if at least two members competed in it, and together got
-    at least as many deliveries as there were members.
+    at least one delivery per competing member.
 
     The section "Tables" of docs/pipeline.md describes the columns. Raises `InvalidInput` for an invalid ``by`` or
     window.
@@ -114,8 +114,9 @@ def _summed(rows: DataFrame, length: int, *changes: str) -> DataFrame:
 def _windows(changes: DataFrame) -> DataFrame:
     """Return a row per member and window: ``place`` (the window), ``served`` (deliveries), and ``standing``.
 
-    A tenant is standing if its tasks waited during the whole window; a worker is standing if it was present during the
-    whole window. A standing member has a row even if it has no event in the window, for example because it starves.
+    A tenant is standing if it had waiting tasks when the window began and when it ended; a worker is standing if it had
+    deliveries before and after the window. A standing member has a row even if it has no event in the window, for
+    example because it starves.
     """
     in_turn = "partition by key, member order by place"
     last = f"if(after > 0, least(next - 1, place + {_LONGEST}), place)"

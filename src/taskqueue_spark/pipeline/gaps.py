@@ -39,7 +39,7 @@ def gaps(transitions: DataFrame) -> DataFrame:
 def spans(transitions: DataFrame) -> DataFrame:
     """Return a row per ``run`` and ``shard``: its time span, its gaps, and whether the run is over.
 
-    ``began``, ``ended``: first and last time of the run. ``holes``: a sorted array of gaps (``first``, ``last``), null
+    ``began``, ``ended``: its first and last time. ``holes``: a sorted array of gaps (``first``, ``last``), null
     if there are none. ``over``: another run of the shard began after the last transition of this run.
     """
     later = (

@@ -61,7 +61,7 @@ def counts(result: DataFrame) -> DataFrame:
 
 
 def _with_settings(rows: DataFrame, transitions: DataFrame) -> DataFrame:
-    """Add each task's ``owner`` (tenant, ordering key), and its queue's settings: all (``spans``) and last (``span``).
+    """Add each task's ``owner`` (tenant, ordering key), and its queue's settings: all (``spans``), current (``span``).
 
     ``blind``: a version between ``span`` and the step may be missing; ``unset``: the first version may be missing. Each
     change raises the version by one, so the next recorded version shows whether a change in between is missing.
@@ -90,7 +90,7 @@ def _follows(name: str | None, other: str) -> Column:
 
 
 def _entries(rows: DataFrame) -> DataFrame:
-    """Return the entries of all lanes. A step that breaks a rule on its own is the only entry of its lane."""
+    """Return the entries of all lanes. A step that breaks a rule of `per_task` is an entry that has a text."""
     kinds = per_lane.entries()
     for index, (rule, condition, text) in enumerate(per_task.broken()):
         lane = F.concat(F.lit(f"{index}/"), F.col("task_id"))

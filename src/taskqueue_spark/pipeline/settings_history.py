@@ -19,7 +19,7 @@ _OF_KEY = "partition by run, key order by seq"
 def settings(transitions: DataFrame) -> DataFrame:
     """Return each change of settings: ``run``, ``key``, ``seq``, ``ts``, ``until`` and the settings.
 
-    ``until``: the number of the queue's next change; null for the last change. A rate limit is given by its tokens
+    ``until``: the ``seq`` of the queue's next change; null for the last change. A rate limit is given by its tokens
     (``burst``) and its tokens per second (``rate``).
     """
     chosen = ["run", "shard", "key", "seq", "ts"]

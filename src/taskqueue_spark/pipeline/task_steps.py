@@ -53,7 +53,7 @@ def in_order(transitions: DataFrame) -> DataFrame:
 def steps(transitions: DataFrame) -> DataFrame:
     """Return the rows of `in_order` with the lives of each task and the gaps.
 
-    ``life``: number of the life within the run, from 1. ``began``, ``over`` and ``holes``: see `gaps`; ``holes``
+    ``life``: number of the life within the run, from 1. ``began``, ``over`` and ``holes``: see `spans`; ``holes``
     includes the times when the queue wrote no journal. ``hidden``: a transition between the previous one of the task
     (or the beginning) and this one may be missing.
     """

@@ -20,7 +20,7 @@ _GROUPS = {"key": ("key",), "worker": ("key", "worker")}
 
 
 def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataFrame:
-    """Return how often each event happened, per key and window.
+    """Return how often each event happened, and how often per second, for each key and window.
 
     ``window``: length of the windows, such as "1 minute"; ``None``: no windows. The section "Tables" of
     docs/pipeline.md describes the columns. Rows of the journal that were read twice count twice, because they are not
@@ -90,7 +90,7 @@ def concurrency(transitions: DataFrame, by: str = "key", *, step: str = "1 minut
 
 
 def _levels(edges: DataFrame, group: list[str]) -> DataFrame:
-    """Return, for each start or end of an execution, the number of executions after it, and how long it lasted."""
+    """Return, for each start or end of an execution, how many executions then ran, until the next start or end."""
     names = ", ".join(group)
     in_turn = f"partition by {names} order by step"
     cells = (

@@ -51,7 +51,7 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
     total: dict[str, Any]
     """totals of all queues: the number of ``queues``, the counts, and whether all are ``balanced`` and ``complete``"""
     conservation: list[dict[str, Any]]
-    """rows of the conservation table: first the queues with a fault, then the busiest queues"""
+    """rows of the conservation table, at most `_MOST`: first the queues with a fault, then the busiest queues"""
     anomalies: dict[str, int]
     lost: list[dict[str, Any]]
     """the first 20 lost tasks, ordered by key and id"""
@@ -78,7 +78,7 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def length_of(seconds: float, points: int = _POINTS, *, least: float = 0.05) -> float:
-    """Return a window length of at least ``least`` seconds with which ``points`` windows cover ``seconds``."""
+    """Return a readable window length, at least ``least``, with which at most ``points`` windows cover ``seconds``."""
     fitting = (step for step in STEPS if step >= least and seconds / step <= points)
     return next(fitting, _DAY * -(-seconds // (points * _DAY)))
 

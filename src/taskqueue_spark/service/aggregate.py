@@ -1,4 +1,4 @@
-"""Aggregation of a batch in Spark, which computes counts and the new live tasks from transitions and live tasks.
+"""Aggregation of a batch in Spark: its transitions and the former live tasks yield counts and the new live tasks.
 
 Stateful operators of Spark in Python are six times slower than a pass over a small table, and other programs cannot
 read their state. Therefore the live tasks are a table, which every batch replaces.
@@ -97,7 +97,7 @@ def without_known(batch: DataFrame, positions: Mapping[str, Position], ahead: fl
 
 
 def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
-    """Return summaries of a batch by run and shard, ordered by time, and the beginning of each queue."""
+    """Return a summary per run and shard of a batch, ordered by time, and facts about each queue's first transition."""
     there = f"if(event != '{MISSING}', seq, null)"
     settings = "if(event = 'configured', reason, null)"
     version = f"cast(get_json_object({settings}, '$.version') as int)"
@@ -144,7 +144,7 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
 def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
     """Return each transition with the former state of its task (``before``) and the start of that state (``since``).
 
-    ``ends`` marks the last row of a task. ``live`` has the schema `OPEN`; its tasks become rows too, with ``fresh`` 0.
+    ``ends`` is true in a task's last row. ``live`` has the schema `OPEN`; its tasks become rows too, with ``fresh`` 0.
     A task belongs to one run: the same id in a different run is a different task.
     """
     task = "partition by key, task_id, run, shard order by fresh, seq"

@@ -1,4 +1,4 @@
-"""Alerts: conditions that the state of the service shows, and the file that records each episode once."""
+"""Alerts: conditions that the state of the service shows, and the file that records their beginnings and ends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> 
 def _rise(
     key: str, windows: dict[int, WindowCounts], start: int, options: StreamOptions
 ) -> FailureTrend | None:
-    """Return an episode if the share of failures in a window is larger than in earlier windows; ``None`` otherwise."""
+    """Return an episode if the share of failures in a window exceeds the limits in ``options``; ``None`` otherwise."""
     bad, all_of_them = failed(windows.get(start, WindowCounts()))
     share = bad / all_of_them if all_of_them else 0.0
     if all_of_them < options.failure_least or share < options.failure_share:
@@ -81,7 +81,7 @@ class Condition(NamedTuple):
     """A condition that an operator should know about. ``kind`` and ``of`` together identify it."""
 
     kind: str
-    """one of imbalance, missing, reset, stuck, waiting and failing"""
+    """``imbalance``, ``missing``, ``reset``, ``stuck``, ``waiting`` or ``failing``"""
     of: str
     """the key of a queue; for ``missing`` and ``reset``, a place in a journal"""
     text: str
@@ -89,7 +89,7 @@ class Condition(NamedTuple):
     passing: bool = False
     """whether the condition is a one-off event, which has no end"""
     episode: int = 0
-    """number of the episode, higher than the numbers of earlier episodes; 0 if unknown"""
+    """start of the episode's first window (Unix seconds), for ``failing``; 0 for the other kinds"""
     over: bool = False
     """whether the episode has ended"""
 

@@ -21,7 +21,7 @@ _COUNTERS = ("published", *ENDS)
 
 
 def read_ledgers(store: SparkStore, keys: Sequence[str]) -> Probe | None:
-    """Return the ledgers of a Redis store; ``None`` if it is unavailable, or was reset during the query."""
+    """Return a Redis store's ledgers of ``keys``; ``None`` if it is unavailable, or was reset during the query."""
     return asyncio.run(_read_ledgers(store, keys))
 
 
@@ -52,7 +52,7 @@ async def _read_ledgers(store: SparkStore, keys: Sequence[str]) -> Probe | None:
 
 
 def probe(state: ServiceState, pending: Probe) -> None:
-    """Keep ledgers in the state until the journal has been read up to the time of their query, then compare them."""
+    """Put ledgers into the state, and compare them if the journal has been read up to the time of their query."""
     counters = {
         key: {"published": books.published, **books.ended} for key, books in state.books.items()
     }
@@ -63,7 +63,7 @@ def probe(state: ServiceState, pending: Probe) -> None:
 
 
 def resolve(state: ServiceState) -> None:
-    """Compare the stored ledgers with the journal, once the journal has been read far enough."""
+    """Compare the ledgers in the state with the journal, if it has been read far enough; drop them after a reset."""
     pending = state.probe
     if pending is None:
         return
