@@ -34,7 +34,7 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     """number of open subscriptions, on all replicas of the server"""
     replicas: int
-    """number of workers needed for tasks that ``max_inflight`` permits; 0 if the queue is paused and no task runs"""
+    """number of workers that can run these tasks at once, as far as ``max_inflight`` and a pause permit"""
 
 
 async def scaling(call: RequestContext) -> Response:
