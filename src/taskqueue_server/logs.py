@@ -71,7 +71,7 @@ def set_up_logs(
 
 
 def set_level(name: str) -> None:
-    """Set the lowest level that this package logs, such as ``info``. Without `set_up_logs`, this has no effect."""
+    """Set the lowest level that this package logs, such as ``info``. No effect if its logger has no handler."""
     own = logging.getLogger("taskqueue")
     if own.handlers:
         own.setLevel(logging.getLevelNamesMapping()[name.upper()])

@@ -34,7 +34,7 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     """number of open subscriptions, on all replicas of the server"""
     replicas: int
-    """number of workers that can run these tasks at once, as far as ``max_inflight`` and a pause permit"""
+    """number of workers for as many of these tasks as ``max_inflight`` permits; if paused, for running tasks only"""
 
 
 async def scaling(call: RequestContext) -> Response:

@@ -105,7 +105,7 @@ class AccessControl:
     async def reload(self) -> bool:
         """Read the tokens file and revoke access that it no longer grants; return whether the file is valid.
 
-        If the file is invalid, the previous tokens stay in force, and the error is logged unless it was the last one.
+        If the file is invalid, the previous tokens stay in force, and the error is logged unless it is the same as before.
         """
         path = self._path
         if path is None:

@@ -236,7 +236,7 @@ class ProcessMetrics:
         self._closes.labels(str(code)).inc()
 
     def flush(self) -> None:
-        """Export the latencies and outcomes since the last flush. All other metrics are exported when they change."""
+        """Export the latencies and outcomes that were counted since the last flush."""
         for latencies in (self._wait, self._run, self._whole):
             latencies.flush()
         for outcome, number in self._outcomes.items():

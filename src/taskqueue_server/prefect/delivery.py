@@ -105,8 +105,8 @@ class PrefectDelivery:
             await first_completed(answer, self._context.draining.wait())
             await asyncio.wait([self._settling], timeout=_SETTLE_SECONDS)
 
-    # `_serve` runs `_read`, `_deliver`, `_drain` and the `_watch_*` methods concurrently. The first that ends or raises
-    # ends the session.
+    # `_serve` runs `_read`, `_deliver`, `_drain` and the `_watch_*` methods concurrently. The first that returns or
+    # raises ends the session.
 
     async def _read(self) -> SessionEnd:
         # Read continuously, because a closed socket or a pong is noticed only while reading.

@@ -31,7 +31,7 @@ class PrefectConnection:
         self.peer = peer_of(websocket)
         self.token = token_of(websocket)
         self.identity = self._identified() if context.access.authenticates else None
-        """identity of the token in the header; ``None`` without authentication or a valid token that may consume"""
+        """identity of the token in the header if it is valid and may consume; always ``None`` without authentication"""
         self.slot: ExitStack | None = None
         self.channel = WebSocketChannel(websocket, context.settings.lease)
         self.pings = Pings(websocket)

@@ -88,7 +88,7 @@ def _quick(bound: socket.socket) -> socket.socket:
 
 
 def _cannot(settings: Settings, error: OSError) -> ConfigurationError:
-    # Use str(error) only without an errno, because otherwise it repeats the address.
+    # With an errno, str(error) would repeat the address.
     reason = os.strerror(error.errno) if error.errno else str(error)
     host, _ = _address_of(settings.host)
     return ConfigurationError(
