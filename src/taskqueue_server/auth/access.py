@@ -105,7 +105,7 @@ class AccessControl:
     async def reload(self) -> bool:
         """Read the tokens file and revoke access that it no longer grants; return whether the file is valid.
 
-        If the file is invalid, the previous tokens stay in force, and the error is logged unless it is the same as before.
+        If the file is invalid, the previous tokens stay in force, and the error is logged if it is a new one.
         """
         path = self._path
         if path is None:
