@@ -31,13 +31,13 @@ _OWN = (*OPERATIONS, *http.OPERATIONS, *dashboard.OPERATIONS, *prefect.OPERATION
 def create_app(
     backend: Backend, settings: Settings, extensions: Sequence[Extension] = ()
 ) -> Starlette:
-    """Create the server's ASGI application. It owns ``backend`` and closes it at shutdown.
+    """Create the server's ASGI application, which owns ``backend`` and has only the given extensions.
 
-    The application runs maintenance until shutdown, and then drains the connections. It has only the given extensions;
-    `load_extensions` returns those that the settings name.
+    While the application serves, it runs maintenance periodically. At shutdown it drains the connections and closes
+    ``backend``. `load_extensions` returns the extensions that the settings name.
 
     Raises `CapabilityMissing` if the backend lacks ``control``, ``dead_letters`` or a capability that an extension
-    needs, and `ConfigurationError` for an invalid tokens file or for extensions with the same name or path.
+    needs, and `ConfigurationError` for an invalid tokens file or extensions that use the same name or path.
     """
     check_extensions(_OWN, extensions)
     context = ServerContext(backend, settings)

@@ -41,7 +41,7 @@ FIELDS = frozenset(
         "worker_id",
     }
 )
-"""fields that a log line may have besides its message; never a payload, a token or the text of a task"""
+"""fields that a log line may have besides time, level, logger and message; never a payload, a token or a task's text"""
 Form = Literal["auto", "text", "json"]
 _HEAD = ["timestamp", "level", "logger", "event"]
 _TEXT = 200
@@ -71,7 +71,7 @@ def set_up_logs(
 
 
 def set_level(name: str) -> None:
-    """Set the lowest level to log, such as ``info``, if `set_up_logs` configured the logs."""
+    """Set the lowest level that this package logs, such as ``info``. No effect if its logger has no handler."""
     own = logging.getLogger("taskqueue")
     if own.handlers:
         own.setLevel(logging.getLevelNamesMapping()[name.upper()])

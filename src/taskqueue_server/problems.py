@@ -123,7 +123,7 @@ def refusal_status(code: str | None) -> int:
 
 
 def retry_after(seconds: float | None) -> str:
-    """Return the value of a ``Retry-After`` header: whole seconds, at least 1."""
+    """Return the value of a ``Retry-After`` header: ``seconds`` rounded up, at least 1; 1 if they are unknown."""
     return str(max(1, ceil(seconds if seconds is not None else _RETRY_SECONDS)))
 
 

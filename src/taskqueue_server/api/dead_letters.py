@@ -74,9 +74,9 @@ async def discard_one(call: RequestContext) -> Response:
 async def redrive(call: RequestContext) -> Response:
     """Redrive dead letters: those with the given ids, those that match a filter, or all. Idempotent.
 
-    Ids of tasks that are not dead letters are skipped. With a filter, one call examines a limited number of dead
-    letters, and none that failed after the call began: repeat the request with ``next`` as ``after`` until the response
-    has no ``next``.
+    Ids of tasks that are not dead letters are skipped. With a filter, one request examines a limited number of dead
+    letters: repeat it with ``next`` as ``after`` until the response has no ``next``. Tasks that became dead letters
+    after the first of these requests are skipped.
     """
     return await _act(call, "redrive")
 
@@ -84,7 +84,7 @@ async def redrive(call: RequestContext) -> Response:
 async def discard(call: RequestContext) -> Response:
     """Discard dead letters permanently: those with the given ids, those that match a filter, or all. Idempotent.
 
-    With a filter or ``all``, ``confirm`` is required. Ids, filter and ``next`` work as for redriving.
+    With a filter or ``all``, ``confirm`` must be the queue's key. Ids, filter and ``next`` work as for redriving.
     """
     return await _act(call, "discard")
 

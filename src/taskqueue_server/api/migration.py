@@ -62,7 +62,10 @@ async def begin(call: RequestContext) -> Response:
 
 
 async def end(call: RequestContext) -> Response:
-    """Finish the migration. 409 while the old backend still has tasks, unless ``force`` is set. Idempotent."""
+    """Finish the migration. Idempotent.
+
+    409 if the start or the rollback is incomplete, or, without ``force``, if the drained backend still has tasks.
+    """
     force = _force(call)
     return await _act(call, lambda backend: finish(backend, force=force))
 

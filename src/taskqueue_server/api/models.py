@@ -150,7 +150,7 @@ class StatusesOut(msgspec.Struct, frozen=True):
 
 
 class RateLimitOut(msgspec.Struct, frozen=True):
-    """A token bucket: each delivery takes a token, and the bucket is refilled over an interval."""
+    """A token bucket of ``max_tokens``, which refills evenly over the interval; each delivery takes a token."""
 
     max_tokens: int
     interval: int = 1
@@ -158,7 +158,7 @@ class RateLimitOut(msgspec.Struct, frozen=True):
 
 
 class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits and order of a queue; settings that have their default value are omitted."""
+    """Limits, order, pauses, bindings and shards of a queue; settings that have their default value are omitted."""
 
     capacity: int | None = None
     max_inflight: int = 0
@@ -179,7 +179,7 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, settings: QueueSettings) -> FlowOut:
-        """Return the limits and the order of a queue from its settings."""
+        """Select these settings from all settings of a queue."""
         fields = settings.flow | settings.ordering | {"bound_to": settings.bound_to}
         fields["weighted"] = len(settings.weights)
         fields["shards"] = settings.shards
@@ -206,14 +206,17 @@ class QueuesOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkersOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of workers with an open subscription, on any replica. If there is a ``next``, more workers follow."""
+    """A page of workers with an open subscription, on any replica.
+
+    If there is a ``next``, pass it as ``after`` for the next page.
+    """
 
     workers: list[WorkerInfo]
     next: str | None = None
 
 
 class LedgerOut(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of tasks by state. ``imbalance`` is ``published`` minus the sum of the numbers, and should be 0."""
+    """The number of tasks by state. ``imbalance`` is ``published`` minus the tasks in all states, and should be 0."""
 
     published: int
     waiting: int

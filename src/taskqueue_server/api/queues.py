@@ -34,7 +34,7 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     """number of open subscriptions, on all replicas of the server"""
     replicas: int
-    """number of workers needed for tasks that ``max_inflight`` permits; 0 if the queue is paused and no task runs"""
+    """number of workers for as many of these tasks as ``max_inflight`` permits; if paused, for running tasks only"""
 
 
 async def scaling(call: RequestContext) -> Response:

@@ -84,7 +84,7 @@ def _if_match(call: RequestContext) -> int | None:
 
 @contextmanager
 def _precondition(matched: int | None) -> Iterator[None]:
-    """Turn a conflict into the status 412 if the version ``matched`` came from the header ``If-Match``."""
+    """Turn a `SettingsConflict` into the status 412 if ``matched``, the version in ``If-Match``, is not ``None``."""
     try:
         yield
     except SettingsConflict as error:

@@ -73,7 +73,7 @@ async def workers(call: RequestContext) -> Response:
 
 
 async def maintain(call: RequestContext) -> Response:
-    """Run maintenance once. The server does this periodically; use this to avoid waiting."""
+    """Run maintenance now. The server also runs it periodically."""
     return answer(await call.context.control.maintain())
 
 

@@ -48,7 +48,7 @@ class AccessWatch:
 
 
 class AccessControl:
-    """Authenticates clients, first with plugins, then with the tokens file. A server has one instance."""
+    """Authenticates clients, first with plugins, then with the tokens file. Each server process has one instance."""
 
     def __init__(self, settings: Settings, hooks: Hooks) -> None:
         """Read the tokens file, if one is configured. Raises `ConfigurationError` if it is invalid."""
@@ -68,7 +68,10 @@ class AccessControl:
         return self._tokens is not None or self._hooks.wants("authenticate")
 
     def identify(self, token: str | None, peer: str) -> Identity | None:
-        """Return the identity of a token, or ``None`` if it is not valid. Plugins take precedence over the file."""
+        """Return the identity of a token, or ``None`` if it is not valid. Without authentication, return `OPEN`.
+
+        Plugins take precedence over the tokens file.
+        """
         if not self.authenticates:
             return OPEN
         result = self._hooks.first("authenticate", token=token, peer=peer)
@@ -83,7 +86,7 @@ class AccessControl:
     def watch_access(
         self, token: str | None, peer: str, allowed: Allowed
     ) -> Generator[asyncio.Event, None, None]:
-        """Check the token repeatedly during the block. Set the event once access is no longer allowed.
+        """Check the token repeatedly during the block, which gets an event that is set once access is revoked.
 
         Expiry, or a changed response of a plugin, is detected within `CHECK_SECONDS`; a changed tokens file within
         `RELOAD_SECONDS`.
@@ -102,7 +105,7 @@ class AccessControl:
     async def reload(self) -> bool:
         """Read the tokens file and revoke access that it no longer grants; return whether the file is valid.
 
-        If the file is invalid, the error is logged and the previous tokens stay in force.
+        If the file is invalid, the previous tokens stay in force, and the error is logged if it is a new one.
         """
         path = self._path
         if path is None:
@@ -143,7 +146,7 @@ class AccessControl:
                     check_at = loop.time() + CHECK_SECONDS
                     await self.check()
             except Exception:  # noqa: BLE001 - no error may end the periodic checks
-                _log.exception("could not check open connections against the tokens")
+                _log.exception("could not check the tokens file or the open connections")
 
     async def check(self) -> None:
         """Authenticate all open connections again; connections with the same token and address share one check."""

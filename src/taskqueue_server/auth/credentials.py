@@ -14,13 +14,14 @@ _COOKIE = "taskqueue-session"
 _SECURE = f"__Host-{_COOKIE}"
 """name of the cookie over TLS; browsers accept a ``__Host-`` cookie only over TLS, and only from the host itself"""
 _TOKEN = 4096
-"""maximum number of characters of a token"""
+"""a session cookie with more than twice this number of characters is ignored"""
 
 
 def token_of(connection: HTTPConnection) -> str | None:
-    """Return the bearer token from the ``Authorization`` header or the session cookie; ``None`` if there is neither.
+    """Return the bearer token in the ``Authorization`` header, or in the session cookie if there is no such header.
 
-    The cookie is ignored for a WebSocket, because browsers send it when a page of any site opens the socket.
+    Return ``None`` if there is no token, or the header is invalid. For a WebSocket, the cookie is ignored, so that no
+    web page can open the socket with the session of its user.
     """
     shown = connection.headers.getlist("authorization")
     if not shown:
@@ -35,7 +36,7 @@ def shows_header(connection: HTTPConnection) -> bool:
 
 
 def by_cookie(connection: HTTPConnection) -> bool:
-    """Return whether the session cookie is the only credential. A page of another site may cause such a request."""
+    """Return whether the session cookie is the only credential: another site's page may have caused the request."""
     return not shows_header(connection) and _session_of(connection) is not None
 
 

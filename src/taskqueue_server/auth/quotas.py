@@ -27,9 +27,9 @@ class Quotas:
     def spend(self, identity: Identity, tasks: int = 0) -> None:
         """Count one request, or ``tasks`` published tasks, against the rate of the identity's token name.
 
-        A bucket fills at this rate. A request takes 1 out of the bucket, and is refused if less than 1 is left.
-        Published tasks may leave the bucket in debt, and are refused only if the debt exceeds `MAX_DEBT`. A refusal
-        raises `ProblemError`.
+        Each name has a bucket, which fills at its rate. A request takes 1 out of the bucket, and is refused if less
+        than 1 is left. Tasks may leave the bucket in debt, and are refused only if the debt already exceeds `MAX_DEBT`.
+        A refusal raises `ProblemError`.
         """
         if identity.rate is None:
             return

@@ -80,7 +80,7 @@ class Tokens:
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
-        """Read the tokens file at ``path``. Raises `ConfigurationError`, which names the entry and the field."""
+        """Read the tokens file at ``path``. Raises `ConfigurationError`, also if an entry is invalid."""
         return cls(read_entries(load(path), path))
 
     def identify(self, token: str | None, now: float) -> Identity | None:
@@ -99,7 +99,7 @@ class Tokens:
 
 
 def signature(path: Path) -> object:
-    """Return a value that changes whenever the file changes; ``None`` if the file does not exist."""
+    """Return a value that changes whenever the file changes; ``None`` if the file is missing or inaccessible."""
     try:
         result = path.stat()
     except OSError:
@@ -140,7 +140,7 @@ def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
 def load(path: Path) -> bytes:
     """Return the content of the tokens file. Raises `ConfigurationError` if it is unreadable or open to other users."""
     try:
-        # Open with O_NONBLOCK, because opening a named pipe would block the checks of open connections.
+        # Without O_NONBLOCK, opening a named pipe would block until another process opens it for writing.
         with open(
             path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
@@ -151,7 +151,7 @@ def load(path: Path) -> bytes:
                 mode = stat.S_IMODE(result.st_mode)
                 raise _wrong(
                     path,
-                    f"other users may access it (mode {mode:04o}); run chmod 600 and start again",
+                    f"other users may access it (mode {mode:04o}); run chmod 600 on it",
                 )
             return file.read(_BYTES)
     except OSError as error:
@@ -199,8 +199,11 @@ def _checked(row: Mapping[str, Any]) -> TokenEntry:
 
 
 def check_limits(rate: object, burst: object, connections: object) -> None:
-    """Raise `InvalidInput` for an invalid rate, burst or number of connections. ``None`` means no limit."""
-    per_second, at_least_one = "a number per second, at least 1 per hour", "a number of at least 1"
+    """Raise `InvalidInput` for an invalid value, or a burst without a rate. ``None`` means that a value is not set."""
+    per_second, at_least_one = (
+        "a number of requests and tasks per second, from 1/3600 (one per hour)",
+        "a number (for connections, a whole number) from 1",
+    )
     for field, value, kind, lowest, what in (
         ("rate", rate, float, 1 / 3600, per_second),
         ("burst", burst, float, 1, at_least_one),
@@ -208,7 +211,7 @@ def check_limits(rate: object, burst: object, connections: object) -> None:
     ):
         number = isinstance(value, int | kind) and not isinstance(value, bool)
         if value is not None and not (number and lowest <= value <= _NUMBERS):  # type: ignore[operator]
-            raise InvalidInput(field, kind_of(value), f"{what} and at most {_NUMBERS}")
+            raise InvalidInput(field, kind_of(value), f"{what} to {_NUMBERS}")
     if burst is not None and rate is None:
         raise InvalidInput("burst", "a burst without a rate", "a burst with a rate")
 

@@ -124,7 +124,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _keep_owner(target: Path, draft: int) -> None:
-    """Give the new file the owner and mode of the old file: the server must still be able to read it."""
+    """Give the new file the owner and mode of the old file, if any: the server must still be able to read it."""
     try:
         old = target.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Long polling: HTTP requests that wait for the end of a task share one periodic query of the store."""
+"""Long polling: HTTP requests that wait for the end of a task. All of them share the same polls of the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskqueue_server.problems import ProblemError
 MAX_WAIT = 30
 """maximum number of seconds that a request may wait"""
 MAX_WAITERS = 1000
-"""maximum number of waiting requests of one server"""
+"""maximum number of waiting requests of one server process"""
 _PERIOD = 0.5
 """seconds between polls of the store, which detect tasks that ended on another server"""
 
@@ -29,7 +29,7 @@ _Name = tuple[str, str]
 class ResultWaiters:
     """HTTP requests that wait for tasks to end.
 
-    A request returns at once if its task ends on this server, and after the next poll of the store if the task ends on
+    A wait ends at once if the task ends on this server, and after the next poll of the store if the task ends on
     another server. The store is polled only while requests wait.
     """
 
@@ -66,7 +66,8 @@ class ResultWaiters:
     ) -> None:
         """Wait until the task has ended, ``seconds`` have passed, the server drains, or ``gone`` completes.
 
-        Raises `ProblemError` if too many requests wait already. A single ``client`` may use at most half of the slots.
+        ``gone`` completes when the client has left. Raises `ProblemError` if too many requests wait, or if requests of
+        this ``client`` use half of the slots.
         """
         try:
             if self._draining.is_set():

@@ -15,7 +15,7 @@ from taskqueue_server.routing.operations import Handler, Operation, RequestConte
 
 
 async def overview(call: RequestContext) -> Response:
-    """Show all queues, the ledger, charts and the number of workers."""
+    """Show the queues that the client may see, their ledger, charts and the number of workers."""
     snapshot = await poller_of(call).fresh()
     view = DashboardView(call, "overview")
     keys = view.keys(snapshot)
@@ -29,7 +29,7 @@ async def overview(call: RequestContext) -> Response:
 
 
 async def workers(call: RequestContext) -> Response:
-    """Show all workers, including those that are connected to other servers of the same store."""
+    """Show the workers of queues that the client may see, also those connected to other servers of the same store."""
     return await DashboardView(call, "workers").render(await poller_of(call).fresh())
 
 

@@ -46,7 +46,7 @@ async def dead_letters(call: RequestContext) -> Response:
 
 
 async def act(call: RequestContext) -> Response:
-    """Redrive or discard a single dead letter, the selected ones, or all that match. Discarding must be confirmed."""
+    """Redrive one dead letter, or redrive or discard the selected ones or all that match. Discards need ``confirm``."""
     key, form = call.name("key"), await read_form(call)
     search = form.text("filter")[:_FILTER]
     name, action = form.text("one"), form.text("action")

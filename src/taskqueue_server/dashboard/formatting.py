@@ -30,7 +30,7 @@ def rate(per_second: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Format a duration with about two digits."""
+    """Format a duration in the largest unit that fits; return a dash for ``None``."""
     if seconds is None:
         return _NONE
     size, unit = next((pair for pair in _UNITS if seconds >= pair[0]), _UNITS[-1])
@@ -61,7 +61,7 @@ def rate_limit(limit: RateLimit | None) -> str:
 
 
 def limits(settings: QueueSettings) -> list[tuple[str, str]]:
-    """Return the limits and the order of a queue as pairs of label and value."""
+    """Return the settings that the page of a queue lists, as pairs of label and value."""
     results = [
         ("Capacity", "no limit" if settings.capacity is None else count(settings.capacity)),
         ("In flight", count(settings.max_inflight) if settings.max_inflight else "no limit"),
@@ -96,7 +96,7 @@ def of_ledger(ledger: Ledger) -> dict[str, str]:
 def of_queue(
     key: str, reading: StoreReading, snapshot: Snapshot, history: History
 ) -> dict[str, str]:
-    """Return the queue's texts by page element. The key ``@NAME`` holds the state of the element ``NAME``."""
+    """Return the queue's texts by page element. ``@NAME`` holds the state of element ``NAME``, ``~NAME`` its points."""
     ledger, settings, window = reading.ledger, reading.settings, history.window([key])
     name, names = state_of(reading, flows=window.published > 0 or window.done > 0)
     busy = f"{count(ledger.in_flight)} / {count(settings.max_inflight)}"
@@ -144,7 +144,7 @@ def state_of(reading: StoreReading, *, flows: bool) -> tuple[str, str]:
 
 
 def points(series: Sequence[int]) -> str:
-    """Return the points of a sparkline, as an SVG attribute."""
+    """Return the points of a sparkline, as the value of an SVG attribute."""
     if len(series) <= 1:
         return ""
     steps, scale = len(series) - 1, (_HIGH - 20) / max(*series, 1)

@@ -56,6 +56,6 @@ async def logout(call: RequestContext) -> Response:
 
 
 def _require_own_page(call: RequestContext) -> None:
-    # Refuse a form from another site, which must not sign a user in or out even if its origin may use the API.
+    # A page of another site must not sign a user in or out, even if its origin may use the API.
     if "origin" in call.request.headers:
         require_own_page(call)

@@ -157,7 +157,7 @@ def _response(text: str, status: int) -> Response:
 
 
 def see_other(target: str, notice: str | None = None, number: int | None = None) -> Response:
-    """Return a redirect to the page that shows the result of an action, so that a reload does not repeat the action."""
+    """Return a redirect to ``target``, which shows the message ``notice``. A reload then does not repeat the action."""
     if notice is not None:
         target += f"{'&' if '?' in target else '?'}said={notice}"
         target += "" if number is None else f"&n={number}"

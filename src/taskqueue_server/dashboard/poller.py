@@ -1,4 +1,4 @@
-"""Polling of the store for the dashboard: once a second for all open pages, and not at all without open pages."""
+"""Polling of the store for the dashboard: about once a second while pages are open, for all of them together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_STREAMS = 50
 """maximum number of pages with live updates"""
 _SECOND = 1.0
 _PAUSE_FACTOR = 4
-"""the pause after a sample is at least this many times the sample's duration"""
+"""the pause after a sample is at least this many times the sample's duration, unless a new page needs a sample"""
 _SHORTEST = 0.05
 _LINGER_SECONDS = 15.0
 """seconds for which polling continues after the last page was closed, so that the next page has a history"""
@@ -108,7 +108,7 @@ class StatsPoller:
         return -1 if self._task is not None else self._started
 
     async def after(self, number: int) -> Snapshot | None:
-        """Wait for a sample with a higher number than ``number``, and return it; return ``None`` on shutdown."""
+        """Return the latest sample as soon as its number exceeds ``number``; return ``None`` on shutdown."""
         self._start()
         while self.latest is None or self.latest.number <= number:
             self._start()

@@ -95,7 +95,7 @@ class _Row(NamedTuple):
     total: Point
 
     def sum(self, keys: Sequence[str] | None) -> Point:
-        """Return the sum over ``keys`` (``None``: all queues). A sum has no percentiles, which cannot be added."""
+        """Return the sum over ``keys`` (``None``: all queues), with percentiles only for a single queue."""
         if keys is None:
             return self.total
         if len(keys) == 1:
@@ -176,7 +176,7 @@ class History:
                 yield [round(row.at, 2), *rates, *depth, point.p50, point.p95]
 
     def series(self, key: str, newest: int = 60) -> list[int]:
-        """Return the number of waiting tasks over time, for a sparkline."""
+        """Return the queue's number of waiting tasks in each of the last samples, for a sparkline."""
         rows = list(self._rows)[-newest:]
         return [row.points[key].waiting if key in row.points else 0 for row in rows]
 

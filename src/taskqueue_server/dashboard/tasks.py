@@ -95,7 +95,7 @@ def _pretty(text: bytes | None) -> tuple[str, int] | None:
 
 
 async def find(call: RequestContext) -> Response:
-    """Find a task by key and id, or by id in every queue that the client may see."""
+    """Find a task by key and id, a queue by key, or a task by id in up to `LISTED` queues that the client may see."""
     requested = call.request.query_params.get("q", "").strip()
     names = [name for name in _BETWEEN.split(requested[:500]) if name]
     if len(names) in (1, 2):

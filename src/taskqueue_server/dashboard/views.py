@@ -135,7 +135,10 @@ class DashboardView:
         values: dict[str, str],
         status: TaskStatus | None,
     ) -> bytes:
-        """Return the event for a sample: the texts that differ from ``values``, and the chart rows since ``before``."""
+        """Return the event for a sample: the texts that differ from ``values``, and the new row of the charts.
+
+        If ``before``, the previous sample that was sent, is ``None``, the event has all rows of the charts.
+        """
         made = self._poller.made(snapshot)
         name = (*self._same, "event", before.number if before else None)
         if self.name == "task":
@@ -174,7 +177,7 @@ class DashboardView:
 
 
 def encoded(name: str, value: object) -> bytes:
-    """Return an encoded event of a stream."""
+    """Return a server-sent event with the name and the JSON of the value."""
     return b"event: " + name.encode() + b"\ndata: " + _encoder.encode(value) + b"\n\n"
 
 

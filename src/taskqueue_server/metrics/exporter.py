@@ -51,7 +51,7 @@ class Metrics:
         context.hooks.register(self.local)
 
     async def share(self) -> None:
-        """Write this process's metrics to the shared folder until cancelled; then stop counting."""
+        """Write this process's metrics to the shared folder, if any, until cancelled; then stop counting."""
         try:
             while self._folder is not None:
                 self._refresh()
@@ -118,7 +118,7 @@ class _Scrape(NamedTuple):
 
 
 def _normalized_accept(accept: str) -> str:
-    """Return a normalized Accept header, because the Prometheus library fails on some valid headers."""
+    """Return a simple Accept header for the same format: the Prometheus library fails on some valid headers."""
     kinds = {name.partition(";")[0].strip().lower() for name in accept.split(",")}
     return f"{_OPEN}; version=1.0.0" if _OPEN in kinds else ""
 

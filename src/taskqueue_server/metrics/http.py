@@ -20,7 +20,7 @@ from taskqueue_server.routing.operations import Operation, RequestContext
 from taskqueue_server.routing.operations import Scope as TokenScope
 
 _QUIET = {"/alive", "/health", "/ready", "/metrics"}
-"""paths that monitoring polls frequently, so their requests are logged at DEBUG"""
+"""paths that monitoring polls frequently, so their requests are logged at DEBUG unless they fail"""
 _ALARMING = {401, 403, 421}
 _ALARMING_ENDS = {frames.CLOSE_PROTOCOL, frames.CLOSE_UNAUTHENTICATED}
 _UNREMARKABLE_ENDS = {frames.CLOSE_CLEAN, 1001, frames.CLOSE_RESTART}
@@ -34,7 +34,7 @@ _log = logging.getLogger("taskqueue.access")
 class ServerMiddleware:
     """Middleware that logs and counts requests and sockets. It also checks the host and origin of requests.
 
-    Logs and metrics name the path of the operation, never the path that was requested.
+    Logs and metrics name the path of the operation, such as ``/v1/queues/{key}``, never the path that was requested.
     """
 
     def __init__(self, app: ASGIApp, context: ServerContext, local: ProcessMetrics) -> None:

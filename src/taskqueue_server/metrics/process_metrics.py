@@ -1,4 +1,4 @@
-"""Metrics of this process: latencies, connections, refusals and requests. Hooks count them; `flush` exports them."""
+"""Metrics of this process: latencies, outcomes, refusals, requests and connections."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class _Latencies:
 
 
 class ProcessMetrics:
-    """Hooks that count tasks and connections of this process. ``now`` returns the store's time."""
+    """Hooks and methods that count the tasks, connections and requests of this process. ``now`` is the store's time."""
 
     def __init__(self, registry: CollectorRegistry, now: Callable[[], float]) -> None:
         self._now = now
@@ -158,7 +158,7 @@ class ProcessMetrics:
 
     @hookimpl
     def published(self, confirmations: Sequence[Confirmation]) -> None:
-        """Count refused tasks."""
+        """Count refused tasks, including those whose id was already used with another payload."""
         for confirmation in confirmations:
             status = confirmation.status
             if status is _ACCEPTED or status is _DUPLICATE:
@@ -190,7 +190,7 @@ class ProcessMetrics:
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
             if outcome is _STALE:
                 stale += 1
-            elif outcome is _OK:  # the hook `dead_lettered` counts dead letters
+            elif outcome is _OK:  # any other outcome is a dead letter, which `dead_lettered` counts
                 done += 1
                 if acked:
                     key, since = delivery.task.key, delivery.waiting_since
@@ -204,7 +204,7 @@ class ProcessMetrics:
 
     @hookimpl
     def retry_scheduled(self, settles: Delivery | None) -> None:
-        """Count a retry, and record the run time of the failed attempt."""
+        """If the retry ends a delivery, count it, and record the run time of the failed attempt."""
         if settles is not None:
             self._outcomes["retried"] += 1
             self._run.of(settles.task.key).note(self._now() - settles.delivered_at)
@@ -236,7 +236,7 @@ class ProcessMetrics:
         self._closes.labels(str(code)).inc()
 
     def flush(self) -> None:
-        """Export what was counted since the last flush."""
+        """Export the latencies and outcomes that were counted since the last flush."""
         for latencies in (self._wait, self._run, self._whole):
             latencies.flush()
         for outcome, number in self._outcomes.items():

@@ -18,7 +18,7 @@ MAX_LABELS = 200
 _FRESH_SECONDS = 1.0
 """seconds for which scrapes reuse the statistics of one read"""
 _TIMEOUT = 3.0
-"""maximum number of seconds that a scrape waits for the store"""
+"""maximum number of seconds that a scrape waits for the statistics, and again for the settings"""
 _PASS_SECONDS = 30.0
 _MAX_AGE_SECONDS = 15.0
 """maximum age in seconds of statistics that are exported"""
@@ -42,7 +42,7 @@ class StoreStatistics(msgspec.Struct, eq=False):
     """time of the read, by the store's clock"""
     queues: tuple[QueueStats, ...]
     settings: dict[str, QueueSettings]
-    """settings of the queues read so far"""
+    """the settings that scrapes have read so far, by queue"""
 
 
 class StoreMetrics:
@@ -51,7 +51,7 @@ class StoreMetrics:
     def __init__(
         self, control: Control, now: Callable[[], float], patience: float = _TIMEOUT
     ) -> None:
-        """Create a reader. ``now`` gives the store's time. A scrape waits up to ``patience`` seconds for the store."""
+        """Create a reader. ``now`` gives the store's time. Each wait for the store takes up to ``patience`` seconds."""
         self._control = control
         self._now = now
         self._patience = patience
@@ -60,7 +60,7 @@ class StoreMetrics:
         self._pass: asyncio.Task[None] | None = None
 
     async def latest(self) -> StoreStatistics | None:
-        """Return statistics about a second old, or older if the store is slow; ``None`` if the store is down."""
+        """Return statistics about a second old, or up to 15 seconds if the store is slow; ``None`` if it is down."""
         loop = asyncio.get_running_loop()
         if self._pass is None and loop.time() - self._started_at >= _FRESH_SECONDS:
             self._started_at = loop.time()
@@ -197,7 +197,7 @@ def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) ->
             ),
         ),
         "taskqueue_queue_imbalance_tasks": (
-            "Published tasks minus all tasks accounted for; always 0.",
+            "Published tasks minus all tasks accounted for; should be 0.",
             lambda stats: stats.ledger.imbalance,
         ),
     }

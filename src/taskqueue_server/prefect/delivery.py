@@ -28,7 +28,7 @@ BAD_TASK_RUN = "bad_task_run"
 _ACK_SECONDS = 0.5
 """seconds to wait for the ack of the last run before the socket is closed; a worker with a free slot acks at once"""
 _SETTLE_SECONDS = 2.0
-"""seconds allowed for settling an ack while the server shuts down; at other times the limit is the lease"""
+"""seconds allowed for settling the last ack once the lease has passed or the server has begun to shut down"""
 _log = logging.getLogger("taskqueue.server.prefect")
 
 
@@ -105,7 +105,8 @@ class PrefectDelivery:
             await first_completed(answer, self._context.draining.wait())
             await asyncio.wait([self._settling], timeout=_SETTLE_SECONDS)
 
-    # The coroutines below run concurrently. The first one that returns or raises ends the session.
+    # `_serve` runs `_read`, `_deliver`, `_drain` and the `_watch_*` methods concurrently. The first that returns or
+    # raises ends the session.
 
     async def _read(self) -> SessionEnd:
         # Read continuously, because a closed socket or a pong is noticed only while reading.
@@ -186,7 +187,7 @@ class PrefectDelivery:
         return await wait_forever()
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes ``ok`` by position
-        # Prefect's protocol has no frame that reports an outage, so workers only wait.
+        # Prefect's protocol has no frame that reports an outage, so it is only logged; workers wait.
         if ok:
             _log.info("store available again")
         else:

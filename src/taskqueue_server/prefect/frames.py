@@ -47,7 +47,7 @@ class Subscribe(msgspec.Struct):
 
     @property
     def worker_id(self) -> str:
-        """The client id, with ``_`` in place of characters that are not allowed in names."""
+        """The client id as a valid name: shortened if needed, with ``_`` in place of invalid characters."""
         name = _UNNAMEABLE.sub("_", self.client_id)[: LIMITS.name]
         return name if name[:1].isalnum() or name[:1] == "_" else f"_{name[1:]}"
 

@@ -31,7 +31,7 @@ class PrefectConnection:
         self.peer = peer_of(websocket)
         self.token = token_of(websocket)
         self.identity = self._identified() if context.access.authenticates else None
-        """identity of the token in the header; ``None`` if there is no valid token with the right to consume"""
+        """identity of the token in the header if it is valid and may consume; always ``None`` without authentication"""
         self.slot: ExitStack | None = None
         self.channel = WebSocketChannel(websocket, context.settings.lease)
         self.pings = Pings(websocket)

@@ -10,7 +10,7 @@ from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
 
 _SPREADS = sys.platform == "linux"
-"""whether the kernel balances connections over sockets with the same port; other systems use only the last socket"""
+"""whether the kernel balances connections over sockets with the same port; elsewhere only the last socket gets them"""
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -32,7 +32,7 @@ class Port:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Reserve the port. Raises `ConfigurationError` if another server uses it."""
+        """Reserve the port. Raises `ConfigurationError` if that fails, for example because another server uses it."""
         listen(settings).close() if settings.port else None
         self._host, self._family = _address_of(settings.host)
         self._shared: socket.socket | None = None
@@ -88,7 +88,7 @@ def _quick(bound: socket.socket) -> socket.socket:
 
 
 def _cannot(settings: Settings, error: OSError) -> ConfigurationError:
-    # Do not use str(error), which repeats the address.
+    # With an errno, str(error) would repeat the address.
     reason = os.strerror(error.errno) if error.errno else str(error)
     host, _ = _address_of(settings.host)
     return ConfigurationError(

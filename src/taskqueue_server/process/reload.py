@@ -86,8 +86,8 @@ def reload(context: ServerContext, read: Reread, tls: ssl.SSLContext | None = No
 def signals(end: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
     """Call ``end`` on SIGTERM and SIGINT, and ``reload`` on SIGHUP, during the block.
 
-    Without ``reload``, the handler of SIGHUP is not changed. If the terminal was closed, SIGHUP calls ``end``.
-    Outside the main thread, no signal is handled.
+    A SIGHUP because the terminal was closed calls ``end`` instead of ``reload``. Without ``reload``, the handler of
+    SIGHUP is not changed. Outside the main thread, no signal is handled.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -26,7 +26,7 @@ from taskqueue_server.process.listeners import Port
 from taskqueue_server.process.reload import Reread, reload_settings, signals
 
 RESTART_SECONDS = 5.0
-"""a process that fails within this many seconds after its start counts as a failed start"""
+"""a process that fails within this many seconds, or exits before it accepts connections, counts as a failed start"""
 MAX_FAILED_STARTS = 5
 """number of failed starts in a row after which the supervisor gives up"""
 _PAUSE, _MAX_PAUSE = 0.1, 5.0
@@ -92,7 +92,7 @@ class Processes:
             child.send(channel.StopProcess(at_once=self._at_once.is_set()))
 
     def reload(self) -> None:
-        """Read the settings again, once for all processes."""
+        """Read the settings again, and send them to all processes; invalid settings change nothing."""
         systemd.reloading()
         try:
             settings = None if self._read is None else reload_settings(self._settings, self._read)

@@ -24,7 +24,7 @@ _FRAGMENTS = 1024
 
 
 class HttpProtocol(H11Protocol):
-    """An HTTP connection that is closed if no request arrives or the client does not read the response."""
+    """An HTTP connection that is closed if no request arrives, or the response is not read, in time."""
 
     _head_timeout: asyncio.TimerHandle | None = None
     _read_timeout: asyncio.TimerHandle | None = None

@@ -75,7 +75,7 @@ def _load(name: str) -> Extension:
 
 
 def check_extensions(own: Sequence[Operation], extensions: Sequence[Extension]) -> None:
-    """Raise `ConfigurationError` if two extensions have the same name, or two operations the same path."""
+    """Raise `ConfigurationError` if extensions share a name, or a path with each other or with the server."""
     names = Counter(extension.name for extension in extensions)
     paths = Counter({operation.address: 1 for operation in own})
     for extension in extensions:

@@ -42,11 +42,11 @@ class RequestContext:
         self.context: ServerContext = request.app.state.context
         self.verbs = verbs
         self.identity: Identity | None = None
-        """the authenticated client; ``None`` if the operation needs no token"""
+        """the client, which is `OPEN` without authentication; ``None`` if the operation needs no token"""
 
     @property
     def client_name(self) -> str | None:
-        """The name of the client, or ``None`` on a server without authentication."""
+        """The name of the client's token, or ``None`` if the client is not authenticated."""
         return self.identity.name if self.context.access.authenticates and self.identity else None
 
     def is_allowed(self, key: str) -> bool:
@@ -63,7 +63,7 @@ class RequestContext:
             )
 
     def watch_access(self) -> AbstractContextManager[asyncio.Event]:
-        """Watch the client's rights during the block; the given event is set when the rights change or expire."""
+        """Watch the client's rights during the block, which gets an event that is set when they change or expire."""
         identity = self.identity
         request = self.request
         return self.context.access.watch_access(

@@ -34,7 +34,11 @@ def id_maker(call: RequestContext) -> Callable[[str, str | None, int], str | Non
     if not values:
         return lambda key, own, line: None  # noqa: ARG005 - same signature as `made`
     if len(values) > 1 or not _VALUE.fullmatch(values[0]):
-        raise InvalidInput(_HEADER, f"text of length {len(values[0])}", "1 to 200 ASCII characters")
+        raise InvalidInput(
+            _HEADER,
+            f"text of length {len(values[0])}",
+            "one value of 1 to 200 printable ASCII characters, in double quotes if it has spaces",
+        )
     client = "" if call.identity is None else call.identity.name
     names = [client, values[0].removeprefix('"').removesuffix('"')]
 

@@ -125,7 +125,7 @@ class SocketAdmission:
     ) -> None:
         """Create an admission. ``slot`` is the quota slot of a client that sent a valid token in the header.
 
-        Without ``slot``, the hello of the client must have a valid token.
+        Without ``slot``, the hello must have a valid token if the server has authentication.
         """
         self.connection_id = secrets.token_hex(8)
         self.worker_id: str | None = None

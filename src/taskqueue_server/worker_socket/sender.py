@@ -41,7 +41,7 @@ class DeliverySender:
         self._credit.set()
 
     def stop(self) -> None:
-        """Stop receiving. Deliveries that were received already are still sent."""
+        """Stop receiving, and end `run`. Deliveries that `run` has begun to send are still sent."""
         self._credit.set()
         if self._receiving and self._task is not None and not self._interrupted:
             self._interrupted = True

@@ -110,8 +110,8 @@ class WorkerSession:
     ) -> None:
         """Adopt the deliveries that the worker still runs, for keys that ``is_allowed`` permits, and answer its hello.
 
-        Raises `TimeoutError` if the store does not answer, and `ConnectionClosed`, after the grace period, if the
-        worker has left.
+        Raises `TimeoutError` if the store does not answer, and `ConnectionClosed` if the worker has left: after the
+        grace period, unless one of the sides closed the socket on purpose.
         """
         async with asyncio.timeout(_ADOPT_SECONDS):
             adopted = await adopt(
@@ -131,7 +131,7 @@ class WorkerSession:
     async def run(self) -> SessionEnd:
         """Serve the worker until its session ends, then release its deliveries.
 
-        After a cancellation, the caller releases the deliveries by closing the subscription.
+        The caller must then close the subscription, which releases the deliveries that remain after a cancellation.
         """
         settling = asyncio.create_task(self._settlements.run())
         try:
@@ -186,7 +186,7 @@ class WorkerSession:
             _log.exception("the connection of a worker failed")
             return SessionEnd("internal", CLOSE_INTERNAL)
 
-    # The coroutines below run concurrently. The first one that returns ends the session.
+    # `_serve` runs several of the methods below concurrently. The first that returns or raises ends the session.
 
     async def _read(self) -> SessionEnd:
         while True:
@@ -238,8 +238,8 @@ class WorkerSession:
             awake = max(due, self._loop.time())
             await asyncio.sleep(awake - self._loop.time())
             now = self._loop.time()
-            # If this process was suspended, unread frames of the worker may have arrived: give `_read` time to receive
-            # them. A worker that is still silent after that is disconnected, even if its lease ended long ago.
+            # If this process was suspended, frames of the worker may have arrived that `_read` has not received yet:
+            # give it time for that. If there are none, the worker counts as silent in the next round.
             if now - awake > lease / 3:
                 await asyncio.sleep(lease / 10)
             elif since is not None and since == self._listening_since and now - since >= lease:

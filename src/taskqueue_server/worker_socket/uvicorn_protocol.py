@@ -26,7 +26,7 @@ _PIECE_BYTES = 4096
 
 
 class Pings:
-    """Pings of one WebSocket. If its protocol class is not `FairProtocol`, each method does nothing."""
+    """Pings of one WebSocket. If its protocol class is not `FairProtocol`, no pings are sent, and all numbers are 0."""
 
     def __init__(self, websocket: WebSocket) -> None:
         result = websocket.scope.get("extensions", {}).get(PINGS, {})
@@ -60,7 +60,7 @@ class FairProtocol(WebSocketsSansIOProtocol):
     """
 
     _unread = b""
-    """the chunk that is being parsed; until it is complete, reading from the transport is paused"""
+    """the chunk that is being parsed; until all of it is parsed, reading from the transport is paused"""
     _read_bytes = 0
     """number of bytes of the chunk that have been parsed"""
     _next_read: asyncio.Handle | None = None
