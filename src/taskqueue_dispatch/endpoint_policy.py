@@ -73,7 +73,7 @@ class EndpointPolicy:
             raise InvalidInput("endpoint", "a host that is not allowed", _EXPECTED)
 
     def must_resolve(self, host: str) -> bool:
-        """Return whether a host's addresses must be checked, because it is neither an address nor a listed host."""
+        """Return whether a host's addresses must be checked, because it is neither an IP address nor listed by name."""
         host = host.lower().rstrip(".")
         return _address_of(host) is None and not self._is_listed(host)
 
