@@ -286,7 +286,7 @@ class JobAttempt:
             async with asyncio.timeout(_FINAL_SECONDS):
                 await self._detach()
         except (TaskQueueError, TimeoutError):
-            _log.warning("could not release a slot; it is free again when its lease expires")
+            _log.warning("could not keep a job's slot; it is free again when its lease expires")
         self._context.renewer.drop(self._held)
 
     async def _release_as_lost(self, answer: Answer) -> None:

@@ -233,7 +233,7 @@ class SlotFinder:
         before = self.waiters.wanting(model)
         waiter = self.waiters.enter(model, tenant)
         if isinstance(waiter, Reason):
-            return FoundNone(waiter, "too many jobs wait already", 1.0)
+            return FoundNone(waiter, "too many callers wait already", 1.0)
         seconds = self._settings.find_timeout if timeout is None else timeout
         return FoundQueued(_WaitingPosition(self, waiter, job, seconds), before)
 
