@@ -32,7 +32,7 @@ _HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
 class SubmitRefused(TaskQueueError):
-    """The error if the server refused the job, and submitting it again would not help."""
+    """Raised if the server refused the job with a status after which a retry would not help."""
 
     code = "submit_refused"
 
@@ -76,7 +76,7 @@ class _Submission:
 
     @property
     def timeout(self) -> float:
-        """Return the timeout of the next try in seconds."""
+        """Return the timeout in seconds of the try that is about to start."""
         return max(0.001, min(_TRY_SECONDS, self._deadline - self._clock()))
 
     def after(self, status: int, headers: Mapping[str, str], body: bytes) -> Confirmed | float:
@@ -95,9 +95,9 @@ class _Submission:
         return self.pause(f"status {status}", _seconds(headers.get("retry-after")))
 
     def pause(self, why: str, requested: float | None) -> float:
-        """Return the seconds to wait before the next try. Raises `PublishUnconfirmed` if no tries or time are left."""
+        """Return the seconds to wait before the next try. Raises `PublishUnconfirmed` if no try or no time is left."""
         pause = _BACKOFF.delay(self.tries, self._uniform)
-        # Add jitter, so that clients do not all retry at the same time.
+        # Add jitter to the time that the server requested, so that clients do not all retry at the same time.
         if requested is not None:
             pause = max(pause, min(requested, _MAX_RETRY_AFTER) * (1 + self._uniform() / 2))
         if self.tries >= self._attempts or self._clock() + pause >= self._deadline:
@@ -123,8 +123,9 @@ async def submit_until_confirmed(
     """POST a job to ``…/queue/submit`` until it is confirmed; one idempotency key ensures that it is stored once.
 
     ``submission`` is the JSON object that the server expects; if it has no idempotency key, a random key is used.
-    The request is retried after 408, 425, 429, 500, 502, 503 and 504, a broken connection or a timeout, with
-    exponential backoff and not before ``Retry-After``, for up to ``attempts`` tries and ``deadline`` seconds.
+    The request is retried after 408, 425, 429, 500, 502, 503, 504, an incomplete response, a broken connection or a
+    timeout, for up to ``attempts`` tries and ``deadline`` seconds. Pauses grow exponentially, and are at least as long
+    as ``Retry-After``, of which at most 60 seconds are obeyed.
 
     Raises `InvalidInput`, `SubmitRefused` for any other unsuccessful answer, and `PublishUnconfirmed` if tries or time
     are used up: its ``task_id`` is the idempotency key with which to try again later.
@@ -165,7 +166,7 @@ def submit_until_confirmed_sync(
 ) -> Confirmed:
     """Submit a job like `submit_until_confirmed`, without an event loop.
 
-    Each read of a response has its own timeout.
+    The timeout of a try applies to each read and write, so that this call may exceed ``deadline``.
     """
     attempt = _Submission(submission, attempts, deadline, uniform, clock)
     while True:
@@ -202,7 +203,7 @@ def _problem(body: bytes) -> str:
 
 
 def _seconds(header: str | None) -> float | None:
-    """Return the value of a ``Retry-After`` header, a number or a date, as seconds from now."""
+    """Return a ``Retry-After`` header (a number or a date) as seconds from now, or ``None`` if it is not valid."""
     if header is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The dispatcher's settings, read from variables ``TASKQUEUE_DISPATCH_…``. Items of lists are separated by commas."""
+"""The dispatcher's settings, from variables ``TASKQUEUE_DISPATCH_…`` or ``.env``. Commas separate items of lists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DispatchSettings(BaseSettings):
     lease: _Seconds = 30.0
     """seconds after which an unrenewed lease expires and frees its slot; renewal is due after a third of this time"""
     safety_pass: _Seconds = 2.0
-    """seconds between two searches for free slots if no notification arrives"""
+    """seconds after which free slots and changed models are searched for if no notification has arrived"""
     health_interval: _Seconds = 10.0
     """seconds between two health checks of a server"""
     settled: _Seconds = 5.0

@@ -73,7 +73,7 @@ class EndpointPolicy:
             raise InvalidInput("endpoint", "a host that is not allowed", _EXPECTED)
 
     def must_resolve(self, host: str) -> bool:
-        """Return whether a host's addresses must be checked, because it is neither an address nor a listed host."""
+        """Return whether a host's addresses must be checked, because it is neither an IP address nor listed by name."""
         host = host.lower().rstrip(".")
         return _address_of(host) is None and not self._is_listed(host)
 
@@ -98,7 +98,9 @@ def _host_of(url: object) -> str:
         raise InvalidInput("endpoint", kind_of(url), f"a URL of 1 to {LIMITS.url} characters")
     if not _PLAIN.fullmatch(url) or _ODD & set(url):
         raise InvalidInput(
-            "endpoint", "a URL with spaces or invalid characters", "http:// or https:// and a host"
+            "endpoint",
+            "a URL with invalid characters",
+            'printable ASCII without spaces and \\"<>^`{|}',
         )
     try:
         parts = urlsplit(url)
@@ -107,7 +109,7 @@ def _host_of(url: object) -> str:
         host = port = None
         parts = urlsplit("")
     if parts.scheme not in {"http", "https"} or not host or port == 0:
-        raise InvalidInput("endpoint", "an invalid URL", "http:// or https:// and a host")
+        raise InvalidInput("endpoint", "an invalid URL", "an http:// or https:// URL with a host")
     if "@" in parts.netloc:
         raise InvalidInput("endpoint", "a URL with a user or password", "a URL without them")
     if "#" in url:

@@ -41,7 +41,7 @@ def model_of(call: RequestContext) -> str:
     Raises `InvalidInput` if the name is not valid, and `ProblemError` if the client may not access the model.
     """
     model: str = call.request.path_params["model"]
-    # The framework replaces bytes that are not UTF-8, and the resulting name may belong to another client.
+    # The framework replaces bytes that are not UTF-8, so that the resulting name may be that of another model.
     try:
         unquote_to_bytes(call.request.scope["raw_path"]).decode()
     except UnicodeDecodeError:
@@ -60,7 +60,7 @@ def label_of(call: RequestContext, name: str) -> str | None:
 
 
 async def job_of(call: RequestContext) -> TaskStatus:
-    """Return the status of the task of the job whose id is in the path. Raises `InvalidInput` and `ProblemError`.
+    """Return the task status of the job whose id is in the path. Raises `InvalidInput`, or `ProblemError` (404).
 
     A client that may not access the job's model gets the same answer as for an unknown job, so that it cannot find ids
     by guessing.

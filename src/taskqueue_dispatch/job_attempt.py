@@ -61,7 +61,7 @@ def accepted_note(remote_id: str) -> bytes:
 
 
 def answer_of(note: bytes) -> Answer | None:
-    """Return the answer that a note contains, or ``None`` if the note is not valid."""
+    """Return the answer that a note contains, or ``None`` if it contains none or is not valid."""
     try:
         decoded = _decoder.decode(note)
     except msgspec.MsgspecError:
@@ -164,7 +164,7 @@ class JobAttempt:
     async def _final_answer(self) -> Answer | None:
         """Poll once more after the slot was revoked, because the server may have finished the job.
 
-        Return ``None`` if the answer is not final.
+        Return ``None`` if the answer is not final, or if the job was not sent or cannot be polled.
         """
         if not (self._sent and self._asks):
             return None
@@ -213,7 +213,7 @@ class JobAttempt:
         return None
 
     async def _follow(self, answer: Answer) -> Answer:
-        """Poll until the server reports how the job ended, or the job exceeds its time limit."""
+        """Poll, or wait for a push, until the job has ended, is lost or exceeds its time limit. Return the outcome."""
         unreachable_since: float | None = None
         missing = 0
         while True:
@@ -227,7 +227,7 @@ class JobAttempt:
                     return answer
             elif isinstance(answer, Missing):
                 missing += 1
-                # Give up only at the second `Missing`: the server has restarted, or its earlier report was false.
+                # A second `Missing` means that the server has restarted, or was wrong when it reported the job.
                 if missing > 1:
                     return EndpointUnreachable("the server no longer knows the job", sent=True)
             else:
@@ -253,7 +253,7 @@ class JobAttempt:
         return await self._context.caller.ask(url, self._remote_id, self._config)
 
     async def _record_progress(self, answer: JobAcceptedAnswer | JobRunningAnswer) -> None:
-        """Record that the server has the job: detach the slot, so that the slot outlives this dispatcher."""
+        """Store the job's progress or its id on the server, and detach the slot so that it outlives this dispatcher."""
         if isinstance(answer, JobRunningAnswer):
             if answer.progress is not None:
                 with contextlib.suppress(*OUTAGE_ERRORS):
@@ -286,11 +286,11 @@ class JobAttempt:
             async with asyncio.timeout(_FINAL_SECONDS):
                 await self._detach()
         except (TaskQueueError, TimeoutError):
-            _log.warning("could not release a slot; it is free again when its lease expires")
+            _log.warning("could not keep a job's slot; it is free again when its lease expires")
         self._context.renewer.drop(self._held)
 
     async def _release_as_lost(self, answer: Answer) -> None:
-        """Release a job that may have run and could not be settled as lost. The next dispatcher then polls for it."""
+        """Release, as lost, a job that may have run but was not settled. The next dispatcher then polls for it."""
         if isinstance(answer, Busy) or (
             isinstance(answer, EndpointUnreachable) and not answer.sent
         ):
@@ -308,7 +308,7 @@ class JobAttempt:
         return self._deadline - time.monotonic()
 
     async def _update_breaker(self, answer: Answer) -> None:
-        """Update the circuit breaker of the server, and pause the server after a failure."""
+        """Update the endpoint's circuit breaker. Pause the endpoint if it is busy, or if the breaker demands it."""
         context, model, server = self._context, self._held.lease.model, self._held.lease.server
         rest: float | None = None
         match answer:
@@ -366,7 +366,7 @@ class JobAttempt:
     async def _note(self, note: bytes) -> None:
         """Store a note with the slot for the job's next attempt.
 
-        If the slot now belongs to another job, the note counts as late.
+        If this attempt no longer holds the slot, the note is stored as late: see `SlotPool.leave`.
         """
         lease, job = self._held.lease, self._delivery.task.id
         leave = partial(self._context.pool.leave, lease.model, job, lease.token, note)

@@ -125,7 +125,7 @@ class Checks:
     async def check(self, info: EndpointInfo, config: ModelConfig, watch: _Watch) -> None:
         """Check a server, update the pool, and schedule the next check.
 
-        Only the first of consecutive errors is logged.
+        Of consecutive errors of the store, only the first is logged.
         """
         after = self._settings.health_interval
         try:

@@ -19,7 +19,7 @@ from taskqueue_dispatch.lease_check import Checks, HealthClient
 from taskqueue_dispatch.registry import ModelRegistry
 
 _CHECK_SECONDS = 0.1
-"""seconds for which requests to read the notes of jobs are collected into one store call"""
+"""seconds for which requests to read notes are collected, and after which a doubted lease is renewed again"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
@@ -30,7 +30,7 @@ class RenewedLease:
         self.lease = lease
         """the lease as last returned by the store"""
         self.lost = asyncio.Event()
-        """set when the lease is lost, because the store has reported that its token is stale"""
+        """set when the lease is lost: the store has reported a stale token, or a health check has ended the lease"""
         self.noted = asyncio.Event()
         """set when a new note about the job has arrived"""
         self.note: bytes | None = None
@@ -38,7 +38,7 @@ class RenewedLease:
         """whether the last renewal reported a stale token, which may be wrong if the lease changed during the call"""
 
     def take(self, lease: SlotLease) -> None:
-        """Replace the lease with the store's newer version, and keep its note if the note is new."""
+        """Replace the lease with the store's newer version. If its note is new, keep the note and set `noted`."""
         self.lease = lease
         if lease.note is not None and lease.note != self.note:
             self.note = lease.note
@@ -129,7 +129,7 @@ class LeaseRenewer:
         return requested
 
     async def renew(self, *models: str) -> bool:
-        """Renew all held leases, or only those of ``models`` that have a job. Return whether all calls succeeded."""
+        """Renew all held leases, or only leases of ``models`` with a job. Return whether all calls succeeded."""
         held = [
             lease
             for lease in self._held
@@ -140,7 +140,7 @@ class LeaseRenewer:
         for start in range(0, len(held), LIMITS.batch):
             good = await self._renew_batch(held[start : start + LIMITS.batch]) and good
         if any(lease.doubted for lease in held):
-            # Give the holder time to replace a token that changed during the call. Otherwise the lease is lost.
+            # Give holders time to replace tokens that changed during the call, before the renewal below decides.
             await asyncio.sleep(_CHECK_SECONDS)
         doubted = [lease for lease in held if lease.doubted and lease in self._held]
         for start in range(0, len(doubted), LIMITS.batch):

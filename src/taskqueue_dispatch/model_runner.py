@@ -38,7 +38,7 @@ from taskqueue_dispatch.shared_capacity import CapacityTurns
 _MAX_SLOTS = 64
 """maximum number of slots acquired in one call"""
 _IDLE_SECONDS = 30.0
-"""seconds for which one receive waits while the queue is empty"""
+"""longest wait in seconds for a job while the queue is empty, and for a notification of the slot pool"""
 _UNSETTLED = 256
 """maximum number of ended but unsettled jobs, whose results are in memory; beyond it, no jobs are received"""
 _GRACE_SECONDS = 0.3
@@ -96,7 +96,7 @@ class ModelRunner:
     async def run(self) -> None:
         """Run until `stop` is called, then shut down. Errors are logged and do not end the loop.
 
-        If this call is cancelled, shut down at once, without a long wait for an unavailable store.
+        If this call is cancelled, shut down without waiting for running jobs.
         """
         self._context.waiters.on_change(self.model, self.check_now)
         work = asyncio.create_task(self._work())
@@ -116,7 +116,7 @@ class ModelRunner:
             await self._shut_down()
 
     def stop(self, seconds: float) -> None:
-        """Make `run` stop receiving, wait up to ``seconds`` for running jobs, release the other jobs, and return."""
+        """Make `run` stop receiving, wait up to ``seconds`` for running jobs, give up the rest, and return."""
         self._deadline = time.monotonic() + seconds
         self._stopping.set()
         self.check_now()
@@ -247,7 +247,7 @@ class ModelRunner:
         self._check_later(self._turns.offer(*leases))
 
     async def _serve_waiters(self) -> None:
-        """Give every other slot to a caller in this process that waits for one. The queue's jobs get the rest."""
+        """Give callers in this process that wait for a slot every other free slot, or all if the queue is empty."""
         share = len(self._free)
         if self._receive is None and self._context.waiters.wanting(self.model):
             share, odd = divmod(share, 2)
@@ -287,12 +287,12 @@ class ModelRunner:
                 self.check_now()
 
     def _wait_for_a_job(self) -> None:
-        """Keep one slot and wait for the next job. Give the other slots to waiting callers, or release them."""
+        """Give free slots to waiting callers. Keep one of the others while waiting for a job, and release the rest."""
         self._batch = 1
         self._give_to_waiters(len(self._free))
         self._keep_one_slot()
         if not self._free:
-            # Acquire a slot first, because jobs are received only for slots that are held.
+            # Start another pass, which acquires a slot: jobs are received only for slots that are held.
             self.check_now()
             return
         shared = self._turns.is_shared(self._free[0].lease)
@@ -345,7 +345,7 @@ class ModelRunner:
         self._return_slot(held)
 
     async def _start_jobs(self, deliveries: Sequence[Delivery]) -> None:
-        """Assign a slot to each delivery and start the job. Redeliver the deliveries whose slot has been lost."""
+        """Assign a slot to each delivery and start its job. Redeliver deliveries without a slot or with a lost one."""
         if not deliveries:
             return
         self._kept_shared = False

@@ -39,7 +39,7 @@ class ModelConfig(BaseModel):
 
     model_type: ModelType = ModelType.SYNC
     poll_endpoint_template: _Path | None = None
-    """path of a job's status, such as ``/status/{id}``; a sync model is polled only before a job is sent again"""
+    """path of a job's status, such as ``/status/{id}``; sync models are polled only for jobs without a response"""
     id_field: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """response field with the server's own id for the job; by default ``job_id``, or ``id`` if that is missing"""
     poll_interval: _Seconds = 2.0

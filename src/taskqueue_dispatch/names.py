@@ -1,4 +1,4 @@
-"""Queue names and job ids. A model's name may contain any text, but a queue's name may not."""
+"""Queue names and job ids. A model's name may contain characters that a queue's name must not contain."""
 
 from __future__ import annotations
 

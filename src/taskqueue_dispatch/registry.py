@@ -169,8 +169,8 @@ class ModelRegistry:
     async def refresh(self) -> None:
         """Read the slot pool, and update the queues of models that other replicas have changed.
 
-        If the pool was emptied, register the cached endpoints again. Raises `BackendUnavailable`; the cache is then
-        unchanged.
+        If the pool was emptied, restore the cached endpoints and configurations. Raises `BackendUnavailable`; if the
+        pool could not be read, the cache is unchanged.
         """
         async with self._refreshing:
             view, documents = await self._pool.inspect(), await self._pool.documents()
@@ -313,7 +313,7 @@ class ModelRegistry:
 
 
 def endpoint_state(info: Any, now: float) -> tuple[str, str]:
-    """Return the state of an endpoint as a text, and the name of the state that selects its colour.
+    """Return an endpoint's state as text, and its display style: ``ok``, ``warn``, ``paused`` or ``bad``.
 
     ``info`` is an `EndpointInfo`, or a response of the HTTP API with the same fields.
     """

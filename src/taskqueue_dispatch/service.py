@@ -78,7 +78,7 @@ class Dispatcher(RunnerContext):
         return {model: runner.running for model, (runner, _) in self._runners.items()}
 
     async def submit(self, submission: Submission) -> Leased | Queued | NoSlots:
-        """Store a job, or report at once that its queue is full: see `taskqueue_dispatch.submit.Submitter.submit`."""
+        """Store a job, or return the reason why it is refused: see `taskqueue_dispatch.submit.Submitter.submit`."""
         reports_expiry = submission.callback_url is not None and submission.deadline is not None
         if reports_expiry and submission.idempotency_key is None:
             submission = structs.replace(submission, idempotency_key=new_id())
@@ -158,7 +158,7 @@ class Dispatcher(RunnerContext):
     async def report(
         self, task: Task, status: str, result: bytes | None, error: str | None
     ) -> None:
-        """Store the callback that reports how a job ended, if the job has a callback URL."""
+        """If a job has a callback URL, store the callback that reports its end, and cancel its expiry callback."""
         if callback_url_of(task) is None:
             return
         await self._publish(callback_task(task, status, result, error))

@@ -1,4 +1,4 @@
-"""Turns of the models that share a server, if the server has more slots than it may run jobs at once."""
+"""Turns of the models that share a server, if their slots exceed the number of jobs that the server may run at once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class CapacityTurns:
         return -max(own, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
-        """Return whether several models share the slot's server, and it has more slots than it may run jobs at once."""
+        """Return whether models share the slot's server and have more slots than the jobs that it may run at once."""
         endpoints = [
             info
             for view in self._registry.known()

@@ -28,7 +28,7 @@ from taskqueue_dispatch.wait_queue import SlotWaiters, Waiter
 _IDLE = 0.05
 """seconds after which the idle slot of another dispatcher, kept for its next job, may be taken over"""
 _RELEASE_SECONDS = 1.0
-"""seconds for which `release` waits for the store; the release then continues in the background"""
+"""longest wait in seconds of `release`, after which the release goes on in the background, and of `aclose`"""
 _BACKOFF = RetryPolicy(base=0.05, cap=1.0)
 _PREFIX = "find:"
 """prefix of request ids in leases, so that a request never takes over the lease of a job"""
@@ -210,7 +210,8 @@ class SlotFinder:
         """Return a slot of a model, a position in the wait queue, or the reason why there is neither.
 
         If a ``request_id`` already has a slot of the model, the same slot is returned, and the earlier permit is lost.
-        A position in the wait queue expires after ``timeout`` seconds. Raises `InvalidInput` or `BackendUnavailable`.
+        A position in the wait queue expires after ``timeout`` seconds (default: the setting ``find_timeout``). Raises
+        `InvalidInput` or `BackendUnavailable`.
         """
         check_label("model", model)
         if tenant is not None:
@@ -232,12 +233,12 @@ class SlotFinder:
         before = self.waiters.wanting(model)
         waiter = self.waiters.enter(model, tenant)
         if isinstance(waiter, Reason):
-            return FoundNone(waiter, "too many jobs wait already", 1.0)
+            return FoundNone(waiter, "too many callers wait already", 1.0)
         seconds = self._settings.find_timeout if timeout is None else timeout
         return FoundQueued(_WaitingPosition(self, waiter, job, seconds), before)
 
     async def aclose(self) -> None:
-        """Refuse all waiting callers, and finish pending releases. Permits in use stay valid."""
+        """Refuse all waiting callers, and wait up to a second for pending releases. Permits in use stay valid."""
         self.waiters.close()
         if self._releases:
             await asyncio.wait(self._releases, timeout=_RELEASE_SECONDS)

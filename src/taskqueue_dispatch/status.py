@@ -105,7 +105,7 @@ class Jobs:
         return None if matches is None else (await self._control.results(matches[0], job_id))[0]
 
     async def cancel(self, job_id: str) -> bool:
-        """Cancel a job that has not ended. Return False if there is no such job."""
+        """Cancel a job. Return False if the job is unknown or has ended."""
         matches = await self.find(job_id)
         return matches is not None and await self._control.cancel(matches[0], job_id)
 
@@ -165,7 +165,7 @@ class Jobs:
         check_name("job_id", job_id)
         mark = _mark_in(job_id)
         known = [view.key for view in self._registry.known() if mark_of(view.model) == mark]
-        # If no queue is known, ask the store: the registry lacks models without endpoints and newly registered models.
+        # If no queue is known, ask the store: the cached registry may lack a model that is new or has no endpoints.
         if not known:
             known = [key for key in await self._control.queues() if _is_of(key, mark)]
         return tuple(known)

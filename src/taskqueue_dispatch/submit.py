@@ -30,7 +30,7 @@ class Reason(StrEnum):
     """The reason why a job was refused."""
 
     NO_ENDPOINTS = "no_endpoints"
-    """the model has no registered slots"""
+    """the model has no slots, or only slots of draining or removed endpoints"""
     NO_HEALTHY_ENDPOINT = "no_healthy_endpoint"
     """no endpoint is healthy, and the model's configuration refuses jobs in this case"""
     QUEUE_FULL = "queue_full"
@@ -40,7 +40,7 @@ class Reason(StrEnum):
 
 
 class Leased(msgspec.Struct, frozen=True):
-    """The answer for a job that is stored and has a slot."""
+    """The answer for a job that is stored and need not wait: a slot is free for it, or it has started or ended."""
 
     job_id: str
     server: str | None = None
@@ -56,7 +56,7 @@ class Queued(msgspec.Struct, frozen=True):
     position: int
     """number of the model's jobs that wait before this job; an upper bound if the job was submitted before"""
     estimated_wait: float | None
-    """estimated seconds until the job starts, if the duration of the model's jobs is known"""
+    """estimated seconds until the job starts, or ``None`` if there is no estimate"""
 
 
 class NoSlots(msgspec.Struct, frozen=True):

@@ -55,7 +55,7 @@ _CLOSE_TIMEOUT = 5.0
 """seconds that background tasks get to finish before they are cancelled"""
 _MAX_KNOWN_QUEUES = 10_000
 _SETTINGS_CHECK_SECONDS = 30.0
-"""seconds between checks of a queue's settings"""
+"""minimum seconds between two checks of whether a queue has settings"""
 
 
 class Host:
@@ -80,7 +80,7 @@ class Host:
 
     @classmethod
     def of_this_loop(cls) -> Self:
-        """Return the host of the running event loop."""
+        """Return the host of the running event loop. Create it if there is none, which raises `ConfigurationError`."""
         loop = asyncio.get_running_loop()
         host = cls._hosts.get(loop)
         if host is None:
@@ -100,7 +100,7 @@ class Host:
             LOG.error("a background task of the task queue failed", exc_info=error)
 
     async def prepare(self, key: str) -> None:
-        """Configure a queue if it has no settings yet. Existing settings, for example an operator's, are kept."""
+        """Configure a queue if it has no settings yet, but keep existing settings. Checks at most every 30 seconds."""
         now = time.monotonic()
         if now - self._checked_at.get(key, -_SETTINGS_CHECK_SECONDS) < _SETTINGS_CHECK_SECONDS:
             return

@@ -2,14 +2,14 @@
 
 The handler of the socket is Prefect's code. Its calls mean the following:
 
-===================================== ===============================================================
+===================================== ===========================================================================
 it creates a `MultiQueue`             a worker has subscribed; the current asyncio task is the handler
-it observes the worker                the worker's id; after a run was sent, the run is *acknowledged*
+it observes the worker                a message with the worker's id; it *acknowledges* the run sent before
 it asks for a run                     the previous run is acknowledged; receive the next one
 it asks whether the socket is up      there is no run; read from the socket to detect a disconnect
 it passes a run to ``retry``          the socket broke before the acknowledgement
 its asyncio task ends, in any way     release the run that was sent and not acknowledged
-===================================== ===============================================================
+===================================== =====================================================================
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class SharedQueueDelivery:
         return status is not None and (status.state, status.attempt, status.losses) == own
 
     async def _runnable_run(self, delivery: Delivery) -> TaskRun | None:
-        """Return the run of a delivery. If it must not be executed, settle the delivery and return ``None``."""
+        """Return the run of a delivery. If it cannot be sent to a worker, settle the delivery and return ``None``."""
         reason = task_runs.foreign_reason(delivery.task)
         run = None if reason else await self._current_run(delivery.task)
         if run is not None and Run.of(run).deferred:

@@ -50,7 +50,7 @@ async def offer(host: Host, run: Run) -> Confirmation:
 
 
 async def schedule(host: Host, run: TaskRun) -> None:
-    """Schedule another attempt of a run, at the time of its new state. Like `put`, but ignores the queue's capacity."""
+    """Schedule another attempt of a run, for the time in its new state or at once. The queue's capacity is ignored."""
     async with answer_in_time(host):
         await host.prepare(name_of(run.task_key))
         await _schedule_again(host, Run.of(run))

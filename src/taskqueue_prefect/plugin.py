@@ -57,7 +57,7 @@ Action = Callable[[ModuleType], None]
 
 
 def after_import(actions: Mapping[str, Action]) -> None:
-    """Call the action of each named module after the module's import, or at once if it is imported. Idempotent."""
+    """Call the action of each named module after its import, or now if it is imported. Only the first call counts."""
     for finder in sys.meta_path:
         if isinstance(finder, ImportHookFinder):
             return

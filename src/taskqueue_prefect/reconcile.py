@@ -63,7 +63,7 @@ class Reconciler:
         """queues that were full in the current pass, and are not tried again until the next pass"""
 
     async def check_once(self) -> int:
-        """Check every scheduled run; return how many were enqueued again."""
+        """Check every run that is scheduled and waits for a worker. Return how many runs were enqueued again."""
         observed: dict[Mark, float] = {}
         self._full_queues.clear()
         last, restored = _FIRST_ID, 0

@@ -1,7 +1,7 @@
 """The settings of the integration: ``TASKQUEUE_PREFECT_…``, and Prefect's names for the same settings.
 
 ``TASKQUEUE_BACKEND`` names the backend, which has settings of its own (``TASKQUEUE_REDIS_…``). If a variable of this
-package is not set, Prefect's variable for the same setting applies: see `ALIASES` and `redis_url`.
+package is not set, Prefect's variable for the same setting applies, if there is one: see `ALIASES` and `redis_url`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "TASKQUEUE_REDIS_LEASE": ("INFLIGHT_VISIBILITY_TIMEOUT",),
     "TASKQUEUE_PREFECT_MAX_LOSSES": ("STREAM_MAX_RETRIES",),
 }
-"""for each variable of this package, Prefect's variables that apply instead, without the prefixes in `PREFIXES`"""
+"""our variables, each with the Prefect variables (without a prefix from `PREFIXES`) that are used if it is not set"""
 PREFIXES = ("PREFECT_SERVER_TASKS_SCHEDULING_", "PREFECT_TASK_SCHEDULING_")
 MODULES: Mapping[str, str] = {
     "prefect.server.task_queue.memory": "memory",
     "prefect_redis.task_queue": "redis",
     "prefect_redis.task_queues": "redis",
 }
-"""names of this project's backends, by the module names that Prefect's own setting may contain instead"""
+"""name of the backend for each module name that Prefect's variable for the backend may contain"""
 _Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
 
 
@@ -53,11 +53,11 @@ class PrefectSettings(BaseSettings):
     reconcile: _Seconds = 10.0
     """seconds between searches of the database for runs that are missing from the queue"""
     grace: _Seconds = 30.0
-    """seconds that a run must be missing before it is enqueued again; more than events take to reach the database"""
+    """seconds for which a run must be missing before it is enqueued again; longer than Prefect takes to store events"""
     held: _Seconds = 3600.0
     """seconds after which a run is enqueued again although the worker that accepted it has reconnected"""
     remember: _Seconds = 6 * 3600.0
-    """seconds for which the queue remembers a run and the worker that accepted it"""
+    """seconds for which the queue remembers a run that was accepted, and the worker that accepted it"""
 
 
 def environment(variables_given: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -20,9 +20,9 @@ class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The result that is stored for a run that has left the queue."""
 
     worker: str | None = None
-    """connection of the worker that acknowledged the run; ``None`` if the run was obsolete and no worker received it"""
+    """name of the connection of the worker that acknowledged the run; ``None`` if the run was sent to no worker"""
     state: str
-    """id of the state in which the run was delivered"""
+    """id of the state that the run had when it left the queue; empty if the run was not in the database"""
 
 
 class Run(NamedTuple):

@@ -20,7 +20,7 @@ class Workers:
         self._stock = stock
 
     async def observe_worker(self, task_keys: Sequence[str], worker_id: str) -> None:
-        """Record that a worker sent a message to its socket's handler, and so acknowledged the run that was sent."""
+        """Record a message from a worker to its socket's handler. It acknowledges the run that was sent, if any."""
         socket = SharedQueueDelivery.of_this_context()
         if socket is not None:
             socket.observed(worker_id)
@@ -28,7 +28,7 @@ class Workers:
             await self._stock.observe_worker(list(task_keys), worker_id)
 
     async def forget_worker(self, worker_id: str) -> None:
-        """Do nothing if a socket's handler calls this after a run: a worker stays connected until its socket closes."""
+        """Forget a worker. Do nothing in a socket's handler, which calls this after every run of a connected worker."""
         if SharedQueueDelivery.of_this_context() is None:
             await self._stock.forget_worker(worker_id)
 

@@ -60,7 +60,7 @@ class HandleIn(SubmissionIn, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class LeasedOut(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer for a job that has a slot. ``server`` is null if no server has been chosen yet."""
+    """The answer for a job that need not wait. ``server`` is null if no server is known to run the job."""
 
     outcome: Literal["leased"] = "leased"
     job_id: str

@@ -36,7 +36,7 @@ class NotFound(TaskQueueError):
 
 
 class NoSlotsError(TaskQueueError):
-    """The error if a job was not stored, because its model has no slots or its queue is full."""
+    """The error if a job was refused and not stored, for example because its model has no slots."""
 
     code = "no_slots"
 

@@ -51,7 +51,7 @@ class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     statuses: dict[str, TaskStatus] = {}
     """task status of each listed job, by job id"""
     error: str | None = None
-    """error code if the pool could not be read; the other fields are then those of the previous snapshot"""
+    """error code if the pool could not be read; models, endpoints and jobs are then those of the previous snapshot"""
 
     def seen_by(self, is_allowed: Callable[[str], bool]) -> PoolSnapshot:
         """Return the part of the snapshot that a client may see. ``is_allowed`` checks the name of a queue."""
@@ -95,7 +95,7 @@ _latest: WeakKeyDictionary[Dispatcher, _Latest] = WeakKeyDictionary()
 
 
 async def snapshot_of(dispatcher: Dispatcher, sample: Snapshot) -> PoolSnapshot:
-    """Return the snapshot that belongs to a sample of the store. It is taken once per sample, for all clients."""
+    """Return the snapshot for a sample of the store, or a newer one. Each snapshot is taken once, for all clients."""
     latest = _latest.setdefault(dispatcher, _Latest())
     async with latest.lock:
         if latest.snapshot is None or latest.snapshot.number < sample.number:

@@ -64,7 +64,7 @@ class GpuServers:
         await asyncio.gather(*(server.__aexit__() for server in self.servers.values()))
 
     def busy(self, servers: Mapping[str, int], since: float, until: float) -> float:
-        """Return the fraction of the slots' time that jobs used. ``servers``: number of slots of each server."""
+        """Return the share of slot time from ``since`` to ``until`` that jobs used. ``servers`` has slots by server."""
         slots = sum(servers.values())
         if not slots or until <= since:
             return 0.0
@@ -76,7 +76,7 @@ class GpuServers:
         return spent / (slots * (until - since))
 
     async def inject_faults(self, share: Callable[[], float], view: PlainView) -> None:
-        """Let one server crash, and another report falsely that it is idle. Both are healthy again when this returns.
+        """Let one server crash, and another report falsely that it is idle. Both work normally when this returns.
 
         ``share`` returns the share of the jobs that have ended, which decides when the faults happen.
         """

@@ -95,7 +95,7 @@ def make_plan(jobs: int, seed: int) -> DispatchDemoPlan:
     shares = [model.share for model in models]
     drawn = rng.choices(models, shares, k=max(jobs - _POISON_JOBS, 0))
     made = []
-    # The last job of each model always fails.
+    # The jobs that always fail are the last three, one of each model.
     for number, model in enumerate([*drawn, *models][:jobs]):
         poison = number >= jobs - _POISON_JOBS
         once = rng.random() < _SHARE_FAILING_ONCE
@@ -117,7 +117,7 @@ def make_plan(jobs: int, seed: int) -> DispatchDemoPlan:
 
 
 def jobs_for(seconds: float) -> int:
-    """Return the number of jobs that keep the servers busy for about this many seconds."""
+    """Return the number of jobs, at least 50, that keep the servers busy for about this many seconds."""
     return max(_MIN_JOBS, round(seconds * _JOBS_PER_SECOND))
 
 

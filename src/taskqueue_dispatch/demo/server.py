@@ -155,7 +155,7 @@ def _dispatch_settings(secret: str, port: int) -> DispatchSettings:
 
 
 async def _ensure_unused(backend: InstrumentedBackend) -> None:
-    """Raise `DemoFailed` if the store has endpoints or callbacks, because the run would send those callbacks."""
+    """Raise `DemoFailed` if the store has endpoints or unsent callbacks. Otherwise set the callbacks' retry policy."""
     pool, control = slots_of(backend), control_of(backend)
     ledger = (await control.stats(CALLBACKS)).ledger
     if (await pool.inspect()).endpoints or ledger.waiting + ledger.scheduled + ledger.in_flight:

@@ -59,7 +59,7 @@ class Busy(msgspec.Struct, frozen=True):
 
 
 class EndpointUnreachable(msgspec.Struct, frozen=True):
-    """The result of a request to which no complete response arrived."""
+    """The result if no complete response arrived, a proxy reported that, or the response to a poll is unusable."""
 
     error: str
     sent: bool
@@ -283,7 +283,7 @@ def _error(fields: Mapping[str, msgspec.Raw]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a server's error text as one line of at most 1000 printable characters."""
+    """Return a server's error as one line of at most 1000 printable characters. If it is no text, return a default."""
     if not isinstance(value, str) or not value.strip():
         return "the server reported a failure"
     return "".join(c if c.isprintable() else " " for c in value[:_ERROR_TEXT]).strip()

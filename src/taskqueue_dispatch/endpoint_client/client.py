@@ -148,7 +148,7 @@ class EndpointClient:
         return read_status(reply, job_id, config)
 
     async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:
-        """Return the health report of an endpoint's server, or ``None`` if the server is not healthy."""
+        """Return the health report of an endpoint's server, or ``None`` if no valid report arrives in time."""
         try:
             request = _get(endpoint.url, config.health_path)
             target = endpoint.model, endpoint.server

@@ -25,9 +25,9 @@ class NotConnectedError(NotReachedError):
 
 
 class NotUsableError(Exception):
-    """The error if the response was not read to its end.
+    """The error if the response is too large or compressed, and was therefore not read to its end.
 
-    Its text gives the reason, without any content of the response.
+    The text of the error gives the reason, without any content of the response.
     """
 
 

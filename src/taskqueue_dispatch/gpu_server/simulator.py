@@ -18,7 +18,7 @@ from taskqueue_dispatch.gpu_server.component import GpuServer, Receive, Scope, S
 from taskqueue_dispatch.gpu_server.jobs import GpuJob, JobFailed
 
 CONTROL = "/simulated"
-"""path of the controls: GET returns statistics, PUT ``{"mode": …}`` sets the mode, DELETE simulates a crash"""
+"""path of the controls: GET returns statistics, PUT ``{"mode": …}`` sets the mode, DELETE crashes and restarts"""
 _HOST = "127.0.0.1"
 _CHANGE_LIMIT = 1000
 _TURNS = 3
@@ -28,7 +28,7 @@ _ENDING = 1.0
 
 
 class Mode(StrEnum):
-    """How the simulated server behaves. A change of the mode does not affect running jobs."""
+    """How the simulated server behaves. A change affects new requests; `FAIL` also affects jobs that already run."""
 
     OK = "ok"
     BUSY = "busy"
@@ -44,9 +44,9 @@ class Mode(StrEnum):
     SICK = "sick"
     """respond with 500 to health checks, and run jobs as usual"""
     DRIP = "drip"
-    """run jobs, but send each response one byte at a time and never finish it"""
+    """run jobs, but respond with an endless sequence of spaces, except to health checks"""
     GARBAGE = "garbage"
-    """respond with 200 and half of a JSON object"""
+    """respond with 200 and half of a JSON object at once, except to health checks"""
     FALSE_IDLE = "lie_idle"
     """report in health checks that no job is running"""
     FALSE_DONE = "lie_done"

@@ -21,7 +21,7 @@ _UNKNOWN = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
 class NotReached(TaskQueueError):
-    """The error if there was no complete response. A later attempt may succeed."""
+    """The error if a host name was not resolved, or no complete response arrived. A later attempt may succeed."""
 
     code = "not_reached"
 
@@ -94,7 +94,7 @@ class CachedLookup:
         return await asyncio.shield(requested)
 
     async def aclose(self) -> None:
-        """Cancel running lookups. Idempotent."""
+        """Cancel running lookups, and empty the cache. Idempotent."""
         requested = [task for _, task in self._requests.values()]
         self._requests.clear()
         for task in requested:

@@ -67,7 +67,7 @@ async def check_url(
 
 def _check_way(parts: UrlParts, policy: UrlPolicy, field: str) -> None:
     if parts.scheme == "http" and not policy.http:
-        raise InvalidInput(field, "an unencrypted http:// URL", "https://…")
+        raise InvalidInput(field, "an unencrypted http:// URL", "an https:// URL")
     ports = policy.ports | ({_HTTP} if parts.scheme == "http" else set())
     if parts.port not in ports:
         raise InvalidInput(
