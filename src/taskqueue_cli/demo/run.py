@@ -136,7 +136,9 @@ class _Job:
             "red",
         )
         replacement = await self._cluster.start_worker()
-        self._view.event(f"{replacement.name} replaced it (pid {replacement.process.pid})")
+        self._view.event(
+            f"{replacement.name} started as a replacement (pid {replacement.process.pid})"
+        )
         await self._publish(rest[_BATCH:])
         return Killed(
             worker=victim.name, pid=victim.process.pid, held=held, replacement=replacement.name
