@@ -172,7 +172,7 @@ class Bench:
     async def wakes(
         self, receive: Coroutine[Any, Any, Received], event: Awaitable[object]
     ) -> list[str]:
-        """Fail unless ``receive`` waits until ``event`` runs; return the task ids of its deliveries."""
+        """Fail unless ``event`` ends the wait of ``receive``; return the task ids that ``receive`` got."""
         waiting = await self.start(receive)
         assert not waiting.done(), "a receive returned at once: expected it to wait"
         await event

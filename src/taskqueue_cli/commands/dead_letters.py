@@ -177,7 +177,7 @@ def _as_dict(dead_letter: DeadLetter) -> dict[str, Any]:
 
 @runtime_checkable
 class FiltersDeadLetters(Protocol):
-    """Dead letters of a backend that can apply a filter itself, for example on a server."""
+    """The `DeadLetters` of a backend that applies a filter itself, for example on its server."""
 
     async def act_on_filter(self, verb: str, key: str, now: float, **conditions: Any) -> int:
         """Redrive or discard (``verb``) the dead letters that match the conditions; return their number."""

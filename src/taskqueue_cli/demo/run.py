@@ -26,7 +26,7 @@ from taskqueue_core.tasks import Published, QueueStats, Task
 
 _BATCH = 200
 _FIRST_SHARE = 0.6
-"""share of the tasks that is published before the workers are paused; some later tasks are sent to paused workers"""
+"""share of the tasks that is published before the workers are paused; paused workers get some of the other tasks"""
 _DONE_BEFORE_KILL = 0.5
 _STALL_SECONDS = 60.0
 _RETRY = RetryPolicy(base=0.2, cap=1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from taskqueue_core.tasks import Delivery, State, Task, TaskStatus
 
 Span = tuple[float, float]
-"""the times on the store's clock before and after a call, in Unix seconds"""
+"""a least and a greatest value, usually the times on the store's clock before and after a call"""
 _ENDED = (State.DONE, State.EXPIRED, State.CANCELLED, State.DISCARDED)
 
 

@@ -160,7 +160,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(held=1)
 
     async def test_one_job_for_each_lease(self, bench: Bench) -> None:
-        """A lease with a job gets no other job, because its server may already run its own job (B8; fault H1)."""
+        """A lease with a job gets no other job, because the server may already run the first job (B8; fault H1)."""
         (lease,) = await bench.pool.serving("job-1", slots=2)
         assert await bench.slots.assign((lease, "job-2"), ttl=LONG) == (None,)
         assert await bench.pool.jobs() == ["job-1"]
@@ -228,7 +228,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(unassigned=1, assigned=0, free=1)
 
     async def test_idle_slots_are_taken(self, bench: Bench) -> None:
-        """If no slot is free, slots that others left unassigned for over ``idle`` s are taken, oldest first (B9)."""
+        """If no slot is free, slots unassigned for over ``idle`` seconds are taken from others, oldest first (B9)."""
         await bench.pool.serve(slots=4)
         (lease,) = await bench.pool.take(holder="h2")
         (old,) = await bench.pool.take()
