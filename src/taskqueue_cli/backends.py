@@ -51,13 +51,13 @@ class EmbeddedStore(Protocol):
 
 
 class JournalKeeper(Protocol):
-    """A module or object that saves the journal of a queue to a file, so that it survives the deletion of the store.
+    """A module or object that saves the journal of a queue to a file, to keep the journal after the store is deleted.
 
     The file has one line of JSON for each change of state, in the format of the memory backend.
     """
 
     def variables(self, path: Path) -> Mapping[str, str]:
-        """Return environment variables that make the server's backend write the file; empty if `keep_journal` does."""
+        """Return environment variables that make the server's backend write the file; none if `keep_journal` does."""
 
     async def keep_journal(
         self, key: str, path: Path, since: float, store: Mapping[str, str]

@@ -22,13 +22,13 @@ _UNIT_LETTERS = {unit: letter for letter, unit in _UNITS.items()}
 
 def parse_number(field: str, text: str) -> int | None:
     """Return the number in ``text``, or None for ``none``. Raises `InvalidInput`, which names ``field``."""
-    match = _match(field, text, _NUMBER, "a number")
+    match = _match(field, text, _NUMBER, "a whole number of at most 10 digits")
     return match and int(match[0])
 
 
 def parse_seconds(field: str, text: str) -> float | None:
     """Return the seconds in ``text``, or None for ``none``. Raises `InvalidInput`, which names ``field``."""
-    match = _match(field, text, _SECONDS, "seconds, for example 600 or 0.5")
+    match = _match(field, text, _SECONDS, "a number of seconds, for example 600 or 0.5")
     return match and float(match[0])
 
 
@@ -56,7 +56,7 @@ def apply_weights(weights: Mapping[str, int], texts: Iterable[str]) -> dict[str,
             raise InvalidInput(
                 "weight",
                 f"text of length {len(text)} without a tenant and '='",
-                f"TENANT=N, or {NONE}",
+                f"TENANT=N, TENANT=none, or {NONE}",
             )
         elif (weight := parse_number("weight", number)) is None:
             changed.pop(tenant, None)
@@ -87,7 +87,7 @@ def format_rate(limit: RateLimit) -> str:
 
 
 def describe_limits(settings: QueueSettings) -> list[str]:
-    """Return a short text for each setting of a queue that is not at its default."""
+    """Return a short text for each limit and each setting of order or copies that is not at its default."""
     fields = {
         "paused": settings.paused,
         "intake paused": settings.intake_paused,

@@ -172,7 +172,7 @@ class Bench:
     async def wakes(
         self, receive: Coroutine[Any, Any, Received], event: Awaitable[object]
     ) -> list[str]:
-        """Fail unless ``receive`` waits until ``event`` runs; return the task ids of its deliveries."""
+        """Fail unless ``event`` ends the wait of ``receive``; return the task ids that ``receive`` got."""
         waiting = await self.start(receive)
         assert not waiting.done(), "a receive returned at once: expected it to wait"
         await event
@@ -243,7 +243,7 @@ class Bench:
     async def adopt(
         self, subscription: Subscription, *receipts: str
     ) -> tuple[Delivery | None, ...]:
-        """Transfer the deliveries with these receipts to ``subscription``; return ``None`` for each refused receipt."""
+        """Adopt the deliveries with these receipts; return one delivery per receipt, or ``None`` if it was refused."""
         self._require(Capability.HANDOVER)
         return await handover_of(self.backend, subscription).adopt(*receipts)
 
@@ -312,10 +312,10 @@ class Bench:
                 while not condition():  # noqa: ASYNC110 - no event signals that the condition is true
                     await asyncio.sleep(0.001)
         except TimeoutError:
-            pytest.fail(f"timed out, still waiting: {what}")
+            pytest.fail(f"timed out while waiting {what}")
 
     async def start(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a call as a task, and let it run until it waits or ends."""
+        """Start a call as an `asyncio.Task`, and give it time to end or to begin to wait."""
         task = asyncio.ensure_future(call)
         self._waiting.append(task)
         await self.hop(20)

@@ -32,7 +32,7 @@ class DeclaredSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_order_is_kept_or_refused(self, bench: Bench) -> None:
-        """With ``order``, order settings are stored; without it, an error names each setting that is refused."""
+        """With ``order``, order settings are stored; without it, each is refused with an error that names it."""
         chosen: dict[str, Any] = {"order": Order.FAIR, **FAIR, "floor_share": 0.25}
         await _kept_or_refused(bench, Capability.ORDER, chosen)
 

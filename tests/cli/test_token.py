@@ -97,13 +97,13 @@ def test_rotation(cli: Cli, path: Path) -> None:
     both = Tokens.load(path)
     assert both.identify(first, 0)
     assert both.identify(second, 0)
-    assert "Revoked 1 of mail" in cli("token", "revoke", "mail", "--keep-newest").out
+    assert "Tokens of mail revoked: 1" in cli("token", "revoke", "mail", "--keep-newest").out
     left = Tokens.load(path)
     assert left.identify(first, 0) is None
     assert left.identify(second, 0)
     assert [entry.name for entry in left.entries] == ["other", "mail"]
     assert "# a remark" in path.read_text()
-    assert "Revoked 0" in cli("token", "revoke", "mail", "--keep-newest").out
+    assert "revoked: 0" in cli("token", "revoke", "mail", "--keep-newest").out
 
 
 def test_one_of_a_name(cli: Cli, path: Path) -> None:

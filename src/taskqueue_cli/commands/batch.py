@@ -174,7 +174,7 @@ def _task(line: bytes, key: str | None, now: float) -> Task:
         return _decoder.decode(line).to_task(now, key)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         allowed = "one JSON object with the fields of a task"
-        raise InvalidInput("line", f"invalid JSON ({str(error)[:120]})", allowed) from None
+        raise InvalidInput("line", f"an invalid line ({str(error)[:120]})", allowed) from None
 
 
 def _progress(*, quiet: bool) -> Progress:

@@ -117,8 +117,8 @@ def _action(verb: str, done: str, *, permanent: bool) -> Callable[..., None]:
         if (permanent or everything) and not yes:
             what = f"{len(ids)} dead letters" if ids else "all dead letters"
             matching = " that match the conditions" if any(conditions.values()) else ""
-            ending = " permanently" if permanent else ""
-            _confirm(f"{verb.capitalize()} {what}{matching} of {key}{ending}?", as_json=as_json)
+            ending = ", permanently" if permanent else ""
+            _confirm(f"{verb.capitalize()} {what} of {key}{matching}{ending}?", as_json=as_json)
         count = with_backend(
             server, lambda backend: _act(backend, verb, key, ids or [], conditions)
         )
@@ -130,9 +130,9 @@ def _action(verb: str, done: str, *, permanent: bool) -> Callable[..., None]:
     return act
 
 
-dlq.command("redrive", help="Move dead letters back to the queue and reset their attempts.")(
-    _action("redrive", "redriven", permanent=False)
-)
+dlq.command(
+    "redrive", help="Move dead letters back to the queue, with a new allowance of attempts."
+)(_action("redrive", "redriven", permanent=False))
 dlq.command("discard", help="Discard dead letters permanently. This cannot be undone.")(
     _action("discard", "discarded", permanent=True)
 )
@@ -177,7 +177,7 @@ def _as_dict(dead_letter: DeadLetter) -> dict[str, Any]:
 
 @runtime_checkable
 class FiltersDeadLetters(Protocol):
-    """Dead letters of a backend that can apply a filter itself, for example on a server."""
+    """The `DeadLetters` of a backend that applies a filter itself, for example on its server."""
 
     async def act_on_filter(self, verb: str, key: str, now: float, **conditions: Any) -> int:
         """Redrive or discard (``verb``) the dead letters that match the conditions; return their number."""

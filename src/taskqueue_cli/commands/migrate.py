@@ -49,7 +49,7 @@ def begin(*, as_json: AsJson = False) -> None:
 
 @migrate.command(name="status")
 def show_status(*, as_json: AsJson = False) -> None:
-    """Show which tasks are left in the backend that is being drained."""
+    """Show how many tasks of each queue are left in the backend that is being drained."""
     _act(status, as_json=as_json)
 
 

@@ -68,7 +68,7 @@ def publish(
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="Seconds to keep retrying while the queue is full or paused.",
+            help="Seconds to keep retrying while the queue is full or its intake is paused.",
         ),
     ] = 0,
     batch: Annotated[
@@ -87,7 +87,7 @@ def publish(
         own = (payload, task_id, delay, expires_in, tenant, ordering_key, max_attempts, header)
         if any(value is not None for value in own) or priority != DEFAULT_PRIORITY:
             raise typer.BadParameter(
-                "only KEY may be given with a file: all other fields of the tasks must be in the lines of the file",
+                "PAYLOAD and the fields of a task cannot be given with a file: put them into the lines of the file",
                 param_hint="--batch",
             )
         publish_file(batch, key, server, wait=wait, as_json=as_json)
@@ -155,7 +155,7 @@ def _headers(texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name:
-            raise InvalidInput("header", "text without '='", "NAME=VALUE")
+            raise InvalidInput("header", "text without a name and '='", "NAME=VALUE")
         headers[name] = value
     return headers
 

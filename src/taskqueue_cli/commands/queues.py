@@ -43,7 +43,7 @@ from taskqueue_core.tasks import QueueStats
 
 Key = Annotated[str, argument("Name of the queue.", metavar="KEY")]
 OtherKeys = Annotated[list[str], argument("Queues that store the copies.", metavar="OTHER...")]
-Intake = Annotated[bool, typer.Option("--intake", help="Apply to publishing instead of delivery.")]
+Intake = Annotated[bool, typer.Option("--intake", help="Pause or resume publishing, not delivery.")]
 Version = Annotated[
     int | None,
     option(
@@ -155,7 +155,7 @@ def change(
     floor_share: Annotated[
         float | None,
         option(
-            "Share of deliveries reserved for the lowest priority: 0.1 means about one in ten, 0 means none.",
+            "Share of deliveries reserved for the lowest priority, from 0 to 0.5: 0.1 means about one in ten.",
             metavar="SHARE",
         ),
     ] = None,

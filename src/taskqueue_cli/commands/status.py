@@ -25,7 +25,7 @@ class NoTask(TaskQueueError):
 
 
 class NoResult(TaskQueueError):
-    """The task has no result: it has not ended, ended without success, or its result has expired."""
+    """There is no result: the task is unknown, has not succeeded or gave none, or its result has expired."""
 
     code = "no_result"
 

@@ -174,7 +174,9 @@ def revoke(
         print_json({"revoked": [_as_dict(entry) for entry in revoked], "file": str(path)})
     else:
         ids = ", ".join(entry.short for entry in revoked)
-        console.print(f"Revoked {len(revoked)} of [bold]{name}[/]" + (f" ({ids})." if ids else "."))
+        console.print(
+            f"Tokens of [bold]{name}[/] revoked: {len(revoked)}" + (f" ({ids})." if ids else ".")
+        )
 
 
 def _path(given: Path | None) -> Path:

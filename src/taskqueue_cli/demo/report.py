@@ -24,7 +24,7 @@ from taskqueue_core.retry import EXHAUSTED
 from taskqueue_core.tasks import DeadLetter, QueueStats
 
 REPORT_VARIABLE = "TASKQUEUE_DEMO_REPORT"
-"""environment variable; a program that runs the demo sets it to the command that the footer shows for the report"""
+"""name of an environment variable; if it is set, the footer shows its value as the command that prints the report"""
 _MAX_SHOWN = 10
 _FLOW = ("delivered", "retried", "redelivered", "lost")
 
@@ -142,7 +142,7 @@ class Report(DemoReport, frozen=True, kw_only=True):
         found = self.comparison
         counts = {
             "were changed during the run": found.changed,
-            "could not be read by the worker and the check": found.unreadable,
+            "could be read neither by the worker nor by the check": found.unreadable,
         }
         return (
             *(Text(f"wrong result: {path}", "red") for path in found.mismatches[:_MAX_SHOWN]),

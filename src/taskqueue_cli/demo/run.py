@@ -26,7 +26,7 @@ from taskqueue_core.tasks import Published, QueueStats, Task
 
 _BATCH = 200
 _FIRST_SHARE = 0.6
-"""share of the tasks that is published before the workers are paused; some later tasks are sent to paused workers"""
+"""share of the tasks that is published before the workers are paused; paused workers get some of the other tasks"""
 _DONE_BEFORE_KILL = 0.5
 _STALL_SECONDS = 60.0
 _RETRY = RetryPolicy(base=0.2, cap=1.0)
@@ -136,7 +136,9 @@ class _Job:
             "red",
         )
         replacement = await self._cluster.start_worker()
-        self._view.event(f"{replacement.name} replaced it (pid {replacement.process.pid})")
+        self._view.event(
+            f"{replacement.name} started as a replacement (pid {replacement.process.pid})"
+        )
         await self._publish(rest[_BATCH:])
         return Killed(
             worker=victim.name, pid=victim.process.pid, held=held, replacement=replacement.name

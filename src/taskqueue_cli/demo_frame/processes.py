@@ -30,7 +30,7 @@ class Child(msgspec.Struct, eq=False):
     process: asyncio.subprocess.Process
     log: Path
     stopped: bool = False
-    """whether the demo itself has ended the process"""
+    """whether `stop` was called"""
 
     @classmethod
     async def start(

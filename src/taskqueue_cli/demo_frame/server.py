@@ -126,7 +126,7 @@ class Cluster(AsyncExitStack):
     async def kill_busiest_worker(self) -> tuple[Child, int]:
         """Kill the paused worker that has the most deliveries in flight, and let the other workers continue.
 
-        Return the worker and that number of deliveries. The number is exact, because a paused worker cannot send acks.
+        Return the worker and its number of deliveries, which is exact, because a paused worker cannot send acks.
         Raises `DemoFailed`.
         """
         held: dict[str, int] = {}

@@ -64,6 +64,6 @@ arrangements: st.SearchStrategy[dict[str, Any]] = st.one_of(
         }
     ),
 )
-"""a delivery order, fifo or fair, with the settings of tenants that it allows, and a floor share"""
+"""a delivery order, the tenant settings that this order allows, and a floor share"""
 places = st.integers(0, 15)
-"""position of a delivery, counted back from the latest delivery, modulo the number of deliveries"""
+"""index of a delivery, counted back from the latest one; after the oldest, counting starts again at the latest"""

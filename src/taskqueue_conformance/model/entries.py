@@ -5,7 +5,7 @@ from __future__ import annotations
 from taskqueue_core.tasks import Delivery, State, Task, TaskStatus
 
 Span = tuple[float, float]
-"""the times on the store's clock before and after a call, in Unix seconds"""
+"""a least and a greatest value, usually the times on the store's clock before and after a call"""
 _ENDED = (State.DONE, State.EXPIRED, State.CANCELLED, State.DISCARDED)
 
 
@@ -24,7 +24,7 @@ class Entry:
         self.returned = False
         self.receipt: str | None = None
         self.settled: list[tuple[str, str]] = []
-        """receipt and verb of every settlement, oldest first"""
+        """receipt and verb of every settlement, oldest first; settlements before ``("", "")`` need not be repeatable"""
         self.tokens: set[str] = set()
         self.end: Span = (0.0, 0.0)
         self.owed = False
@@ -34,7 +34,7 @@ class Entry:
         self.holds: bool | None = False
         """whether the entry was delivered and has not ended, so that it blocks its ordering key; ``None`` if unknown"""
         self.uncounted = False
-        """whether the limits of its tenant may ignore the entry, because it was not waiting when the order changed"""
+        """whether the limits of its tenant may ignore the entry, because it was not waiting when ``order`` changed"""
         self.patience: float | None = None
         """seconds for which the delivery may run without progress; ``None`` means no limit"""
         self.alive: Span = (0.0, 0.0)
@@ -51,7 +51,7 @@ class Entry:
         return f"{self.task.key}/{self.task.id}"
 
     def inherit(self, old: Entry, *, life: bool) -> None:
-        """Copy the history of an earlier entry. With ``life``, attempts restart, and old receipts become stale."""
+        """Copy the history of the task's earlier entry. With ``life``, a new publish restarts its attempts."""
         self.settled = [*old.settled, ("", "")] if life else old.settled
         if not life:
             self.attempt, self.handed, self.priors = old.attempt, old.handed, old.priors

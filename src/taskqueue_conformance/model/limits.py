@@ -64,8 +64,8 @@ class Limits:
     def answers(self, waiting: Span, of_tenant: Span) -> set[Published]:
         """Return the answers that a new task may get.
 
-        ``waiting`` is the least and the greatest possible number of tasks in the queue that were never delivered.
-        ``of_tenant`` counts only the tasks of the new task's tenant.
+        ``waiting``: least and greatest possible number of tasks that use the queue's capacity. ``of_tenant``: the same
+        numbers, counted only for the tenant of the new task.
         """
         allowed = set()
         if not (self._full(waiting[0], of_tenant[0])):
@@ -117,8 +117,8 @@ class Limits:
             (settings.tenant_max_inflight, of_tenant, f"of the tenant {tenant!r}"),
         ):
             assert not bound or running < bound, (
-                f"{name} was delivered as number {running + 1} {whose}, "
-                f"{bound} may be in flight (law 5)"
+                f"{name} became task number {running + 1} in flight {whose}; "
+                f"at most {bound} may be in flight (law 5)"
             )
         self._tokens.take(name, at)
         self._of_tenant(tenant).take(name, at)

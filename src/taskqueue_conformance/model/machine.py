@@ -181,7 +181,7 @@ class QueueMachine(Moves):
         entry = self.model.entries.get((key, name))
         live = entry is not None and entry.state.live
         if entry is None or not entry.maybe_late(span):
-            assert answer is live, f"cancel answered {answer} for a task that was live: {live}"
+            assert answer is live, f"cancel answered {answer}; the task was live: {live}"
         if answer and entry is not None:
             self.model.ended(entry, State.CANCELLED, span)
         self.done("cancelled" if answer else "not live")

@@ -156,7 +156,7 @@ class Model(Shelf):
         assert results == true, (
             f"wrong (attempt, losses) of {entry.name}: expected {true}, got {results} (law 3)"
         )
-        assert delivery.prior in entry.priors, f"{entry.name} has prior {delivery.prior}"
+        assert delivery.prior in entry.priors, f"wrong prior of {entry.name}: got {delivery.prior}"
         self.check_order(entry, span, held_up)
         limits = self.limits[entry.task.key]
         running = [
@@ -181,7 +181,7 @@ class Model(Shelf):
         right = entry is not None and self.owners[delivery.receipt] in rivals
         if not (entry is not None and entry.maybe_late(span)):
             assert (answer is not None) is right, (
-                f"adopt answered {answer}, the subscription may adopt: {right} (law 2)"
+                f"adopt answered {answer}; the subscription may adopt the delivery: {right} (law 2)"
             )
         if answer is not None:
             assert (answer.task, answer.receipt, answer.attempt, answer.losses) == (
@@ -197,7 +197,7 @@ class Model(Shelf):
         entry = self._held(delivery)
         if entry is None or not entry.maybe_late(span):
             assert answer is (entry is not None), (
-                f"progress answered {answer}, the receipt is current: {entry is not None} (law 2)"
+                f"progress answered {answer}; the receipt is current: {entry is not None} (law 2)"
             )
         if answer and entry is not None:
             entry.alive = span
@@ -226,7 +226,7 @@ class Model(Shelf):
                 answer is Settled.DEAD if limit is None else entry.losses > limit
             )
             assert (answer is Settled.DEAD) is doomed, (
-                f"{verb} number {entry.losses} answered {answer} (law 3)"
+                f"{verb} answered {answer} after {entry.losses} losses (law 3)"
             )
             if doomed:
                 self._end(entry, State.DEAD, span, verb)

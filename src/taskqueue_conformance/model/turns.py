@@ -48,7 +48,9 @@ class Turns:
             assert self._owed > 1 - _SLACK, f"{entry.name} exceeds the floor share (law 4)"
             self._owed -= 1
             lower = [other.name for other in others if other.task.priority < priority]
-            assert not lower, f"{entry.name} got the share of {lower}, the lowest (law 4)"
+            assert not lower, (
+                f"{entry.name} got the floor share of {lower}, which are lower (law 4)"
+            )
 
     def _check_turns(self, entry: Entry, others: Sequence[Entry]) -> None:
         priority, tenant = entry.task.priority, entry.task.tenant

@@ -129,7 +129,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.release(lease) == (True,)
         assert await bench.pool.servers() == []
         assert not await bench.slots.remove(MODEL, "s1")
-        assert not (await bench.pool.add()).healthy, "a new endpoint is unhealthy"
+        assert not (await bench.pool.add()).healthy, "a new endpoint must be unhealthy"
         assert await bench.slots.remove(MODEL, "s1")
         assert await bench.pool.servers() == []
 
@@ -203,7 +203,9 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.pool.serve(server, 4, model=OTHER_MODEL)
         first_two = [*await bench.pool.running("job-1"), *await bench.pool.running("job-2")]
         for lease in first_two:
-            assert (lease.server, lease.switched) == ("s1", False), "s1 ran the model last"
+            assert (lease.server, lease.switched) == ("s1", False), (
+                "a server that ran the model last must come first"
+            )
         await bench.slots.drain(OTHER_MODEL, "s1")
         (other,) = await bench.pool.running("job-1", model=OTHER_MODEL)
         assert (other.server, other.switched) == ("s2", False)
@@ -214,7 +216,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await bench.pool.renew(switch)).switched
         await bench.pool.expect(last_model=OTHER_MODEL)
         (back,) = await bench.pool.take()
-        assert (back.server, back.switched) == ("s2", True), "the least used server is first"
+        assert (back.server, back.switched) == ("s2", True), "the least used server must come first"
 
     async def test_a_slot_without_a_job_loads_nothing(self, bench: Bench) -> None:
         """A lease that is released before it has a job does not change the last model of its server (A18, A19)."""
@@ -222,7 +224,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.serve(slots=2, model=OTHER_MODEL)
         await bench.pool.running("job-1")
         (idle,) = await bench.pool.take(model=OTHER_MODEL)
-        assert idle.switched, "the server ran another model last"
+        assert idle.switched, "a server that ran another model last must switch"
         await bench.slots.release(idle)
         (lease,) = await bench.pool.running("job-2")
         assert not lease.switched

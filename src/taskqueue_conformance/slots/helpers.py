@@ -139,7 +139,9 @@ class PoolSteps:
             seen = Seen(active=active, jobs=frozenset(jobs) if jobs else None)
         settled = self._short if settled is None else settled
         ended = await self._slots.reconcile(MODEL, server, seen, settled=settled)
-        assert all(not lease.token and lease.note is None for lease in ended), "a token was shown"
+        assert all(not lease.token and lease.note is None for lease in ended), (
+            "a token or a note was shown"
+        )
         return [lease.job for lease in ended]
 
     async def report_twice(self, active: int) -> list[str | None]:
@@ -169,7 +171,7 @@ class PoolSteps:
 
 
 def lost_lease(lease: SlotLease, **fields: object) -> SlotLease:
-    """Return a copy of a lease whose token is from a pool that no longer exists."""
+    """Return a copy of a lease that has a token of a pool that no longer exists instead of its own."""
     return msgspec.structs.replace(lease, **{"token": "0ldp001.77.abcdef", **fields})
 
 

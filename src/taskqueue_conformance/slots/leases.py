@@ -160,7 +160,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(held=1)
 
     async def test_one_job_for_each_lease(self, bench: Bench) -> None:
-        """A lease with a job gets no other job, because its server may already have the job (B8; fault H1)."""
+        """A lease with a job gets no other job, because the server may already run the first job (B8; fault H1)."""
         (lease,) = await bench.pool.serving("job-1", slots=2)
         assert await bench.slots.assign((lease, "job-2"), ttl=LONG) == (None,)
         assert await bench.pool.jobs() == ["job-1"]
@@ -228,7 +228,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(unassigned=1, assigned=0, free=1)
 
     async def test_idle_slots_are_taken(self, bench: Bench) -> None:
-        """With ``idle``, slots that others left unassigned for longer are taken, oldest first, if needed (B9)."""
+        """If no slot is free, slots unassigned for over ``idle`` seconds are taken from others, oldest first (B9)."""
         await bench.pool.serve(slots=4)
         (lease,) = await bench.pool.take(holder="h2")
         (old,) = await bench.pool.take()
@@ -242,7 +242,9 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert taken.token != old.token
         await bench.pool.check_stale(old)
         leases = await bench.slots.renew(lease, young, busy, taken, ttl=LONG)
-        assert None not in leases, "a lease was taken that is the caller's, recent or has a job"
+        assert None not in leases, (
+            "a lease was taken although it is the caller's or recent, or has a job"
+        )
 
     async def test_free_slots_before_idle_ones(self, bench: Bench) -> None:
         """With ``idle``, free slots are granted first, then idle slots of other holders (B9)."""
@@ -261,7 +263,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.add(slots=2, reports=False)
         idle = await bench.pool.take(2)
         await bench.advance(2 * bench.short)
-        assert not (await bench.pool.add(slots=2)).usable, "no server has reported yet"
+        assert not (await bench.pool.add(slots=2)).usable, "no report yet: expected usable=False"
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=2, idle=bench.short) == ()
         await bench.pool.serve(slots=1)
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=2, idle=bench.short) == ()

@@ -44,7 +44,7 @@ class Held:
 
 @dataclass
 class SlotModel:
-    """The state of a slot pool, and a method for each call of `SlotPool`. `tick` sets the time."""
+    """The state of a slot pool, and methods that apply calls of `SlotPool` to it. `tick` sets the time."""
 
     now: float = 0.0
     places: list[Known] = field(default_factory=list)
@@ -120,7 +120,7 @@ class SlotModel:
                 self.end(lease, reported=False)
 
     def end(self, lease: Held, *, reported: bool = True) -> None:
-        """End a lease. If its holder does not know (``reported`` is False), store the lease's note as late."""
+        """End a lease. With ``reported=False``, its holder does not learn this, so its note is stored as late."""
         self.leases.remove(lease)
         if not reported and lease.note is not None and lease.job is not None:
             self.put_aside(lease.model, lease.job, lease.note)
@@ -260,7 +260,7 @@ class SlotModel:
         return Left.TAKEN
 
     def reconcile(self, position: Known, observed: Seen | None, settled: float) -> list[Held]:
-        """Compare the leases of an endpoint with its server's report; end the missed leases and return them."""
+        """Record a server's report; end and return the leases that equal reports missed for ``settled`` seconds."""
         if observed is None:
             return self._silent(position)
         bound = [item for item in self.leases_of(position) if item.job]

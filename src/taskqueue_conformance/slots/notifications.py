@@ -200,7 +200,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
 
 
 async def _fires(bench: Bench, event: Awaitable[T], *models: str) -> T:
-    """Fail unless ``event`` fires the signal of ``models``, or of `MODEL`; return the result of ``event``."""
+    """Fail unless ``event`` fires the signal of ``models`` (default: `MODEL`); return the result of ``event``."""
     return await bench.fires(bench.slots.slot_signal(*(models or (MODEL,))), event)
 
 

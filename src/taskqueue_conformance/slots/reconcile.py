@@ -74,7 +74,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         (detached,) = await bench.pool.running("job-2")
         await bench.pool.detach(detached)
         assert await bench.pool.report(0) == []
-        assert await bench.pool.report(0) == [], "the second report came too early"
+        assert await bench.pool.report(0) == [], "a report that comes too early must end no lease"
         await bench.pool.expect(held=2)
         await bench.advance(bench.short)
         assert await bench.pool.report(0) == ["job-1", "job-2"]
@@ -163,7 +163,9 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.expect(overdue=3)
         await bench.pool.report(2)
         await bench.advance(bench.short)
-        assert await bench.pool.report(2) == ["job-1", "job-3"], "two of four jobs are missing"
+        assert await bench.pool.report(2) == ["job-1", "job-3"], (
+            "the two leases that expired first must end"
+        )
         await bench.advance(bench.short)
         assert await bench.pool.report(2) == []
         assert set(await bench.pool.jobs()) == {"job-2", "job-4", None}
@@ -229,7 +231,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.inspect()
 
     async def test_a_note_outlives_its_holder(self, bench: Bench) -> None:
-        """The note of a job's lease is kept when another holder takes it over (C7, C23; fault H2)."""
+        """A lease of a job keeps its note when another holder takes the lease over (C7, C23; fault H2)."""
         (lease,) = await bench.pool.serving("job-1", slots=2)
         await _leave(bench, lease, b'"result"')
         _, over = await bench.pool.take_over()

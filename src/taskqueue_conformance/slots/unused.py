@@ -93,7 +93,7 @@ async def _check_held(
 
 
 async def _clears(bench: Bench, call: Awaitable[T], held: tuple[SlotLease, SlotLease]) -> T:
-    """Fail unless a call ends the unassigned lease in ``held``, and no other lease; return its answer."""
+    """Fail unless a call ends the unassigned lease in ``held``, and no other lease; return the answer of the call."""
     busy, idle = held
     before = (await bench.pool.inspect()).leases
     answer = await call

@@ -37,7 +37,9 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t2")
         (answer,) = await bench.offer("t1")
         check_refused(answer, Refusal.QUEUE_FULL, depth=1)
-        assert await bench.control.results(KEY, "t1") == (b"1",), "a refusal deleted it (law 6)"
+        assert await bench.control.results(KEY, "t1") == (b"1",), (
+            "a refusal deleted a result (law 6)"
+        )
 
     async def test_queues_do_not_share_it(self, bench: Bench) -> None:
         """In a batch for two queues, one of which is full, only the tasks of the full queue are refused (law 6; B5)."""
@@ -57,7 +59,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await bench.limit(**limits)
             tasks = ("t1", "new", bench.task("t2", payload="other"))
             expected = [Published.DUPLICATE, Published.REFUSED, Published.CONFLICT]
-            assert await bench.statuses(*tasks) == expected, "known ids come first (laws 6, 7)"
+            assert await bench.statuses(*tasks) == expected, "a limit hides known ids (laws 6, 7)"
         await bench.expect(waiting=2)
 
     async def test_first_delivery_makes_room(self, bench: Bench) -> None:

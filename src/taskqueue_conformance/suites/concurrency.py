@@ -155,7 +155,7 @@ class ConcurrencySuite(Harness):
                 *(calls if number % 2 else calls[::-1]), return_exceptions=True
             )
             lost = [answer for answer in answers if isinstance(answer, LeaseLost)]
-            assert len(lost) == 1, f"both settlements of one receipt were answered by {answers}"
+            assert len(lost) == 1, f"one of two settlements must raise LeaseLost: got {answers}"
             await two.ack(*await bench.take(two))
         await bench.expect(done=5)
 
@@ -200,6 +200,6 @@ async def _all_there(bench: Bench, answer: Received | None, names: list[str]) ->
             f"a cancelled receive lost or duplicated tasks: {ids(deliveries)} (law 1)"
         )
         assert {(d.attempt, d.losses) for d in deliveries} == {(1, 0)}, (
-            "a cancellation was counted (law 3)"
+            "a cancellation was counted as an attempt or a loss (law 3)"
         )
         await finder.ack(*deliveries)

@@ -32,7 +32,9 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await subscription.close()
         assert (await bench.control.maintain()).unclaimed == (KEY,)
         assert await bench.control.cancel(KEY, "t1")
-        assert (await bench.control.maintain()).unclaimed == (), "the queue has no waiting task"
+        assert (await bench.control.maintain()).unclaimed == (), (
+            "a queue without waiting tasks was reported"
+        )
 
     async def test_queues(self, bench: Bench) -> None:
         """A queue is listed once it has a task, settings or a subscription that was used; the list is sorted."""
@@ -165,7 +167,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert since - bench.short <= stats.oldest_waiting <= bench.now
 
     async def test_maintain_is_idempotent(self, bench: Bench) -> None:
-        """Maintenance can be repeated, and does not affect live tasks (law 10; OPEN-A3)."""
+        """Maintenance can be repeated, and does not affect live tasks that are not due (law 10; OPEN-A3)."""
         await bench.publish("running", "waiting")
         subscription, delivery = await bench.running("scheduled", not_before=bench.now + 3600)
         for _ in range(3):

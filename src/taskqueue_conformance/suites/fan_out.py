@@ -23,7 +23,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_a_copy_in_each(self, bench: Bench) -> None:
-        """Each queue in ``bound_to`` stores a copy, settled separately; the queue itself stores none (law 1; D9)."""
+        """Each queue in ``bound_to`` stores its own copy; the queue that was published to stores none (law 1; D9)."""
         name, two = await bound(bench, 2)
         (answer,) = await bench.offer(bench.task("t1", payload={"n": 1}, headers={"h": "x"}))
         assert (answer.key, answer.task_id, answer.status) == (KEY, "t1", Published.ACCEPTED)
@@ -158,7 +158,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         new, known = Published.ACCEPTED, Published.DUPLICATE
         statuses = [answer.status for answer in answers]
         assert statuses[:3] + statuses[5:] == [new, new, known, new]
-        assert sorted(statuses[3:5]) == [new, known], "exactly one is accepted (law 7)"
+        assert sorted(statuses[3:5]) == [new, known], "exactly one must be accepted (law 7)"
         assert sorted(ids(await bench.take(bench.subscribe(name), 9))) == ["t1", "t2", "t3"]
         assert ids(await bench.take(bench.subscribe("plain"), 9)) == ["t2"]
         assert await bench.control.ledger(KEY) == Ledger()

@@ -38,7 +38,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert not [name for name in taken if name.startswith("middle")]
         taken = await bench.drain(bench.subscribe(), count=25)
         middle = sum(name.startswith("middle") for name in taken)
-        assert 4 <= middle <= 6, f"{middle} of 25 deliveries have the lowest priority (law 4)"
+        assert 4 <= middle <= 6, f"wrong share: expected 4 to 6 of 25, got {middle} (law 4)"
 
     async def test_nothing_is_owed(self, bench: Bench) -> None:
         """Deliveries without a competing priority do not increase the later share of the lowest priority (law 4)."""
@@ -105,7 +105,9 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await fill(bench, x=40, y=40, priority=8)
         taken = await bench.drain(bench.subscribe(), count=48, limit=5)
         lowest = [name for name in taken if name[0] in "ab"]
-        assert 11 <= len(lowest) <= 13, f"wrong share: {len(lowest)} of 48 (law 4)"
+        assert 11 <= len(lowest) <= 13, (
+            f"wrong share: expected 11 to 13 of 48, got {len(lowest)} (law 4)"
+        )
         assert lowest == [f"{tenant}{n}" for n in range(10) for tenant in "ab"][: len(lowest)]
         highest = [name for name in taken if name[0] in "xy"]
         assert highest == [f"{tenant}{n}" for n in range(20) for tenant in "xy"][: len(highest)]

@@ -35,7 +35,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         taken = [await bench.take(subscription, 2) for subscription in (item, two, three)]
         assert [len(deliveries) for deliveries in taken] == [2, 1, 0]
         for subscription in (item, two, three):
-            assert (await held(subscription)).due_at is None, "no task becomes due"
+            assert (await held(subscription)).due_at is None, "due_at must be None: no task is due"
         await two.ack(taken[1][0])
         assert ids(await bench.take(three, 2)) == ["t4"]
 
@@ -135,7 +135,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """A receive from a paused queue returns nothing and raises no error; other calls work as before (law 5; F6)."""
         subscription, delivery = await bench.running("running", "t1")
         await bench.limit(paused=True)
-        assert (await held(subscription)).due_at is None, "no task becomes due"
+        assert (await held(subscription)).due_at is None, "due_at must be None: no task is due"
         await bench.publish("t2")
         await bench.publish("t3", not_before=bench.now + bench.short)
         await subscription.ack(delivery)
@@ -144,7 +144,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await held(subscription)
         await bench.limit(paused=False)
         taken = await bench.take(subscription, 9)
-        assert ids(taken) == ["t1", "t2", "running", "t3"], "the order is kept (law 4)"
+        assert ids(taken) == ["t1", "t2", "running", "t3"], "a pause must keep the order (law 4)"
         assert [delivery.attempt for delivery in taken] == [1, 1, 2, 1]
 
     async def test_pause_and_a_waiting_receive(self, bench: Bench) -> None:

@@ -18,7 +18,9 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
         (adopted,) = await bench.adopt(new, delivery.receipt)
         assert adopted is not None
         assert (adopted.task, adopted.receipt) == (delivery.task, delivery.receipt)
-        assert (adopted.attempt, adopted.losses) == (1, 0), "adopting is no failure (law 3)"
+        assert (adopted.attempt, adopted.losses) == (1, 0), (
+            "an adoption counts as a failure (law 3)"
+        )
         await old.close()
         assert ids(await bench.take(new, 2)) == [returned.task.id]
         assert await new.ack(delivery) == (Settled.OK,)

@@ -32,7 +32,7 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         other = bench.task("waiting", payload="other")
         *known, new = await bench.offer("done", "waiting", other, "new")
         expected = [Published.DUPLICATE, Published.DUPLICATE, Published.CONFLICT]
-        assert [answer.status for answer in known] == expected, "known ids come first (laws 6, 7)"
+        assert [answer.status for answer in known] == expected, "the move hides known ids (law 7)"
         check_refused(new, Refusal.MOVED)
         await bench.expect(done=1, waiting=1)
 

@@ -192,7 +192,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         taken = await bench.drain(subscription, two, count=126, limit=10)
         done = [name for name in taken if name.startswith("s")]
-        assert len(done) == 100, f"{len(done)} of 100 tasks in 6 rounds of 21 (law 4)"
+        assert len(done) == 100, f"in 6 rounds of 21: expected 100, got {len(done)} (law 4)"
         assert [n for n in taken if n.startswith("s7-")] == [f"s7-{m}" for m in range(5)]
 
     async def test_equal_tenants_have_equal_shares(self, bench: Bench) -> None:
@@ -206,7 +206,9 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         for start in range(0, 300, 50):
             shares = Counter(tenant_of(name) for name in taken[start : start + 50])
             index = 50**2 / (10 * sum(share**2 for share in shares.values()))
-            assert index >= 0.95, f"Jain's index is {index:.2f}: {shares} (law 4)"
+            assert index >= 0.95, (
+                f"Jain's index: expected 0.95 or more, got {index:.2f}: {shares} (law 4)"
+            )
 
     @needs(Capability.FLOW)
     async def test_cancelled_leave_at_once(self, bench: Bench) -> None:

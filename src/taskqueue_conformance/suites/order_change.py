@@ -97,7 +97,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert counted == {"a1": (1, 0), "b0": (1, 1), "b2": (1, 0)}
 
     async def test_a_swap_refuses_nothing(self, bench: Bench) -> None:
-        """If a new order has less capacity, waiting tasks are kept and new tasks are refused (law 6; OPEN-B3, B12)."""
+        """If a new order limits tenants, waiting tasks are kept; full tenants get no more (law 6; OPEN-B3, B12)."""
         await fill(bench, a=6, b=2)
         await bench.fair(tenant_capacity=3)
         await bench.expect(waiting=8)

@@ -76,7 +76,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.one(subscription)
         await bench.limit(max_processing_time=None)
         await bench.advance(2 * bench.short)
-        assert await _recovered(bench) == 1, "exactly one delivery has a time limit"
+        assert await _recovered(bench) == 1, "exactly one delivery must end"
         assert ids(await bench.take(subscription, 9)) == ["after"]
         assert await subscription.ack(before) == (Settled.OK,)
 

@@ -130,7 +130,9 @@ class PublishSuite(Harness):
         """If a confirmation has a position, it is the number of tasks that wait ahead of the confirmed task."""
         for before in range(3):
             (answer,) = await bench.offer(f"t{before}")
-            assert answer.position in (None, before), f"expected {before}, got {answer.position}"
+            assert answer.position in (None, before), (
+                f"position: expected {before}, got {answer.position}"
+            )
 
 
 async def _resent(bench: Bench, task_id: str) -> None:

@@ -81,7 +81,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(rate_limit=_FAST)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(4)))
         taken = await bench.take(subscription, 4)
-        assert (await held(subscription)).due_at is None, "no task waits for a token"
+        assert (await held(subscription)).due_at is None, "due_at must be None: no task waits"
         waiting = await bench.start(subscription.receive(9, None))
         await bench.publish("late")
         await bench.advance(0.5)
@@ -162,7 +162,9 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         for _ in range(3):
             for _ in range(3):
                 taken += await bench.take(subscription, 9)
-                assert (await held(subscription)).due_at is None, "no task becomes due"
+                assert (await held(subscription)).due_at is None, (
+                    "due_at must be None: no task is due"
+                )
             await subscription.ack(taken[-1])
         assert ids(taken) == ["t0", "t1", "t2"]
         check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)

@@ -21,7 +21,7 @@ class ScheduleSuite(Harness):
         await bench.advance(bench.short / 2)
         delivery = await bench.one(subscription)
         assert delivery.delivered_at >= at, "delivered before its time (law 8)"
-        assert (delivery.attempt, delivery.losses) == (1, 0), "waiting is not an attempt (law 3)"
+        assert (delivery.attempt, delivery.losses) == (1, 0), "the wait was counted (law 3)"
 
     async def test_time_that_has_passed(self, bench: Bench) -> None:
         """A task with ``not_before`` in the past is available at once."""

@@ -48,7 +48,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.expect(waiting=5)
         await bench.publish("n0", "n1")
         (answer,) = await bench.offer("n2")
-        assert answer.code is full, "tasks without a tenant count as tasks of one tenant (law 6)"
+        assert answer.code is full, "tasks without a tenant must count as one tenant (law 6)"
 
     @needs(Capability.FLOW)
     async def test_total_bounds_tenants(self, bench: Bench) -> None:
@@ -57,7 +57,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await fill(bench, a=2, b=2)
         answers = await _publish(bench, "a2", "c0", "d0", "b2")
         full, code = Refusal.QUEUE_FULL, [answer.code for answer in answers]
-        assert code == [Refusal.TENANT_FULL, None, full, full], "the queue comes first (law 6)"
+        assert code == [Refusal.TENANT_FULL, None, full, full], "queue_full must win (law 6)"
         assert [answer.depth for answer in answers] == [2, None, 5, 5]
         await bench.expect(waiting=5)
 
@@ -69,7 +69,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert await bench.statuses(*tasks) == [Published.DUPLICATE, Published.CONFLICT]
 
     async def test_tenant_has_room_again(self, bench: Bench) -> None:
-        """A delivery, a cancel or an expiry frees capacity of its tenant; a retry needs no capacity (law 6; B3)."""
+        """A delivery, a cancel or an expiry frees capacity of the tenant; a retry needs no capacity (law 6; B3)."""
         await bench.fair(tenant_capacity=2)
         await fill(bench, a=1, b=2)
         await fill(bench, a=1, start=1, deadline=bench.now + bench.short)
@@ -101,7 +101,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         taken += await bench.take(two, 9)
         assert ids(taken) == ["a0", "b0", "c0", "a1", "b1"]
         for subscription in (item, two):
-            assert (await held(subscription)).due_at is None, "no task becomes due"
+            assert (await held(subscription)).due_at is None, "due_at must be None: no task is due"
         await two.ack(taken[0])
         assert ids(await bench.take(item, 9)) == ["a2"]
         await fill(bench, d=3)
@@ -117,7 +117,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert counts == {"a": 3, "b": 3, "c": 2}
 
     async def test_a_tenants_place_wakes(self, bench: Bench) -> None:
-        """However a delivery ends, it wakes a receive that ``tenant_max_inflight`` blocks (law 5)."""
+        """Every end of a delivery wakes a receive that ``tenant_max_inflight`` blocks (law 5)."""
         await bench.fair(tenant_max_inflight=1)
         for end in (ack, redeliver, lose, cancel, close):
             await frees(bench, end, tenant="a")
@@ -224,7 +224,9 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         subscription = bench.subscribe()
         assert len(await bench.take(subscription, 2)) == 2
         await bench.fair(tenant_rate_limit=_SLOW)
-        assert ids(await bench.take(subscription, 9)) == ["a1", "a2"], "a full bucket each (law 5)"
+        assert ids(await bench.take(subscription, 9)) == ["a1", "a2"], (
+            "expected a full bucket (law 5)"
+        )
         waiting = await bench.start(subscription.receive(9, None))
         assert not waiting.done(), "delivered without a token (law 5)"
         await bench.fair(tenant_rate_limit=None)
@@ -238,11 +240,11 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         for rate, saved in changes if self.manual_clock else changes[:1]:
             await bench.fair(tenant_rate_limit=RateLimit(max_tokens=4, interval=2))
             await bench.advance(2.5)
-            assert len(await bench.take(subscription, 9)) == 4, "a full bucket (law 5)"
+            assert len(await bench.take(subscription, 9)) == 4, "expected a full bucket (law 5)"
             await bench.advance(1)
             limit = rate and RateLimit(max_tokens=rate[0], interval=rate[1])
             await bench.fair(tenant_rate_limit=limit)
-            assert len(await bench.take(subscription, 9)) == saved, f"with {limit} (law 5)"
+            assert len(await bench.take(subscription, 9)) == saved, f"tokens with {limit} (law 5)"
 
     async def test_limits_of_each_queue(self, bench: Bench) -> None:
         """A tenant that has reached its limit in one queue is still served in another queue (law 5)."""

@@ -1,4 +1,4 @@
-"""Waiting: a receive sleeps until a task is available, and every event that makes a task available wakes it."""
+"""Waiting: a receive sleeps until a task is available, and wakes at every event that makes a task available."""
 
 from __future__ import annotations
 
