@@ -168,7 +168,8 @@ class MemorySubscription(SubscriptionBase):
 
     def _alarm_at(self) -> float | None:
         """Return the next time at which a limit allows a delivery, unless another subscription has a timer for it."""
-        # Use the time of the last check: at the present time, a limit that allows deliveries again would set no timer.
+        # Use the time of the last check. If a limit has begun to allow deliveries since then, `room` would return no
+        # time for it, and no timer would be set.
         now, first = self._looked_at, None
         for queue in self.ready:
             opens_at = queue.room(now).opens_at

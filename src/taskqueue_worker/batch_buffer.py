@@ -16,8 +16,8 @@ AnyDelivery = Delivery | WireDelivery
 class BatchBuffer:
     """Deliveries that wait for their batch handlers, grouped by key.
 
-    A full batch has the handler's batch size or the worker's concurrency, whichever is less. If no batch of a key is
-    running, a batch that is not full may start, so that no task waits for more tasks to arrive. While a batch of the
+    A batch is full if its size is the handler's batch size or the concurrency, whichever is less. If no batch of a key
+    is running, a batch that is not full may start, so that no task waits for more tasks to arrive. While a batch of the
     key is running, only a full batch starts, so that batches are full under load.
     """
 

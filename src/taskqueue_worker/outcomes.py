@@ -75,7 +75,7 @@ def outcome_of_value(value: object, limit: int) -> Outcome:
 
 
 def outcome_of_error(error: BaseException) -> Outcome:
-    """Return the outcome for an exception that a handler raised. A failure has the text "Type: message", shortened."""
+    """Return the outcome for a handler's exception. A failure has the text "Type: message", cut if it is too long."""
     match error:
         case Retry():
             return RetryLater(error.delay, clean_text(error.error))

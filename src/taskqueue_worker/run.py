@@ -101,7 +101,7 @@ class WorkerRun:
             self.runner.stop()
             await self._wait_until_idle()
         finally:
-            # Even if this call was cancelled, release the tasks that have not ended, and wait for the confirmations.
+            # Even if this call was cancelled, release the unfinished tasks, and wait until the outcomes are confirmed.
             if self._timer:
                 self._timer.cancel()
             try:
