@@ -33,7 +33,7 @@ class DueHeap(Generic[R]):
 
     def add(self, at: float, record: R, mark: int) -> None:
         """Add a due time of ``record``. The ``mark`` distinguishes it from the record's other due times."""
-        # Remove outdated items before the new item is added. It may look outdated as well, because the caller may
+        # Remove outdated items before the new item is added, because the new item may look outdated: the caller may
         # update the record's state only after this call.
         if len(self._items) >= self._bound:
             self._items = [item for item in self._items if self._matters(item[3], item[2])]

@@ -32,7 +32,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the journal: one state change of a task."""
+    """One line of the journal: one state change of a task, or new settings of a queue."""
 
     v: int = JOURNAL_VERSION
     run: str

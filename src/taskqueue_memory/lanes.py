@@ -16,7 +16,7 @@ class LaneItem(Entry, kw_only=True, eq=False):
     """An entry with the fields that a lane needs."""
 
     seq: int = 0
-    """position in the lane; an item of a lane or heap is outdated if it was added with a different number"""
+    """position in the lane; an item of a lane or heap is outdated once its entry has another number"""
     held: bool = False
     """whether the entry waits for its ordering key and is therefore in no lane of the queue"""
 
@@ -156,7 +156,7 @@ class OrderingKeys(Generic[T]):
         return iter(self._held.values())
 
     def comes(self, record: T, key: str) -> None:
-        """Give an available entry its ordering key. If another entry holds the key, set ``held`` and let it wait."""
+        """Give an ordering key to an available entry. If the key is taken, set ``held``, so that the entry waits."""
         record.held = self._holders.setdefault(key, record) is not record
         if record.held:
             self._held.setdefault(key, Lane()).append(record)

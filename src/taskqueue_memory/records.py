@@ -222,7 +222,7 @@ class QueueState:
             self.fair.offered(record)
 
     def _reorder(self, settings: QueueSettings) -> None:
-        """Move the waiting entries to lanes of the new order. Other entries are counted for their tenant later."""
+        """Move waiting entries to lanes of the new order. Other entries are counted for their tenant when they wait."""
         former, self.available = tuple(self._lines), 0
         for record in self.records.values():
             record.usage, record.seated = None, False

@@ -18,7 +18,7 @@ class RoomNotifier:
         self._sources: dict[str, set[str]] = {}
 
     def bind(self, key: str, before: Iterable[str], after: Iterable[str]) -> None:
-        """Record that tasks published to ``key`` are copied to the queues ``after``, and no longer to ``before``."""
+        """Record that tasks published to ``key`` are now copied to the queues ``after`` instead of ``before``."""
         for target in set(before):
             self._sources[target].discard(key)
             if not self._sources[target]:

@@ -79,7 +79,7 @@ class Steps:
             return
         if queue.limited:
             room = queue.room(self.clock.now())
-            # If a limit opens later, one subscription must wake up to set a timer for that time.
+            # If a limit will allow a delivery later, one subscription must wake up to set a timer for that time.
             may_open = room.opens_at is not None
             tasks = min(tasks, room.left or int(may_open))
         while tasks > 0 and queue.waiting:

@@ -33,7 +33,7 @@ class MemorySubscription(SubscriptionBase):
         self.closed = False
         self._waiter: asyncio.Future[None] | None = None
         self._looked_at = self.since
-        """time of the last check for work; a limit that opens later must wake this subscription"""
+        """time of the last check for work; limits that allow a delivery only later must wake this subscription"""
         self._revoked: list[str] = []
         self._revocation = asyncio.Event()
         self._secret = secrets.token_urlsafe(12)
@@ -168,7 +168,8 @@ class MemorySubscription(SubscriptionBase):
 
     def _alarm_at(self) -> float | None:
         """Return the next time at which a limit allows a delivery, unless another subscription has a timer for it."""
-        # Use the time of the last check: a limit that has opened since then reports no time, so no timer would be set.
+        # Use the time of the last check. If a limit has begun to allow deliveries since then, `room` would return no
+        # time for it, and no timer would be set.
         now, first = self._looked_at, None
         for queue in self.ready:
             opens_at = queue.room(now).opens_at
@@ -200,7 +201,7 @@ class MemorySubscription(SubscriptionBase):
                 timer.cancel()
 
     def _pass_on(self) -> None:
-        """Wake other subscriptions, because this subscription was woken for work that it has not taken."""
+        """Wake other subscriptions for any work that is left: this subscription may have been woken for that work."""
         for queue in self.ready:
             self._store.notify(queue, queue.available)
 

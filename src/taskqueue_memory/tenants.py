@@ -67,7 +67,7 @@ T = TypeVar("T", bound=TenantItem)
 
 
 class Tenants(Generic[T]):
-    """The waiting entries of a queue in fair order. Each step takes O(log n) time for n tenants."""
+    """The waiting entries of a queue in fair order. Adding or taking an entry takes O(log n) time for n tenants."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self.resting = 0

@@ -13,7 +13,7 @@ _NEVER = float("inf")
 
 
 class Timers:
-    """Due times of records. A due time is ignored if the record has changed its state since."""
+    """Due times of records. A due time is ignored once it no longer applies to its record."""
 
     def __init__(self, clock: Clock, on_due: Callable[[], object]) -> None:
         """Create timers that call ``on_due`` when a scheduled entry is due, or when a delivery must be taken back."""

@@ -28,7 +28,7 @@ class MemoryStore(Steps):
     """All queues of one backend, with a method for each state change."""
 
     def publish(self, task: Task) -> Confirmation:
-        """Store a task unless its id is known: in its queue, or in the queues to which its queue is bound."""
+        """Store a task in its queue, or in the queues to which its queue is bound, unless it is known or refused."""
         now = self.clock.now()
         queue = self.queue(task.key)
         if queue.settings.bound_to:
@@ -58,7 +58,7 @@ class MemoryStore(Steps):
         )
 
     def _fan_out(self, task: Task, queue: QueueState, now: float) -> Confirmation:
-        """Store a copy of a task in each queue to which its queue is bound, or in none of them."""
+        """Store a copy of a task in all queues to which its queue is bound; in none if one of them cannot accept it."""
         copies = {key: structs.replace(task, key=key) for key in queue.settings.bound_to}
         self.forget(2 * len(copies))
         answers = {
@@ -203,14 +203,14 @@ class MemoryStore(Steps):
                 yield self._expire(record)
 
     def forget(self, chunk: int = _CHUNK) -> int:
-        """Delete up to ``chunk`` ended records whose deduplication window has passed. Return how many were deleted."""
+        """Delete up to ``chunk`` ended records that need not be kept any longer. Return how many were deleted."""
         now, gone, ends = self.clock.now(), 0, self.timers.ends
         if now < ends.first:
             return 0
         for record in tuple(ends.take(now, chunk)):
             if (
                 until := record.kept_until
-            ) > now:  # the deduplication window has been extended since
+            ) > now:  # new settings have extended the deduplication window
                 ends.add(until, record, record.seq)
             else:
                 del record.queue.records[record.task.id]

@@ -71,7 +71,7 @@ JSON = "application/json"
 NDJSON = "application/x-ndjson"
 
 _TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
-# Close idle connections earlier than most servers do, so that a request rarely uses a connection that was closed.
+# Close idle connections earlier than most servers do, so that a request rarely uses one that the server has closed.
 _POOL = httpx2.Limits(max_connections=20, max_keepalive_connections=20, keepalive_expiry=2.0)
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _CONNECTION_LOST = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
@@ -142,7 +142,7 @@ class HttpClient:
         query: Mapping[str, str | int] | None = None,
         seconds: float | None = None,
     ) -> Answer:
-        """Send a request and return the response with any status. Raises `BackendUnavailable` if no response arrives.
+        """Send a request and return the response, whatever its status. Raises `BackendUnavailable` if there is none.
 
         A GET request is repeated once if the connection is lost. ``seconds`` limits the total time.
         """
@@ -162,8 +162,8 @@ class HttpClient:
     async def post_once(self, target: str, content: bytes, content_type: str = JSON) -> Answer:
         """Send a POST request without ever repeating it, and return the response.
 
-        Raises `BackendUnavailable` for a failure that certainly had no effect, and `PublishUnconfirmed` for a failure
-        that may have had an effect.
+        Raises `BackendUnavailable` if the request certainly had no effect, and `PublishUnconfirmed` if it failed but
+        may have had an effect.
         """
         try:
             answer = await self._send("POST", target, content, content_type, None)

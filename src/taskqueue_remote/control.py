@@ -39,7 +39,7 @@ class _Cancelled(msgspec.Struct, frozen=True):
 
 
 class Count(msgspec.Struct, frozen=True):
-    """The number of tasks that one request changed, and the position at which the next request continues, or None."""
+    """The number of tasks that a request changed, and where the next request continues; None if nothing is left."""
 
     count: int
     next: str | None = None
@@ -108,7 +108,7 @@ class RemoteControl:
         )
 
     async def cancel(self, key: str, task_id: str) -> bool:
-        """Cancel a task that has not ended. If the response is lost, repeating the call returns False."""
+        """Cancel a task that has not ended. If a response was lost, a repeated call may return False for that task."""
         return (await self._client.ask("DELETE", path("tasks", key, task_id), _Cancelled)).cancelled
 
     async def purge(self, key: str) -> int:

@@ -80,7 +80,7 @@ class RemoteDeadLetters:
     async def act_on_filter(self, verb: str, key: str, now: float, **conditions: Any) -> int:
         """Redrive or discard the dead letters that match the conditions of `DeadLetterFilter`; return their number.
 
-        ``verb`` is ``redrive`` or ``discard``. ``now`` is the time by which ``older_than`` is measured.
+        ``verb`` is ``redrive`` or ``discard``. ``older_than`` counts back from ``now``.
         """
         DeadLetterFilter.of(now, **conditions)
         if conditions.get("older_than") is not None:  # so that every request uses the same time

@@ -67,7 +67,9 @@ class RemotePublisher:
             except BackendUnavailable as error:
                 if not confirmations:
                     raise
-                raise PublishUnconfirmed(f"{error}; some tasks of the batch were stored") from error
+                raise PublishUnconfirmed(
+                    f"{error}; some tasks of the batch were stored: publish all again with the same ids"
+                ) from error
             if not answer.ok:
                 raise self._client.error(answer)
             confirmations += _confirmations(chunk, answer.body)

@@ -37,7 +37,7 @@ class Arguments:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Inspect the signature of ``function``. Raises `ConfigurationError` if a handler cannot have it."""
+        """Inspect the signature of ``function``. Raises `ConfigurationError` if it is not valid for a handler."""
         self._contexts: list[str] = []
         fields: dict[str, Any] = {}
         extra = False
@@ -78,7 +78,8 @@ class Arguments:
     def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
         if isinstance(parameter.default, FieldInfo):
             raise _handler_error(
-                function, f"use Annotated[..., Field(...)] for parameter {parameter.name!r}"
+                function,
+                f"parameter {parameter.name!r} has Field(...) as default: use Annotated[..., Field(...)]",
             )
         kind = Any if parameter.annotation is parameter.empty else parameter.annotation
         return kind if parameter.default is parameter.empty else NotRequired[kind]
@@ -93,7 +94,7 @@ class BatchArguments:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Inspect the signature of ``function``. Raises `ConfigurationError` if a handler cannot have it."""
+        """Inspect the signature of ``function``. Raises `ConfigurationError` if it is not valid for a batch handler."""
         self._contexts: list[str] = []
         payloads: list[str] = []
         item: Any = Any
@@ -105,7 +106,7 @@ class BatchArguments:
                 self._contexts.append(name)
             elif kind is None:
                 raise _handler_error(
-                    function, f"annotate {name!r} as list[...]: the handler takes batches"
+                    function, f"annotate parameter {name!r} of the batch handler as list[...]"
                 )
             else:
                 payloads.append(name)
@@ -134,7 +135,7 @@ class BatchArguments:
 
 
 def _item_type(annotation: Any) -> Any:
-    """Return the item type of an annotation such as ``list[int]``; ``None`` if the annotation is not a list."""
+    """Return the item type of a list annotation, `Any` if none is given, or ``None`` for another annotation."""
     if annotation in (inspect.Parameter.empty, Any, list, Sequence):
         return Any
     if get_origin(annotation) in (list, Sequence):

@@ -52,7 +52,7 @@ class BaseWorker(ABC):
         self._configure(worker_id, concurrency, prefetch)
 
     def configure(self, *, worker_id: str | None = None, concurrency: int | None = None) -> None:
-        """Change options; ``None`` keeps a value. Raises `ConfigurationError` during a run, or for an invalid value."""
+        """Change the options that are not ``None``. Raises `ConfigurationError` during a run, or if one is invalid."""
         self._configure(worker_id, concurrency)
 
     def _configure(

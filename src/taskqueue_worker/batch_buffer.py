@@ -16,9 +16,9 @@ AnyDelivery = Delivery | WireDelivery
 class BatchBuffer:
     """Deliveries that wait for their batch handlers, grouped by key.
 
-    If no batch of a key is running, the next batch of the key contains all tasks that are waiting, so that no task
-    waits for more tasks to arrive. While a batch of the key is running, only a full batch starts, so that batches are
-    full under load.
+    A batch is full if its size is the handler's batch size or the concurrency, whichever is less. If no batch of a key
+    is running, a batch that is not full may start, so that no task waits for more tasks to arrive. While a batch of the
+    key is running, only a full batch starts, so that batches are full under load.
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:

@@ -62,13 +62,15 @@ class Handlers:
         if timeout is not None and not (isfinite(timeout) and timeout > 0):
             raise ConfigurationError("timeout must be a positive number of seconds")
         if batch is not None and not 1 <= batch <= LIMITS.batch:
-            raise ConfigurationError(f"batch must be a number of tasks from 1 to {LIMITS.batch}")
+            raise ConfigurationError(f"batch must be a whole number from 1 to {LIMITS.batch}")
         inner = function
         while isinstance(inner, partial):
             inner = inner.func
         call = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004 - not a check that the object is callable
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
-            raise ConfigurationError(f"the handler of {key!r} is a generator, not a function")
+            raise ConfigurationError(
+                f"the handler of {key!r} is a generator: use a function without yield"
+            )
         arguments = BatchArguments(function) if batch else Arguments(function)
         is_async = inspect.iscoroutinefunction(call)
         self.by_key[key] = Handler(key, function, arguments, is_async, timeout, batch or 0)

@@ -16,7 +16,8 @@ _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
 def load_worker(target: str) -> BaseWorker:
     """Import and return the worker ``package.module:attr``, or the only worker of ``package.module``.
 
-    The current directory is searched first. Raises `ConfigurationError` if there is no such worker.
+    Adds the current directory to the front of `sys.path`, unless `sys.path` contains it. Raises `ConfigurationError` if
+    the name is invalid, the import fails, there is no such worker, or there are several and ``attr`` is missing.
     """
     module_name, _, attribute = target.partition(":")
     if not _TARGET.fullmatch(target):

@@ -169,7 +169,7 @@ class LocalTaskSource:
     async def _wait_for_confirmations(
         self, prefetcher: asyncio.Task[None], settling: asyncio.Task[None], *, seconds: float
     ) -> None:
-        """Wait up to ``seconds`` until the store has confirmed all outcomes, including those of the last receive."""
+        """Wait up to ``seconds`` until the last receive has ended and the store has confirmed all outcomes."""
 
         async def finish_all() -> None:
             await asyncio.wait([prefetcher])

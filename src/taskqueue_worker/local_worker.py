@@ -25,8 +25,8 @@ class LocalWorker(BaseWorker):
     ``revocation``, the handlers of cancelled tasks are not interrupted.
 
     At most ``concurrency`` tasks run at once. Up to ``prefetch`` further tasks, by default ``concurrency``, are
-    received in advance, but only as many as should start within 50 ms at the current rate. A task that waits longer
-    than a second is released. The other options are those of `Worker`.
+    received in advance, but only as many as should start within 50 ms at the current rate. If the rate drops, the tasks
+    that still wait after about a second are released. The other options are those of `Worker`.
 
     Coroutine handlers share the event loop with the backend, so a handler must not block the loop.
     """
@@ -72,7 +72,7 @@ class LocalWorker(BaseWorker):
         concurrency: int | None = None,
         backend: str | Backend | None = None,
     ) -> None:
-        """Change options; ``None`` keeps a value. Raises `ConfigurationError` during a run, or for an invalid value."""
+        """Change the options that are not ``None``. Raises `ConfigurationError` during a run, or if one is invalid."""
         prefetch = None if concurrency is None else self._prefetch_for(concurrency)
         self._configure(worker_id, concurrency, prefetch)
         if backend is not None:

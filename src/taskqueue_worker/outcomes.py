@@ -39,7 +39,7 @@ class Retry(Exception):
             check_duration("delay", delay)
             if delay > _MAX_DELAY_SECONDS:
                 raise InvalidInput(
-                    "delay", "a number out of range", "at most 31536000 seconds (a year)"
+                    "delay", "a number out of range", "0 to 31536000 seconds (a year)"
                 )
         super().__init__(error)
         self.delay = delay
@@ -56,7 +56,7 @@ class Reject(Exception):
 
 
 def outcome_of_value(value: object, limit: int) -> Outcome:
-    """Return the outcome for a value that a handler returned, encoded as JSON of at most ``limit`` bytes."""
+    """Return the outcome for a value that a handler returned: a rejection if its JSON exceeds ``limit`` bytes."""
     if value is None:
         return _NO_RESULT
     if isinstance(value, Retry | Reject):
@@ -75,7 +75,7 @@ def outcome_of_value(value: object, limit: int) -> Outcome:
 
 
 def outcome_of_error(error: BaseException) -> Outcome:
-    """Return the outcome for an exception that a handler raised, with the text "Type: message" cut to the limit."""
+    """Return the outcome for a handler's exception. A failure has the text "Type: message", cut if it is too long."""
     match error:
         case Retry():
             return RetryLater(error.delay, clean_text(error.error))

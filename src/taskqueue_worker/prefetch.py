@@ -16,7 +16,7 @@ _PREFETCH_SECONDS = 0.05
 _RATE_WINDOW_SECONDS = 0.005
 """minimum number of seconds over which the rate of ended tasks is measured"""
 _RETURN_AFTER_SECONDS = 1.0
-"""seconds after which prefetched tasks that did not start are released"""
+"""seconds without a new receive after which waiting tasks are released, if too many for the current rate are waiting"""
 _NOT_WAITING = -1
 
 
@@ -80,7 +80,7 @@ class Prefetcher:
         self._changed.set()
 
     def stop(self) -> None:
-        """Receive no more deliveries. A delivery that has been received is still passed on or released."""
+        """Receive no more deliveries. Deliveries that a running receive still returns are released."""
         self._stopping = True
         self.resize(0)
 

@@ -5,7 +5,7 @@
     working ─ `limit` failures in a row ─> resting ─ cool-down over ─> probing ─ `probes` failed probes ─> ended
        ^                                      ^                          │ │
        │                                      └── failed, longer rest ───┘ │
-       └───────────────────── one success, at any time ────────────────────┘
+       └──────────────────── one success, unless ended ────────────────────┘
 """
 
 from __future__ import annotations

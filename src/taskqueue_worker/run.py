@@ -71,7 +71,7 @@ class WorkerRun:
         """whether the run is stopping, because `stop` was called or an error occurred"""
 
     def stop(self, *, now: bool) -> None:
-        """Stop after the running tasks have ended, or at once with ``now``. Thread-safe."""
+        """Stop when the running tasks have ended, or after the grace period; at once with ``now``. Thread-safe."""
         self.stopping = True
         with contextlib.suppress(RuntimeError):  # the event loop is closed, so the run has ended
             self._loop.call_soon_threadsafe(lambda: self._stop_in_loop(now=now))
@@ -101,7 +101,7 @@ class WorkerRun:
             self.runner.stop()
             await self._wait_until_idle()
         finally:
-            # Even if this call was cancelled, release the tasks that have not ended, and confirm the outcomes.
+            # Even if this call was cancelled, release the unfinished tasks, and wait until the outcomes are confirmed.
             if self._timer:
                 self._timer.cancel()
             try:

@@ -1,4 +1,4 @@
-"""Running handlers, with a limit on the number of concurrent tasks and exactly one outcome for each task."""
+"""Running handlers, with a limit on the number of concurrent tasks and at most one outcome for each task."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class HandlerRunner:
     ) -> None:
         """Create a runner without running tasks.
 
-        ``on_outcome`` is called with each outcome before the outcome is reported, and ``on_fatal`` with an exception
-        of a handler that ends the process, such as `SystemExit`.
+        ``on_outcome`` is called with each outcome before the outcome is reported. ``on_fatal`` is called when a
+        handler raises an exception that ends the process, such as `SystemExit`.
         """
         self._handlers = handlers
         self._settler = settler
@@ -146,7 +146,7 @@ class HandlerRunner:
             self._settle_early(job, HandBack())
 
     def close(self) -> None:
-        """End each thread after its current call."""
+        """Let the threads end after all calls submitted so far, without waiting for them."""
         self._threads.close()
 
     def _drop_waiting(self, receipt: str) -> None:
@@ -217,7 +217,7 @@ class HandlerRunner:
             with processing([job.delivery.task for job in call.jobs]):
                 value = await call.handler.function(**arguments)
         except asyncio.CancelledError as error:
-            # If this worker did not cancel the handler, the handler raised this error itself, so it has failed.
+            # If this worker did not cancel the handler, the handler itself raised the error, so the attempt failed.
             task = asyncio.current_task()
             ours = call.releasing or (task is not None and task.cancelling() > 0)
             outcome = HandBack() if ours else outcome_of_error(error)

@@ -42,7 +42,7 @@ class EndKind(StrEnum):
     CLOSED = "closed"
     """the server closed the connection, or the network failed"""
     SILENT = "silent"
-    """no frame was received for longer than the lease"""
+    """no frame was received for the time of the lease, or no welcome frame within `OPEN_SECONDS`"""
     VIOLATED = "violated"
     """the server violated the protocol"""
 

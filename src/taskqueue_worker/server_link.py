@@ -261,7 +261,7 @@ class ServerLink:
         return WorkerRefused(f"{self._address.shown} refused this worker: {reason}")
 
     def _log_down(self, end: ConnectionEnd) -> None:
-        """Log a warning if the link was not down before, so that an outage does not log each attempt."""
+        """Log that the link is down: a warning at the start of an outage, a debug message for each further attempt."""
         if self._connected is not False:
             verb = "cannot reach" if self._connected is None else "lost the connection to"
             _log.warning("%s the server %s: %s; retrying", verb, self._address.shown, end.reason)

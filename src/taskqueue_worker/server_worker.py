@@ -71,7 +71,7 @@ class Worker(BaseWorker):
         concurrency: int | None = None,
         url: str | None = None,
     ) -> None:
-        """Change options; ``None`` keeps a value. Raises `ConfigurationError` during a run, or for an invalid value."""
+        """Change the options that are not ``None``. Raises `ConfigurationError` during a run, or if one is invalid."""
         self._configure(worker_id, concurrency)
         if url is not None:
             self._address = ServerAddress.of(url)

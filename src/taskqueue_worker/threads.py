@@ -33,7 +33,7 @@ class Threads:
         self._calls.put(call)
 
     def close(self) -> None:
-        """Let each thread end after its current call, without waiting for it."""
+        """Let the threads end after all calls submitted so far, without waiting for them."""
         for _ in range(self._started):
             self._calls.put(None)
 

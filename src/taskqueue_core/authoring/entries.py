@@ -133,7 +133,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return True
 
     def bury(self, reason: str, error: str | None, now: float) -> None:
-        """Make the task a dead letter, and record the reason and the last error."""
+        """Record why the task becomes a dead letter, and the last error. The caller changes the state."""
         self.fail(error, now)
         self.reason = reason[: LIMITS.text]
 

@@ -49,7 +49,7 @@ def returns_at(spent: int, at: int) -> int:
 
 
 class FairRotation(Generic[T]):
-    """Tenants that take turns according to their weights. Each operation takes O(log tenants)."""
+    """Tenants that take turns according to their weights. Each operation takes O(log n) time for n tenants."""
 
     def __init__(self) -> None:
         self._positions: dict[T, tuple[int, int, T]] = {}

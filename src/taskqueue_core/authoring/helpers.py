@@ -204,7 +204,7 @@ def checked_settings(
         raise InvalidInput("journal", "true", "only false, because this backend has no journal")
     for name in () if flow else settings.flow:
         raise InvalidInput(
-            name, "a limit", "only the default, as this backend does not support limits"
+            name, "another value", "only the default, as this backend has no flow control"
         )
     for name in () if order else settings.ordering:
         raise InvalidInput(

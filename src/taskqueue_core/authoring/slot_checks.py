@@ -61,7 +61,7 @@ def check_leases(leases: Sequence[object]) -> None:
         raise InvalidInput("leases", f"{len(leases)} leases", f"at most {LIMITS.batch}")
     for lease in leases:
         if not isinstance(lease, SlotLease):
-            raise InvalidInput("leases", kind_of(lease), "leases of slots")
+            raise InvalidInput("leases", kind_of(lease), "SlotLease objects")
 
 
 def check_acquire(

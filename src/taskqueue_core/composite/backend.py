@@ -128,7 +128,7 @@ class CompositeBackend(ABC):
         return [slots_of(member.backend) for member in self.members][-1]
 
     def remember(self, subscription: CompositeSubscription) -> None:
-        """Register a subscription, so that `aclose` closes it."""
+        """Register an open subscription for `refresh_plans` and `aclose`."""
         self._subscriptions = {item for item in self._subscriptions if not item.closed}
         self._subscriptions.add(subscription)
 

@@ -17,13 +17,13 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Received
 
 RECEIVE_BACKOFF = 0.05
-"""seconds to wait for the answer of one source before the next source is called"""
+"""seconds to wait for one source before the next is called, and before a plan that could not be computed is retried"""
 _UNSEEN = 1.0
 """seconds after which deliveries are released if no receive call has returned them"""
 
 
 class MultiReceiver(SubscriptionBase):
-    """The base class of a composite subscription. It opens and retires sources as planned, and receives from them."""
+    """The base class of a composite subscription. It opens and retires its sources according to a `ReceivePlan`."""
 
     def __init__(self, composite: CompositeBackend, keys: tuple[str, ...], consumer: str) -> None:
         self.keys = keys

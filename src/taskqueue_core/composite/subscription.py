@@ -86,7 +86,7 @@ class JointSubscription(MultiReceiver):
         return answer(outcomes)
 
     def _source_of(self, number: int, key: str, receipt: str) -> Source:
-        """Return the source that issued a receipt. If it is gone, prefer a source of the member that covers ``key``."""
+        """Return a receipt's source. If that source is gone, prefer a source of its member that covers ``key``."""
         of_member = [source for source in self.sources if source.number == number]
         for source in of_member:
             if receipt in source.out:

@@ -44,7 +44,7 @@ class MigratingBackend(CompositeBackend):
     sent to the wrong backend, and the new backend still knows its own receipts after the migration.
 
     Slots always come from the new backend: endpoints are registered there again, and a lease of the old backend is
-    created there when it is renewed, as if the pool had been lost. A process that still uses the old backend's pool
+    recreated there when it is renewed, as if the pool had been lost. A process that still uses the old backend's pool
     does not see these leases, so its jobs may be sent to GPU servers that are already busy.
     """
 
@@ -104,7 +104,7 @@ class MigratingBackend(CompositeBackend):
         return self.first_plan(keys)
 
     def from_member(self, member: int, delivery: Delivery) -> Delivery:
-        """Add a prefix to the receipt if the old backend issued it, or if it already begins like a prefix."""
+        """Add a prefix to the receipt if the old backend issued it, or if the receipt itself begins with a prefix."""
         receipt = delivery.receipt
         if member == OLD or receipt.startswith(_MARKS):
             return structs.replace(delivery, receipt=_MARKS[member] + receipt)

@@ -196,7 +196,7 @@ class MigrationRouter:
         )
 
     async def turn(self, key: str, number: int) -> None:
-        """Move a queue to side ``number``: close it on the other side first, so that never both sides accept tasks."""
+        """Move a queue to side ``number``: close it on the other side first, so that only one side accepts tasks."""
         await self.close(key, 1 - number)
         await self.reopen(key, number)
         self._open[key] = number

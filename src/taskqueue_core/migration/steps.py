@@ -13,7 +13,7 @@ _SIDES = ("old", "new")
 
 
 class MigrationUnfinished(TaskQueueError):
-    """The migration cannot be finished yet: tasks remain on the drained side, or a command was interrupted."""
+    """The migration cannot be finished yet: tasks remain on the drained side, or a start or rollback is incomplete."""
 
     code = "migration_unfinished"
 
@@ -90,7 +90,7 @@ async def rollback(backend: MigratingBackend, *, force: bool = False) -> Migrati
 
 
 async def finish(backend: MigratingBackend, *, force: bool = False) -> MigrationStatus:
-    """Record that the drained side is empty. Raises `MigrationUnfinished` if it is not, unless ``force`` is set."""
+    """Record that the drained side is empty. Raises `MigrationUnfinished` if not; ``force`` ignores remaining tasks."""
     result = await status(backend)
     if result.phase in (MigrationPhase.IDLE, MigrationPhase.INTERRUPTED) or result.open_queues:
         raise MigrationUnfinished(

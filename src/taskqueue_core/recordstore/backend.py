@@ -84,8 +84,8 @@ def _confirmation(task: Task, status: Published) -> Confirmation:
 class RecordBackend:
     """A backend on a `RecordStore`, with the capabilities ``dead_letters``, ``control`` and ``flow``.
 
-    The first call opens the store. ``durable`` means that confirmed tasks survive the end of the process and a power
-    failure; if it is set, queue settings may require any durability up to `Durability.DISK`.
+    The first call that uses the store opens it. ``durable`` means that confirmed tasks survive the end of the process
+    and a power failure; if it is set, queue settings may require any durability up to `Durability.DISK`.
     """
 
     def __init__(self, name: str, store: RecordStore, clock: Clock, *, durable: bool) -> None:

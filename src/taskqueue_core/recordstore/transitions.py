@@ -88,7 +88,7 @@ class Transitions:
         self.opened = True
 
     def find(self, key: str, task_id: str, now: float) -> Record | None:
-        """Return the record of a task; ``None`` if the task is unknown or its record has expired."""
+        """Return the record of a task; ``None`` if the task is unknown or its record may be deleted."""
         record = self.store.load(key, task_id)
         return None if record is None or (record.ended and record.forget_at <= now) else record
 

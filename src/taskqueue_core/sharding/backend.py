@@ -87,7 +87,7 @@ class ShardedBackend(CompositeBackend):
         return ReceivePlan(tuple(parts), _POLL_SECONDS if held else REMEMBERED)
 
     async def _open(self, key: str) -> list[str | None]:
-        """Return the shards, except the first, that may deliver now, and a ``None`` if other shards must wait."""
+        """Return the shards of later generations that may deliver now, and ``None`` if some of them must still wait."""
         chain = self.generations.known(key)
         names: list[str | None] = []
         before: list[bool] = [await self._empty(FIRST.shard_key(key, 0))]
@@ -109,7 +109,7 @@ class ShardedBackend(CompositeBackend):
         """Return whether a closed shard has no tasks left that must be delivered before the tasks of later shards."""
         if position not in self._drained:
             stats = await self.members[0].control.stats(position)
-            # Scheduled tasks that are not retries need not be delivered first.
+            # Scheduled tasks need not be delivered first, unless some of them may be retries.
             retries = stats.ledger.scheduled if stats.retried else 0
             if not (stats.ledger.waiting or stats.ledger.in_flight or retries):
                 self._drained.add(position)

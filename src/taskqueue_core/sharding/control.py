@@ -54,12 +54,12 @@ class ShardedControl(JointControl):
             await self._demand_no_copies(key)
         moved_to = first.moved_to
         await write_marker(self._inner)
-        # If several processes change the settings at once, `configure` succeeds in only one of them.
         if whole:
             following = Generation(1, settings.shards)
             moved_to = following.moved_to
             await self._generations.copy(key, settings, following)
         retained = {"shards": 1, "moved_to": moved_to}
+        # This call checks the version: if several processes change the settings at once, only one of them succeeds.
         results = await self._inner.configure(key, settings.model_copy(update=retained))
         settings = settings.model_copy(update={"version": results.version})
         await self._generations.copy(key, settings, *(await self._generations.read(key))[1:])

@@ -122,7 +122,7 @@ class ShardGenerations:
         return self._known.get(key, (FIRST,))
 
     async def refresh(self) -> None:
-        """Find out which queues other processes have sharded. Reads the list of queues at most once in two seconds."""
+        """Find out which queues other processes have sharded. Reads the list of queues at most once every 2 seconds."""
         async with self._looking:
             now = asyncio.get_running_loop().time()
             if now < self._looked_at + REMEMBERED:
@@ -167,7 +167,7 @@ class ShardGenerations:
     async def succeed(self, key: str, shards: int, settings: QueueSettings) -> None:
         """Replace the last generation of a queue with a generation of ``shards`` shards.
 
-        If several processes do this at once, the process that closes the first shard decides the next generation.
+        If several processes do this at once, the first process to close shard 0 decides the next generation.
         """
         while (chain := await self.read(key))[-1].shards != shards:
             last, following = chain[-1], Generation(chain[-1].number + 1, shards)
@@ -198,6 +198,6 @@ class ShardGenerations:
             return settings.model_copy(update=own)
 
         written = await change_settings(self._control, position, edit)
-        # A queue that has settings appears in the list of queues, where other processes find the shard by its name.
+        # Store even the default settings, so that the shard is in the list of queues, where other processes find it.
         if not written.version:
             await self._control.configure(position, written)

@@ -41,7 +41,7 @@ class SlotPosition:
     well: bool = False
     """whether the endpoint was healthy at the last check"""
     surplus: tuple[int, float] | None = None
-    """number of jobs and time of the report in which an unhealthy server ran more jobs than it has leases"""
+    """if an unhealthy server runs more jobs than it has leases: the highest number, and when it was first reported"""
     draining: bool = False
     removed: bool = False
     rests_until: float = -math.inf
@@ -106,7 +106,7 @@ class Lease:
     via: str | None = None
     """previous token of this lease, which a client sends again if it did not receive the new token"""
     missed: tuple[int, float] | None = None
-    """number of jobs and time of the server's first report that did not include this lease's job"""
+    """number of jobs in the server's reports that lack this lease's job, and the time of the first with that number"""
     mark: int = 0
     """id of the current expiry time; 0 if there is none"""
 

@@ -83,7 +83,7 @@ class Pool:
         return self.models.get(model, {}).get(server)
 
     def put(self, endpoint: Endpoint) -> SlotPosition:
-        """Add an endpoint, or update it if it is already registered."""
+        """Add an endpoint, or update a registered one, which is then neither draining nor removed."""
         server = self.servers.setdefault(endpoint.server, SlotServer())
         position = server.positions.get(endpoint.model)
         if position is None:
@@ -171,7 +171,7 @@ class Pool:
                 self.end(lease)
 
     def end_untold(self, lease: Lease, now: float) -> None:
-        """End a lease. If the holder has not fetched the lease's note yet, keep it as a late note."""
+        """End a lease without telling its holder. If the lease has a note, keep the note as a late note."""
         if lease.note is not None and lease.job is not None:
             self.late.add(lease.position.endpoint.model, lease.job, lease.note, now)
         self.end(lease)
@@ -182,7 +182,7 @@ class Pool:
         self.notify((lease.position,), now)
 
     def sweep(self, now: float) -> None:
-        """End expired leases, except those of jobs on a server that reports its jobs, which `reconcile` ends."""
+        """End expired leases, except leases of jobs on servers that report their jobs: `reconcile` ends those."""
         for lease in tuple(self._ends.take(now, _SWEPT)):
             lease.mark = 0
             if lease.ends_by_time():
