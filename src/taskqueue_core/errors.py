@@ -17,7 +17,7 @@
     ├── SubscriptionClosed          the subscription was closed before the call
     ├── BackendUnavailable          the store is unavailable; the same call may succeed later
     ├── SettingsConflict            another process has changed the settings since they were read
-    └── ProtocolViolation           the other end of a socket broke the protocol
+    └── ProtocolViolation           a frame or a call breaks the socket protocol
 
 Each exception has a ``code``: a short, stable identifier, which is also sent in HTTP problems and socket frames.
 Messages never contain payloads or secrets.
@@ -172,7 +172,7 @@ class SettingsConflict(TaskQueueError):
 
 
 class ProtocolViolation(TaskQueueError):
-    """The other end of a socket broke a ``rule`` of the protocol. If ``fatal`` is set, the socket must be closed."""
+    """A frame or a call breaks a ``rule`` of the socket protocol. If ``fatal`` is set, the socket must be closed."""
 
     code = "protocol"
 
