@@ -33,7 +33,7 @@ from taskqueue_core.errors import ConfigurationError
 S = TypeVar("S", bound=BaseSettings)
 
 SECRETS_DIR = "TASKQUEUE_SECRETS_DIR"
-"""environment variable with the path of a directory of secret files; each file is named like its setting"""
+"""environment variable with the path of a directory of secret files; each file is named like its setting's variable"""
 _PREFIX = "TASKQUEUE_"
 _OLD_PREFIX = "TASKQUEUE_OLD_"
 _old_side: ContextVar[bool] = ContextVar("taskqueue_old_side", default=False)
@@ -149,7 +149,7 @@ def load_settings(kind: type[S]) -> S:
         raise ConfigurationError(f"cannot read the settings: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"cannot read the settings: {type(error).__name__} in .env or taskqueue.toml"
+            f"cannot read the settings: {type(error).__name__} in .env, taskqueue.toml or a secret file"
         ) from None
 
 

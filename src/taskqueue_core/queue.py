@@ -43,8 +43,8 @@ _SIGNALLED = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
 async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
     """Open a `Queue` on a backend.
 
-    ``backend`` is the name of a backend, or ``None`` for the configured backend; it is opened, and closed at the end.
-    An open ``backend`` can be passed too, and stays open.
+    If ``backend`` is a name, or ``None`` for the configured backend, that backend is opened, and closed when the
+    ``with`` block ends. A backend object that is passed is not closed.
     """
     if isinstance(backend, str | None):
         async with aclosing(open_backend(backend)) as opened:
