@@ -43,7 +43,7 @@ class RateLimit(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_tokens: int = Field(ge=1, le=1_000_000_000)
-    """maximum number of deliveries per interval"""
+    """number of tokens in a full bucket, and number of tokens that are added per interval"""
     interval: int = Field(default=1, ge=1, le=1_000_000)
     """length of the interval, in units of ``interval_unit``"""
     interval_unit: IntervalUnit = IntervalUnit.SECONDS

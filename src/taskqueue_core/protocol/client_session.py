@@ -304,8 +304,8 @@ class ClientSession:
         )
 
     def _wanted(self) -> int:
-        # The limit `LIMITS.credit - books` ensures that the next hello, whose `holding` lists these receipts, fits into
-        # a frame, however many outcomes are unconfirmed.
+        # `LIMITS.credit - books` limits the number of receipts that the next hello lists in `holding`, so that it fits
+        # into a frame, however many outcomes are unconfirmed.
         books = self._granted + len(self._held) + len(self._outbox)
         return max(0, min(self._capacity - self._busy - self._granted, LIMITS.credit - books))
 
@@ -325,7 +325,7 @@ class ClientSession:
 def frames_of(
     outcomes: Iterable[tuple[str, Outcome]], limits: frames.WireLimits
 ) -> Iterator[frames.ClientFrame]:
-    """Yield frames that report outcomes of receipts. Acks and releases are batched, so that the order may change."""
+    """Yield frames that report outcomes of receipts. Acks and releases are batched, so the order may change."""
     batch = max(1, min(limits.batch, LIMITS.batch))
     acks: list[tuple[str, bytes | None]] = []
     released: list[str] = []

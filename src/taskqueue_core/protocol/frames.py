@@ -56,7 +56,7 @@ class Hello(_Frame, tag="hello", frozen=True, kw_only=True):
     credit: _Count = 0
     token: Annotated[str, Meta(max_length=1024)] | None = None
     holding: Annotated[list[_Receipt], Meta(max_length=LIMITS.credit)] = []
-    """after a reconnect: the receipts that the worker still runs, or whose outcomes the server has not confirmed"""
+    """after a reconnect: receipts whose tasks the worker still runs, or whose outcomes the server has not confirmed"""
     protocol: int = PROTOCOL_VERSION
 
 
