@@ -19,7 +19,7 @@
     ├── SettingsConflict            another process has changed the settings since they were read
     └── ProtocolViolation           a frame or a call breaks the socket protocol
 
-Each exception has a ``code``: a short, stable identifier, which is also sent in HTTP problems and socket frames.
+Each exception has a ``code``: a short, stable identifier, which is also sent in HTTP errors and socket frames.
 Messages never contain payloads or secrets.
 """
 
@@ -113,8 +113,8 @@ class PublishError(TaskQueueError):
 class QueueFull(PublishError):
     """The queue refused the task; nothing was stored.
 
-    ``code`` is the value of a `Refusal`, if the backend says why. ``retry_after`` is the number of seconds after which
-    a retry is likely to succeed, and ``depth`` the number of tasks that counted against the queue's capacity.
+    ``code`` is the `Refusal` that the backend gave as the reason, or else ``queue_full``. ``retry_after`` is the number
+    of seconds after which a retry is likely to succeed, ``depth`` is the number of tasks that counted against it.
     """
 
     code = "queue_full"

@@ -40,7 +40,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     url: int = 2000
     """maximum number of characters of a URL"""
     slots: int = 10_000
-    """maximum number of slots of one endpoint"""
+    """maximum number of slots of one endpoint, and of jobs that one server may run at once"""
     document: int = 64 * 1024
     """maximum number of bytes of the JSON document that a slot pool stores for a model"""
 

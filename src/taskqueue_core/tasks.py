@@ -325,11 +325,11 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float
     progress: float | str | None = None
     error: str | None = None
-    """text of the last failure, or the reason why the task became a dead letter"""
+    """the reason why the task became a dead letter, or else the text of its last failure, if it has one"""
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of entries (see `docs/glossary.md`) in each state: of one queue at one instant, or of several."""
+    """The number of entries (accepted tasks) in each state: of one queue at one instant, or of several queues."""
 
     published: int = 0
     waiting: int = 0

@@ -117,7 +117,7 @@ class QueueSettings(BaseModel):
 
     @property
     def of_the_whole(self) -> tuple[str, ...]:
-        """The names of the changed settings that rule out shards, because they need one atomic step over the queue."""
+        """The names of the non-default settings that rule out shards, because they apply to the queue as a whole."""
         return tuple(self._changed(_WHOLE))
 
     @property

@@ -207,7 +207,7 @@ class Degraded(_Frame, tag="degraded", frozen=True, kw_only=True):
 
 
 class Error(_Frame, tag="error", frozen=True, kw_only=True):
-    """The previous frame was not accepted. If the error is fatal, the server closes the connection."""
+    """The server refused a frame or the connection. If the error is fatal, the server closes the connection."""
 
     code: str
     message: str
