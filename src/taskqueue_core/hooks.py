@@ -87,7 +87,7 @@ class _Specs:
 
     @hookspec
     def published(self, tasks: Sequence[Task], confirmations: Sequence[Confirmation]) -> None:
-        """Observe published tasks, and their confirmations in the same order."""
+        """Observe tasks that a caller published, and their confirmations, which may be refusals, in the same order."""
 
     @hookspec
     def delivered(self, deliveries: Sequence[Delivery], consumer: str) -> None:
@@ -108,7 +108,7 @@ class _Specs:
         confirmation: Confirmation,
         settles: Delivery | None,
     ) -> None:
-        """Observe a scheduled retry; ``settles`` is the delivery that it ended, or ``None`` if it ended none."""
+        """Observe a scheduled retry of the delivery ``settles``, or, if that is ``None``, of a task without one."""
 
     @hookspec
     def dead_lettered(self, delivery: Delivery, verdict: Bury) -> None:

@@ -26,7 +26,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     header_bytes: int = 8 * 1024
     """maximum number of bytes of a task's header names and values together"""
     text: int = 4 * 1024
-    """maximum number of characters of an error, reason or progress text; workers cut longer text, servers refuse it"""
+    """maximum number of characters of an error, reason or progress text; longer text is cut, but refused in a frame"""
     frame: int = 1024 * 1024
     """maximum number of bytes of a websocket frame, in either direction"""
     keys: int = 1000

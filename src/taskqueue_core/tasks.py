@@ -278,7 +278,7 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     status: Published
     position: int | None = None
-    """number of waiting tasks ahead of the task; ``None`` if the backend does not know it"""
+    """number of tasks that were already waiting in the queue; ``None`` if the backend does not know it"""
     code: Refusal | None = None
     """machine-readable reason why the task was refused, if it was"""
     reason: str | None = None

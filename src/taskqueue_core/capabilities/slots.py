@@ -244,7 +244,7 @@ class SlotPool(Protocol):
 
         If the job already has a lease for this model, that lease is returned instead: with a new token and holder, with
         its note, and marked ``resumed``. The pair's own lease is then released, and the earlier token becomes stale.
-        Idempotent: the same pair again returns the same lease, even after a transfer. A detached lease becomes assigned.
+        Idempotent: the same pair again returns the same lease, even after a transfer. Detached leases become assigned.
         """
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:

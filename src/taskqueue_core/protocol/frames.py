@@ -25,7 +25,7 @@ CLOSE_CLEAN = 1000
 CLOSE_RESTART = 1012
 """close code: the server is shutting down; reconnect to any replica"""
 CLOSE_TRY_LATER = 1013
-"""close code: the server has too many connections"""
+"""close code: there are too many connections, or the store is unavailable; reconnect after a pause"""
 CLOSE_REVOKED = 4001
 """close code: the worker's token is no longer valid, or no longer allows its keys"""
 CLOSE_PROTOCOL = 4400
