@@ -73,7 +73,7 @@ class Publisher(Protocol):
 
 
 class Subscription(Protocol):
-    """A consumer's access to a set of keys. Its deliveries stay leased while it is open and the consumer is alive."""
+    """A consumer's access to a set of keys. Its deliveries stay leased while it is open and its consumer is alive."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         """Receive up to ``limit`` deliveries from all keys in one atomic step, waiting up to ``timeout`` seconds.

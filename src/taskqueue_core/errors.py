@@ -113,8 +113,8 @@ class PublishError(TaskQueueError):
 class QueueFull(PublishError):
     """The queue refused the task; nothing was stored.
 
-    ``code`` is the `Refusal` that the backend gave as the reason, or else ``queue_full``. ``retry_after`` is the number
-    of seconds after which a retry is likely to succeed, ``depth`` is the number of tasks that counted against it.
+    ``code`` is the `Refusal` that the backend gave, or else ``queue_full``. ``retry_after`` is the number of seconds
+    after which a retry is likely to succeed, ``depth`` the number of tasks that counted against the queue's capacity.
     """
 
     code = "queue_full"

@@ -108,7 +108,7 @@ class _Specs:
         confirmation: Confirmation,
         settles: Delivery | None,
     ) -> None:
-        """Observe a scheduled retry of the delivery ``settles``, or, if that is ``None``, of a task without one."""
+        """Observe a scheduled retry. ``settles`` is the delivery that it settles; ``None`` if it settles none."""
 
     @hookspec
     def dead_lettered(self, delivery: Delivery, verdict: Bury) -> None:

@@ -107,7 +107,7 @@ class Queue:
     async def publish_many(
         self, tasks: Iterable[Task], *, wait: float = 0
     ) -> tuple[Confirmation, ...]:
-        """Publish tasks in batches, and return their confirmations in order. A refusal is a confirmation, not an error.
+        """Publish tasks in batches, and return their confirmations in order. A refused task has a confirmation, too.
 
         While a queue is full or its intake is paused, tasks that it refused are published again, for up to ``wait``
         seconds in total: as soon as the backend signals free capacity, or after the delay that the backend suggests.

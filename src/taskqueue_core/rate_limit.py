@@ -80,7 +80,7 @@ class Bucket(msgspec.Struct):
 def bucket_after(
     bucket: Bucket | None, before: RateLimit | None, limit: RateLimit | None, now: float
 ) -> Bucket | None:
-    """Return a queue's bucket after a change of its limit: full if it had no limit; ``None`` if it has none now."""
+    """Return the bucket after a change of a rate limit: full if there was no limit; ``None`` if there is none now."""
     if limit is None:
         return None
     if bucket is None or before is None:

@@ -163,8 +163,8 @@ def _plain(key: str, priority: int) -> Task:
 
 
 def stored_task(key: str, task_id: str, priority: int, payload: bytes) -> Task:
-    """Return a task from the store whose other fields have their defaults. It was checked when it was published."""
-    task: Task = _plain(key, priority).__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
+    """Return a stored task, whose other fields have their defaults. It was checked when it was published."""
+    task: Task = _plain(key, priority).__copy__()  # type: ignore[attr-defined] # defined by msgspec, without a type
     msgspec.structs.force_setattr(task, "id", task_id)
     msgspec.structs.force_setattr(task, "payload", payload)
     msgspec.structs.force_setattr(task, "headers", {})

@@ -61,7 +61,7 @@ def active() -> bool:
 def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ...]]:
     """Record a span and metrics of a publish. Yields its tasks: those without a trace context get the span's.
 
-    If all tasks already have a trace context, their publisher has recorded them, and nothing is recorded.
+    If all tasks already have a trace context, their publisher has recorded them, so nothing more is recorded.
     """
     if not tasks or not active():
         return nullcontext(tasks)
@@ -70,7 +70,7 @@ def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ..
 
 
 def operation(name: str, tasks: Sequence[Carrier] = ()) -> AbstractContextManager[Operation | None]:
-    """Record a receive, settlement or retry. Yields an `Operation`, whose ``tasks`` a receive sets, or ``None``."""
+    """Record a receive, settlement or retry. Yields ``None``, or an `Operation` whose ``tasks`` a receive must set."""
     if not active():
         return _nothing
     observed: Operation = _spans().Operation(name, tasks)

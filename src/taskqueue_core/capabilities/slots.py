@@ -94,7 +94,7 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     """number of leases in the state ``assigned``, including expired leases"""
     detached: int = 0
     overdue: int = 0
-    """number of leases that are bound to a job, have expired, and have not been reconciled yet"""
+    """number of leases that are bound to a job and have expired, but have not ended"""
     last_model: str | None = None
     """model of the job that the endpoint's server was given last"""
 
@@ -110,7 +110,7 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable(self) -> bool:
-        """Whether the endpoint may be given jobs when it is not paused by ``resting_until``."""
+        """Whether the endpoint may be given jobs, unless ``resting_until`` pauses it."""
         return self.healthy and not (self.draining or self.removed)
 
 
@@ -187,7 +187,7 @@ class SlotPool(Protocol):
         """Add or change an endpoint. Its leases are kept, even if its number of slots is reduced.
 
         A draining or removed endpoint is put back into use; its health, its pause and its place in the order of
-        registration are kept. A new endpoint with ``reports`` is unhealthy until `reconcile`.
+        registration are kept. A new endpoint with ``reports`` is unhealthy until `reconcile` finds it healthy.
         """
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:

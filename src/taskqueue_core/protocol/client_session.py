@@ -131,7 +131,7 @@ class ClientSession:
         return self._granted
 
     def connected(self) -> None:
-        """Record that a socket is open. The next frame is a hello with all receipts that are running or unconfirmed."""
+        """Record that a socket is open. The next frame is a hello with the receipts of all unsettled deliveries."""
         self._require(ClientSessionState.CONNECTING)
         self._state = ClientSessionState.GREETING
 
