@@ -92,9 +92,8 @@ def bucket_after(
 def capacity_for(concurrency: Iterable[int], *factor: int) -> int:
     """Return a capacity for a queue whose tasks run on endpoints: a multiple of what the endpoints run at once.
 
-    ``concurrency`` contains, for each endpoint, the number of tasks that it runs at once. Their sum is multiplied by
-    the largest ``factor``. The result is at most 1000, and 0 if no endpoint can run tasks or no factor is given. Raises
-    `InvalidInput` for a negative number.
+    ``concurrency`` contains the number of tasks that each endpoint runs at once. The sum is multiplied by the largest
+    ``factor``, or by 0 if there is none. The result is at most 1000. Raises `InvalidInput` for a negative number.
     """
     together = sum(_checked("concurrency", number) for number in concurrency)
     largest = max((_checked("factor", number) for number in factor), default=0)

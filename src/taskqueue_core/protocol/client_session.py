@@ -304,8 +304,7 @@ class ClientSession:
         )
 
     def _wanted(self) -> int:
-        # `LIMITS.credit - books` limits the number of receipts that the next hello lists in `holding`, so that it fits
-        # into a frame, however many outcomes are unconfirmed.
+        # The next hello must fit into a frame, so its `holding` may list at most `LIMITS.credit` receipts.
         books = self._granted + len(self._held) + len(self._outbox)
         return max(0, min(self._capacity - self._busy - self._granted, LIMITS.credit - books))
 
@@ -319,7 +318,9 @@ class ClientSession:
 
     def _require(self, *states: ClientSessionState) -> None:
         if self._state not in states:
-            raise ProtocolViolation("unexpected", f"not possible in the state {self._state.value}")
+            raise ProtocolViolation(
+                "unexpected", f"this frame or call is not possible in the state {self._state.value}"
+            )
 
 
 def frames_of(

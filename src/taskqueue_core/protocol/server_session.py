@@ -192,7 +192,7 @@ class ServerSession:
             raise ProtocolViolation("unexpected", "a hello was already sent")
         if hello.protocol != frames.PROTOCOL_VERSION:
             raise ProtocolViolation(
-                "unsupported_protocol", f"this server supports version {frames.PROTOCOL_VERSION}"
+                "unsupported_protocol", f"this server supports protocol {frames.PROTOCOL_VERSION}"
             )
         try:
             check_name("worker_id", hello.worker_id)
