@@ -1,7 +1,7 @@
 """The contract that every backend must implement.
 
 `docs/writing-a-backend.md` explains the contract, and the conformance kit tests it. Docstrings refer to the numbered
-laws in `docs/laws.md`.
+laws in `docs/laws.md`, and use the terms in `docs/glossary.md`, such as *entry*.
 
 A backend stores tasks and changes their states, each change in one atomic step. It makes no retry decisions: core
 decides whether a task is retried, and when. It calls no hooks and records no metrics: core's wrapper does. It declares
@@ -13,7 +13,7 @@ The following holds for every method:
 * Cancelling a call at any point loses nothing. The call has taken either full effect or none, and deliveries that it
   did not return become available again. A call that changes a whole queue may take several steps; each step takes full
   effect or none.
-* If the store is unavailable, the method raises `BackendUnavailable` and no other exception.
+* If the store is unavailable, the method raises `BackendUnavailable`, unless its docstring says otherwise.
 * Times are Unix seconds of the store's clock.
 """
 
@@ -73,15 +73,15 @@ class Publisher(Protocol):
 
 
 class Subscription(Protocol):
-    """A consumer's access to a set of keys. Deliveries stay leased while it is open and the consumer is alive."""
+    """A consumer's access to a set of keys. Its deliveries stay leased while it is open and its consumer is alive."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         """Receive up to ``limit`` deliveries from all keys in one atomic step, waiting up to ``timeout`` seconds.
 
         A timeout of ``None`` waits indefinitely, and 0 does not wait. Within a key, tasks with a higher priority come
-        first. Within a priority, released tasks come before new tasks, in the order in which they became available (law
-        4). With the capability ``order``, the queue's settings may let tenants take turns, and tasks with the same
-        ``ordering_key`` run one after another. The keys take turns too, so that no key is starved.
+        first. Within a priority, released tasks come before new tasks; both are in the order in which they became
+        available (law 4). With the capability ``order``, the queue's settings may let tenants take turns, and tasks
+        with the same ``ordering_key`` run one after another. The keys take turns too, so that no key is starved.
 
         An empty result is not an error: the queues may be empty, paused or at a limit, or the subscription was closed
         during the call. Only one receive may run per subscription at a time. Raises `SubscriptionClosed` if the
@@ -151,7 +151,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = False
     """whether several processes can work on the same tasks"""
     durable: bool = False
-    """whether tasks are still stored after the process ends"""
+    """whether tasks are still stored after the process that uses the backend has ended"""
     atomic_retry: bool = True
     """whether ``schedule_retry(settles=...)`` ends the delivery and schedules the retry in one atomic step"""
 

@@ -1,4 +1,4 @@
-"""TLS settings and checks that keep a client's token from reaching other servers."""
+"""A client's TLS settings, and checks that its token fits into a header and is not sent unencrypted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_token(token: str | None) -> None:
     if token is not None and not (
         token.isascii() and token.isprintable() and token == token.strip()
     ):
-        raise ConfigurationError("TASKQUEUE_TOKEN: must be printable ASCII text")
+        raise ConfigurationError("TASKQUEUE_TOKEN: must be printable ASCII, no spaces around it")
 
 
 def trusting(

@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """A scheduled callback, which `Clock.call_at` returns."""
+    """A handle that can cancel a callback, returned by `Clock.call_at`."""
 
     def cancel(self) -> None:
         """Cancel the callback. Does nothing if it has already run."""

@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 
 
 async def gather_all(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
-    """Return the results in the order of ``calls``. If calls fail, wait for all and raise the first error."""
+    """Wait for all calls. Return their results in the order of ``calls``, or raise the first error in this order."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

@@ -33,7 +33,7 @@ from taskqueue_core.errors import ConfigurationError
 S = TypeVar("S", bound=BaseSettings)
 
 SECRETS_DIR = "TASKQUEUE_SECRETS_DIR"
-"""environment variable with the path of a directory of secret files; each file is named like its setting"""
+"""variable with the path of a directory of secret files, each named like the environment variable of its setting"""
 _PREFIX = "TASKQUEUE_"
 _OLD_PREFIX = "TASKQUEUE_OLD_"
 _old_side: ContextVar[bool] = ContextVar("taskqueue_old_side", default=False)
@@ -136,7 +136,7 @@ def load_settings(kind: type[S]) -> S:
         prefix = _OLD_PREFIX + prefix.removeprefix(_PREFIX)
     folder = os.environ.get(SECRETS_DIR) or None
     if folder is not None and not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises OSError for some texts
-        raise ConfigurationError(f"{SECRETS_DIR}: the directory does not exist")
+        raise ConfigurationError(f"{SECRETS_DIR}: must be the path of a directory")
     try:
         return kind(_env_prefix=prefix, _secrets_dir=folder)
     except ValidationError as error:
@@ -149,7 +149,7 @@ def load_settings(kind: type[S]) -> S:
         raise ConfigurationError(f"cannot read the settings: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"cannot read the settings: {type(error).__name__} in .env or taskqueue.toml"
+            f"cannot read the settings: {type(error).__name__} in .env, taskqueue.toml or a secret file"
         ) from None
 
 

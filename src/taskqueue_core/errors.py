@@ -17,9 +17,9 @@
     ├── SubscriptionClosed          the subscription was closed before the call
     ├── BackendUnavailable          the store is unavailable; the same call may succeed later
     ├── SettingsConflict            another process has changed the settings since they were read
-    └── ProtocolViolation           the other end of a socket broke the protocol
+    └── ProtocolViolation           a frame or a call breaks the socket protocol
 
-Each exception has a ``code``: a short, stable identifier, which is also sent in HTTP problems and socket frames.
+Each exception has a ``code``: a short, stable identifier, which is also sent in HTTP errors and socket frames.
 Messages never contain payloads or secrets.
 """
 
@@ -113,8 +113,8 @@ class PublishError(TaskQueueError):
 class QueueFull(PublishError):
     """The queue refused the task; nothing was stored.
 
-    ``code`` is the value of a `Refusal`, if the backend says why. ``retry_after`` is the number of seconds after which
-    a retry is likely to succeed, and ``depth`` the number of tasks that counted against the queue's capacity.
+    ``code`` is the `Refusal` that the backend gave, or else ``queue_full``. ``retry_after`` is the number of seconds
+    after which a retry is likely to succeed, ``depth`` the number of tasks that counted against the queue's capacity.
     """
 
     code = "queue_full"
@@ -172,7 +172,7 @@ class SettingsConflict(TaskQueueError):
 
 
 class ProtocolViolation(TaskQueueError):
-    """The other end of a socket broke a ``rule`` of the protocol. If ``fatal`` is set, the socket must be closed."""
+    """A frame or a call breaks a ``rule`` of the socket protocol. If ``fatal`` is set, the socket must be closed."""
 
     code = "protocol"
 

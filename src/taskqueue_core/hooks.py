@@ -68,7 +68,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         limits: tuple[object, ...] = (self.rate, self.burst, self.connections)
         for limit in limits:
             if limit is not None and not (isinstance(limit, int | float) and 0 < limit < inf):
-                raise TypeError("the limits of an Identity must be numbers greater than 0")
+                raise TypeError("rate, burst and connections must be finite numbers above 0")
 
     def is_allowed(self, verb: str, key: str | None = None) -> bool:
         """Return whether ``verb`` is allowed for ``key`` or, without a key, for all keys."""
@@ -87,7 +87,7 @@ class _Specs:
 
     @hookspec
     def published(self, tasks: Sequence[Task], confirmations: Sequence[Confirmation]) -> None:
-        """Observe published tasks, and their confirmations in the same order."""
+        """Observe tasks that a caller published, and their confirmations, which may be refusals, in the same order."""
 
     @hookspec
     def delivered(self, deliveries: Sequence[Delivery], consumer: str) -> None:
@@ -97,7 +97,7 @@ class _Specs:
     def settled(
         self, deliveries: Sequence[Delivery], verb: str, outcomes: Sequence[Settled]
     ) -> None:
-        """Observe deliveries that were settled by ``verb``: ``ack``, ``redeliver`` or ``lost``."""
+        """Observe settlements of deliveries and their outcomes; ``verb`` is ``ack``, ``redeliver`` or ``lost``."""
 
     @hookspec
     def retry_scheduled(
@@ -108,7 +108,7 @@ class _Specs:
         confirmation: Confirmation,
         settles: Delivery | None,
     ) -> None:
-        """Observe a scheduled retry; ``settles`` is the delivery that it ended, or ``None`` if it ended none."""
+        """Observe a scheduled retry. ``settles`` is the delivery that it settles; ``None`` if it settles none."""
 
     @hookspec
     def dead_lettered(self, delivery: Delivery, verdict: Bury) -> None:
@@ -216,9 +216,9 @@ def load_plugins(
 ) -> tuple[str, ...]:
     """Register the installed plugins, and return the names of the plugins that were registered.
 
-    ``allow`` (``None``: all) and ``deny`` contain names of entry points. ``deny`` takes precedence. Plugins that are
-    not allowed are not imported. A plugin is logged and skipped if it cannot be imported, or if its
-    ``TASKQUEUE_HOOK_API`` is missing or differs from `HOOK_API`.
+    ``allow`` (``None``: all) and ``deny``, which takes precedence, contain names of entry points. ``matches`` replaces
+    the installed entry points. Plugins that are not allowed are not imported. A plugin is logged and skipped if it
+    cannot be imported, or if its ``TASKQUEUE_HOOK_API`` is missing or differs from `HOOK_API`.
     """
     loaded = []
     for point in sorted(matches if matches is not None else entry_points(group=PLUGIN_GROUP)):

@@ -1,6 +1,6 @@
 """The wrapper around a backend. It calls hooks, records spans and metrics, and refuses unsupported ordering keys.
 
-A hook is called, and a span recorded, once per batch. Without plugins and OpenTelemetry, calls are only forwarded.
+A hook is called, and a span recorded, once per batch. Without plugins and OpenTelemetry, calls only pass checks.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The size limits on input. Each description names the unit."""
 
     name: int = 200
-    """maximum number of characters of a key, task id, tenant, ordering key or worker id"""
+    """maximum number of characters of a key, id, tenant, ordering key, receipt, or name of a model or server"""
     payload: int = 256 * 1024
     """maximum number of bytes of a task's payload as JSON text"""
     result: int = 256 * 1024
@@ -26,7 +26,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     header_bytes: int = 8 * 1024
     """maximum number of bytes of a task's header names and values together"""
     text: int = 4 * 1024
-    """maximum number of characters of an error, reason or progress text; workers cut longer text, servers refuse it"""
+    """maximum number of characters of an error, reason or progress text; longer text is cut, but refused in a frame"""
     frame: int = 1024 * 1024
     """maximum number of bytes of a websocket frame, in either direction"""
     keys: int = 1000
@@ -34,13 +34,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1000
     """maximum number of tasks in a publish call, receipts in a frame, or ids in a look-up"""
     credit: int = 10_000
-    """maximum number of deliveries that a worker may hold or have credit for on one socket, both together"""
+    """maximum number of a worker's deliveries on one socket: those that it has, plus those that it has credit for"""
     body: int = 16 * 1024 * 1024
     """maximum number of bytes in the body of an HTTP request"""
     url: int = 2000
     """maximum number of characters of a URL"""
     slots: int = 10_000
-    """maximum number of slots of one endpoint"""
+    """maximum number of slots of one endpoint, and of jobs that one server may run at once"""
     document: int = 64 * 1024
     """maximum number of bytes of the JSON document that a slot pool stores for a model"""
 
@@ -66,7 +66,7 @@ def kind_of(value: object) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Return a text cut to `Limits.text`, with lone surrogates, which cannot be encoded in UTF-8, replaced."""
+    """Cut a text to `Limits.text` characters, and replace lone surrogates, which UTF-8 cannot encode."""
     return text[: LIMITS.text].encode("utf-8", "replace").decode()
 
 
@@ -136,21 +136,21 @@ def check_time(field: str, value: object) -> None:
 
 
 def check_duration(field: str, value: object) -> None:
-    """Check that a duration is a finite number of seconds, from 0 to a century."""
+    """Check that a duration is a number of seconds from 0 to 3162240000 (100 years of 366 days)."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _CENTURY:
         return
-    raise InvalidInput(field, _number(value), "a finite number of seconds, from 0 to a century")
+    raise InvalidInput(field, _number(value), "0 to 3162240000 seconds (about 100 years)")
 
 
 def _number(value: object) -> str:
-    return "a number out of range" if type(value) in (int, float) else kind_of(value)
+    return "a number that is not allowed" if type(value) in (int, float) else kind_of(value)
 
 
 def check_headers(field: str, value: object) -> None:
     """Check the headers of a task: names and values must be printable text, within the limits on number and size."""
     if not isinstance(value, Mapping) or len(value) > LIMITS.headers:
         raise InvalidInput(
-            field, kind_of(value), f"at most {LIMITS.headers} headers, each a name and a text"
+            field, kind_of(value), f"a mapping of at most {LIMITS.headers} names to texts"
         )
     size = 0
     for name, text in value.items():

@@ -31,7 +31,7 @@ def installed_backends() -> tuple[str, ...]:
 
 
 def load_backend(name: str) -> Backend:
-    """Create the backend with this name.
+    """Create the backend ``name``, which is an entry point, a module path or ``module:attr``.
 
     Raises `BackendNotFound` or `InvalidBackend`; the message says which backends are installed, what the module lacks,
     or what to install. A `ConfigurationError` that the backend itself raises is passed on.

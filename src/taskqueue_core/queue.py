@@ -43,8 +43,8 @@ _SIGNALLED = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
 async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
     """Open a `Queue` on a backend.
 
-    ``backend`` is the name of a backend, or ``None`` for the configured backend; it is opened, and closed at the end.
-    An open ``backend`` can be passed too, and stays open.
+    If ``backend`` is a name, or ``None`` for the configured backend, that backend is opened, and closed when the
+    ``with`` block ends. A backend object that is passed is not closed.
     """
     if isinstance(backend, str | None):
         async with aclosing(open_backend(backend)) as opened:
@@ -107,7 +107,7 @@ class Queue:
     async def publish_many(
         self, tasks: Iterable[Task], *, wait: float = 0
     ) -> tuple[Confirmation, ...]:
-        """Publish tasks in batches, and return their confirmations in order. A refusal is a confirmation, not an error.
+        """Publish tasks in batches, and return their confirmations in order. A refused task has a confirmation, too.
 
         While a queue is full or its intake is paused, tasks that it refused are published again, for up to ``wait``
         seconds in total: as soon as the backend signals free capacity, or after the delay that the backend suggests.

@@ -107,7 +107,7 @@ async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool)
 async def reset_settings(
     control: Control, key: str, *, version: int | None = None
 ) -> QueueSettings:
-    """Reset the settings to their defaults, with the next version number. Raises `SettingsConflict`."""
+    """Reset all settings, except the version number, to their defaults. Raises `SettingsConflict`."""
     return await change_settings(
         control, key, lambda settings: QueueSettings(version=settings.version), version=version
     )

@@ -43,7 +43,7 @@ class RateLimit(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_tokens: int = Field(ge=1, le=1_000_000_000)
-    """maximum number of deliveries per interval"""
+    """number of tokens in a full bucket, and number of tokens that are added per interval"""
     interval: int = Field(default=1, ge=1, le=1_000_000)
     """length of the interval, in units of ``interval_unit``"""
     interval_unit: IntervalUnit = IntervalUnit.SECONDS
@@ -80,7 +80,7 @@ class Bucket(msgspec.Struct):
 def bucket_after(
     bucket: Bucket | None, before: RateLimit | None, limit: RateLimit | None, now: float
 ) -> Bucket | None:
-    """Return a queue's bucket after a change of its limit: full if it had no limit; ``None`` if it has none now."""
+    """Return the bucket after a change of a rate limit: full if there was no limit; ``None`` if there is none now."""
     if limit is None:
         return None
     if bucket is None or before is None:
@@ -92,9 +92,8 @@ def bucket_after(
 def capacity_for(concurrency: Iterable[int], *factor: int) -> int:
     """Return a capacity for a queue whose tasks run on endpoints: a multiple of what the endpoints run at once.
 
-    ``concurrency`` contains, for each endpoint, the number of tasks that it runs at once. Their sum is multiplied by
-    the largest ``factor``. The result is at most 1000, and 0 if no endpoint can run tasks or no factor is given. Raises
-    `InvalidInput` for a negative number.
+    ``concurrency`` contains the number of tasks that each endpoint runs at once. The sum is multiplied by the largest
+    ``factor``, or by 0 if there is none. The result is at most 1000. Raises `InvalidInput` for a negative number.
     """
     together = sum(_checked("concurrency", number) for number in concurrency)
     largest = max((_checked("factor", number) for number in factor), default=0)

@@ -15,7 +15,7 @@ from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Published, Task
 
 _BYTES = 8 * 1024 * 1024
-"""maximum total size, in bytes, of the payloads in one batch"""
+"""total size of a batch's payloads, in bytes, at which the batch ends"""
 
 
 class Reconciled(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ class Routes:
             raise ConfigurationError("two routes have the same kind; use each kind only once")
 
     def key(self, kind: str, of: UUID) -> str:
-        """Return the name of the queue for tasks of this kind whose owner (tenant, user, ...) has the id ``of``."""
+        """Return the queue name for tasks of this kind whose owner has the id ``of``; shared routes ignore it."""
         route = self._routes.get(kind)
         if route is None:
             raise InvalidInput("kind", kind_of(kind), f"one of {', '.join(sorted(self._routes))}")

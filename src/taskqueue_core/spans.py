@@ -263,7 +263,7 @@ def _carrying(task: Task, context: dict[str, str]) -> Task:
     merged = {**headers, **context}
     if len(merged) > LIMITS.headers or _size(merged) > LIMITS.header_bytes:
         return task
-    carrying: Task = task.__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
+    carrying: Task = task.__copy__()  # type: ignore[attr-defined] # defined by msgspec, without a type
     # The copy need not be validated: the size of the headers was checked above, and the other fields are unchanged.
     msgspec.structs.force_setattr(carrying, "headers", merged)
     return carrying

@@ -24,8 +24,8 @@ T = TypeVar("T")
 def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
     """Open a `SyncQueue`. ``backend`` is as in `taskqueue_core.queue.connect`.
 
-    Raises `TaskQueueError` if an event loop runs in this thread, because calls would block it. At the end,
-    unfinished calls in other threads are cancelled, and the background thread ends.
+    Raises `TaskQueueError` if an event loop runs in this thread, because calls would block it. When the ``with``
+    block ends, unfinished calls in other threads are cancelled, and the background thread ends.
     """
     try:
         asyncio.get_running_loop()

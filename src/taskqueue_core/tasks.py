@@ -1,7 +1,6 @@
 """The data types of the contract: tasks, deliveries, results of calls, and statistics. All of them are immutable.
 
-Times are Unix seconds of the store's clock. A payload is JSON text in bytes: the publisher encodes it, the worker
-decodes it, and all code in between forwards the bytes unchanged.
+Times are Unix seconds of the store's clock. A payload is JSON text that only publishers encode and workers decode.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ def encode_json(field: str, value: object) -> bytes:
     """Encode ``value`` as JSON text that decodes to an equivalent value.
 
     Tuples and sets become arrays, dataclasses become objects, and dates and UUIDs become text. Raises `InvalidInput`,
-    which names ``field``, if the value has no equivalent in JSON: NaN, infinity, bytes, keys that are not text, cycles,
-    lone surrogates.
+    which names ``field``, if the text is too long or too deeply nested, or if the value has no equivalent in JSON: NaN,
+    infinity, bytes, keys that are not text, cycles, lone surrogates.
     """
     try:
         text = _encoder.encode(value)
@@ -93,7 +92,7 @@ def _same(value: object, meant: object) -> bool:
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of work. The constructor checks all fields, and raises `InvalidInput`."""
+    """One piece of work. The constructor checks all fields and copies the headers. Raises `InvalidInput`."""
 
     key: str
     """the name of the queue"""
@@ -123,10 +122,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             check_json("payload", self.payload, LIMITS.payload)
         if self.headers != {}:
             check_headers("headers", self.headers)
-            # Keep a copy, because the caller may change the original.
             msgspec.structs.force_setattr(self, "headers", dict(self.headers))
         if type(self.priority) is not int or self.priority not in _PRIORITIES:
-            raise InvalidInput("priority", f"{kind_of(self.priority)} out of range", "0 to 9")
+            raise InvalidInput(
+                "priority", f"{kind_of(self.priority)} out of range", "a whole number from 0 to 9"
+            )
         if self.tenant is not None:
             check_name("tenant", self.tenant)
         if self.ordering_key is not None:
@@ -137,7 +137,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             check_time("not_before", self.not_before)
         attempts = self.max_attempts
         if attempts is not None and (type(attempts) is not int or attempts not in _MAX_ATTEMPTS):
-            raise InvalidInput("max_attempts", f"{kind_of(attempts)} out of range", "1 to 1000")
+            raise InvalidInput(
+                "max_attempts", f"{kind_of(attempts)} out of range", "a whole number from 1 to 1000"
+            )
 
     @classmethod
     def of(cls, key: str, payload: object = None, **fields: Any) -> Self:
@@ -161,8 +163,8 @@ def _plain(key: str, priority: int) -> Task:
 
 
 def stored_task(key: str, task_id: str, priority: int, payload: bytes) -> Task:
-    """Return a task from the store that has only these fields. They were checked when the task was published."""
-    task: Task = _plain(key, priority).__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
+    """Return a stored task, whose other fields have their defaults. It was checked when it was published."""
+    task: Task = _plain(key, priority).__copy__()  # type: ignore[attr-defined] # defined by msgspec, without a type
     msgspec.structs.force_setattr(task, "id", task_id)
     msgspec.structs.force_setattr(task, "payload", payload)
     msgspec.structs.force_setattr(task, "headers", {})
@@ -251,7 +253,7 @@ class Published(StrEnum):
     CONFLICT = "conflict"
     """another task with the same id but a different payload is stored; it was not changed"""
     REFUSED = "refused"
-    """the queue accepts no tasks now; nothing was stored"""
+    """the task was not accepted, for the reason in `Confirmation.code`; nothing was stored"""
 
 
 class Refusal(StrEnum):
@@ -276,7 +278,7 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     status: Published
     position: int | None = None
-    """number of waiting tasks ahead of the task; ``None`` if the backend does not know it"""
+    """number of tasks that were already waiting in the queue; ``None`` if the backend does not know it"""
     code: Refusal | None = None
     """machine-readable reason why the task was refused, if it was"""
     reason: str | None = None
@@ -323,11 +325,11 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float
     progress: float | str | None = None
     error: str | None = None
-    """text of the last failure, or the reason why the task became a dead letter"""
+    """the reason why the task became a dead letter, or else the text of its last failure, if it has one"""
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of entries in each state, for one queue (read in one atomic step) or several queues together."""
+    """The number of entries (accepted tasks) in each state: of one queue at one instant, or of several queues."""
 
     published: int = 0
     waiting: int = 0

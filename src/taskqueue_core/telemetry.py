@@ -46,7 +46,7 @@ _provider = _Provider()
 
 @cache
 def _spans() -> ModuleType:
-    from taskqueue_core import spans  # noqa: PLC0415 - imported only if a provider is set
+    from taskqueue_core import spans  # noqa: PLC0415 - imported only if the program uses OpenTelemetry
 
     return spans
 
@@ -59,9 +59,9 @@ def active() -> bool:
 
 
 def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ...]]:
-    """Observe a publish. Returns the tasks to publish: tasks without a trace context get the context of this span.
+    """Record a span and metrics of a publish. Yields its tasks: those without a trace context get the span's.
 
-    If all tasks already have a context, their publisher has recorded a span, and no span is added.
+    If all tasks already have a trace context, their publisher has recorded them, so nothing more is recorded.
     """
     if not tasks or not active():
         return nullcontext(tasks)
@@ -70,7 +70,7 @@ def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ..
 
 
 def operation(name: str, tasks: Sequence[Carrier] = ()) -> AbstractContextManager[Operation | None]:
-    """Observe a receive, settlement or retry. In a receive, set ``tasks`` of the yielded `Operation`, if any."""
+    """Record a receive, settlement or retry. Yields ``None``, or an `Operation` whose ``tasks`` a receive must set."""
     if not active():
         return _nothing
     observed: Operation = _spans().Operation(name, tasks)

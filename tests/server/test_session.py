@@ -64,7 +64,7 @@ class TestGreeting:
         assert said(events)[0]["message"] == "the first frame must be hello"
         early = greeted().feed(frame)
         refused(early, "unexpected")
-        assert said(early)[0]["message"] == "not possible in the state new"
+        assert said(early)[0]["message"] == "this frame or call is not possible in the state new"
 
     def test_another_version_is_refused(self) -> None:
         """An unsupported protocol version is refused with its own error code, so that the worker can recognise it."""

@@ -32,7 +32,7 @@ class Context:
 
     @property
     def key(self) -> str:
-        """The task's key."""
+        """The name of the task's queue."""
         return self._delivery.task.key
 
     @property

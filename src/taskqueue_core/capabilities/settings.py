@@ -61,7 +61,7 @@ class QueueSettings(BaseModel):
     """version number of the settings: 0 for the defaults, increased by 1 with each change"""
     retry: RetryPolicy = RetryPolicy()
     max_losses: int = Field(default=5, ge=0, le=1000)
-    """maximum number of times that a task may be lost with its consumer; the next loss makes it a dead letter"""
+    """maximum number of times that one attempt may lose its consumer; the next loss makes the task a dead letter"""
     dedupe_window: float = Field(default=300.0, ge=0, le=30 * 86_400, allow_inf_nan=False)
     """seconds after a task ends for which publishing its id again counts as a duplicate"""
     result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
@@ -117,7 +117,7 @@ class QueueSettings(BaseModel):
 
     @property
     def of_the_whole(self) -> tuple[str, ...]:
-        """The non-default settings that rule out shards, because they need one atomic step over the whole queue."""
+        """The names of the non-default settings that rule out shards, because they apply to the queue as a whole."""
         return tuple(self._changed(_WHOLE))
 
     @property

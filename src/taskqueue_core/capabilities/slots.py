@@ -4,10 +4,10 @@ An *endpoint* is one model on one server. It has a number of *slots*; a client a
 sends a job. A lease is in one of three states:
 
 ========== ================================================ =====================================================
-state      meaning                                          when the slot becomes free
+state      meaning                                          what frees the slot, besides a release
 ========== ================================================ =====================================================
 unassigned held by a client that looks for a job            the lease expires, or the endpoint may get no jobs
-assigned   bound to a job, which may be on the server       the lease has expired, and the server was seen idle
+assigned   bound to a job, which may be on the server       two reports of the server lack the job (`reconcile`)
 detached   its job runs on the server without a holder      as for assigned; the lease should outlast the job
 ========== ================================================ =====================================================
 
@@ -19,7 +19,7 @@ The conformance kit checks these laws:
 * A slot has at most one holder, and a job at most one lease. Assigning a job that has a lease transfers that lease.
 * Each lease has a token of its own, with an increasing fence. A stale token changes nothing.
 * ``held + free == slots`` for each endpoint at every instant (``held`` may be larger after the slots were reduced).
-* No slot is lost: a slot that is not released becomes free when it expires, or by `SlotPool.reconcile`.
+* No slot is lost: a slot that is not released becomes free when its lease expires, or by `SlotPool.reconcile`.
 * No slot is kept for a job that may never arrive: if an endpoint may get no more jobs, its unassigned leases end in the
   same step, however often they were renewed. Leases with a job are kept.
 * A lease with a job does not end merely because it expires, if the server reports its running jobs.
@@ -60,10 +60,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 5
     """priority from 0 to 9; free slots of endpoints with a higher priority are granted first"""
     reports: bool = True
-    """whether the server reports its running jobs; it then gets jobs only while healthy, and running jobs keep slots"""
+    """whether the server reports its jobs; it then gets jobs only while healthy, and a running job keeps its slot"""
     together: int | None = None
-    """maximum number of jobs of all models that the server runs at once, including leases that are not yet assigned;
-    ``None``: no limit. The value of the endpoint that was registered last applies to the whole server"""
+    """maximum number of leases of all endpoints of the server, which limits the jobs that it runs at once; ``None``: no
+    limit. The value of the endpoint that was registered last applies to the whole server"""
 
     def __post_init__(self) -> None:
         check_label("model", self.model)
@@ -82,7 +82,7 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint: Endpoint
     healthy: bool
-    """whether the last health check succeeded; always true if the server does not report its running jobs"""
+    """whether `SlotPool.reconcile` found it healthy; always true if the server does not report its running jobs"""
     draining: bool = False
     """whether the endpoint is no longer given jobs; running jobs continue"""
     removed: bool = False
@@ -94,7 +94,7 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     """number of leases in the state ``assigned``, including expired leases"""
     detached: int = 0
     overdue: int = 0
-    """number of leases that are bound to a job, have expired, and have not been reconciled yet"""
+    """number of leases that are bound to a job and have expired, but have not ended"""
     last_model: str | None = None
     """model of the job that the endpoint's server was given last"""
 
@@ -110,7 +110,7 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable(self) -> bool:
-        """Whether the endpoint may be given jobs when it is not paused by ``resting_until``."""
+        """Whether the endpoint may be given jobs, unless ``resting_until`` pauses it."""
         return self.healthy and not (self.draining or self.removed)
 
 
@@ -123,7 +123,7 @@ class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
     """the current URL of the lease's endpoint"""
     holder: str
     token: str
-    """``epoch.fence.random``: unguessable, not shown by repr, and unchanged as long as the lease has the same holder"""
+    """``epoch.fence.random``: unguessable, not shown by repr; changes when the lease is transferred or created again"""
     fence: int
     """fencing number, which increases with each token of the pool"""
     state: Permit
@@ -187,7 +187,7 @@ class SlotPool(Protocol):
         """Add or change an endpoint. Its leases are kept, even if its number of slots is reduced.
 
         A draining or removed endpoint is put back into use; its health, its pause and its place in the order of
-        registration are kept. A new endpoint with ``reports`` is unhealthy until its first check.
+        registration are kept. A new endpoint with ``reports`` is unhealthy until `reconcile` finds it healthy.
         """
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
@@ -242,10 +242,9 @@ class SlotPool(Protocol):
     ) -> tuple[SlotLease | None, ...]:
         """Bind leases to jobs for ``ttl``, pair by pair. Return ``None`` where a lease is stale or has another job.
 
-        If the job already has a lease for this model, it gets that lease instead: with a new token and holder, with its
-        note, and marked ``resumed``. The slot of the pair is then released, and the earlier holder's token becomes
-        stale. Idempotent: the same pair again returns the same lease, even if the lease was transferred. A detached
-        lease becomes assigned.
+        If the job already has a lease for this model, that lease is returned instead: with a new token and holder, with
+        its note, and marked ``resumed``. The pair's own lease is then released, and the earlier token becomes stale.
+        Idempotent: the same pair again returns the same lease, even after a transfer. Detached leases become assigned.
         """
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
@@ -283,7 +282,7 @@ class SlotPool(Protocol):
         """Compare an endpoint's leases with its server's report, and return the leases that ended.
 
         ``observed`` is ``None`` if the server did not answer. An endpoint with ``reports`` then becomes unhealthy, and
-        its unassigned leases end without a notification. Leases with a job are kept, and those that were missed remain
+        its unassigned leases end. Leases with a job are kept, and those that were missed remain
         missed.
 
         If the server answered, a healthy endpoint stays healthy. An unhealthy endpoint becomes healthy if the server

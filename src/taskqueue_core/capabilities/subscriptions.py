@@ -36,6 +36,6 @@ class Revocation(Protocol):
     async def revoked(self) -> tuple[str, ...]:
         """Wait for receipts that ended without a settlement by this subscription, and return them.
 
-        Their tasks were cancelled or have expired, or another process scheduled a retry. Receipts that another
+        For example, a task was cancelled or timed out, or another process scheduled a retry. Receipts that another
         subscription has adopted are not returned. Once the subscription is closed, the result is an empty tuple.
         """

@@ -21,9 +21,9 @@ OUTAGE_BACKOFF = RetryPolicy(base=0.1, cap=2.0, jitter=0.5)
 
 
 class OutageRetry:
-    """Repeats store calls during an outage. One object serves all calls of a consumer, and reports each outage once.
+    """Repeats store calls during an outage. One object serves all calls of a consumer.
 
-    ``report`` is called with False and the error code when an outage starts, and with True when the outage ends.
+    ``report`` is called once when an outage starts, with False and the error code, and once when it ends, with True.
     """
 
     def __init__(self, report: Callable[[bool, str], Awaitable[None]]) -> None:
@@ -32,7 +32,7 @@ class OutageRetry:
         """whether the last call failed because the store was unavailable"""
 
     async def retry_until_available(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call, with backoff, until the store is available; return its result. Raises all other errors."""
+        """Return the result of a call, which is repeated with backoff while it raises one of `OUTAGE_ERRORS`."""
         tries = 0
         while True:
             try:
@@ -75,7 +75,7 @@ async def release_as_lost(subscription: Subscription, deliveries: Sequence[Deliv
         try:
             await subscription.redeliver(*deliveries[start : start + LIMITS.batch], lost=True)
         except LeaseLost:
-            continue  # the delivery was settled or adopted before this call
+            continue  # the only delivery of this batch was settled or adopted before
         except TaskQueueError as error:
             _log.warning("could not mark deliveries as lost", extra={"code": error.code})
             return

@@ -131,7 +131,7 @@ class ClientSession:
         return self._granted
 
     def connected(self) -> None:
-        """Record that a socket is open. The next frame is a hello with all receipts that are running or unconfirmed."""
+        """Record that a socket is open. The next frame is a hello with the receipts of all unsettled deliveries."""
         self._require(ClientSessionState.CONNECTING)
         self._state = ClientSessionState.GREETING
 
@@ -304,8 +304,7 @@ class ClientSession:
         )
 
     def _wanted(self) -> int:
-        # The limit `LIMITS.credit - books` ensures that the next hello, whose `holding` lists these receipts, fits into
-        # a frame, however many outcomes are unconfirmed.
+        # The next hello must fit into a frame, so its `holding` may list at most `LIMITS.credit` receipts.
         books = self._granted + len(self._held) + len(self._outbox)
         return max(0, min(self._capacity - self._busy - self._granted, LIMITS.credit - books))
 
@@ -319,13 +318,15 @@ class ClientSession:
 
     def _require(self, *states: ClientSessionState) -> None:
         if self._state not in states:
-            raise ProtocolViolation("unexpected", f"not possible in the state {self._state.value}")
+            raise ProtocolViolation(
+                "unexpected", f"this frame or call is not possible in the state {self._state.value}"
+            )
 
 
 def frames_of(
     outcomes: Iterable[tuple[str, Outcome]], limits: frames.WireLimits
 ) -> Iterator[frames.ClientFrame]:
-    """Yield frames that report outcomes of receipts. Acks and releases are batched, so that the order may change."""
+    """Yield frames that report outcomes of receipts. Acks and releases are batched, so the order may change."""
     batch = max(1, min(limits.batch, LIMITS.batch))
     acks: list[tuple[str, bytes | None]] = []
     released: list[str] = []

@@ -25,7 +25,7 @@ CLOSE_CLEAN = 1000
 CLOSE_RESTART = 1012
 """close code: the server is shutting down; reconnect to any replica"""
 CLOSE_TRY_LATER = 1013
-"""close code: the server has too many connections"""
+"""close code: there are too many connections, or the store is unavailable; reconnect after a pause"""
 CLOSE_REVOKED = 4001
 """close code: the worker's token is no longer valid, or no longer allows its keys"""
 CLOSE_PROTOCOL = 4400
@@ -56,7 +56,7 @@ class Hello(_Frame, tag="hello", frozen=True, kw_only=True):
     credit: _Count = 0
     token: Annotated[str, Meta(max_length=1024)] | None = None
     holding: Annotated[list[_Receipt], Meta(max_length=LIMITS.credit)] = []
-    """after a reconnect: the receipts that the worker still runs, or whose outcomes the server has not confirmed"""
+    """after a reconnect: receipts whose tasks the worker still runs, or whose outcomes the server has not confirmed"""
     protocol: int = PROTOCOL_VERSION
 
 
@@ -207,7 +207,7 @@ class Degraded(_Frame, tag="degraded", frozen=True, kw_only=True):
 
 
 class Error(_Frame, tag="error", frozen=True, kw_only=True):
-    """The previous frame was not accepted. If the error is fatal, the server closes the connection."""
+    """The server refused a frame or the connection. If the error is fatal, the server closes the connection."""
 
     code: str
     message: str

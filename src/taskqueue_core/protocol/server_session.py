@@ -171,7 +171,7 @@ class ServerSession:
         return events
 
     def _settle(self, frame: frames.SettlementFrame) -> list[Event]:
-        # Only the first settlement of a receipt counts. A second one is ignored while the first is pending, then stale.
+        # Only the first settlement of a receipt counts. Another is ignored while the first is pending, and later stale.
         known: list[tuple[Delivery, Outcome]] = []
         stale: list[str] = []
         for receipt, outcome in _outcomes(frame).items():
@@ -192,7 +192,7 @@ class ServerSession:
             raise ProtocolViolation("unexpected", "a hello was already sent")
         if hello.protocol != frames.PROTOCOL_VERSION:
             raise ProtocolViolation(
-                "unsupported_protocol", f"this server supports version {frames.PROTOCOL_VERSION}"
+                "unsupported_protocol", f"this server supports protocol {frames.PROTOCOL_VERSION}"
             )
         try:
             check_name("worker_id", hello.worker_id)
@@ -316,7 +316,7 @@ class ServerSession:
 
     def _require(self, *states: ServerSessionState) -> None:
         if self._state not in states:
-            why = f"not possible in the state {self._state.value}"
+            why = f"this frame or call is not possible in the state {self._state.value}"
             early = self._state is ServerSessionState.NEW and self._hello is None
             raise ProtocolViolation("unexpected", "the first frame must be hello" if early else why)
 
