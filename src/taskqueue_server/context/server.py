@@ -75,7 +75,7 @@ class ServerContext:
 
     @property
     def drain_remaining(self) -> float:
-        """Seconds until the drain timeout, while workers may still settle their tasks; 0 unless the server drains."""
+        """Seconds for which workers may still settle tasks, until the drain timeout; 0 unless the server drains."""
         return max(0.0, self._drained_at - asyncio.get_running_loop().time())
 
     @property

@@ -66,8 +66,8 @@ class ResultWaiters:
     ) -> None:
         """Wait until the task has ended, ``seconds`` have passed, the server drains, or ``gone`` completes.
 
-        ``gone`` completes when the client has left. Raises `ProblemError` if too many requests wait, or if requests of
-        this ``client`` use half of the slots.
+        ``gone`` completes when the client has left or lost its rights. Raises `ProblemError` if too many requests wait,
+        or if requests of this ``client`` use half of the slots.
         """
         try:
             if self._draining.is_set():
