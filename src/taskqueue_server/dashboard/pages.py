@@ -203,7 +203,7 @@ def _to_login(request: Request) -> Response:
     target = (
         "/login" if requested == "/" else f"/login?next={quote(local_path(requested), safe='')}"
     )
-    # Do not redirect a request from htmx: htmx would insert the sign-in page into the current page.
+    # htmx would insert the page that a 303 names into the current page; HX-Redirect makes the browser open it instead.
     if "hx-request" in request.headers:
         return Response(status_code=204, headers={"hx-redirect": target})
     return Response(status_code=303, headers={"location": target})
