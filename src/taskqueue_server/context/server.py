@@ -80,7 +80,7 @@ class ServerContext:
 
     @property
     def handover(self) -> float:
-        """Seconds for which a disconnected worker may move deliveries to another server; 0 if this is impossible."""
+        """Seconds for which a worker that this server disconnects may move its deliveries to another server, or 0."""
         movable = has(self.backend, Capability.HANDOVER) and self.backend.capabilities.shared
         return _HANDOVER_SECONDS if movable else 0.0
 

@@ -104,7 +104,7 @@ class StatsPoller:
 
     @property
     def newest(self) -> int:
-        """The number for the first call of `after`, which gets the latest sample during polling, otherwise a new one."""
+        """The number for the first call of `after`, which gets the latest sample if polling runs, otherwise a new one."""
         return -1 if self._task is not None else self._started
 
     async def after(self, number: int) -> Snapshot | None:
@@ -118,7 +118,7 @@ class StatsPoller:
         return self.latest
 
     async def fresh(self) -> Snapshot:
-        """Return a sample that was started after this call. Raises `ProblemError` on shutdown."""
+        """Return a sample that is read from the store after this call. Raises `ProblemError` on shutdown."""
         self._start()
         started = self._started
         self._poll_now.set()
