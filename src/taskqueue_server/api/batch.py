@@ -29,7 +29,7 @@ _encoder = msgspec.json.Encoder()
 async def publish(call: RequestContext) -> Response:
     """Publish many tasks. The response has one line per task, in the same order; empty lines are skipped.
 
-    For an invalid line, the task's line of the response describes the error, and the other tasks are published. If the
+    For an invalid line, the response has a line that describes the error, and the other tasks are published. If the
     whole request fails, some tasks may have been published: repeat the request with the same ids, or with the same
     ``Idempotency-Key``, which identifies a task without an id by its line number.
     """

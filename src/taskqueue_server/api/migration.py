@@ -73,7 +73,7 @@ async def end(call: RequestContext) -> Response:
 async def back(call: RequestContext) -> Response:
     """Roll back: queue by queue, close the new backend's intake and open the old one's again. Idempotent.
 
-    With ``force``, the new backend is not called, and its tasks are lost: for a backend that cannot be restored.
+    Use ``force`` only if the new backend cannot be restored: it is not called, and its tasks are lost.
     """
     force = _force(call)
     return await _act(call, lambda backend: rollback(backend, force=force))

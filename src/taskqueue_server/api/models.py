@@ -255,7 +255,7 @@ class ReadyOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LetterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conditions that must all hold: at least one, and not both ``failed_before`` and ``older_than``."""
+    """Conditions, all of which must hold: at least one, and not both ``failed_before`` and ``older_than``."""
 
     reason: Text | None = None
     """the reason must be exactly this text"""

@@ -34,7 +34,7 @@ async def alive(_: RequestContext) -> Response:
 
 
 async def ready(call: RequestContext) -> Response:
-    """Return whether this server accepts work: started, not draining, configured correctly, with an available store."""
+    """Return whether this server accepts work: it has started, is not draining, and has no settings or store error."""
     context = call.context
     if not context.started:
         reason = "starting"

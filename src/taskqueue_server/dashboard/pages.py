@@ -157,7 +157,7 @@ def _response(text: str, status: int) -> Response:
 
 
 def see_other(target: str, notice: str | None = None, number: int | None = None) -> Response:
-    """Return a redirect to the page ``target``, which shows ``notice``. Reloading that page does not repeat the action."""
+    """Return a redirect to the page ``target``, which shows ``notice``. Reloading it does not repeat the action."""
     if notice is not None:
         target += f"{'&' if '?' in target else '?'}said={notice}"
         target += "" if number is None else f"&n={number}"

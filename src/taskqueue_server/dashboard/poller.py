@@ -104,7 +104,7 @@ class StatsPoller:
 
     @property
     def newest(self) -> int:
-        """The number for the first call of `after`, which gets the latest sample if polling runs, otherwise a new one."""
+        """The number for the first call of `after`, to get the latest sample during polling, otherwise a new one."""
         return -1 if self._task is not None else self._started
 
     async def after(self, number: int) -> Snapshot | None:
