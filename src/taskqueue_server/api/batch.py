@@ -29,7 +29,7 @@ _encoder = msgspec.json.Encoder()
 async def publish(call: RequestContext) -> Response:
     """Publish many tasks. The response has one line per task, in the same order; empty lines are skipped.
 
-    For an invalid line, the response describes the error in the same place, and the other tasks are published. If the
+    For an invalid line, the response has a line that describes the error, and the other tasks are published. If the
     whole request fails, some tasks may have been published: repeat the request with the same ids, or with the same
     ``Idempotency-Key``, which identifies a task without an id by its line number.
     """
@@ -87,7 +87,7 @@ class _Batch:
         confirmations = await self._call.context.queue.publish_many(tasks)
         for (index, _), confirmation in zip(waiting, confirmations, strict=True):
             self.answers[index] = _encoder.encode(ConfirmationOut.of(confirmation))
-        # A call to an in-process store never lets other asyncio tasks run, so do that here.
+        # Let other asyncio tasks run here, because a call to an in-process store never does so.
         await asyncio.sleep(0)
 
     def _refuse(self, code: str, field: str | None, detail: str) -> None:

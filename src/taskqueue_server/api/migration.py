@@ -26,7 +26,7 @@ from taskqueue_server.routing.operations import Operation, Query, RequestContext
 
 
 class LimitsOut(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of this server, in bytes or counts, and the capabilities of its backend."""
+    """The limits of this server, in bytes, characters or counts, and the capabilities of its backend."""
 
     limits: Limits
     capabilities: list[Capability]
@@ -73,7 +73,7 @@ async def end(call: RequestContext) -> Response:
 async def back(call: RequestContext) -> Response:
     """Roll back: queue by queue, close the new backend's intake and open the old one's again. Idempotent.
 
-    With ``force``, only the old backend is opened, and tasks in the new backend are lost.
+    Use ``force`` only if the new backend cannot be restored: it is not called, and its tasks are lost.
     """
     force = _force(call)
     return await _act(call, lambda backend: rollback(backend, force=force))

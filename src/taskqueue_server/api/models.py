@@ -179,7 +179,7 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, settings: QueueSettings) -> FlowOut:
-        """Select these settings from all settings of a queue."""
+        """Return the fields of this class, taken from all settings of a queue."""
         fields = settings.flow | settings.ordering | {"bound_to": settings.bound_to}
         fields["weighted"] = len(settings.weights)
         fields["shards"] = settings.shards
@@ -255,7 +255,7 @@ class ReadyOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LetterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A dead letter is selected if all of these conditions hold. At least one condition is required."""
+    """Conditions, all of which must hold: at least one, and not both ``failed_before`` and ``older_than``."""
 
     reason: Text | None = None
     """the reason must be exactly this text"""

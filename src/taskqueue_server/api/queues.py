@@ -34,7 +34,8 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     """number of open subscriptions, on all replicas of the server"""
     replicas: int
-    """number of workers for as many of these tasks as ``max_inflight`` permits; if paused, for running tasks only"""
+    """number of workers for all waiting and running tasks, or for as many as ``max_inflight`` permits; if the queue is
+    paused, for the running tasks only"""
 
 
 async def scaling(call: RequestContext) -> Response:

@@ -29,12 +29,12 @@ async def health(call: RequestContext) -> Response:
 
 
 async def alive(_: RequestContext) -> Response:
-    """Confirm that this process runs. The store is not checked, because a restart would not repair it."""
+    """Confirm that this process runs. The store is not checked, because restarting the process would not repair it."""
     return answer(AliveOut(version=VERSION))
 
 
 async def ready(call: RequestContext) -> Response:
-    """Return whether this server accepts work: it has started, is not draining, and its store is available."""
+    """Return whether this server accepts work: it has started, is not draining, and has no settings or store error."""
     context = call.context
     if not context.started:
         reason = "starting"

@@ -31,7 +31,7 @@ async def describe(call: RequestContext) -> Response:
 
 
 def api_describer(extensions: Sequence[Extension]) -> Callable[..., dict[str, Any]]:
-    """Return a function that returns the OpenAPI document, with extensions, and caches it for each ``open_to_all``."""
+    """Return a function of ``open_to_all`` that builds the OpenAPI document with extensions and caches each result."""
     added = (operation for extension in extensions for operation in extension.operations)
     tags = {name: text for extension in extensions for name, text in extension.tags.items()}
     return cache(partial(document, (*OPERATIONS, *added), VERSION, tags=tags))

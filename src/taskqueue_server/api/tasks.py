@@ -121,7 +121,7 @@ async def retry(call: RequestContext) -> Response:
 
 
 async def schedule_retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of this task, at once or at a time. Requests with the same ``token`` schedule it once.
+    """Schedule the next attempt of this task, now or later. Requests with the same ``token`` schedule it once.
 
     Without ``payload``, a dead letter is retried with its stored fields. For any other task ``payload`` is required,
     because the store may no longer have it; without ``payload`` the response is 409.

@@ -30,7 +30,7 @@ Allowed = Callable[[Identity], bool]
 
 @dataclass(eq=False, slots=True)
 class AccessWatch:
-    """The token of one open connection, whose validity is checked repeatedly."""
+    """The token of one open connection. The rights of the token are checked repeatedly."""
 
     token: str | None = field(repr=False)
     peer: str

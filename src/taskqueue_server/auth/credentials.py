@@ -36,7 +36,7 @@ def shows_header(connection: HTTPConnection) -> bool:
 
 
 def by_cookie(connection: HTTPConnection) -> bool:
-    """Return whether the session cookie is the only credential: another site's page may have caused the request."""
+    """Return whether the session cookie is the only credential, so that another site may have caused the request."""
     return not shows_header(connection) and _session_of(connection) is not None
 
 

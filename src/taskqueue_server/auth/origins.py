@@ -47,7 +47,9 @@ def refusal(
         return None
     if len(origins) == 1 and origins[0] in (*settings.origins, _target(headers, scheme)):
         return None
-    return ProblemError(403, "origin", "cross-site request rejected")
+    return ProblemError(
+        403, "origin", "cross-site request rejected: its Origin header is not in TASKQUEUE_ORIGINS"
+    )
 
 
 def is_own_origin(headers: Headers, scheme: str, listed: Collection[str]) -> bool:

@@ -213,7 +213,7 @@ def check_limits(rate: object, burst: object, connections: object) -> None:
         if value is not None and not (number and lowest <= value <= _NUMBERS):  # type: ignore[operator]
             raise InvalidInput(field, kind_of(value), f"{what} to {_NUMBERS}")
     if burst is not None and rate is None:
-        raise InvalidInput("burst", "a burst without a rate", "a burst with a rate")
+        raise InvalidInput("burst", "a burst without a rate", "set together with a rate")
 
 
 def _verbs(value: object) -> list[str]:

@@ -68,7 +68,7 @@ def add(
 
 
 def remove(path: Path, unwanted: Callable[[TokenEntry], bool]) -> tuple[TokenEntry, ...]:
-    """Remove ``unwanted`` entries from the tokens file and return them. Raises `ConfigurationError`.
+    """Remove the entries of the tokens file for which ``unwanted`` is true; return them. Raises `ConfigurationError`.
 
     Comments and the other entries are not changed.
     """

@@ -75,12 +75,12 @@ class ServerContext:
 
     @property
     def drain_remaining(self) -> float:
-        """Seconds until the drain timeout, while workers may still settle their tasks; 0 unless the server drains."""
+        """Seconds for which workers may still settle tasks, until the drain timeout; 0 unless the server drains."""
         return max(0.0, self._drained_at - asyncio.get_running_loop().time())
 
     @property
     def handover(self) -> float:
-        """Seconds for which a disconnected worker may move deliveries to another server; 0 if this is impossible."""
+        """Seconds for which a worker that this server disconnects may move its deliveries to another server, or 0."""
         movable = has(self.backend, Capability.HANDOVER) and self.backend.capabilities.shared
         return _HANDOVER_SECONDS if movable else 0.0
 

@@ -66,8 +66,8 @@ class ResultWaiters:
     ) -> None:
         """Wait until the task has ended, ``seconds`` have passed, the server drains, or ``gone`` completes.
 
-        ``gone`` completes when the client has left. Raises `ProblemError` if too many requests wait, or if requests of
-        this ``client`` use half of the slots.
+        ``gone`` completes when the client has left or lost its rights. Raises `ProblemError` if too many requests wait,
+        or if requests of this ``client`` use half of the slots.
         """
         try:
             if self._draining.is_set():
@@ -181,9 +181,11 @@ class LimitedSlots:
     def acquire(self, client: str | None) -> Iterator[None]:
         """Hold a slot during the block. Raises `ProblemError` if no slot is free or the client has half of them."""
         if len(self) >= self._most:
-            raise self._problem(503, f"too many: {self._most} {self._doing}")
+            raise self._problem(503, f"the limit is reached: {self._most} {self._doing}")
         if client is not None and self._per_client[client] >= self._most // 2:
-            raise self._problem(429, f"too many: {self._most // 2} {self._doing} with this token")
+            raise self._problem(
+                429, f"the limit is reached: {self._most // 2} {self._doing} with this token"
+            )
         self._per_client[client] += 1
         try:
             yield

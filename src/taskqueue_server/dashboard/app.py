@@ -29,7 +29,7 @@ async def overview(call: RequestContext) -> Response:
 
 
 async def workers(call: RequestContext) -> Response:
-    """Show the workers of queues that the client may see, also those connected to other servers of the same store."""
+    """Show the workers that subscribe only to queues that the client may see, on all servers of the same store."""
     return await DashboardView(call, "workers").render(await poller_of(call).fresh())
 
 

@@ -1,4 +1,4 @@
-"""Metrics of the tasks that this process delivered: their run time and their tenants."""
+"""Metrics of the tasks that pass through this process: their run times, and counts by tenant."""
 
 from __future__ import annotations
 

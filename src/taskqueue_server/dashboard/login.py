@@ -33,9 +33,7 @@ async def login(call: RequestContext) -> Response:
         else None
     )
     if identity is None:
-        message = (
-            "Unknown token. Check that you copied it completely and that it has not been revoked."
-        )
+        message = "Unknown token. Check that you copied it completely and that it has not expired or been revoked."
         return await render(call, "login.html", 401, target=target, error=message)
     if "admin" not in identity.verbs:
         message = "This token is valid, but the dashboard requires a token with the right admin."

@@ -37,7 +37,7 @@ _FOR_GOOD = "public, max-age=31536000, immutable"
 
 
 def address(name: str) -> str:
-    """Return the URL of a static file, which changes with its content."""
+    """Return the URL of a static file. The URL changes if the file's content changes."""
     return f"/static/{name}?v={_HASHES[name]}"
 
 
@@ -157,7 +157,7 @@ def _response(text: str, status: int) -> Response:
 
 
 def see_other(target: str, notice: str | None = None, number: int | None = None) -> Response:
-    """Return a redirect to ``target``, which shows the message ``notice``. A reload then does not repeat the action."""
+    """Return a redirect to the page ``target``, which shows ``notice``. Reloading it does not repeat the action."""
     if notice is not None:
         target += f"{'&' if '?' in target else '?'}said={notice}"
         target += "" if number is None else f"&n={number}"
@@ -203,7 +203,7 @@ def _to_login(request: Request) -> Response:
     target = (
         "/login" if requested == "/" else f"/login?next={quote(local_path(requested), safe='')}"
     )
-    # Do not redirect a request from htmx: htmx would insert the sign-in page into the current page.
+    # htmx would insert the page that a 303 names into the current page; HX-Redirect makes the browser open it instead.
     if "hx-request" in request.headers:
         return Response(status_code=204, headers={"hx-redirect": target})
     return Response(status_code=303, headers={"location": target})

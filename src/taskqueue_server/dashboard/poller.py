@@ -104,7 +104,7 @@ class StatsPoller:
 
     @property
     def newest(self) -> int:
-        """The number to pass to `after` to get the latest sample while the store is polled, otherwise a new sample."""
+        """The number for the first call of `after`, to get the latest sample during polling, otherwise a new one."""
         return -1 if self._task is not None else self._started
 
     async def after(self, number: int) -> Snapshot | None:
@@ -118,7 +118,7 @@ class StatsPoller:
         return self.latest
 
     async def fresh(self) -> Snapshot:
-        """Return a sample that was started after this call. Raises `ProblemError` on shutdown."""
+        """Return a sample that is read from the store after this call. Raises `ProblemError` on shutdown."""
         self._start()
         started = self._started
         self._poll_now.set()

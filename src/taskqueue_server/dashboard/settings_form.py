@@ -180,7 +180,7 @@ class Form:
         self._fields = fields
 
     def text(self, name: str) -> str:
-        """Return a value without surrounding spaces; an empty string if it is missing."""
+        """Return a field's value without surrounding spaces; an empty string if the field is missing."""
         return self._fields.get(name, [""])[0].strip()
 
     def all(self, name: str) -> list[str]:

@@ -143,7 +143,7 @@ class History:
         return len(self._rows)
 
     def window(self, keys: Sequence[str] | None) -> MetricsWindow:
-        """Return the rates of these queues over the last few seconds."""
+        """Return the rates of the queues ``keys``, all together, over the last few seconds."""
         if len(self._rows) <= 1:
             return MetricsWindow()
         last = self._rows[-1]

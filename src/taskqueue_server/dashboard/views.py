@@ -31,7 +31,7 @@ def sees_all(call: RequestContext) -> bool:
 
 
 class DashboardView:
-    """The content of one page for one client. Values for clients with the same rights are computed only once."""
+    """The content of one page for one client. Clients with the same `Identity` share the computed values."""
 
     def __init__(
         self, call: RequestContext, name: str, key: str | None = None, task_id: str | None = None
