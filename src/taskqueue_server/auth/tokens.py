@@ -200,14 +200,11 @@ def _checked(row: Mapping[str, Any]) -> TokenEntry:
 
 def check_limits(rate: object, burst: object, connections: object) -> None:
     """Raise `InvalidInput` for an invalid value, or a burst without a rate. ``None`` means that a value is not set."""
-    per_second, at_least_one = (
-        "a number of requests and tasks per second, from 1/3600 (one per hour)",
-        "a number (for connections, a whole number) from 1",
-    )
+    per_second = "a number of requests and tasks per second, from 1/3600 (one per hour)"
     for field, value, kind, lowest, what in (
         ("rate", rate, float, 1 / 3600, per_second),
-        ("burst", burst, float, 1, at_least_one),
-        ("connections", connections, int, 1, at_least_one),
+        ("burst", burst, float, 1, "a number from 1"),
+        ("connections", connections, int, 1, "a whole number from 1"),
     ):
         number = isinstance(value, int | kind) and not isinstance(value, bool)
         if value is not None and not (number and lowest <= value <= _NUMBERS):  # type: ignore[operator]
