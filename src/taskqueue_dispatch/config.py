@@ -27,7 +27,7 @@ class DispatchSettings(BaseSettings):
     health_interval: _Seconds = 10.0
     """seconds between two health checks of a server"""
     settled: _Seconds = 5.0
-    """minimum seconds between two health reports that must both omit a job before the job's lease is ended
+    """minimum seconds between the two health reports that end a job's lease because both omit the job
 
     Choose a longer time than a server needs until it reports a new job.
     """

@@ -227,7 +227,7 @@ class JobAttempt:
                     return answer
             elif isinstance(answer, Missing):
                 missing += 1
-                # A second `Missing` means that the server has restarted, or was wrong when it reported the job.
+                # After a second `Missing`, the job counts as lost, for example because the server has restarted.
                 if missing > 1:
                     return EndpointUnreachable("the server no longer knows the job", sent=True)
             else:
@@ -253,7 +253,7 @@ class JobAttempt:
         return await self._context.caller.ask(url, self._remote_id, self._config)
 
     async def _record_progress(self, answer: JobAcceptedAnswer | JobRunningAnswer) -> None:
-        """Store the job's progress or its id on the server, and detach the slot so that it outlives this dispatcher."""
+        """Record the progress, or the server's id for the job; detach the slot so that it outlives this dispatcher."""
         if isinstance(answer, JobRunningAnswer):
             if answer.progress is not None:
                 with contextlib.suppress(*OUTAGE_ERRORS):

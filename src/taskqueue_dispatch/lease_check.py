@@ -169,7 +169,7 @@ class Checks:
 
     async def _ask(self, info: EndpointInfo, config: ModelConfig) -> Seen | None:
         try:
-            # Use anyio's timeout instead of asyncio's, for the reason given in `EndpointClient`.
+            # Use anyio's timeout instead of asyncio's, for the reason given in `EndpointClient._call`.
             with anyio.fail_after(self._settings.health_interval):
                 return await self._caller.health(info.endpoint, config)
         except TimeoutError:

@@ -247,7 +247,7 @@ class ModelRunner:
         self._check_later(self._turns.offer(*leases))
 
     async def _serve_waiters(self) -> None:
-        """Give callers in this process that wait for a slot every other free slot, or all if the queue is empty."""
+        """Give every other free slot, or all if no job is queued, to callers in this process that wait for a slot."""
         share = len(self._free)
         if self._receive is None and self._context.waiters.wanting(self.model):
             share, odd = divmod(share, 2)

@@ -64,7 +64,7 @@ class ModelRegistry:
     """The registered models. Safe for concurrent use, in any number of replicas.
 
     Methods that change something raise `InvalidInput` and `BackendUnavailable`. If such a call fails halfway,
-    repeating it or the next refresh of any replica completes the change.
+    the change is completed by the next refresh of any replica, or by repeating the call.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class ModelRegistry:
             await self._pool.configure(model, self._documents[model])
         if lost or forgotten:
             figures = {"endpoints": len(lost), "configurations": len(forgotten)}
-            _log.warning("the slot pool was emptied; endpoints registered again", extra=figures)
+            _log.warning("the slot pool was emptied, and has been restored", extra=figures)
         return len(lost) + len(forgotten)
 
     def _cache(
@@ -346,5 +346,5 @@ def _applied(config: ModelConfig, settings: QueueSettings, slots: int) -> QueueS
         fault = error.errors(include_url=False, include_context=False)[0]["msg"]
         text = fault.removeprefix("Value error, ")
         raise InvalidInput(
-            "settings of the queue", text, "settings that fit the configuration of the model"
+            "settings of the queue", text, "settings that the model's configuration permits"
         ) from None

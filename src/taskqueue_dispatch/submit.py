@@ -54,7 +54,7 @@ class Queued(msgspec.Struct, frozen=True):
 
     job_id: str
     position: int
-    """number of the model's jobs that wait before this job; an upper bound if the job was submitted before"""
+    """number of the model's waiting jobs before this job, or an upper bound if the store does not report the number"""
     estimated_wait: float | None
     """estimated seconds until the job starts, or ``None`` if there is no estimate"""
 
