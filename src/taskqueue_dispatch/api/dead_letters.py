@@ -29,8 +29,8 @@ _encoder = msgspec.json.Encoder()
 async def failed(call: RequestContext) -> Response:
     """Return a page of failed jobs of the models that the token covers, grouped by model, from oldest to newest.
 
-    To read the next page, send ``next`` as ``after``. The last page has no ``next``; the other pages may be short or
-    empty, too.
+    To read the next page, send ``next`` as ``after``. The last page has no ``next``. Any other page may be short or
+    even empty.
     """
     limit, after = page_query(call)
     keys = await _keys(call)
