@@ -159,10 +159,10 @@ class ModelRunner:
                 async with self._context.pool.slot_signal(self.model) as signal:
                     await self._loop(signal)
             except TaskQueueError as error:
-                _log.warning("dispatching is blocked", extra={"code": error.code})
+                _log.warning("could not dispatch jobs; retrying", extra={"code": error.code})
                 await self._pause()
             except Exception:  # noqa: BLE001 - an error must not end the loop
-                _log.exception("dispatching failed")
+                _log.exception("could not dispatch jobs; retrying")
                 await self._pause()
 
     async def _loop(self, signal: RoomSignal) -> None:

@@ -45,7 +45,7 @@ class CapacityTurns:
             self._turn_began.setdefault(lease.server, self._monotonic())
 
     def is_over(self, lease: SlotLease) -> bool:
-        """Return whether the model's turn on a slot's server is over, so that other models may have the slot."""
+        """Return whether the model's turn on the slot's server is over, and other models share the server."""
         now = self._monotonic()
         return now - self._turn_began.get(lease.server, now) >= self._turn and self.is_shared(lease)
 

@@ -121,7 +121,7 @@ class Submitter:
         """Store a job, and return whether it can run at once. With an idempotency key, it is stored only once.
 
         Raises `InvalidInput`, `IdConflict` if the key belongs to a job with another payload, `QueueFull` if the queue
-        is closed permanently, and `BackendUnavailable` or `PublishUnconfirmed` if it is unknown whether the job was
+        has moved, and `BackendUnavailable` or `PublishUnconfirmed` if it is unknown whether the job was
         stored: submit it again with the same key.
         """
         task = task_of(submission)
