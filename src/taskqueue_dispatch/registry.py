@@ -174,7 +174,7 @@ class ModelRegistry:
         """
         async with self._refreshing:
             view, documents = await self._pool.inspect(), await self._pool.documents()
-            # A missing configuration was removed, or the pool was emptied between the two calls: inspect the pool again.
+            # A missing configuration was removed, or the pool was emptied between the calls: inspect the pool again.
             if self._documents.keys() - documents.keys():
                 view = await self._pool.inspect()
             if self._was_emptied(view) and await self._restore(view, documents):
@@ -274,7 +274,7 @@ class ModelRegistry:
         async with self._refreshing:
             view, documents = await self._pool.inspect(model), await self._pool.documents()
             own = {model: documents[model]} if model in documents else {}
-            # A missing configuration was removed, or the pool was emptied between the two calls: inspect the pool again.
+            # A missing configuration was removed, or the pool was emptied between the calls: inspect the pool again.
             if model in self._documents and not own:
                 view = await self._pool.inspect(model)
             # Do not replace the cache if the pool was emptied, because `refresh` restores the pool from the cache.
