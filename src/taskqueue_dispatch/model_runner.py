@@ -40,7 +40,7 @@ _MAX_SLOTS = 64
 _IDLE_SECONDS = 30.0
 """longest wait in seconds for a job while the queue is empty, and for a notification of the slot pool"""
 _UNSETTLED = 256
-"""maximum number of ended but unsettled jobs, whose results are in memory; beyond it, no jobs are received"""
+"""number of ended but unsettled jobs from which on no jobs are received, because the results are in memory"""
 _GRACE_SECONDS = 0.3
 """seconds in which a stopping loop may finish its current pass"""
 _FINAL_SECONDS = 0.5

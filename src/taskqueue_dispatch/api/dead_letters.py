@@ -22,7 +22,7 @@ from taskqueue_server.routing.schemas import LABEL
 _QUEUES = 100
 """maximum number of queues that one call reads"""
 _HEAVY = 1024 * 1024
-"""maximum total size in bytes of a page's payloads; beyond it, no further queue is read"""
+"""total size in bytes of a page's payloads after which no further queue is read"""
 _encoder = msgspec.json.Encoder()
 
 
