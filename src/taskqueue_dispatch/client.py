@@ -166,7 +166,7 @@ def submit_until_confirmed_sync(
 ) -> Confirmed:
     """Submit a job like `submit_until_confirmed`, without an event loop.
 
-    The timeout of a try applies to each read and write, so that this call may exceed ``deadline``.
+    The timeout of a try applies to each read and write separately, so this call may exceed ``deadline``.
     """
     attempt = _Submission(submission, attempts, deadline, uniform, clock)
     while True:

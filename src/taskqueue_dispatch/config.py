@@ -21,18 +21,18 @@ class DispatchSettings(BaseSettings):
     )
 
     lease: _Seconds = 30.0
-    """seconds after which an unrenewed lease expires and frees its slot; renewal is due after a third of this time"""
+    """seconds after which a lease that is not renewed expires; each lease is renewed after a third of this time"""
     safety_pass: _Seconds = 2.0
-    """seconds after which free slots and changed models are searched for if no notification has arrived"""
+    """seconds after which the dispatcher looks for free slots and changed models even without a notification"""
     health_interval: _Seconds = 10.0
     """seconds between two health checks of a server"""
     settled: _Seconds = 5.0
-    """minimum seconds between two health reports that must both omit a job before the job's lease is ended
+    """minimum seconds between the two health reports that end a job's lease because both omit the job
 
     Choose a longer time than a server needs until it reports a new job.
     """
     partition: _Seconds = 30.0
-    """seconds for which a server may be unreachable before its running job counts as lost"""
+    """seconds for which a server may be unreachable before the jobs that it runs count as lost"""
     turn: _Seconds = 10.0
     """seconds for which a model may keep a shared server (see ``together`` of an endpoint) while other models wait"""
     drain: float = Field(default=10.0, ge=0, le=3600, allow_inf_nan=False)

@@ -100,7 +100,7 @@ def _host_of(url: object) -> str:
         raise InvalidInput(
             "endpoint",
             "a URL with invalid characters",
-            'printable ASCII without spaces and \\"<>^`{|}',
+            'printable ASCII without spaces or any of \\"<>^`{|}',
         )
     try:
         parts = urlsplit(url)
@@ -109,7 +109,9 @@ def _host_of(url: object) -> str:
         host = port = None
         parts = urlsplit("")
     if parts.scheme not in {"http", "https"} or not host or port == 0:
-        raise InvalidInput("endpoint", "an invalid URL", "an http:// or https:// URL with a host")
+        raise InvalidInput(
+            "endpoint", "an invalid URL", "an http(s):// URL with a host; port: 1 to 65535"
+        )
     if "@" in parts.netloc:
         raise InvalidInput("endpoint", "a URL with a user or password", "a URL without them")
     if "#" in url:

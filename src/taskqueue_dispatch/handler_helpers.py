@@ -41,7 +41,7 @@ def model_of(call: RequestContext) -> str:
     Raises `InvalidInput` if the name is not valid, and `ProblemError` if the client may not access the model.
     """
     model: str = call.request.path_params["model"]
-    # The framework replaces bytes that are not UTF-8, so that the resulting name may be that of another model.
+    # The framework replaces bytes that are not UTF-8; the result could be the name of another model.
     try:
         unquote_to_bytes(call.request.scope["raw_path"]).decode()
     except UnicodeDecodeError:

@@ -227,7 +227,7 @@ class JobAttempt:
                     return answer
             elif isinstance(answer, Missing):
                 missing += 1
-                # A second `Missing` means that the server has restarted, or was wrong when it reported the job.
+                # After a second `Missing`, the job counts as lost, for example because the server has restarted.
                 if missing > 1:
                     return EndpointUnreachable("the server no longer knows the job", sent=True)
             else:
@@ -253,7 +253,7 @@ class JobAttempt:
         return await self._context.caller.ask(url, self._remote_id, self._config)
 
     async def _record_progress(self, answer: JobAcceptedAnswer | JobRunningAnswer) -> None:
-        """Store the job's progress or its id on the server, and detach the slot so that it outlives this dispatcher."""
+        """Record the progress, or the server's id for the job; detach the slot so that it outlives this dispatcher."""
         if isinstance(answer, JobRunningAnswer):
             if answer.progress is not None:
                 with contextlib.suppress(*OUTAGE_ERRORS):
@@ -286,7 +286,7 @@ class JobAttempt:
             async with asyncio.timeout(_FINAL_SECONDS):
                 await self._detach()
         except (TaskQueueError, TimeoutError):
-            _log.warning("could not keep a job's slot; it is free again when its lease expires")
+            _log.warning("could not detach a job's slot; it may become free before the job ends")
         self._context.renewer.drop(self._held)
 
     async def _release_as_lost(self, answer: Answer) -> None:
@@ -336,7 +336,7 @@ class JobAttempt:
                     await self._context.report(task, "done", result, None)
                 results = await self._owner.settlements.ack([(self._delivery, result)])
                 if not results[self._delivery.receipt]:
-                    # The ack failed, because another dispatcher has taken over the job.
+                    # The ack failed, for example because another dispatcher has the job now. Keep the result as a note.
                     await self._note(result)
                 elif late:
                     # Report a late job only after a successful ack: an expired job has its own callback.

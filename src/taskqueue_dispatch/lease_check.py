@@ -163,13 +163,13 @@ class Checks:
             _log.warning("released slots whose jobs are not running on the server", extra=figures)
             self._ended(ended)
         if observed is not None and (info.overdue or (observed.active and not info.healthy)):
-            # Check again soon, because only a second report ends a lease or makes the endpoint healthy.
+            # Check again soon: a lease ends only at a second report, and an endpoint may need one to become healthy.
             return min(settings.settled, settings.health_interval)
         return settings.health_interval
 
     async def _ask(self, info: EndpointInfo, config: ModelConfig) -> Seen | None:
         try:
-            # Use anyio's timeout instead of asyncio's, for the reason given in `EndpointClient`.
+            # Use anyio's timeout instead of asyncio's, for the reason given in `EndpointClient._call`.
             with anyio.fail_after(self._settings.health_interval):
                 return await self._caller.health(info.endpoint, config)
         except TimeoutError:

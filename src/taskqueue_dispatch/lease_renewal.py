@@ -167,7 +167,7 @@ class LeaseRenewer:
         return True
 
     def _ended(self, leases: Sequence[SlotLease]) -> None:
-        """Mark leases as lost at once after a health check of this process has ended them."""
+        """Mark leases as lost as soon as a health check of this process has ended them."""
         fences = {(lease.model, lease.server, lease.fence) for lease in leases}
         for item in self._held:
             if (item.lease.model, item.lease.server, item.lease.fence) in fences:

@@ -40,7 +40,7 @@ _MAX_SLOTS = 64
 _IDLE_SECONDS = 30.0
 """longest wait in seconds for a job while the queue is empty, and for a notification of the slot pool"""
 _UNSETTLED = 256
-"""maximum number of ended but unsettled jobs, whose results are in memory; beyond it, no jobs are received"""
+"""number of ended but unsettled jobs from which on no jobs are received, because the results are in memory"""
 _GRACE_SECONDS = 0.3
 """seconds in which a stopping loop may finish its current pass"""
 _FINAL_SECONDS = 0.5
@@ -159,10 +159,10 @@ class ModelRunner:
                 async with self._context.pool.slot_signal(self.model) as signal:
                     await self._loop(signal)
             except TaskQueueError as error:
-                _log.warning("dispatching is blocked", extra={"code": error.code})
+                _log.warning("could not dispatch jobs; retrying", extra={"code": error.code})
                 await self._pause()
             except Exception:  # noqa: BLE001 - an error must not end the loop
-                _log.exception("dispatching failed")
+                _log.exception("could not dispatch jobs; retrying")
                 await self._pause()
 
     async def _loop(self, signal: RoomSignal) -> None:
@@ -247,7 +247,7 @@ class ModelRunner:
         self._check_later(self._turns.offer(*leases))
 
     async def _serve_waiters(self) -> None:
-        """Give callers in this process that wait for a slot every other free slot, or all if the queue is empty."""
+        """Give every other free slot, or all if no job is queued, to callers in this process that wait for a slot."""
         share = len(self._free)
         if self._receive is None and self._context.waiters.wanting(self.model):
             share, odd = divmod(share, 2)

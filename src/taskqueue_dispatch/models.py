@@ -39,7 +39,7 @@ class ModelConfig(BaseModel):
 
     model_type: ModelType = ModelType.SYNC
     poll_endpoint_template: _Path | None = None
-    """path of a job's status, such as ``/status/{id}``; sync models are polled only for jobs without a response"""
+    """path of a job's status, such as ``/status/{id}``; sync models use it only for retries and lost responses"""
     id_field: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """response field with the server's own id for the job; by default ``job_id``, or ``id`` if that is missing"""
     poll_interval: _Seconds = 2.0
@@ -56,11 +56,11 @@ class ModelConfig(BaseModel):
     order: Order = Order.FIFO
     """order of jobs; with ``fair``, tenants take turns, and ``queue_per_slot`` and ``queue_limit`` limit each tenant"""
     fair_limit: int = Field(default=10_000, ge=1, le=1_000_000_000)
-    """maximum number of waiting jobs of all tenants together, with fair order"""
+    """with fair order, maximum number of waiting jobs of all tenants together, if it exceeds the limit of one tenant"""
     weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default={}, max_length=1000)
     """with fair order, number of turns that a tenant gets for each turn of a tenant without a weight"""
     floor_share: float = Field(default=0.05, ge=0, le=0.5)
-    """share of slots reserved for jobs with the lowest priority, so that they are never starved"""
+    """share of deliveries reserved for the lowest priority with waiting jobs, so that these jobs are not starved"""
     when_down: WhenDown = WhenDown.QUEUE
     result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
 

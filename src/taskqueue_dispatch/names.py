@@ -37,7 +37,7 @@ def mark_of(model: str) -> str:
 
 
 def job_id(model: str, idempotency_key: str | None = None, tenant: str | None = None) -> str:
-    """Return an id for a job: random, or derived from model, tenant and key if there is an idempotency key."""
+    """Return a job id: the model's prefix, then random digits, or a digest of tenant and idempotency key."""
     if idempotency_key is None:
         return f"{mark_of(model)}-{secrets.token_hex(16)}"
     check_name("idempotency_key", idempotency_key)

@@ -64,7 +64,7 @@ class ModelRegistry:
     """The registered models. Safe for concurrent use, in any number of replicas.
 
     Methods that change something raise `InvalidInput` and `BackendUnavailable`. If such a call fails halfway,
-    repeating it or the next refresh of any replica completes the change.
+    the change is completed by the next refresh of any replica, or by repeating the call.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class ModelRegistry:
         """
         async with self._refreshing:
             view, documents = await self._pool.inspect(), await self._pool.documents()
-            # If a configuration is missing, it was removed, or the pool was emptied between the two calls: read again.
+            # A missing configuration was removed, or the pool was emptied between the calls: inspect the pool again.
             if self._documents.keys() - documents.keys():
                 view = await self._pool.inspect()
             if self._was_emptied(view) and await self._restore(view, documents):
@@ -208,7 +208,7 @@ class ModelRegistry:
             await self._pool.configure(model, self._documents[model])
         if lost or forgotten:
             figures = {"endpoints": len(lost), "configurations": len(forgotten)}
-            _log.warning("the slot pool was emptied; endpoints registered again", extra=figures)
+            _log.warning("the slot pool was emptied, and has been restored", extra=figures)
         return len(lost) + len(forgotten)
 
     def _cache(
@@ -274,7 +274,7 @@ class ModelRegistry:
         async with self._refreshing:
             view, documents = await self._pool.inspect(model), await self._pool.documents()
             own = {model: documents[model]} if model in documents else {}
-            # If a configuration is missing, it was removed, or the pool was emptied between the two calls: read again.
+            # A missing configuration was removed, or the pool was emptied between the calls: inspect the pool again.
             if model in self._documents and not own:
                 view = await self._pool.inspect(model)
             # Do not replace the cache if the pool was emptied, because `refresh` restores the pool from the cache.
@@ -346,5 +346,5 @@ def _applied(config: ModelConfig, settings: QueueSettings, slots: int) -> QueueS
         fault = error.errors(include_url=False, include_context=False)[0]["msg"]
         text = fault.removeprefix("Value error, ")
         raise InvalidInput(
-            "settings of the queue", text, "settings that fit the configuration of the model"
+            "settings of the queue", text, "settings that the model's configuration permits"
         ) from None

@@ -84,7 +84,7 @@ class Dispatcher(RunnerContext):
             submission = structs.replace(submission, idempotency_key=new_id())
         outcome = await self.submitter.submit(submission)
         if reports_expiry and not isinstance(outcome, NoSlots):
-            # If this fails, the client gets no answer and submits the job again, which repeats this step.
+            # If this call fails, the client gets no confirmation. When it submits the job again, the call is repeated.
             await self._publish(expiry_task(task_of(submission)))
         return outcome
 
@@ -167,7 +167,7 @@ class Dispatcher(RunnerContext):
             await self.store.retry_until_available(cancel)
 
     async def _publish(self, callback: Task) -> None:
-        """Store a callback. Retry while the queue of callbacks is full, because nothing else informs the client."""
+        """Store a callback. Retry while its queue refuses it, because the client gets no other notification."""
         for tries in itertools.count(1):
             publish = partial(self.backend.publisher.publish, callback)
             (confirmation,) = await self.store.retry_until_available(publish)

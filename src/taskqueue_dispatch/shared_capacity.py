@@ -11,7 +11,7 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.registry import ModelRegistry
 
 _PRECEDENCE_SECONDS = 0.05
-"""seconds for which the other models have precedence after a turn"""
+"""minimum seconds for which the other models have precedence after a turn"""
 _IDLE_FRACTION = 0.125
 """fraction of ``safety_pass`` for which an idle slot of a shared server is kept for the next job"""
 
@@ -45,15 +45,15 @@ class CapacityTurns:
             self._turn_began.setdefault(lease.server, self._monotonic())
 
     def is_over(self, lease: SlotLease) -> bool:
-        """Return whether the model's turn on a slot's server is over, so that other models may have the slot."""
+        """Return whether the model's turn on the slot's server is over, and other models share the server."""
         now = self._monotonic()
         return now - self._turn_began.get(lease.server, now) >= self._turn and self.is_shared(lease)
 
     def offer(self, *leases: SlotLease) -> float:
         """Give the other models precedence, and return the number of seconds for which they have it.
 
-        The next turn begins with the next acquired slot. The period is longer if a server has another model loaded: if
-        two models each hold a slot on the server where the other model is loaded, both must have time to release it.
+        The next turn begins with the next acquired slot. The period is longer if a server has another model loaded:
+        two models may each hold a slot on the server that has the other model loaded, and both need time to release it.
         """
         for lease in leases:
             self._turn_began.pop(lease.server, None)
@@ -69,7 +69,7 @@ class CapacityTurns:
         return -max(own, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
-        """Return whether models share the slot's server and have more slots than the jobs that it may run at once."""
+        """Return whether models share the slot's server, and have more slots in all than its limit of running jobs."""
         endpoints = [
             info
             for view in self._registry.known()

@@ -28,7 +28,7 @@ from taskqueue_dispatch.wait_queue import SlotWaiters, Waiter
 _IDLE = 0.05
 """seconds after which the idle slot of another dispatcher, kept for its next job, may be taken over"""
 _RELEASE_SECONDS = 1.0
-"""longest wait in seconds of `release`, after which the release goes on in the background, and of `aclose`"""
+"""longest wait in seconds of `aclose`, and of `release`, after which the release goes on in the background"""
 _BACKOFF = RetryPolicy(base=0.05, cap=1.0)
 _PREFIX = "find:"
 """prefix of request ids in leases, so that a request never takes over the lease of a job"""
@@ -131,7 +131,7 @@ class FoundQueued:
 
 
 class _WaitingPosition:
-    """The state of a `FoundQueued`, without a reference to it: when the `FoundQueued` is dropped, the wait ends."""
+    """The state of a `FoundQueued`, kept outside it, so that the wait ends when the `FoundQueued` is dropped."""
 
     def __init__(self, finder: SlotFinder, waiter: Waiter, job: str, timeout: float) -> None:
         self._finder = finder
@@ -233,7 +233,7 @@ class SlotFinder:
         before = self.waiters.wanting(model)
         waiter = self.waiters.enter(model, tenant)
         if isinstance(waiter, Reason):
-            return FoundNone(waiter, "too many callers wait already", 1.0)
+            return FoundNone(waiter, "no further caller may wait for a slot of the model", 1.0)
         seconds = self._settings.find_timeout if timeout is None else timeout
         return FoundQueued(_WaitingPosition(self, waiter, job, seconds), before)
 

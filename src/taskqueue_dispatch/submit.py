@@ -54,7 +54,7 @@ class Queued(msgspec.Struct, frozen=True):
 
     job_id: str
     position: int
-    """number of the model's jobs that wait before this job; an upper bound if the job was submitted before"""
+    """number of the model's waiting jobs before this job, or an upper bound if the store does not report the number"""
     estimated_wait: float | None
     """estimated seconds until the job starts, or ``None`` if there is no estimate"""
 
@@ -121,7 +121,7 @@ class Submitter:
         """Store a job, and return whether it can run at once. With an idempotency key, it is stored only once.
 
         Raises `InvalidInput`, `IdConflict` if the key belongs to a job with another payload, `QueueFull` if the queue
-        is closed permanently, and `BackendUnavailable` or `PublishUnconfirmed` if it is unknown whether the job was
+        has moved, and `BackendUnavailable` or `PublishUnconfirmed` if it is unknown whether the job was
         stored: submit it again with the same key.
         """
         task = task_of(submission)

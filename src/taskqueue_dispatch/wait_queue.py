@@ -32,7 +32,7 @@ class Waiter:
 
 
 class _ModelQueue:
-    """The waiting callers of one model, in order of arrival and by tenant, so that the order can change at any time."""
+    """The waiting callers of one model, in order of arrival and by tenant, because an operator may change the order."""
 
     def __init__(self) -> None:
         self.all: OrderedDict[int, Waiter] = OrderedDict()

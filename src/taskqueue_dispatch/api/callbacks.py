@@ -31,8 +31,8 @@ _LEASE_TOKEN = Query(
 async def push(call: RequestContext) -> Response:
     """Report how a job ended, so that the dispatcher need not poll. The token of the job's slot is the only credential.
 
-    The answer is 409 if the slot now belongs to another job, or if a result has already arrived. The report is then
-    ignored, but kept for an hour.
+    The answer is 409 if the token is no longer valid, because the slot was released, for example after a result, or
+    was assigned again. The report is then ignored, but kept for an hour.
     """
     token = _token(call)
     dispatcher, known = dispatcher_of(call), await job_of(call)
@@ -46,7 +46,7 @@ async def push(call: RequestContext) -> Response:
         raise ProblemError(
             409,
             "late",
-            "the result was ignored: the slot now belongs to another job, or a result has already arrived",
+            "the result was ignored: the token is no longer valid, because the slot was released or assigned again",
         )
     return answer(TakenOut())
 

@@ -22,15 +22,15 @@ from taskqueue_server.routing.schemas import LABEL
 _QUEUES = 100
 """maximum number of queues that one call reads"""
 _HEAVY = 1024 * 1024
-"""maximum total size in bytes of a page's payloads; beyond it, no further queue is read"""
+"""total size in bytes of a page's payloads after which no further queue is read"""
 _encoder = msgspec.json.Encoder()
 
 
 async def failed(call: RequestContext) -> Response:
     """Return a page of failed jobs of the models that the token covers, grouped by model, from oldest to newest.
 
-    To read the next page, send ``next`` as ``after``. The last page has no ``next``; the other pages may be short or
-    empty, too.
+    To read the next page, send ``next`` as ``after``. The last page has no ``next``. Any other page may be short or
+    even empty.
     """
     limit, after = page_query(call)
     keys = await _keys(call)

@@ -30,9 +30,9 @@ _LIVE = {JobState.QUEUED, JobState.RUNNING}
 async def submit(call: RequestContext) -> Response:
     """Submit a job. If the answer is 202, the job is stored, and will end as done, failed, expired or cancelled.
 
-    The outcome ``leased`` means that a slot is free for the job, ``queued`` that the job waits behind other jobs. If
-    the answer is 503, nothing was stored: ``reason`` says why, for example because the model has no slots
-    (``no_endpoints``) or its queue is full. Retry after ``Retry-After`` seconds.
+    The outcome ``leased`` means that the job need not wait: a slot is free for it, or it has already started or ended.
+    ``queued`` means that it waits. If the answer is 503 with a ``reason``, the job was not stored, for example because
+    the model has no slots (``no_endpoints``) or its queue is full: try again after ``Retry-After`` seconds.
 
     A request may be repeated with the same ``idempotency_key``, or the same header ``Idempotency-Key``; the answer is
     then the current outcome of the job. The same key with a different payload is refused: with 409, or with 422 if the
@@ -127,7 +127,7 @@ async def result(call: RequestContext) -> Response:
 async def cancel(call: RequestContext) -> Response:
     """Cancel a job that has not ended.
 
-    If it is running, its slot is released, and its server's result is ignored.
+    A running job continues on its server and keeps its slot until the server has ended it, but its result is ignored.
     """
     known = await job_of(call)
     cancelled = await dispatcher_of(call).jobs.cancel(known.task_id)

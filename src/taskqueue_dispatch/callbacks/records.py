@@ -85,5 +85,5 @@ def _receipt(result: bytes | None) -> CallbackReceipt | None:
     try:
         return None if result is None else msgspec.json.decode(result, type=CallbackReceipt)
     except msgspec.MsgspecError:
-        # This result was stored by another program.
+        # The result of the task is not a receipt, because another program settled the task.
         return None

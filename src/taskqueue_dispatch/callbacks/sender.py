@@ -104,7 +104,7 @@ async def prepare(backend: Backend, settings: DispatchSettings) -> None:
 class Sender:
     """A consumer that sends callbacks until they succeed.
 
-    A callback that is rejected, or whose attempts are used up, becomes a dead letter.
+    A callback becomes a dead letter if its URL is not allowed, the receiver answers 410, or its attempts are used up.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ def callback_task(job: Task, status: str, result: bytes | None, error: str | Non
 def expiry_task(job: Task) -> Task:
     """Return the callback that reports the expiry of ``job``.
 
-    The callback is due at the job's deadline, and is dropped if the job did not expire. It is published together with
+    The callback is due at the job's deadline, and is not sent if the job did not expire. It is published right after
     the job, because no process handles a job at the moment when the job expires.
 
     Raises `InvalidInput`, like `callback_task`.

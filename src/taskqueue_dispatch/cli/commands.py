@@ -14,7 +14,7 @@ from taskqueue_dispatch.cli import demo, endpoints, jobs
 
 _HELP = (
     "Send jobs to GPU servers, one job per slot. Without a subcommand, this starts the server and takes the "
-    "options of `taskqueue serve`. The commands below connect to a running server (TASKQUEUE_SERVER_URL)."
+    "options of `taskqueue serve`. All commands below except demo connect to a running server (TASKQUEUE_SERVER_URL)."
 )
 
 

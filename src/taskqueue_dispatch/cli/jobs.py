@@ -120,7 +120,7 @@ def submit(
 
 
 async def _submit(server: DispatchServer, body: dict[str, Any]) -> _Outcome:
-    """Submit a job, and retry until the server confirms it. The idempotency key makes retries safe."""
+    """Submit a job. If the server is unavailable, retry up to three times; the idempotency key makes this safe."""
     attempt = 1
     while True:
         try:

@@ -69,7 +69,7 @@ def _exact(form: Form, name: str) -> str:
 
 
 async def live(call: RequestContext) -> Response:
-    """Return the event stream that updates the page. Raises `ProblemError` if there are too many streams."""
+    """Return the event stream that updates the page, or a problem if there are too many streams."""
     return EventStream(poller_of(call), _events(call), call.client_name)
 
 

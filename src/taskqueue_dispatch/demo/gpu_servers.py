@@ -64,7 +64,7 @@ class GpuServers:
         await asyncio.gather(*(server.__aexit__() for server in self.servers.values()))
 
     def busy(self, servers: Mapping[str, int], since: float, until: float) -> float:
-        """Return the share of slot time from ``since`` to ``until`` that jobs used. ``servers`` has slots by server."""
+        """Return the used share of the slots from ``since`` to ``until``. ``servers`` maps servers to their slots."""
         slots = sum(servers.values())
         if not slots or until <= since:
             return 0.0

@@ -139,7 +139,7 @@ class DispatchDemoReport(DemoReport, frozen=True, kw_only=True):
                 and sum(ledger.published for ledger in ledgers) == jobs,
                 f"the ledgers balance, and {self.resent:,} jobs submitted twice were stored once",
             ),
-            Check(right == done, f"{right:,} of {done:,} results equal a direct computation"),
+            Check(right == done, f"{right:,} of {done:,} results are as expected"),
             Check(duplicates == 0, f"{duplicates:,} jobs ran to completion twice"),
             Check(
                 not any(model.crowded for model in self.models),
@@ -151,7 +151,7 @@ class DispatchDemoReport(DemoReport, frozen=True, kw_only=True):
             ),
             Check(
                 false.denied > 0,
-                f"{false.server} denied {false.denied:,} jobs that it ran, without consequences",
+                f"{false.server} reported that it was idle while it ran {false.denied:,} jobs",
             ),
             Check(
                 failed == self.poison,

@@ -131,7 +131,7 @@ def read(reply: EndpointReply, job: str, config: ModelConfig) -> Answer:
 
     A valid body is a JSON object with a ``status``, and ``result``, ``error`` or the server's id of the job. For a
     sync model, any other JSON is the result; an object with a successful status but without ``result`` is itself the
-    result. The id may be missing only if the model is not polled; the job's own id is then used.
+    result. The id may be missing only for an async model without polling; the job's own id is then used.
     """
     if reply.status in _GOOD:
         return _read_good(reply, job, config)
@@ -283,7 +283,7 @@ def _error(fields: Mapping[str, msgspec.Raw]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a server's error as one line of at most 1000 printable characters. If it is no text, return a default."""
+    """Return a server's error as one line of at most 1000 printable characters, or a default if it is not text."""
     if not isinstance(value, str) or not value.strip():
         return "the server reported a failure"
     return "".join(c if c.isprintable() else " " for c in value[:_ERROR_TEXT]).strip()

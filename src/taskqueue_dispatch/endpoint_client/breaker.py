@@ -84,7 +84,7 @@ class Breaker:
         del self._circuits[model, server]
 
     def undecided(self, model: str, server: str) -> None:
-        """Allow another trial, because the server was busy or the current trial had no result."""
+        """End a trial without an outcome, because the server was busy or the slot was lost, and allow another trial."""
         circuit = self._circuits.get((model, server))
         if circuit is not None:
             circuit.trial_until = 0.0

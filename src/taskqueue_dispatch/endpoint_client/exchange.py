@@ -11,7 +11,7 @@ import httpx2
 from taskqueue_dispatch.endpoint_client.answers import EndpointReply
 
 _CONNECT_SECONDS = 5.0
-"""timeout in seconds, once for opening a connection and once for its TLS handshake"""
+"""maximum number of seconds for opening a connection, and again for its TLS handshake"""
 _MAX_DIGITS = 18
 """maximum number of digits in ``Content-Length``"""
 

@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     requested = _parser().parse_args(arguments)
     low, high = requested.latency[0], requested.latency[-1]
     if not 0 <= low <= high < float("inf") or len(requested.latency) > 2:  # noqa: PLR2004 - one value, or a lower and an upper bound
-        _parser().error("--latency must be a number of seconds, or a lower and an upper bound")
+        _parser().error("--latency must be one or two numbers of at least 0, the smaller one first")
     if requested.slots < 1 or requested.port not in _PORTS:
         _parser().error("--slots must be at least 1, and --port must be between 0 and 65535")
     gpu = SimulatedGpu(

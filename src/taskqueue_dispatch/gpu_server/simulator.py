@@ -88,7 +88,8 @@ class SimulatedGpu:
 
         ``latency`` is the duration of a job in seconds, or the bounds of a uniform distribution, whose random seed is
         ``seed``. ``port`` 0 selects a free port, which is kept after crashes. ``handler`` computes results instead of
-        the simulated model. The other arguments are those of `GpuServer`.
+        the simulated model. ``slots`` is the ``max_concurrent`` of `GpuServer`. ``asynchronous``, ``direct_queue`` and
+        ``dispatcher`` have the same meaning as there.
         """
         self.mode = mode
         self.slots = slots
@@ -336,7 +337,7 @@ class LocalServer(uvicorn.Server):
         await self._cut.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - `cut` has closed the sockets
-        """Close connections that were accepted at the last moment, and wait a second for running requests."""
+        """Close connections that were accepted at the last moment, and wait up to a second for running requests."""
         for _ in range(_TURNS):
             await asyncio.sleep(0)
             self.cut()

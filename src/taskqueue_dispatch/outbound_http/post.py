@@ -54,7 +54,7 @@ async def post(
 ) -> PostReply:
     """Send one POST and return the response, whatever its status. Redirects are not followed.
 
-    The checked addresses are tried in turn until a connection succeeds; TLS and the ``Host`` header use the host's
+    Up to three checked addresses are tried until a connection succeeds; TLS and the ``Host`` header use the host's
     name. Proxies from the environment, cookies and compression are not used. Status and headers must arrive within
     ``within`` seconds; reading the body may take two more seconds. Raises `NotReached`.
     """
@@ -135,7 +135,7 @@ def _request(
 
 
 async def _length(response: httpx2.Response) -> int:
-    # Only the status matters, but read a limited part of the body, so that the receiver can finish sending it.
+    # Only the status matters, but read up to 64 KiB of the body, so that the receiver can send a short body to its end.
     length = 0
     with contextlib.suppress(httpx2.HTTPError, TimeoutError):
         async with asyncio.timeout(_BODY_SECONDS):

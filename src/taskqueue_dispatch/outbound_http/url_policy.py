@@ -24,7 +24,7 @@ class UrlPolicy(msgspec.Struct, frozen=True, kw_only=True):
     http: bool = False
     """whether URLs with the scheme http are allowed too, on ``ports`` and on port 80"""
     networks: tuple[Network, ...] = ()
-    """private networks whose addresses are allowed nevertheless"""
+    """networks whose addresses are allowed although they are not public"""
 
 
 class Checked(msgspec.Struct, frozen=True):
