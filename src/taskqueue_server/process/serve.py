@@ -109,8 +109,8 @@ class ServerProcess:
     async def run(self) -> None:
         """Serve until `stop`, or until a signal if this is the main thread.
 
-        Raises `ConfigurationError` if the store refuses its configuration. The server also starts if the store is
-        unavailable.
+        Raises `ConfigurationError` if the store cannot be used with the settings of this server. If the store is only
+        unavailable, the server starts.
         """
         try:
             app = create_app(self._backend, self._settings, self._extensions)
