@@ -141,7 +141,7 @@ class ProcessMetrics:
         )
         self._closes = counter(
             "taskqueue_sockets_ended",
-            "Sockets that this server closed: by HTTP status before the handshake, by close code after it.",
+            "Sockets that this server refused, by HTTP status, or closed, by close code.",
             "code",
         )
         self._ends = counter(

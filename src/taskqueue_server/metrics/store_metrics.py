@@ -177,7 +177,7 @@ def _gauge(
 def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) -> Iterator[Metric]:
     yield _gauge(
         "taskqueue_queue_tasks",
-        "Tasks by state; final states such as done count all tasks so far.",
+        "Tasks by state; tasks in a final state such as done stay counted after the queue has forgotten them.",
         ["key", "state"],
         (((row.key, state), getattr(row.ledger, state)) for row in rows for state in State),
     )
@@ -234,5 +234,5 @@ def _settings(shown: VisibleStatistics, settings: dict[str, QueueSettings]) -> I
         for key, queue in known
         for what, value in (("deliveries", queue.paused), ("intake", queue.intake_paused))
     )
-    text = "1 if deliveries or intake of the queue are paused, else 0."
+    text = "1 if what (deliveries or intake) is paused for the queue, else 0."
     yield _gauge("taskqueue_queue_paused", text, ["key", "what"], paused)

@@ -83,7 +83,7 @@ class ServerProcess:
         listener: socket.socket | None = None,
         extensions: Sequence[Extension] = (),
     ) -> None:
-        """Create a server. Raises `ConfigurationError` for an unprotected host, or invalid TLS files or extensions.
+        """Create a server. Raises `ConfigurationError` as `check_host` does, and for invalid TLS files or extensions.
 
         ``extensions`` are added to those in the settings. With ``read``, SIGHUP reads the settings again. ``listener``
         is the bound socket of one of several processes; in that case, a second signal does not stop the server at once,

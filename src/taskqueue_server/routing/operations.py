@@ -42,7 +42,7 @@ class RequestContext:
         self.context: ServerContext = request.app.state.context
         self.verbs = verbs
         self.identity: Identity | None = None
-        """the client: `OPEN` if the server requires no tokens; ``None`` if only this operation requires none"""
+        """the client; ``None`` if the operation needs no token, else `OPEN` on a server without authentication"""
 
     @property
     def client_name(self) -> str | None:
