@@ -59,7 +59,7 @@ _SETTINGS_CHECK_SECONDS = 30.0
 
 
 class Host:
-    """The backend, settings and background tasks of one event loop. Creating it performs no I/O."""
+    """The backend, settings and background tasks of one event loop. Creating a host does not access the store."""
 
     _hosts: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Host]] = WeakKeyDictionary()
 
@@ -80,7 +80,7 @@ class Host:
 
     @classmethod
     def of_this_loop(cls) -> Self:
-        """Return the host of the running event loop. Create it if there is none, which raises `ConfigurationError`."""
+        """Return the host of the running event loop, creating it if there is none. Raises `ConfigurationError`."""
         loop = asyncio.get_running_loop()
         host = cls._hosts.get(loop)
         if host is None:

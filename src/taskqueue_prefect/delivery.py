@@ -4,7 +4,7 @@ The handler of the socket is Prefect's code. Its calls mean the following:
 
 ===================================== ===========================================================================
 it creates a `MultiQueue`             a worker has subscribed; the current asyncio task is the handler
-it observes the worker                a message with the worker's id; it *acknowledges* the run sent before
+it observes the worker                a message of the worker, which *acknowledges* the run sent before
 it asks for a run                     the previous run is acknowledged; receive the next one
 it asks whether the socket is up      there is no run; read from the socket to detect a disconnect
 it passes a run to ``retry``          the socket broke before the acknowledgement
@@ -51,7 +51,7 @@ class ClientListener:
     """A reader of a worker's socket that detects a disconnect while Prefect's handler is not reading."""
 
     def __init__(self, on_disconnect: Callable[[], None]) -> None:
-        """Create a listener that calls ``on_disconnect`` if the worker disconnects while it is listening."""
+        """Create a listener that calls ``on_disconnect`` when it detects that the worker has disconnected."""
         self._on_disconnect = on_disconnect
         self._received: asyncio.Task[MutableMapping[str, Any]] | None = None
 

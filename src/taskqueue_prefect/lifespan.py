@@ -41,7 +41,7 @@ async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
 
 async def _log_setup(host: Host, faults: list[str]) -> None:
     if faults and host.settings.strict:
-        raise QueueNotInUse(f"TASKQUEUE_PREFECT_STRICT: {'; '.join(faults)}")
+        raise QueueNotInUse(f"TASKQUEUE_PREFECT_STRICT is true, but {'; '.join(faults)}")
     for fault in faults:
         LOG.error("the task queue may not work: %s", fault)
     health = await host.backend.health()

@@ -57,7 +57,7 @@ Action = Callable[[ModuleType], None]
 
 
 def after_import(actions: Mapping[str, Action]) -> None:
-    """Call the action of each named module after its import, or now if it is imported. Only the first call counts."""
+    """Call each module's action after its import, or now if it is already loaded. Only the first call has an effect."""
     for finder in sys.meta_path:
         if isinstance(finder, ImportHookFinder):
             return

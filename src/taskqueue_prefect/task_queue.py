@@ -57,7 +57,7 @@ class TaskQueue:
 
 
 class MultiQueue:
-    """The runs for one worker's socket, created by the socket's handler."""
+    """A source of runs for one worker's socket. The socket's handler creates it."""
 
     def __init__(self, task_keys: Sequence[str]) -> None:
         self._socket = SharedQueueDelivery(Host.of_this_loop(), task_keys)

@@ -57,7 +57,7 @@ class Run(NamedTuple):
 
 
 def task_of(run: Run) -> Task:
-    """Return the task that represents a run in the queue and has its id. The payload names the run and its state.
+    """Return the task that represents a run in the queue. Its id is the run's id; its payload names the run's state.
 
     The run itself is read from the database when it is delivered, so the payload does not contain it.
     """

@@ -40,7 +40,7 @@ def test_code_that_is_not_known(site: Site) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     refused, queue = done.stdout.splitlines()[-2:]
     assert refused.startswith(
-        "TASKQUEUE_PREFECT_STRICT: prefect.server.task_queue differs from the supported version"
+        "TASKQUEUE_PREFECT_STRICT is true, but prefect.server.task_queue differs from the supported version"
     )
     assert queue == OURS
     assert "prefect.server.task_queue differs from the supported version" in done.stderr

@@ -229,7 +229,7 @@ class TestNames:
         [
             (None, "extension 'wanted' not found; installed: other"),
             ("no_such_module:part", "needs the module 'no_such_module'"),
-            ("builtins:dict", "must be an Extension, not dict"),
+            ("builtins:dict", "must return an Extension, not dict"),
         ],
     )
     def test_what_is_no_part(

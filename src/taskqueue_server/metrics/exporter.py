@@ -64,7 +64,7 @@ class Metrics:
     async def render(self, identity: Identity, accept: str) -> tuple[bytes, str]:
         """Return the metrics that the identity may see, and their content type.
 
-        Metrics that do not belong to one queue require access to all queues.
+        The metrics of server processes are returned only if the identity may see all queues.
         """
         sees_all = identity.is_allowed("admin")
         self._refresh()

@@ -1,4 +1,4 @@
-"""The middleware of the server, which logs and counts requests and sockets, and the operation ``/metrics``."""
+"""The operation ``/metrics``, and the server's middleware, which logs and counts requests and sockets."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class ProcessMetrics:
         )
         self._closes = counter(
             "taskqueue_sockets_ended",
-            "Sockets that this server closed: by HTTP status before the handshake, by close code after it.",
+            "Sockets that this server refused, by HTTP status, or closed, by close code.",
             "code",
         )
         self._ends = counter(
@@ -204,7 +204,7 @@ class ProcessMetrics:
 
     @hookimpl
     def retry_scheduled(self, settles: Delivery | None) -> None:
-        """If the retry ends a delivery, count it, and record the run time of the failed attempt."""
+        """Count a retry that ends a delivery, and record the run time of the failed attempt."""
         if settles is not None:
             self._outcomes["retried"] += 1
             self._run.of(settles.task.key).note(self._now() - settles.delivered_at)

@@ -60,7 +60,7 @@ class StoreMetrics:
         self._pass: asyncio.Task[None] | None = None
 
     async def latest(self) -> StoreStatistics | None:
-        """Return statistics about a second old, or up to 15 seconds if the store is slow; ``None`` if it is down."""
+        """Return statistics that are about 1 s old, or up to 15 s if the store is slow; ``None`` if there are none."""
         loop = asyncio.get_running_loop()
         if self._pass is None and loop.time() - self._started_at >= _FRESH_SECONDS:
             self._started_at = loop.time()
@@ -177,7 +177,7 @@ def _gauge(
 def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) -> Iterator[Metric]:
     yield _gauge(
         "taskqueue_queue_tasks",
-        "Tasks by state; final states such as done count all tasks so far.",
+        "Tasks by state; tasks in a final state such as done stay counted after the queue has forgotten them.",
         ["key", "state"],
         (((row.key, state), getattr(row.ledger, state)) for row in rows for state in State),
     )
@@ -191,7 +191,7 @@ def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) ->
             lambda stats: stats.subscribers,
         ),
         "taskqueue_queue_unclaimed": (
-            "1 if tasks wait but no worker subscribes to the queue, else 0.",
+            "1 if tasks wait but no worker subscribes to the queue, else 0; for (other), the number of such queues.",
             lambda stats: (
                 sum(map(_unclaimed, shown.others)) if stats.key == OTHER else int(_unclaimed(stats))
             ),
@@ -234,5 +234,5 @@ def _settings(shown: VisibleStatistics, settings: dict[str, QueueSettings]) -> I
         for key, queue in known
         for what, value in (("deliveries", queue.paused), ("intake", queue.intake_paused))
     )
-    text = "1 if deliveries or intake of the queue are paused, else 0."
+    text = "1 if what (deliveries or intake) is paused for the queue, else 0."
     yield _gauge("taskqueue_queue_paused", text, ["key", "what"], paused)

@@ -1,4 +1,4 @@
-"""Delivering task runs one at a time: send a run, wait for its ack, settle it, then receive the next."""
+"""Delivering task runs one at a time: send a run, wait for its ack, settle the run, then receive the next."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class PrefectConnection:
         self.peer = peer_of(websocket)
         self.token = token_of(websocket)
         self.identity = self._identified() if context.access.authenticates else None
-        """identity of the token in the header if it is valid and may consume; always ``None`` without authentication"""
+        """identity of the header's token if it is valid and may consume; ``None`` on a server without authentication"""
         self.slot: ExitStack | None = None
         self.channel = WebSocketChannel(websocket, context.settings.lease)
         self.pings = Pings(websocket)
@@ -44,7 +44,7 @@ class PrefectConnection:
         """Do nothing, because a Prefect worker cannot move deliveries to another connection."""
 
     async def authenticate(self) -> SessionEnd | None:
-        """Check the token in the header or in the first frame. Return the session's end if the worker is refused.
+        """Check the token in the header or in the first frame. Return a `SessionEnd` if the worker is refused.
 
         Raises `ConnectionClosed`.
         """
@@ -123,7 +123,7 @@ async def wait_for_shutdown(connection: PrefectConnection) -> SessionEnd:
 
 
 async def receive_frame(kind: type[frames.F], channel: WebSocketChannel) -> frames.F | SessionEnd:
-    """Return the next frame, or the session's end if it is invalid or does not arrive. Raises `ConnectionClosed`."""
+    """Return the next frame, or a `SessionEnd` if the frame is invalid or late. Raises `ConnectionClosed`."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             return frames.decode(kind, await channel.receive())

@@ -67,7 +67,7 @@ async def _serve_runs(connection: PrefectConnection) -> SessionEnd:
         try:
             subscription = context.backend.subscribe(keys, connection.worker_id)
         except InvalidInput as error:
-            return SessionEnd(f"subscribe: {error.field} is not allowed", frames.CLOSE_PROTOCOL)
+            return SessionEnd(f"subscribe: invalid {error.field}", frames.CLOSE_PROTOCOL)
         try:
             delivery = PrefectDelivery(connection, subscription, access_revoked)
             return await report_connection(context.hooks, _log, info, delivery.run())

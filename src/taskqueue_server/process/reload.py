@@ -86,7 +86,7 @@ def reload(context: ServerContext, read: Reread, tls: ssl.SSLContext | None = No
 def signals(end: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
     """Call ``end`` on SIGTERM and SIGINT, and ``reload`` on SIGHUP, during the block.
 
-    A SIGHUP because the terminal was closed calls ``end`` instead of ``reload``. Without ``reload``, the handler of
+    If SIGHUP was sent because the terminal closed, ``end`` is called instead. If ``reload`` is ``None``, the handler of
     SIGHUP is not changed. Outside the main thread, no signal is handled.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -83,7 +83,7 @@ class ServerProcess:
         listener: socket.socket | None = None,
         extensions: Sequence[Extension] = (),
     ) -> None:
-        """Create a server. Raises `ConfigurationError` for an unprotected host, or invalid TLS files or extensions.
+        """Create a server. Raises `ConfigurationError` as `check_host` does, and for invalid TLS files or extensions.
 
         ``extensions`` are added to those in the settings. With ``read``, SIGHUP reads the settings again. ``listener``
         is the bound socket of one of several processes; in that case, a second signal does not stop the server at once,
@@ -109,8 +109,8 @@ class ServerProcess:
     async def run(self) -> None:
         """Serve until `stop`, or until a signal if this is the main thread.
 
-        Raises `ConfigurationError` if the store refuses its configuration. The server also starts if the store is
-        unavailable.
+        Raises `ConfigurationError` if the store cannot be used with the settings of this server. If the store is only
+        unavailable, the server starts.
         """
         try:
             app = create_app(self._backend, self._settings, self._extensions)

@@ -29,7 +29,7 @@ def stopping() -> None:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Notify systemd's watchdog, if enabled, twice per ``WatchdogSec`` during the block: it detects a stuck loop."""
+    """During the block, notify systemd's watchdog twice per ``WatchdogSec``, so that it detects a stuck event loop."""
     period = _period()
     if period is None:
         yield

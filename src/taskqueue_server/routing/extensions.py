@@ -49,7 +49,7 @@ class Extension(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_extensions(names: Collection[str]) -> tuple[Extension, ...]:
-    """Return the installed extensions with these names, sorted by name. Raises `ConfigurationError`."""
+    """Return the extensions with these names, sorted by name. Raises `ConfigurationError` if one cannot be loaded."""
     return tuple(map(_load, sorted(set(names))))
 
 
@@ -69,7 +69,7 @@ def _load(name: str) -> Extension:
         ) from error
     if not isinstance(extension, Extension):
         raise ConfigurationError(
-            f"the extension {name!r} must be an Extension, not {type(extension).__name__}"
+            f"the entry point of {name!r} must return an Extension, not {type(extension).__name__}"
         )
     return extension
 

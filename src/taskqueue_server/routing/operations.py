@@ -42,7 +42,7 @@ class RequestContext:
         self.context: ServerContext = request.app.state.context
         self.verbs = verbs
         self.identity: Identity | None = None
-        """the client, which is `OPEN` without authentication; ``None`` if the operation needs no token"""
+        """the client; ``None`` if the operation needs no token, else `OPEN` on a server without authentication"""
 
     @property
     def client_name(self) -> str | None:
@@ -81,7 +81,7 @@ class RequestContext:
         return value
 
     def number(self, name: str, default: int | None, highest: int, *, lowest: int = 1) -> int:
-        """Return an integer from the query, which is required if ``default`` is ``None``. Raises `InvalidInput`."""
+        """Return an integer query parameter, which is required if there is no ``default``. Raises `InvalidInput`."""
         text = self.request.query_params.get(name)
         if text is None and default is not None:
             return default
@@ -125,7 +125,7 @@ class RequestContext:
             raise InvalidInput("confirm", _got(text), f"confirm={expected}")
 
     async def stream(self, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
-        """Yield the body in chunks. Raises `ProblemError` if the body is invalid, or if the client loses its rights."""
+        """Yield the body in chunks. Raises `ProblemError` as `bodies.stream` does, or if the client's rights change."""
         anonymous = self.identity is None or not self.context.access.authenticates
         with nullcontext(asyncio.Event()) if anonymous else self.watch_access() as dismissed:
             async for chunk in bodies.stream(self.request, kind, limit):

@@ -18,7 +18,7 @@ _VALUE = re.compile(r'"[ !#-\[\]-~]{1,200}"|[!#-\[\]-~]{1,200}')
 IDEMPOTENCY_KEY = Query(
     _HEADER,
     {"type": "string", "pattern": f"^({_VALUE.pattern})$"},
-    "for a task without an id: repeated requests with the same value and the same token publish one task",
+    "for tasks without ids: repeated requests with the same value and the same token publish each task only once",
     example='"order-4711"',
 )
 

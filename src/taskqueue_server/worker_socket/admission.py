@@ -77,10 +77,10 @@ def refusal(context: ServerContext, websocket: WebSocket, subprotocol: str) -> P
         headers, settings.allowed_hosts, loopback=not context.access.authenticates
     ):
         return ProblemError(421, "wrong_host", wrong)
-    # Pages of the server's own origin are refused as well, because the dashboard does not use this socket.
+    # The server's own origin is allowed only if the settings list it, because the dashboard does not use this socket.
     origins = headers.getlist("origin")
     if origins and (len(origins) > 1 or origins[0] not in settings.origins):
-        return ProblemError(403, "origin", "web pages may not open this socket")
+        return ProblemError(403, "origin", "the Origin header is not in TASKQUEUE_ORIGINS")
     if websocket.scope["query_string"]:
         return ProblemError(
             400,

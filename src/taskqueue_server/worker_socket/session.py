@@ -69,7 +69,7 @@ async def report_connection(
 
 
 class WorkerSession:
-    """Serves one worker. Owns its subscription and all asyncio tasks that serve its socket. Call `run` only once."""
+    """Serves one worker, and owns the asyncio tasks that serve its socket. Call `run` only once."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class WorkerSession:
     ) -> None:
         """Adopt the deliveries that the worker still runs, for keys that ``is_allowed`` permits, and answer its hello.
 
-        Raises `TimeoutError` if the store does not answer, and `ConnectionClosed` if the worker has left: after the
-        grace period, unless one of the sides closed the socket on purpose.
+        Raises `TimeoutError` if the store does not answer, and `ConnectionClosed` if the worker has left. If neither
+        side closed the socket on purpose, `ConnectionClosed` is raised only after the grace period.
         """
         async with asyncio.timeout(_ADOPT_SECONDS):
             adopted = await adopt(
@@ -238,8 +238,8 @@ class WorkerSession:
             awake = max(due, self._loop.time())
             await asyncio.sleep(awake - self._loop.time())
             now = self._loop.time()
-            # If this process was suspended, frames of the worker may have arrived that `_read` has not received yet:
-            # give it time for that. If there are none, the worker counts as silent in the next round.
+            # If this process was suspended, frames of the worker may have arrived that `_read` has not received yet.
+            # Give `_read` time to receive them. If there are none, the worker counts as silent in the next round.
             if now - awake > lease / 3:
                 await asyncio.sleep(lease / 10)
             elif since is not None and since == self._listening_since and now - since >= lease:

@@ -38,7 +38,7 @@ class Pings:
             keep_alive(silence)
 
     def mark(self) -> int:
-        """Send a numbered ping and return its number. The peer answers it before it reads any later message."""
+        """Send a numbered ping and return its number. The peer answers the ping before it reads any later message."""
         mark = self._offered.get("mark")
         return cast("int", mark()) if mark else 0
 
