@@ -184,7 +184,7 @@ def _times(values: Values) -> pa.Array:
     times = _name(values).cast(pa.int64())
     ends = pc.min_max(times)
     if ends["min"].as_py() < 0 or ends["max"].as_py() >= BEYOND:
-        raise ValueError("a time out of range")
+        raise ValueError("a timestamp is out of range")
     return times.cast(_TIME)
 
 

@@ -107,7 +107,7 @@ class PipelineOptions(EngineOptions):
         Path | None,
         option(
             "DIR",
-            "Folder for the transitions and the results, as Parquet. Default: they are not kept.",
+            "Parquet folder for transitions and results. Default: not kept, or ./taskqueue-report for `report`.",
         ),
     ] = None
     since: Annotated[

@@ -69,7 +69,7 @@ def advice(
     """
     check_target(target_wait, percentile)
     if sample < LEAST:
-        raise InvalidInput("sample", kind_of(sample), f"{LEAST} or more")
+        raise InvalidInput("sample", kind_of(sample), f"a whole number of at least {LEAST}")
     rows = _rows(transitions)
     needed = max(LEAST, math.ceil(_BEYOND / (1 - percentile)))
     about = _about(rows, sample)
