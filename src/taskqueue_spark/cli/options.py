@@ -107,7 +107,7 @@ class PipelineOptions(EngineOptions):
         Path | None,
         option(
             "DIR",
-            "Parquet folder for transitions and results. Default: not kept, or ./taskqueue-report for `report`.",
+            "Folder for transitions and results, as Parquet. Default: ./taskqueue-report for `report`, else none.",
         ),
     ] = None
     since: Annotated[

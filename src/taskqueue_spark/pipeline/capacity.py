@@ -80,7 +80,7 @@ def advice(
     def replayed(table: pa.Table) -> pa.Table:
         return _advised(table, target_wait=target_wait, percentile=percentile, sample=sample)
 
-    # Broadcast the table of keys, because there are few.
+    # Broadcast the table of keys, because it has few rows.
     good = about.where("reason is null").select("key", "from", "to", "peak_rate")
     chosen = rows.where("ended is not null").join(F.broadcast(good), "key")
     advised = (
