@@ -68,8 +68,8 @@ def choice_of(options: ReadOptions, schema: StructType) -> Choice:
         own = known.get(field.name)
         if own is None or own.dataType != field.dataType or (own.nullable and not field.nullable):
             columns = (f"{field.name} {field.dataType.simpleString()}" for field in known.values())
-            allowed = f"only these columns: {', '.join(columns)}"
-            raise InvalidInput("schema", "an unknown column, or a wrong column type", allowed)
+            allowed = f"only these columns, without NOT NULL: {', '.join(columns)}"
+            raise InvalidInput("schema", "an unknown column, a wrong type, or NOT NULL", allowed)
     fields = [TRANSITIONS.field(field.name).with_nullable(field.nullable) for field in schema]
     return Choice(
         pa.schema(fields), options.events, options.keys, options.since, options.until, options.batch

@@ -141,7 +141,7 @@ class _Block:
         return make(self._rows(values))
 
     def _rows(self, values: Values) -> Values:
-        """Return the values of a column, one per transition. Zero bytes separate several values of one step."""
+        """Return the values of a column, one per transition. If a step has several values, zero bytes separate them."""
         joined = b"\0".join(values)
         if self._number == len(values):
             if joined.count(b"\0") != self._number - 1:
@@ -184,7 +184,7 @@ def _times(values: Values) -> pa.Array:
     times = _name(values).cast(pa.int64())
     ends = pc.min_max(times)
     if ends["min"].as_py() < 0 or ends["max"].as_py() >= BEYOND:
-        raise ValueError("a time out of range")
+        raise ValueError("a timestamp is out of range")
     return times.cast(_TIME)
 
 

@@ -41,8 +41,8 @@ def live_states(df: DataFrame, **options: str) -> DataFrame:
     """Return the current state of each task that ``df`` names by ``key`` and ``task_id``.
 
     ``state``, ``attempt`` and ``since`` (time of the last change) are null for a task that the store does not know or
-    no longer knows. ``as_of``: when the store was queried. Each evaluation of the result queries it again. ``options``
-    name the store: ``backend``, ``url``, ``urlEnv``, ``prefix``, ``partitions``.
+    no longer knows. ``as_of``: when the store was queried. Each evaluation of the result queries the store again.
+    ``options`` name the store: ``backend``, ``url``, ``urlEnv``, ``prefix``, ``partitions``.
     """
     OptionValues(options, STORE_OPTIONS)
     query = partial(_states, SparkStore.read(options))

@@ -110,7 +110,7 @@ class StoreReader(DataSourceReader):
         for field in schema.fields:
             if types.get(field.name) != field.dataType:
                 column = f"column {field.name[:100]}"
-                allowed = f"the columns of {self._options.resource}"
+                allowed = f"only the columns of resource={self._options.resource}, with their types"
                 raise InvalidInput(column, "an unknown column, or a wrong column type", allowed)
 
     def partitions(self) -> list[InputPartition]:

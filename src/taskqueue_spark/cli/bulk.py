@@ -42,7 +42,9 @@ def load(
     ] = None,
     wait: Annotated[
         float,
-        typer.Option(min=0, help="Maximum number of seconds to wait for room in a full queue."),
+        typer.Option(
+            min=0, help="Seconds to wait without progress if a queue is full or the store down."
+        ),
     ] = 3600.0,
     skip_invalid: Annotated[
         Path | None,
@@ -58,7 +60,7 @@ def load(
     """
     reader = kind or _FORMATS.get(path.suffix.lower())
     if reader is None:
-        allowed = "a name that ends in .parquet, .jsonl or .csv, or any name with --format"
+        allowed = "a name that ends in .parquet, .json, .jsonl, .ndjson or .csv, or --format"
         raise InvalidInput("FILE", "a file name without a known extension", allowed)
     with work(options) as running:
         from taskqueue_spark.sink.writer import publish  # noqa: PLC0415 - imports Spark, which is slow

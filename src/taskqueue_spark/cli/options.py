@@ -107,7 +107,7 @@ class PipelineOptions(EngineOptions):
         Path | None,
         option(
             "DIR",
-            "Folder for the transitions and the results, as Parquet. Default: they are not kept.",
+            "Folder for transitions and results, as Parquet. Default: ./taskqueue-report for `report`, else none.",
         ),
     ] = None
     since: Annotated[

@@ -50,7 +50,7 @@ class Work(NamedTuple):
 
 @contextmanager
 def explain_missing_modules() -> Iterator[None]:
-    """Turn the error of a module that the extra ``spark`` installs into an error that says how to install it."""
+    """Turn the error about a missing module of the extra ``spark`` into an error that says how to install the extra."""
     try:
         yield
     except ModuleNotFoundError as error:

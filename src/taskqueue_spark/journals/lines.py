@@ -141,7 +141,7 @@ class LinesJournal(Journal):
         return iter(())
 
     def _open_range(self, part: Range) -> BinaryIO | None:
-        """Open the file of a range, even if it was renamed; return ``None`` if it does not exist."""
+        """Open the file of a range, even if it was renamed; return ``None`` if no file has its first line."""
         for path in (part.shard, *files_of(self._path)):
             with suppress(BackendUnavailable):
                 file = opened(path)

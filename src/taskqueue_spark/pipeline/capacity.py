@@ -69,7 +69,7 @@ def advice(
     """
     check_target(target_wait, percentile)
     if sample < LEAST:
-        raise InvalidInput("sample", kind_of(sample), f"{LEAST} or more")
+        raise InvalidInput("sample", kind_of(sample), f"a whole number of at least {LEAST}")
     rows = _rows(transitions)
     needed = max(LEAST, math.ceil(_BEYOND / (1 - percentile)))
     about = _about(rows, sample)
@@ -80,7 +80,7 @@ def advice(
     def replayed(table: pa.Table) -> pa.Table:
         return _advised(table, target_wait=target_wait, percentile=percentile, sample=sample)
 
-    # Broadcast the table of keys, because there are few.
+    # Broadcast the table of keys, because it has few rows.
     good = about.where("reason is null").select("key", "from", "to", "peak_rate")
     chosen = rows.where("ended is not null").join(F.broadcast(good), "key")
     advised = (

@@ -157,9 +157,11 @@ def _weighed(windows: DataFrame, weights: DataFrame, by: str) -> DataFrame:
 
 
 def _windows_of(windows: DataFrame, by: str) -> DataFrame:
-    """Return the windows of members. In a contended window, ``given`` has the deliveries and ``index`` Jain's index.
+    """Return the windows of members, with ``given``, ``index`` and ``counted``.
 
-    ``counted`` is true for one member per contended window, so that each window can be counted once.
+    For a member that competes in a contended window, ``given`` is the number of its deliveries, and ``index`` is Jain's
+    index of the window; otherwise both are null. ``counted`` is true for one member per contended window, so that each
+    window can be counted once.
     """
     together = "over (partition by key, place)"
     rival = "member is not null and standing"

@@ -40,8 +40,8 @@ def advise(
     slots meets the target, ``unreachable`` gives the reason.
 
     The number of slots must exceed the load, so that the slots can process the arrivals. If all arrivals are within
-    the time that the first task may take (target wait and running time), they are a single burst, and the rate of
-    bursts is unknown. The recommendation is then for that burst, and the rate is the average until its last task ends.
+    the target wait plus the mean running time, they are a single burst, and how often bursts come is unknown. The
+    recommendation is then for that burst, and ``arrival_rate`` is the average until the last task of the burst ends.
     """
     held = np.maximum(ended - started, 0.0)
     count, mean = len(arrived), float(held.mean())

@@ -24,7 +24,9 @@ _SPAN = (
 
 
 def violations(transitions: DataFrame, audited: DataFrame | None = None) -> DataFrame:
-    """Return a row per violation: ``rule``, ``key``, ``task_id``, ``run``, ``shard``, ``seq`` and a ``text``.
+    """Return ``rule``, ``key``, ``task_id``, ``run``, ``shard``, ``seq`` and a ``text`` of each violation.
+
+    Of the violations in one section of a lane (see `per_lane`), only the first is returned.
 
     ``audited``: an `audit` of the same transitions, whose lost tasks violate R1.
     """

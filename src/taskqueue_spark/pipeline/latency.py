@@ -25,7 +25,7 @@ def latency(
     *,
     by: Collection[str] = tuple(_SPLIT),
 ) -> DataFrame:
-    """Return durations per key, priority, tenant and window. A duration belongs to the window in which it ended.
+    """Return percentiles of durations by key, priority, tenant and window. The end of a duration decides its window.
 
     ``window``: length of the windows, such as "1 minute" or "1 hour"; ``None``: no windows. ``by``: which of priority
     and tenant to split by; a column not in ``by`` is null. The section "Tables" of docs/pipeline.md describes the

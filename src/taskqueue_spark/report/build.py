@@ -44,7 +44,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     store: dict[str, str] | None = None
     """options with which to query the store for its current content; ``None``: do not query it"""
     behind: dict[str, str] | None = None
-    """options of the data source for the transitions after the given transitions; ``None`` if there are none"""
+    """options of the data source for the part of the journal after the transitions; ``None`` if there is none"""
 
     def __post_init__(self) -> None:
         seconds_of(self.window)
@@ -52,7 +52,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportBuild:
-    """A builder of tables in a folder, from transitions. ``select`` returns the rows of the chosen queues."""
+    """A builder of tables in a folder, from transitions. ``own`` returns the rows of the chosen queues."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ReportBuild:
         return self.made[name]
 
     def all(self, stage: Callable[[str], AbstractContextManager[Any]]) -> Mapping[str, DataFrame]:
-        """Create each table in the context that ``stage`` returns for its name, and set the context's ``note``."""
+        """Create each table in the context that ``stage`` returns for its name. Its ``note`` is the number of rows."""
         for name in TABLES:
             if self.wishes.store is None and name in {"asked", "live", "ledgers"}:
                 continue
@@ -103,7 +103,7 @@ def _live(build: ReportBuild) -> DataFrame:
     """Return the states from the store, and for tasks that the store does not have, the later states in the journal.
 
     The store may have forgotten a task that ended after the last of the transitions. The end of the task is then in the
-    later part of the journal. If that part has gaps, the state is ``unknown``.
+    later part of the journal. If it is not found there, and that part has gaps, the state is ``unknown``.
     """
     requested = build.table("asked")
     absent = requested.where("state is null").select("key", "task_id")
@@ -181,4 +181,4 @@ TABLES: dict[str, Callable[[ReportBuild], DataFrame]] = {
     "failures": lambda build: failures(build.transitions),
     "capacity": _capacity,
 }
-"""functions that create the tables, by name; each comes after the tables that it depends on"""
+"""functions that create the tables, by the name of the table; a table comes after those that it depends on"""

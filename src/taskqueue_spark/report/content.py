@@ -18,7 +18,7 @@ from taskqueue_spark.report.numbers import STEPS
 from taskqueue_spark.report.outcome import COUNTED, LIVE, Outcome, outcome_of
 
 _MOST = 200
-"""maximum number of rows of a table in the report"""
+"""maximum number of rows of a table in the report, unless the table has its own maximum"""
 _KEYS = 8
 """maximum number of queues for which values over time are shown; the busiest are chosen"""
 _POINTS = 80
@@ -134,7 +134,7 @@ def report_content(
 ) -> dict[str, Any]:
     """Return the content of the report. Every value is text, a number, a time, a list or a mapping.
 
-    ``source``: the source of the transitions, as text; ``where``: the same source, as options of a command.
+    ``source``: the source of the transitions, as text; ``where``: the source as options of ``taskqueue pipeline``.
     """
     result = extent(build.select(build.transitions))
     account = audit_content(build, damaged)
@@ -193,14 +193,14 @@ def _of_queues(build: ReportBuild) -> DataFrame:
 
 
 def _flow(build: ReportBuild, result: Extent, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the number of tasks that were published and that ended per window, in total and for the busiest queues."""
+    """Return the counts of events and the backlog per window, in total and for each of the busiest queues."""
     if result.since is None:
         return {"seconds": 1.0, "start": None, "windows": 0, "all": _series({}, 0), "keys": []}
     length = length_of(result.seconds)
     origin = result.since.timestamp() // length * length
     position = F.floor((F.unix_micros("ts") / 1e6 - origin) / length).cast("int")
     event, before = F.col("event"), F.col("before_state")
-    # If the first recorded event of a task is not the beginning of its life, the task was live before.
+    # If the first recorded event of a task is not in `_BEGINS`, the task was live before.
     was = F.coalesce(before.isin(*LIVE), ~event.isin(*_BEGINS))
     counted = (
         build.select(steps(build.transitions))

@@ -207,7 +207,7 @@ def _placed(
 
 
 def _workers(rows: Sequence[Mapping[str, Any]]) -> Markup | None:
-    """Return a plot with a bar per worker: the average number of tasks that it ran at once."""
+    """Return a plot with a bar per worker and queue: how many tasks of the queue the worker ran at once on average."""
     matches = [row for row in rows if row["worker"] is not None and row["mean"] is not None]
     matches.sort(key=lambda row: -row["executions"])
     if not matches:
@@ -243,7 +243,7 @@ def _advised(row: Mapping[str, Any]) -> str:
 
 
 def _fairness(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the fairness of queues with more than one member, each with a plot."""
+    """Return the fairness of each queue that has at least two members (tenants or workers), with a plot."""
     matches = []
     for row in rows:
         if row["members"] < 2:  # noqa: PLR2004 - fairness compares at least two members

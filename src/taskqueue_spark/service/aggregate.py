@@ -73,7 +73,7 @@ class EventCount(NamedTuple):
 
 
 def without_known(batch: DataFrame, positions: Mapping[str, Position], ahead: float) -> DataFrame:
-    """Return the transitions whose numbers have not been read before.
+    """Return the transitions whose numbers have not been read before, and all damaged entries.
 
     A known number with a later time than all known transitions was used again. Its transition is included, unless the
     time is after ``ahead`` (Unix seconds).
@@ -185,8 +185,8 @@ def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCo
     """Return the counts of the new transitions in the result of `steps`, per key and window.
 
     The names of the counts are ``event:…``, ``published``, ``adopted``, ``doubled``, the final states, and per class of
-    durations, ``waits`` and ``runs``. Counts up to `Probe.before` have the prefix ``low:``, and counts up to
-    `Probe.after` the prefix ``high:``.
+    durations, ``waits`` and ``runs``. With ``probe``, ``published`` and the final states are also counted up to
+    `Probe.before`, with the prefix ``low:``, and up to `Probe.after`, with the prefix ``high:``.
     """
     over = f"(before is null or before in ({name_list(ENDS)}))"
     begins = f"(event = 'published' or (event = 'retried' and {over}))"

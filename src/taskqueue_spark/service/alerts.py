@@ -83,7 +83,7 @@ class Condition(NamedTuple):
     kind: str
     """``imbalance``, ``missing``, ``reset``, ``stuck``, ``waiting`` or ``failing``"""
     of: str
-    """the key of a queue; for ``missing`` and ``reset``, a place in a journal"""
+    """the key of a queue; for ``missing`` and ``reset``, the run, shard and number of a gap, or its Unix time"""
     text: str
     details: Mapping[str, Any]
     passing: bool = False
@@ -180,9 +180,10 @@ def _imbalance(key: str, books: QueueCounts, differing: str | None) -> list[Cond
 
 
 class Alerts:
-    """The recorder of alerts: it writes a line of JSON and a log message at the start and end of each episode.
+    """The recorder of alerts: it writes a line of JSON and a log message when an episode starts or ends.
 
-    The file is the only state of this class, so a new process repeats no alert. An incomplete last line is removed.
+    A one-off event gets one line. The file is the only state of this class, so a new process repeats no alert. An
+    incomplete last line is removed.
     """
 
     def __init__(self, path: Path) -> None:

@@ -21,7 +21,7 @@ _COUNTERS = ("published", *ENDS)
 
 
 def read_ledgers(store: SparkStore, keys: Sequence[str]) -> Probe | None:
-    """Return a Redis store's ledgers of ``keys``; ``None`` if it is unavailable, or was reset during the query."""
+    """Return a Redis store's ledgers of ``keys``; ``None`` if the store is unavailable, or was reset meanwhile."""
     return asyncio.run(_read_ledgers(store, keys))
 
 
@@ -63,7 +63,7 @@ def probe(state: ServiceState, pending: Probe) -> None:
 
 
 def resolve(state: ServiceState) -> None:
-    """Compare the ledgers in the state with the journal, if it has been read far enough; drop them after a reset."""
+    """Compare the ledgers in the state with the journal, if it was read far enough; drop them after a store reset."""
     pending = state.probe
     if pending is None:
         return
@@ -102,7 +102,7 @@ def _ledger_fault(ledger: dict[str, int]) -> str:
     accounted = sum(ledger[name] for name in (*ENDS, *LIVE))
     if ledger["published"] == accounted:
         return ""
-    return f"the store's ledger has {ledger['published']} published and accounts for {accounted}"
+    return f"the store's ledger has {ledger['published']} published tasks, but accounts for {accounted}"
 
 
 def _difference(base: Baseline, now: Baseline) -> str:

@@ -54,7 +54,7 @@ class Batches:
             sweep(self.options, state, query)
         batch = aggregate.without_known(batch, state.positions, horizon_of(now))
         if state.queries.keys() - {query}:
-            # An earlier query has lost its checkpoint, so the source may repeat transitions that were already read.
+            # The checkpoint of an earlier query was lost, so the source may repeat transitions that were already read.
             batch = self._unseen(batch)
         name = _name(query, number)
         self._archive(batch, name)

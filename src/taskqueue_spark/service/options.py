@@ -85,5 +85,5 @@ class StreamOptions:
 
 def _check(name: str, value: float, least: float, most: float = math.inf) -> None:
     if not least <= value <= most or math.isinf(value):
-        allowed = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
+        allowed = f"a number of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"  # fmt: skip
         raise InvalidInput(name, "a number out of range", allowed)

@@ -29,7 +29,7 @@ _DEFAULTS = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
 """default options of the source; missing transitions raise an alert and do not stop the service"""
 _SINCE = "startingtimestamp"
 _TIMES = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-"""type of timestamps that all readers of Parquet support and can use to skip files, unlike Spark's default type"""
+"""Spark setting for timestamps that all readers of Parquet support and can use to skip files, unlike the default"""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

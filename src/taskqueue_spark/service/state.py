@@ -184,7 +184,9 @@ def load(path: Path) -> ServiceState:
     except FileNotFoundError:
         return ServiceState()
     except msgspec.DecodeError as error:
-        raise ConfigurationError(f"{path}: not a state file of the streaming service") from error
+        raise ConfigurationError(
+            f"{path}: not a state file of the streaming service; restore it from a backup"
+        ) from error
     if state.version != VERSION:
         raise ConfigurationError(
             f"{path}: written by another version of the streaming service ({state.version}; allowed: {VERSION})"

@@ -39,7 +39,7 @@ def horizon_of(now: float) -> float:
 
 
 def note_positions(state: ServiceState, read: Sequence[Read], now: float) -> bool:
-    """Record how far each run was read; return whether a transition is missing. ``now``: in Unix seconds."""
+    """Record how far each run was read. Return whether a number is missing or was used again. ``now``: Unix time."""
     cut = False
     ahead = horizon_of(now)
     for item in read:

@@ -29,9 +29,9 @@ from taskqueue_core.tasks import Confirmation, Published, Task
 from taskqueue_spark.sink.options import SinkOptions
 
 _HELD = 10_000
-"""maximum number of tasks that wait for full queues; while more tasks wait, no further rows are read"""
+"""while more tasks than this wait for full queues, no further rows are read"""
 _HELD_BYTES = 64 * 1024 * 1024
-"""maximum size in bytes of the payloads of tasks that wait for full queues"""
+"""while the payloads of the waiting tasks have more bytes than this, no further rows are read"""
 _CHUNK_BYTES = 1024 * 1024
 """maximum size in bytes of the payloads in one publish; a single larger task is published alone"""
 _SLICE = 30.0

@@ -86,7 +86,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
                 await check_window(backend, queue, self._options.replay_horizon)
 
     def check_from_executor(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """Check the store from the Spark worker that will write to it."""
+        """Check the store from a Spark worker, because only workers write to it. The driver may not even reach it."""
         for _ in iterator:
             asyncio.run(self.check_store())
         return Sent()
