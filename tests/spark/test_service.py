@@ -324,9 +324,8 @@ def test_the_ledger_agrees(tmp_path: Path) -> None:
     probe(state, asked(40, 40, ledger(19, 2, 17)))
     assert state.differing == {}
     probe(state, asked(40, 40, ledger(19, 2, 16)))
-    assert state.differing == {
-        KEY: "the store's ledger has 19 published tasks, but accounts for 18"
-    }
+    text = "the store's ledger has 19 published tasks, but accounts for 18"
+    assert state.differing == {KEY: text}
 
 
 def test_ledgers_of_a_store_of_several_parts() -> None:
