@@ -45,8 +45,10 @@ _WRITER = re.compile(rb"\xfa.(redis|valkey)-ver.(\d+\.\d+\.\d+)", re.DOTALL)
 _SOCKET_BYTES = 100
 """maximum length in bytes of a Unix socket's path on every system; Linux allows 107, macOS 103"""
 _LOG_BYTES = 1_000_000
-_GRACE_SECONDS, _LOCK_SECONDS = 0.5, 15.0
-"""seconds to wait for a locked directory: while the process that locked it runs, and after that process has ended"""
+_GRACE_SECONDS = 0.5
+"""seconds to wait for a directory that a running process has locked"""
+_LOCK_SECONDS = 15.0
+"""seconds to wait for a locked directory if the process has ended: its watchdog is about to stop the server"""
 _STOP_SECONDS = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _STEADY_SECONDS = 60.0

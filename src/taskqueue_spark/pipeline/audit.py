@@ -2,14 +2,15 @@
 
 A life of a task begins with a publish, or with a retry after the task's end. Each life has one verdict (`VERDICTS`),
 and possibly anomalies (`ANOMALIES`); docs/pipeline.md explains them. The counts of a queue's verdicts add up to its
-number of lives, and unless there is a fault, to the sum of the columns ``published`` and ``earlier``.
+number of lives, and unless there is a fault, to the sum of the columns ``published`` and ``earlier`` of `conservation`.
 
 The ``reason`` of a loss says how it was detected. *not in the store*: the store does not have the task, and its last
-event is older than the grace period. *its run ended*: a later run of the shard has begun. *published again*: the store
-accepted the id for a new task while the task was alive.
+event is older than the grace period. *its run ended*: the shard has a later run, because its store was
+restarted empty or replaced. *published again*: the store accepted the id for a new task while the task was alive.
 
-Unfinished tasks of a run look lost if a later run exists. Therefore audit the two stores of a migration together only
-with ``live``, or if both were in use at the same time. Each shard of a queue counts as a queue; `against` adds them up.
+An unfinished task counts as lost if its shard has a later run, unless ``live`` (see `audit`) shows that the task exists.
+The journals of a migration's two stores look like an earlier and a later run, so audit them together only with ``live``,
+or if both stores were in use at the same time. Each shard of a queue is audited as a queue; `against` adds them up.
 """
 
 from __future__ import annotations
