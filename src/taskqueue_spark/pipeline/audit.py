@@ -8,9 +8,10 @@ The ``reason`` of a loss says how it was detected. *not in the store*: the store
 event is older than the grace period. *its run ended*: the shard has a later run, because its store was
 restarted empty or replaced. *published again*: the store accepted the id for a new task while the task was alive.
 
-An unfinished task counts as lost if its shard has a later run, unless ``live`` (see `audit`) shows that the task exists.
-The journals of a migration's two stores look like an earlier and a later run, so audit them together only with ``live``,
-or if both stores were in use at the same time. Each shard of a queue is audited as a queue; `against` adds them up.
+An unfinished task counts as lost if its shard has a later run, unless ``live`` (see `audit`) shows that it exists.
+The journals of the two stores of a migration look like an earlier and a later run: audit them together only with
+``live``, or if both stores were in use at the same time. Each shard of a queue is audited as a queue; `against` adds
+the shards up.
 """
 
 from __future__ import annotations
