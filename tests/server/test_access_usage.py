@@ -195,7 +195,7 @@ class TestSockets:
 )
 def test_what_is_no_identity(wrong: dict[str, Any]) -> None:
     """Security 2: a string in place of a list is refused: in "mail-*" the character "*" would match every key."""
-    with pytest.raises(TypeError, match="Identity needs|finite numbers above 0"):
+    with pytest.raises(TypeError, match=r"Identity needs|finite numbers above 0"):
         Identity(**{"name": "n", **wrong})
 
 
