@@ -68,7 +68,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         limits: tuple[object, ...] = (self.rate, self.burst, self.connections)
         for limit in limits:
             if limit is not None and not (isinstance(limit, int | float) and 0 < limit < inf):
-                raise TypeError("rate, burst and connections must be finite numbers above 0")
+                raise TypeError(
+                    "Identity: rate, burst and connections must be finite numbers above 0"
+                )
 
     def is_allowed(self, verb: str, key: str | None = None) -> bool:
         """Return whether ``verb`` is allowed for ``key`` or, without a key, for all keys."""

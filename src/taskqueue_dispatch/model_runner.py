@@ -162,7 +162,7 @@ class ModelRunner:
                 _log.warning("could not dispatch jobs; retrying", extra={"code": error.code})
                 await self._pause()
             except Exception:  # noqa: BLE001 - an error must not end the loop
-                _log.exception("could not dispatch jobs; retrying")
+                _log.exception("unexpected error while dispatching jobs; retrying")
                 await self._pause()
 
     async def _loop(self, signal: RoomSignal) -> None:

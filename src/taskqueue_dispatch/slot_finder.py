@@ -28,7 +28,7 @@ from taskqueue_dispatch.wait_queue import SlotWaiters, Waiter
 _IDLE = 0.05
 """seconds after which the idle slot of another dispatcher, kept for its next job, may be taken over"""
 _RELEASE_SECONDS = 1.0
-"""longest wait in seconds of `aclose`, and of `release`, after which the release goes on in the background"""
+"""longest wait for releases, in seconds: `aclose` cancels those that take longer, `release` leaves them to run"""
 _BACKOFF = RetryPolicy(base=0.05, cap=1.0)
 _PREFIX = "find:"
 """prefix of request ids in leases, so that a request never takes over the lease of a job"""

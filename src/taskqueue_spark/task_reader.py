@@ -155,9 +155,9 @@ class StoreReader(DataSourceReader):
 
 
 async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
-    """Yield pages of the dead letters that exist when the read begins, each once, even if some are redriven meanwhile.
+    """Yield pages of the dead letters that exist when the read begins, each once.
 
-    Tasks that become dead letters during the read may be included.
+    Dead letters may be redriven during the read, and tasks that become dead letters during the read may be included.
     """
     dead_letters, observed, after = dead_letters_of(backend), set[str](), None
     await backend.health()  # a remote backend learns the server's clock from the first response

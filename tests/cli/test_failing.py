@@ -166,4 +166,4 @@ def test_a_setting_that_excludes_another_is_an_input_error(
     assert cli("queue", "set", "k", "--shards", "4").code == 0
     done = cli("queue", "set", "k", "--capacity", "5", "--json")
     assert done.code == 2
-    assert "a queue with capacity cannot have shards" in done.told["error"]["detail"]
+    assert "a queue with the setting capacity cannot have shards" in done.told["error"]["detail"]

@@ -135,7 +135,7 @@ async def test_a_bad_name_is_refused_before_anything_is_read() -> None:
         ),
         (
             '{"shards":4,"capacity":1}',
-            "shards: got int; allowed: its default, because a queue with capacity cannot have shards",
+            "shards: got int; allowed: its default, because a queue with the setting capacity cannot have shards",
         ),
         (
             '{"order":"fair","weights":{"s3cret":0}}',

@@ -236,7 +236,7 @@ async def test_limits_need_one_partition(limit: dict[str, Any]) -> None:
     """A16, F1: limits that concern the whole queue exclude shards and vice versa; errors name the setting (law 5)."""
     backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     (name,) = limit
-    with pytest.raises(ValueError, match=f"a queue with {name} cannot have shards"):
+    with pytest.raises(ValueError, match=f"a queue with the setting {name} cannot have shards"):
         QueueSettings(shards=2, **limit)
     loose = QueueSettings().model_copy(update={"shards": 2, **limit})
     with pytest.raises(InvalidInput, match=name):

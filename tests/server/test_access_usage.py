@@ -185,6 +185,19 @@ class TestSockets:
         {"verbs": "admin"},
         {"verbs": frozenset({3})},
         {"name": 3},
+    ],
+)
+def test_what_is_no_identity(wrong: dict[str, Any]) -> None:
+    """Security 2: a string in place of a list is refused: in "mail-*" the character "*" would match every key."""
+    with pytest.raises(
+        TypeError, match="Identity needs a name, a set of verbs and a tuple of keys"
+    ):
+        Identity(**{"name": "n", **wrong})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
         {"rate": 0},
         {"rate": -1.0},
         {"rate": float("nan")},
@@ -193,9 +206,9 @@ class TestSockets:
         {"connections": "3"},
     ],
 )
-def test_what_is_no_identity(wrong: dict[str, Any]) -> None:
-    """Security 2: a string in place of a list is refused: in "mail-*" the character "*" would match every key."""
-    with pytest.raises(TypeError, match=r"Identity needs|finite numbers above 0"):
+def test_what_is_no_limit_of_an_identity(wrong: dict[str, Any]) -> None:
+    """Security 2: limits of an identity that are no finite numbers above 0 are refused."""
+    with pytest.raises(TypeError, match="Identity: rate, burst and connections must be finite"):
         Identity(**{"name": "n", **wrong})
 
 

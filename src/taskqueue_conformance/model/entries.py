@@ -91,7 +91,7 @@ class Entry:
         return self.state is State.SCHEDULED and self.due > span[1]
 
     def maybe_late(self, span: Span) -> bool:
-        """Return whether the entry is live, and its deadline may have passed."""
+        """Return whether the entry is live and its deadline may have passed."""
         deadline = self.task.deadline
         return self.state.live and deadline is not None and deadline <= span[1]
 

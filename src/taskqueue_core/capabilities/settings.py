@@ -108,7 +108,7 @@ class QueueSettings(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> QueueSettings:
         if self.shards > 1 and (whole := self.of_the_whole):
-            raise ValueError(f"shards: a queue with {whole[0]} cannot have shards")
+            raise ValueError(f"shards: a queue with the setting {whole[0]} cannot have shards")
         if self.order is not Order.FAIR:
             for name in _FAIR:
                 if getattr(self, name) != type(self).model_fields[name].default:

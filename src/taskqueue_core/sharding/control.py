@@ -90,7 +90,9 @@ class ShardedControl(JointControl):
         if settings.of_the_whole and settings.shards > 1:
             name = settings.of_the_whole[0]
             raise InvalidInput(
-                "shards", "more than 1", f"only 1, because a queue with {name} cannot have shards"
+                "shards",
+                "more than 1",
+                f"only 1, as a queue with the setting {name} cannot have shards",
             )
         most = LIMITS.name - LONGEST
         if len(key) > most:

@@ -46,12 +46,12 @@ async def exchange(
     among: int = 1,
     opening: Callable[[], Awaitable[None]] | None = None,
 ) -> EndpointReply:
-    """Send a request, and return the complete response of at most ``limit`` bytes. The caller must set a timeout.
+    """Send a request, and return the complete response of at most ``limit`` bytes.
 
-    An idle connection that the server has closed is replaced before anything is sent; nothing is sent twice. The
-    connect timeout is divided by ``among``, the number of addresses to try. ``opening`` is called before a new
-    connection is made, and may raise to prevent it. Raises `NotReachedError`, `NotConnectedError`, `NotWholeError` or
-    `NotUsableError`.
+    Only connecting has a timeout here, divided by ``among``, the number of addresses to try. The caller must limit the
+    time of the whole call. An idle connection that the server has closed is replaced before anything is sent; nothing
+    is sent twice. ``opening`` is called before a new connection is made, and may raise to prevent it. Raises
+    `NotReachedError`, `NotConnectedError`, `NotWholeError` or `NotUsableError`.
     """
     async with _Trace(opening) as trace:
         request.extensions |= {

@@ -62,7 +62,7 @@ async def begin(call: RequestContext) -> Response:
 
 
 async def end(call: RequestContext) -> Response:
-    """Finish the migration. Idempotent.
+    """Finish the migration if the old backend has no tasks, or with ``force``. Idempotent.
 
     409 if the start or the rollback is incomplete, or, without ``force``, if the drained backend still has tasks.
     """

@@ -137,7 +137,7 @@ class PrefectDelivery:
                     await self._deliver_run(delivery)
                 else:
                     _log.warning(
-                        "a task is not a valid task run, and is now a dead letter",
+                        "a task is not a valid Prefect task run, and becomes a dead letter",
                         extra={"reason": BAD_TASK_RUN},
                     )
                     await self._settlements.settle_outcomes(

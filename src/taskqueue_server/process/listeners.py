@@ -92,6 +92,6 @@ def _cannot(settings: Settings, error: OSError) -> ConfigurationError:
     reason = os.strerror(error.errno) if error.errno else str(error)
     host, _ = _address_of(settings.host)
     return ConfigurationError(
-        f"cannot listen on port {settings.port} at {host}: {reason}; "
-        "set TASKQUEUE_PORT to another port, or to 0 for any free port"
+        f"cannot listen on port {settings.port} of {host}: {reason}; "
+        "check TASKQUEUE_HOST, or set TASKQUEUE_PORT to another port, or to 0 for any free port"
     )

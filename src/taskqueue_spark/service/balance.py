@@ -21,7 +21,7 @@ _COUNTERS = ("published", *ENDS)
 
 
 def read_ledgers(store: SparkStore, keys: Sequence[str]) -> Probe | None:
-    """Return a Redis store's ledgers of ``keys``; ``None`` if the store is unavailable, or was reset meanwhile."""
+    """Return a Redis store's ledgers of ``keys``; ``None`` if the store is unavailable, or is reset during the read."""
     return asyncio.run(_read_ledgers(store, keys))
 
 

@@ -244,7 +244,7 @@ class _Watch:
         return state
 
     def _read_state(self) -> tuple[ServiceState, list[Condition]]:
-        """Return the state and its conditions. Retry if a batch is committed meanwhile: a commit deletes files."""
+        """Return the state and its conditions. Retry if a commit deletes files of the state during the read."""
         while True:
             state = load(self._options.state)
             try:

@@ -185,7 +185,7 @@ class Feed:
             if answer.status is Published.CONFLICT and self._options.on_conflict == "fail":
                 raise IdConflict(
                     f"id {task.id!r} is already used in queue {task.key!r} by a task with another payload; to "
-                    "count such rows and go on, set the option onConflict=count",
+                    "count such rows instead of failing, set the option onConflict=count",
                     task_id=task.id,
                 )
             self.counts[answer.status] += 1
