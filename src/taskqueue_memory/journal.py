@@ -110,9 +110,7 @@ class MemoryJournal:
         line = JournalLine(run=self._run, seq=self._seq, **fields)
         data = _encoder.encode(line) + b"\n"
         try:
-            if (
-                self._torn
-            ):  # end the line that was written only in part, so that the new line can be parsed
+            if self._torn:  # end the incomplete line, so that the new line can be parsed
                 data = b"\n" + data
             written = os.write(self._file, data)
         except OSError as refusal:

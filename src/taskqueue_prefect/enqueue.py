@@ -42,9 +42,7 @@ async def offer(host: Host, run: Run) -> Confirmation:
     if at is not None and at > host.backend.now():
         task = msgspec.structs.replace(task, not_before=at)
     (confirmation,) = await host.backend.publisher.publish(task)
-    if (
-        confirmation.status is Published.CONFLICT
-    ):  # the queue already has the run, with another state
+    if confirmation.status is Published.CONFLICT:  # the queue has the run, with another state
         confirmation = await _schedule_again(host, run)
     return confirmation
 
