@@ -174,7 +174,7 @@ class Backend(Protocol):
         """Return this process's estimate of the current time on the store's clock, in Unix seconds."""
 
     async def health(self) -> Health:
-        """Check whether the store is available. Errors are not raised, but reported in the result."""
+        """Check whether the store executes changes. Errors are not raised, but reported in the result."""
 
     async def aclose(self) -> None:
         """Close all subscriptions and connections. Idempotent."""

@@ -20,6 +20,8 @@ from taskqueue_redis.publisher import RedisPublisher
 from taskqueue_redis.slots.pool import RedisSlots
 from taskqueue_redis.subscription import RedisSubscription
 
+_HEALTH_SECONDS = 3.0
+"""seconds within which the store must execute a write in each partition, or else counts as unavailable"""
 _OUTAGE_SECONDS = 1.0
 """seconds for which `aclose` waits for a store that is unavailable"""
 
@@ -54,11 +56,12 @@ class RedisBackend:
         ok, anomalies = not context.closing.is_set(), 0
         if ok:
             try:
-                for partition in context.scripts.partitions.names:
-                    anomalies += int(await context.scripts.run("health", partition))
-            except TaskQueueError as error:
+                async with asyncio.timeout(_HEALTH_SECONDS):
+                    for partition in context.scripts.partitions.names:
+                        anomalies += int(await context.scripts.run("health", partition))
+            except (TaskQueueError, TimeoutError) as error:
                 ok = False
-                details["error"] = str(error)
+                details["error"] = str(error) or "the store did not execute a write in time"
         details["anomalies"] = anomalies
         details["resets"] = context.scripts.resets
         details["trouble"] = context.client.trouble.text

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+
+import pytest
+
 from tests.chaos.proxy import FaultProxy
-from tests.redis.servers import RedisServer
+from tests.redis.backends import opened
+from tests.redis.conftest import MakeServer
+from tests.redis.servers import RedisServer, wait_until
 from tests.server.observed import observed
-from tests.server.support import receipts
+from tests.server.support import http, receipts, running
 
 QUICK = {"connect_timeout": 0.3, "answer_timeout": 0.3, "operation_timeout": 0.5}
 
@@ -42,3 +48,45 @@ async def test_workers_stay_and_go_on(redis_server: RedisServer, redis_prefix: s
                 assert await worker.settled(1) == (got, [])
                 assert (await it.look()).connections == 1
             assert (await it.ledger("k")).done == 3
+
+
+def _save_fails(server: RedisServer) -> None:
+    shutil.rmtree(server.folder)
+    server.call("CONFIG", "SET", "save", "900 1")
+    server.call("BGSAVE")
+    wait_until(lambda: server.info()["rdb_last_bgsave_status"] == "err", "the save fails")
+
+
+_REFUSALS = {
+    "NOREPLICAS": (
+        ("CONFIG", "SET", "min-replicas-to-write", "1"),
+        ("CONFIG", "SET", "min-replicas-to-write", "0"),
+    ),
+    "READONLY": (("REPLICAOF", "127.0.0.1", "9"), ("REPLICAOF", "NO", "ONE")),
+    "MISCONF": ((), ("CONFIG", "SET", "stop-writes-on-bgsave-error", "no")),
+}
+"""for each error, the commands that make Redis refuse writes with it, and accept them again"""
+
+
+@pytest.mark.parametrize("why", _REFUSALS)
+async def test_no_write_is_possible(why: str, make_server: MakeServer, redis_prefix: str) -> None:
+    """Faults B7, C3 and C5: while Redis refuses writes but answers reads, ``/health`` and ``/ready`` return 503."""
+    server = make_server(aof=False).start()
+    refuse, accept = _REFUSALS[why]
+    async with (
+        opened(server.url, redis_prefix, **QUICK) as backend,
+        running(backend) as it,
+        http(it) as client,
+    ):
+        assert (await client.get("/ready")).status_code == 200
+        if refuse:
+            server.call(*refuse)
+        else:
+            _save_fails(server)
+        assert (await client.get("/ready")).json() == {"ready": False, "reason": "store"}
+        found = await client.get("/health")
+        assert found.status_code == 503
+        assert found.json()["details"]["error"]
+        server.call(*accept)
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).status_code == 200
