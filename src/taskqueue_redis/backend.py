@@ -53,16 +53,18 @@ class RedisBackend:
     async def health(self) -> Health:
         context = self._context
         details: dict[str, str | int | float | bool | None] = {"doorbell": context.wakeups.works}
-        ok, anomalies = not context.closing.is_set(), 0
+        ok, anomalies, steps = not context.closing.is_set(), 0, 0
         if ok:
             try:
                 async with asyncio.timeout(_HEALTH_SECONDS):
                     for partition in context.scripts.partitions.names:
-                        anomalies += int(await context.scripts.run("health", partition))
+                        found = await context.scripts.run("health", partition)
+                        anomalies, steps = anomalies + int(found[0]), steps + int(found[1])
             except (TaskQueueError, TimeoutError) as error:
                 ok = False
                 details["error"] = str(error) or "the store did not execute a write in time"
         details["anomalies"] = anomalies
+        details["clock_steps"] = steps
         details["resets"] = context.scripts.resets
         details["trouble"] = context.client.trouble.text
         if context.checks.facts is not None:

@@ -64,6 +64,7 @@ class RedisControl(_ScriptCaller):
     def __init__(self, context: RedisContext) -> None:
         super().__init__(context)
         self._anomalies: dict[str, int] = {}
+        self._steps: dict[str, int] = {}
 
     async def queues(self) -> tuple[str, ...]:
         names: set[str] = set()
@@ -188,12 +189,13 @@ class RedisControl(_ScriptCaller):
         for partition, reply in zip(names, outcomes, strict=True):
             if isinstance(reply, BaseException):
                 continue
-            due, late, over, taken_back, anomalies, given_up, remaining = reply
+            due, late, over, taken_back, anomalies, given_up, remaining, steps, step = reply
             promoted += due
             expired += [Expired(key.decode(), task_id.decode(), n) for key, task_id, n in late]
             forgotten += over
             recovered += taken_back
             self._report(partition, int(anomalies), given_up)
+            self._report_steps(partition, int(steps), seconds(step))
             unclaimed.update(key.decode() for key in remaining)
         return Maintained(
             promoted=promoted,
@@ -213,6 +215,14 @@ class RedisControl(_ScriptCaller):
             _log.error(
                 "partition %s: %d inconsistent entries repaired so far", partition, anomalies
             )
+
+    def _report_steps(self, partition: str, steps: int, last: float) -> None:
+        if steps > self._steps.get(partition, 0):
+            self._steps[partition] = steps
+            _log.warning(
+                "partition %s: the clock of Redis was set back by %.1f s; the store's time continues "
+                "(%d such steps so far)", partition, last, steps,
+            )  # fmt: skip
 
 
 def _limits(settings: QueueSettings) -> tuple[int | float, ...]:

@@ -85,12 +85,13 @@ class Receiver:
             await self._read_in_flight()
         if self._unseen:
             deliveries, self._unseen = self._unseen[:limit], self._unseen[limit:]
-            now = self._context.clock.now()
+            clock, partition = self._context.clock, self._context.scripts.partitions.of
             # Skip tasks whose deadline has passed; maintenance will report them as expired.
             matches = [
                 delivery
                 for delivery in deliveries
-                if delivery.task.deadline is None or delivery.task.deadline > now
+                if delivery.task.deadline is None
+                or delivery.task.deadline > clock.now(partition(delivery.task.key))
             ]
             return Received(deliveries=tuple(matches), again=True)
         self._reads += 1
@@ -257,7 +258,7 @@ class Receiver:
     def _note(self, taken: _Batch, partition: str, keys: tuple[str, ...], reply: Any) -> None:
         now, due, again, late, groups, leftover, others, closed = reply
         wakeups = self._context.wakeups
-        self._context.clock.learn(now)
+        self._context.clock.learn(partition, now)
         wakeups.note_due(partition, due)
         at, keep, token = seconds(now), self._context.receipts.add, self._consumer.token
         for name, lane, entries in groups:

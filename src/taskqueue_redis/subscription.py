@@ -59,7 +59,7 @@ class RedisSubscription(SubscriptionBase):
         if self._closing.is_set():
             raise SubscriptionClosed("the subscription is closed")
         self._context.ensure_open()
-        end = None if timeout is None else self._context.clock.now() + timeout
+        end = None if timeout is None else self._context.clock.local.now() + timeout
         try:
             return await self._receive(limit, end)
         except BackendUnavailable:
@@ -90,7 +90,7 @@ class RedisSubscription(SubscriptionBase):
                 break
             if received.deliveries or received.expired:
                 return received
-            if end is not None and end <= self._context.clock.now():
+            if end is not None and end <= self._context.clock.local.now():
                 return received
             if received.again and looked < _CHECKS:
                 looked += 1  # this read found nothing, but the store may have more entries
@@ -184,7 +184,7 @@ class RedisSubscription(SubscriptionBase):
                 "join", partition, token, self.consumer, microseconds(self.since),
                 *self._partitions[partition],
             )  # fmt: skip
-            self._context.clock.learn(now)
+            self._context.clock.learn(partition, now)
             if token == self.token:  # otherwise `_restart` has changed the token in the meantime
                 self._joined.add(partition)
                 self._context.heartbeat.add(token, partition)
@@ -225,7 +225,7 @@ class RedisSubscription(SubscriptionBase):
         self._woken.set()
 
     async def _wait(self, end: float | None) -> None:
-        timer = None if end is None else self._context.clock.call_at(end, self._woken.set)
+        timer = None if end is None else self._context.clock.local.call_at(end, self._woken.set)
         try:
             await self._woken.wait()
         finally:

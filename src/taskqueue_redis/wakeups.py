@@ -119,10 +119,10 @@ class Wakeups:
             if known[0] <= due:
                 return
             known[1].cancel()
-        if seconds(due) <= self._clock.now():
+        if seconds(due) <= self._clock.now(partition):
             self._fall_due(partition)
             return
-        timer = self._clock.call_at(seconds(due), lambda: self._fall_due(partition))
+        timer = self._clock.call_at(seconds(due), lambda: self._fall_due(partition), partition)
         self._timers[partition] = (due, timer)
 
     def note_opening(self, key: str, time: float) -> None:
@@ -133,10 +133,12 @@ class Wakeups:
                 return
             known[1].cancel()
             del self._openings[key]
-        if time <= self._clock.now():
+        partition = self._scripts.partitions.of(key)
+        if time <= self._clock.now(partition):
             self.notify(key)
         else:
-            self._openings[key] = (time, self._clock.call_at(time, lambda: self._open(key)))
+            timer = self._clock.call_at(time, lambda: self._open(key), partition)
+            self._openings[key] = (time, timer)
 
     def _open(self, key: str) -> None:
         at, _ = self._openings.pop(key)
@@ -162,7 +164,7 @@ class Wakeups:
         try:
             _, due = await self._scripts.run("promote", partition, _PROMOTED_AT_ONCE)
         except TaskQueueError:
-            due = str(microseconds(self._clock.now() + _RETRY_SECONDS)).encode()
+            due = str(microseconds(self._clock.now(partition) + _RETRY_SECONDS)).encode()
         self.note_due(partition, due)
 
     def _on_message(self, channel: str, message: bytes) -> None:

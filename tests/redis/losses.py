@@ -25,7 +25,7 @@ from tests.redis.engines import find_engine
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer, wait_until
 
-SHIM = Path(__file__).parent / "shim" / "powercut.c"
+_SHIMS = Path(__file__).parent / "shim"
 KEY = "k"
 LAG = 0.5
 """seconds for which a lagging replica is cut off before the master is killed"""
@@ -71,10 +71,11 @@ class Loss(msgspec.Struct, frozen=True):
     """for each lost task, the seconds between its confirmation and the end of the server"""
 
 
-def build_shim(folder: Path) -> Path:
-    """Compile the library that records which data were synced to disk, and return its path."""
-    library = folder / "powercut.so"
-    command = [*c_compiler(), "-shared", "-fPIC", "-O1", "-o", str(library), str(SHIM), "-ldl"]
+def build_shim(folder: Path, name: str = "powercut") -> Path:
+    """Compile a library that is preloaded into Redis, by default the one that records synced data; return its path."""
+    library = folder / f"{name}.so"
+    source = str(_SHIMS / f"{name}.c")
+    command = [*c_compiler(), "-shared", "-fPIC", "-O1", "-o", str(library), source, "-ldl"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     return library
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import time
@@ -104,6 +105,8 @@ class RedisServer(Startable):
         self.config = {} if sentinel else {**_BASE, "appendonly": "yes" if aof else "no"}
         self.config |= config or {}
         self.arguments = ["--sentinel"] if sentinel else []
+        self.environment: Mapping[str, str] = {}
+        """environment variables of the server, in addition to those of this process"""
         self.login: tuple[str, str] | None = None
         """user name and password that `call` and `connect` use"""
         self._process: subprocess.Popen[bytes] | None = None
@@ -153,6 +156,7 @@ class RedisServer(Startable):
             self._watchdog = Watchdog("KILL")
         self._process = subprocess.Popen(
             [self.engine.binary, path, *self.arguments],
+            env={**os.environ, **self.environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -323,7 +323,9 @@ async def test_when_it_was_delivered(each_redis: RedisServer, redis_prefix: str)
         await publish(backend, "t")
         (lost,) = await take(consumer, 1)
         backend._context.receipts.forget(lost.receipt)  # simulates a lost answer
-        backend._context.clock.offset -= 10.0  # simulates a late answer
+        backend._context.clock.offsets.update(
+            dict.fromkeys(backend._context.clock.offsets, -10.0)
+        )  # simulates a late answer
         await asyncio.sleep(0.05)
         intake: Receiver = consumer._receiver
         intake._mark_uncertain(intake._partitions[0])

@@ -1,4 +1,5 @@
 --@ base room
--- Fails if Redis refuses writes. Returns how often inconsistent data was found.
+-- Fails if Redis refuses writes. Returns how often inconsistent data was found, and how often the clock was set back.
 lift_refusal()
-return tonumber(call('HGET', META, 'anomalies') or 0)
+local seen = call('HMGET', META, 'anomalies', 'steps')
+return {seen[1] or '0', seen[2] or '0'}

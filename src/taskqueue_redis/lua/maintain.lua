@@ -3,8 +3,8 @@
 -- ARGV: microseconds after which a silent consumer's lease expires, usual maximum interval between two runs, budget,
 -- milliseconds after which an unregistered member without deliveries is removed.
 -- Returns how many tasks were promoted, the expired tasks as {key, id, attempt}, how many were deleted and recovered,
--- the number of anomalies so far, consumers whose lease has expired as {token, worker}, and queues with waiting tasks
--- but no consumer.
+-- the number of anomalies so far, consumers whose lease has expired as {token, worker}, queues with waiting tasks but no
+-- consumer, and how often the clock of Redis was set back so far and by how many microseconds the last time.
 local lease, period, budget = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 lift_refusal()
 
@@ -135,4 +135,5 @@ local ready = call('SMEMBERS', PARTITION .. ':ready')
 for i = 1, #ready do
   if not call('HGET', PARTITION .. ':subs', ready[i]) then unclaimed[#unclaimed + 1] = ready[i] end
 end
-return {promoted, expired, forgotten, recovered, call('HGET', META, 'anomalies') or '0', dead, unclaimed}
+local seen = call('HMGET', META, 'anomalies', 'steps', 'step')
+return {promoted, expired, forgotten, recovered, seen[1] or '0', dead, unclaimed, seen[2] or '0', seen[3] or '0'}

@@ -80,24 +80,33 @@ def script_digest(name: str) -> str:
 
 
 class StoreClock:
-    """The store's time, computed from this process's clock and an offset. A test may pass a clock that replaces it."""
+    """The time of the store, computed from this process's monotonic clock and an offset for each partition.
+
+    Partitions may be on servers whose clocks differ. A test may pass a clock that replaces the store's time.
+    """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.test_clock = clock
-        self.offset = 0.0
-        """seconds by which the store's clock is ahead of this process's clock"""
-        self._clock = clock or SystemClock()
+        self.local = clock or SystemClock()
+        """clock for waits in this process, which no change of the store's clock affects"""
+        self.offsets = {"": 0.0}
+        """by partition, seconds by which the store's time is ahead of `local`; under ``""`` the last one learned"""
 
-    def now(self) -> float:
-        return self._clock.now() + self.offset
+    def now(self, partition: str = "") -> float:
+        """Return the time in a partition, or in the one that has answered last."""
+        return self.local.now() + self._offset(partition)
 
-    def call_at(self, time: float, callback: Callable[[], None]) -> Timer:
-        return self._clock.call_at(time - self.offset, callback)
+    def call_at(self, time: float, callback: Callable[[], None], partition: str) -> Timer:
+        """Run the callback once, at a time in a partition."""
+        return self.local.call_at(time - self._offset(partition), callback)
 
-    def learn(self, time: bytes) -> None:
-        """Compute the offset from the time that the store has just returned, unless a test passed a clock."""
+    def learn(self, partition: str, time: bytes) -> None:
+        """Compute the offset from the time that a partition has just returned, unless a test passed a clock."""
         if self.test_clock is None:
-            self.offset = seconds(time) - self._clock.now()
+            self.offsets[partition] = self.offsets[""] = seconds(time) - self.local.now()
+
+    def _offset(self, partition: str) -> float:
+        return self.offsets.get(partition, self.offsets[""])
 
 
 class Partitions:

@@ -5,14 +5,32 @@ local META = PARTITION .. ':meta'
 local call, pack, unpack_struct = redis.call, struct.pack, struct.unpack
 local sub, floor = string.sub, math.floor
 
-if call('HGET', META, 'epoch') ~= ARGV[1] then
+local meta = call('HMGET', META, 'epoch', 'time', 'ahead')
+if meta[1] ~= ARGV[1] then
   return redis.error_reply('TQ RESET the partition is not the one it was')
 end
 
+local function text(number) return string.format('%d', number) end
+
+-- The store's time never decreases, even if the clock of Redis is set back. `time`: a time that was reached, at most a
+-- millisecond ago while scripts run. `ahead`: by how much the store's time is ahead of the clock; it shrinks if the clock
+-- is set forward again. A refused write must not end the script, because the script itself may only read.
 local now = tonumber(ARGV[2])
 if not now then
-  local time = call('TIME')
-  now = time[1] * 1000000 + time[2]
+  local clock, reached, ahead = call('TIME'), tonumber(meta[2]) or 0, tonumber(meta[3]) or 0
+  clock = clock[1] * 1000000 + clock[2]
+  now = clock + ahead
+  if now < reached or now >= reached + 1000 then
+    local next = reached + 1000
+    if ahead > 0 and clock >= next then
+      now, ahead = clock, 0
+    elseif now < reached or (ahead > 0 and now > next + 60000000) then
+      if reached - now > 100000 then
+        redis.pcall('HINCRBY', META, 'steps', 1)
+        redis.pcall('HSET', META, 'step', text(reached - now))
+      end
+      now, ahead = next, next - clock
+    end
+    redis.pcall('HSET', META, 'time', text(now), 'ahead', text(ahead))
+  end
 end
-
-local function text(number) return string.format('%d', number) end

@@ -1,13 +1,14 @@
 -- Heartbeats of consumers, in the time of the store even if a test passes another time.
 
 local function store_time()
+  if ARGV[2] == '' then return now end
   local time = call('TIME')
   return time[1] * 1000000 + time[2]
 end
 
 -- A consumer that receives is alive even if its heartbeat is late, so its deliveries are not taken back.
 local function sign_of_life(token)
-  local real = ARGV[2] == '' and now or store_time()
+  local real = store_time()
   local beat = call('ZSCORE', PARTITION .. ':alive', token)
   if beat and real - beat > 1000000 then call('ZADD', PARTITION .. ':alive', text(real), token) end
 end

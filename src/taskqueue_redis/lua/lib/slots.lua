@@ -28,7 +28,8 @@ end
 local function demand_pool()
   if EPOCH and fence then return end
   local time = call('TIME')
-  EPOCH, fence = sub(redis.sha1hex(ARGV[1] .. time[1] .. '.' .. time[2]), 1, 16), time[1] * 1000000 + time[2]
+  EPOCH = sub(redis.sha1hex(ARGV[1] .. time[1] .. '.' .. time[2]), 1, 16)
+  fence = math.max(now, time[1] * 1000000 + time[2])
   call('DEL', POOL, JOBS, LAPSES, NOTES)
   call('HSET', POOL, 'epoch', EPOCH, 'fence', text(fence), 'ids', 0)
 end
