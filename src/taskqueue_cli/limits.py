@@ -55,7 +55,7 @@ def apply_weights(weights: Mapping[str, int], texts: Iterable[str]) -> dict[str,
         elif not (sign and tenant):
             raise InvalidInput(
                 "weight",
-                f"text of length {len(text)} without a tenant and '='",
+                f"text of length {len(text)} that does not begin with a tenant and '='",
                 f"TENANT=N, TENANT=none, or {NONE}",
             )
         elif (weight := parse_number("weight", number)) is None:

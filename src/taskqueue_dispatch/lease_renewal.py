@@ -129,7 +129,7 @@ class LeaseRenewer:
         return requested
 
     async def renew(self, *models: str) -> bool:
-        """Renew all held leases, or only leases of ``models`` with a job. Return whether all calls succeeded."""
+        """Renew all leases or, if ``models`` are given, only their leases with a job. Return whether all succeeded."""
         held = [
             lease
             for lease in self._held

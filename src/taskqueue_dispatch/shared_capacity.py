@@ -69,7 +69,7 @@ class CapacityTurns:
         return -max(own, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
-        """Return whether models share the slot's server, and have more slots in all than its limit of running jobs."""
+        """Return whether several models share the slot's server, and have more slots than it may run jobs at once."""
         endpoints = [
             info
             for view in self._registry.known()

@@ -125,7 +125,7 @@ def _action(verb: str, done: str, *, permanent: bool) -> Callable[..., None]:
         if as_json:
             print_json({"count": count})
         else:
-            console.print(f"{count:,} dead letters {done}")
+            console.print(f"{count:,} dead letter{'' if count == 1 else 's'} {done}")
 
     return act
 

@@ -155,7 +155,9 @@ def _headers(texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name:
-            raise InvalidInput("header", "text without a name and '='", "NAME=VALUE")
+            raise InvalidInput(
+                "header", "text that does not begin with a name and '='", "NAME=VALUE"
+            )
         headers[name] = value
     return headers
 

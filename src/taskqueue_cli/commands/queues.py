@@ -53,7 +53,9 @@ Version = Annotated[
     ),
 ]
 
-_TEXT = "Show and change the limits and the order of queues; pause, resume and bind queues."
+_TEXT = (
+    "Show and change the limits and the delivery order of queues; pause, resume and bind queues."
+)
 queue = typer.Typer(
     name="queue", help=f"{_TEXT}\n\n{BACKEND_HELP}", short_help=_TEXT, no_args_is_help=True
 )

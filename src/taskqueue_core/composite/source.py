@@ -11,7 +11,7 @@ from taskqueue_core.tasks import Delivery, Expired, Received
 
 
 class Source:
-    """A member's subscription, with at most one receive in progress, and its deliveries that were not returned yet."""
+    """A member's subscription, with at most one receive in progress, and the deliveries that no caller has yet."""
 
     def __init__(
         self, composite: CompositeBackend, number: int, keys: tuple[str, ...], consumer: str
@@ -89,5 +89,5 @@ class Source:
         return [self.kept.popleft() for _ in range(min(limit, len(self.kept)))]
 
     def take_back(self, deliveries: list[Delivery]) -> None:
-        """Put deliveries back, ahead of the other deliveries that were not returned yet."""
+        """Put deliveries back, ahead of the other deliveries that no caller has yet."""
         self.kept.extendleft(reversed(deliveries))

@@ -95,7 +95,7 @@ class PrefectDelivery:
         except SubscriptionClosed:
             return SessionEnd("restart", frames.CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a bug here must not end other connections
-            _log.exception("the connection of a worker failed")
+            _log.exception("unexpected error in the connection of a worker")
             return SessionEnd("internal", frames.CLOSE_INTERNAL)
 
     async def _finish_settling(self) -> None:

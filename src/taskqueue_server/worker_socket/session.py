@@ -183,7 +183,7 @@ class WorkerSession:
         except SubscriptionClosed:
             return SessionEnd("restart", frames.CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a bug here must not end other connections
-            _log.exception("the connection of a worker failed")
+            _log.exception("unexpected error in the connection of a worker")
             return SessionEnd("internal", CLOSE_INTERNAL)
 
     # `_serve` runs several of the methods below concurrently. The first that returns or raises ends the session.

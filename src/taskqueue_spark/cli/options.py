@@ -66,7 +66,7 @@ class EngineOptions:
             if not (name and sign):
                 raise InvalidInput(
                     "conf",
-                    f"text of length {len(text)} without a name or an equals sign",
+                    f"text of length {len(text)} that does not begin with a name and '='",
                     "NAME=VALUE",
                 )
             pairs[name] = value

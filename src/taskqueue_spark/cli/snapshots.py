@@ -69,7 +69,7 @@ def source_of(options: PipelineOptions) -> dict[str, str]:
     else:
         raise ConfigurationError(
             "no journal given; set --journal FILE (journal file of a memory backend), "
-            "--from DIR (written by an earlier --out), or --backend redis"
+            "--from DIR (written earlier with --out), or --backend redis"
         )
     for name, moment in (("startingTimestamp", options.start), ("endingTimestamp", options.end)):
         if moment is not None:

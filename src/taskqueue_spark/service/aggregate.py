@@ -184,9 +184,9 @@ def following(result: DataFrame, current: Mapping[int, Sequence[str]]) -> DataFr
 def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCount]:
     """Return the counts of the new transitions in the result of `steps`, per key and window.
 
-    The names of the counts are ``event:…``, ``published``, ``adopted``, ``doubled``, the final states, and per class of
-    durations, ``waits`` and ``runs``. With ``probe``, ``published`` and the final states are also counted up to
-    `Probe.before`, with the prefix ``low:``, and up to `Probe.after`, with the prefix ``high:``.
+    The names of the counts are ``event:…``, ``published``, ``adopted``, ``doubled`` and the final states. ``waits`` and
+    ``runs`` are counted for each class of durations. With ``probe``, ``published`` and the final states are also
+    counted up to `Probe.before`, with the prefix ``low:``, and up to `Probe.after`, with the prefix ``high:``.
     """
     over = f"(before is null or before in ({name_list(ENDS)}))"
     begins = f"(event = 'published' or (event = 'retried' and {over}))"

@@ -71,7 +71,7 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
     if any(not path.name.startswith("batch=") for path in options.archive.iterdir()):
         raise ConfigurationError(
-            f"{options.archive}: contains a snapshot; use another folder for the service"
+            f"{options.archive} contains a snapshot; use another folder for the service"
         )
     lock = alone(options.folder, options.folder / "lock", "service is using")
     with lock, _stop_requested(stop or threading.Event()) as stopping:
