@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar, cast
 
 import pytest
@@ -65,6 +65,12 @@ class _BackendSource(Protocol):
     async def open_backend(self, clock: ManualClock) -> Backend: ...
     async def replica(self, backend: Backend) -> Backend: ...
     async def reopen(self, backend: Backend) -> Backend: ...
+    def opener(self, backend: Backend) -> Callable[[], Backend]: ...
+    async def stored(self, backend: Backend) -> int: ...
+    def failing(self, backend: Backend, writes: int) -> AbstractContextManager[None]: ...
+    def unanswered(self, backend: Backend) -> AbstractContextManager[None]: ...
+    @property
+    def silence(self) -> float: ...
 
 
 class Bench:
@@ -79,7 +85,7 @@ class Bench:
         self.short = harness.short
         self.numbers = 0
         """number of task ids generated so far; it makes each new id unique"""
-        self._harness = harness
+        self.harness = harness
         self._opened: list[Backend] = [backend]
         self._waiting: list[asyncio.Task[Any]] = []
 
@@ -292,14 +298,14 @@ class Bench:
 
     async def advance(self, seconds: float) -> None:
         """Advance the manual clock, or sleep slightly longer than ``seconds`` if the backend has its own clock."""
-        if self._harness.manual_clock:
+        if self.harness.manual_clock:
             await self.clock.advance(seconds)
         else:
             await asyncio.sleep(seconds * 1.02 + 0.002)
 
     async def hop(self, hops: int) -> None:
         """Let other coroutines run for ``hops`` rounds of the event loop. Without a manual clock, sleep briefly."""
-        if self._harness.manual_clock:
+        if self.harness.manual_clock:
             for _ in range(hops):
                 await asyncio.sleep(0)
         else:
@@ -308,7 +314,7 @@ class Bench:
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait until ``condition`` is true; fail if this takes longer than `Harness.patience`."""
         try:
-            async with asyncio.timeout(self._harness.patience):
+            async with asyncio.timeout(self.harness.patience):
                 while not condition():  # noqa: ASYNC110 - no event signals that the condition is true
                     await asyncio.sleep(0.001)
         except TimeoutError:
@@ -323,7 +329,7 @@ class Bench:
 
     async def outcome(self, task: asyncio.Task[T]) -> T:
         """Return the result of a started call; fail if it does not end within `Harness.patience`."""
-        done, _ = await asyncio.wait({task}, timeout=self._harness.patience)
+        done, _ = await asyncio.wait({task}, timeout=self.harness.patience)
         if not done:
             pytest.fail("a call still waits: expected it to return")
         return task.result()
@@ -350,11 +356,11 @@ class Bench:
 
     async def replica(self) -> Bench:
         """Open another backend on the same store, as another process would, and return its bench."""
-        return self._sibling(await self._harness.replica(self.backend))
+        return self._sibling(await self.harness.replica(self.backend))
 
     async def reopen(self) -> Bench:
         """Close the backend, open another backend on the stored data, and return its bench."""
-        return self._sibling(await self._harness.reopen(self.backend))
+        return self._sibling(await self.harness.reopen(self.backend))
 
     def _require(self, capability: Capability) -> None:
         assert has(self.backend, capability), (
@@ -362,11 +368,15 @@ class Bench:
             f"@needs(Capability.{capability.name})"
         )
 
-    def _sibling(self, backend: Backend) -> Bench:
-        self._opened.append(backend)
-        bench = Bench(self._harness, backend, self.clock)
+    def on(self, backend: Backend) -> Bench:
+        """Return a bench on another backend, which the caller closes."""
+        bench = Bench(self.harness, backend, self.clock)
         bench._waiting = self._waiting
         return bench
+
+    def _sibling(self, backend: Backend) -> Bench:
+        self._opened.append(backend)
+        return self.on(backend)
 
     async def check_books(self) -> None:
         """Fail if a ledger or the slot pool does not balance. A backend that the test has closed is not checked."""

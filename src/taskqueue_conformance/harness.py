@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import pytest
@@ -37,6 +38,8 @@ class Harness:
     """length of a short delay in the tests, in seconds of the store's clock"""
     patience: ClassVar[float] = 5.0
     """seconds of real time after which a test fails if a call has not returned"""
+    silence: ClassVar[float] = 10.0
+    """seconds of real time within which the deliveries of a killed process must become available again"""
     max_examples: ClassVar[int] = int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", "100"))
     """number of random histories that each state machine tries"""
 
@@ -70,6 +73,36 @@ class Harness:
             )
         await backend.aclose()
         return await self.replica(backend)
+
+    def opener(self, backend: Backend) -> Callable[[], Backend]:
+        """Return a function that opens another backend on the store of ``backend`` in a different process.
+
+        Optional: the tests with real processes apply to classes that define it. The function must be importable, so
+        that `pickle` can send it to the process, and the backend must use the system's clock. Choose a short interval
+        for signs of life: the kit waits up to `silence` seconds for the deliveries of a killed process.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define opener(backend)")
+
+    async def stored(self, backend: Backend) -> int:
+        """Return the number of records that the store has, of every kind: rows, keys, and members of keys.
+
+        Optional: the test that nothing remains after the end applies to classes that define it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define stored(backend)")
+
+    def failing(self, backend: Backend, writes: int) -> AbstractContextManager[None]:
+        """Return a context in which the store carries out ``writes`` writes, and fails at each later one.
+
+        Optional: the tests of a failure within a step apply to classes that define it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define failing(backend, writes)")
+
+    def unanswered(self, backend: Backend) -> AbstractContextManager[None]:
+        """Return a context in which the store carries out each commit, but reports an error instead of success.
+
+        Optional: the tests of lost answers apply to classes that define it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define unanswered(backend)")
 
     @pytest_asyncio.fixture(loop_scope="function")
     async def bench(self) -> AsyncIterator[Bench]:

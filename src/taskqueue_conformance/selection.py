@@ -8,12 +8,18 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from taskqueue_core.backend import Capabilities, Capability
 
-Need = Capability | Literal["atomic_retry", "durable", "manual_clock", "shared"]
-
+Need = (
+    Capability
+    | Literal["atomic_retry", "durable", "manual_clock", "shared"]
+    | Literal["failing", "opener", "stored", "unanswered"]
+)
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
-_OTHERS = ("atomic_retry", "durable", "manual_clock", "shared")
+_FLAGS = ("atomic_retry", "durable", "shared")
+_METHODS = ("failing", "opener", "stored", "unanswered")
+"""optional methods of a test class: the tests that call one apply to classes that define it"""
+_OTHERS = (*_FLAGS, "manual_clock", *_METHODS)
 _NEEDS = "__taskqueue_needs__"
 
 
@@ -56,6 +62,14 @@ def missing(harness: type[Declaring], test: object) -> Need | None:
 def _declares(harness: type[Declaring], need: Need) -> bool:
     if need == "manual_clock":
         return harness.manual_clock
-    if need in _OTHERS:
+    if need in _METHODS:
+        return _defines(harness, need)
+    if need in _FLAGS:
         return bool(getattr(harness.capabilities, need))
     return need in harness.capabilities.names
+
+
+def _defines(harness: type[Declaring], method: str) -> bool:
+    """Return whether a subclass of `taskqueue_conformance.Harness` defines one of its optional methods."""
+    first = next(base for base in harness.__mro__ if method in vars(base))
+    return first.__module__ != "taskqueue_conformance.harness"

@@ -10,15 +10,18 @@ from taskqueue_conformance.slots.machine import SlotsMachineSuite
 from taskqueue_conformance.slots.notifications import SlotSignalsSuite
 from taskqueue_conformance.slots.reconcile import SlotReconcileSuite
 from taskqueue_conformance.slots.unused import SlotUnusedSuite
+from taskqueue_conformance.suites.boundaries import BoundariesSuite
 from taskqueue_conformance.suites.capacity import CapacitySuite
 from taskqueue_conformance.suites.close import ClosingSuite
 from taskqueue_conformance.suites.concurrency import ConcurrencySuite
 from taskqueue_conformance.suites.control import ControlSuite
+from taskqueue_conformance.suites.costs import CostsSuite
 from taskqueue_conformance.suites.dead_letters import DeadLettersSuite
 from taskqueue_conformance.suites.deliver import DeliverSuite
 from taskqueue_conformance.suites.expire import ExpireSuite
 from taskqueue_conformance.suites.fan_out import FanOutSuite
 from taskqueue_conformance.suites.floor_share import FloorSuite
+from taskqueue_conformance.suites.faults import FaultsSuite
 from taskqueue_conformance.suites.flow import FlowSuite
 from taskqueue_conformance.suites.handover import HandoverSuite
 from taskqueue_conformance.suites.inputs import InputsSuite
@@ -28,6 +31,7 @@ from taskqueue_conformance.suites.order import OrderSuite
 from taskqueue_conformance.suites.order_change import SwapSuite
 from taskqueue_conformance.suites.ordering_keys import EntitiesSuite
 from taskqueue_conformance.suites.processing import ProcessingSuite
+from taskqueue_conformance.suites.processes import ProcessesSuite
 from taskqueue_conformance.suites.publish import PublishSuite
 from taskqueue_conformance.suites.rate import RateSuite
 from taskqueue_conformance.suites.replicas import ReplicasSuite
@@ -54,6 +58,10 @@ class SlotsSuite(
 
 class BackendSuite(
     MachineSuite,
+    ProcessesSuite,
+    FaultsSuite,
+    CostsSuite,
+    BoundariesSuite,
     ReplicasSuite,
     ConcurrencySuite,
     LedgerSuite,

@@ -8,7 +8,8 @@ behind all other tests use a single partition only (`test_scripts_keep_to_their_
 
 import os
 import secrets
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import pytest
 from pydantic import SecretStr
@@ -56,6 +57,11 @@ class OnRedis(Harness):
     async def replica(self, backend: Backend) -> Backend:  # noqa: ARG002 - the prefix identifies the store
         """Return another backend on the same store."""
         return RedisBackend(clock=self.clock, settings=self.settings(self.prefix))
+
+    def opener(self, backend: Backend) -> Callable[[], Backend]:  # noqa: ARG002 - the prefix identifies the store
+        """Return a function that opens a backend on the same store, with the shortest lease."""
+        settings = self.settings(self.prefix).model_copy(update={"lease": 1.0})
+        return partial(RedisBackend, settings=settings)
 
 
 class TestServer(OnRedis, BackendSuite):

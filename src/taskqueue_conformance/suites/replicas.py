@@ -38,6 +38,46 @@ class ReplicasSuite(Harness):
         assert await other.wakes(there.receive(1, None), here.close()) == ["t1"]
 
     @needs("shared")
+    async def test_close_releases_its_own(self, bench: Bench) -> None:
+        """Closing a subscription of one replica leaves the deliveries of another replica alone (law 2)."""
+        other = await bench.replica()
+        await bench.publish("t1", "t2")
+        here, there = bench.subscribe(), other.subscribe(consumer="another")
+        delivery = await bench.one(here)
+        await other.one(there)
+        await there.close()
+        assert ids(await bench.take(here, 2)) == ["t2"]
+        assert await here.ack(delivery) == (Settled.OK,)
+
+    @needs("shared")
+    async def test_order_across(self, bench: Bench) -> None:
+        """Tasks of several replicas are delivered in the order in which they were published (law 4)."""
+        other = await bench.replica()
+        names = [f"t{number}" for number in range(8)]
+        for number, name in enumerate(names):
+            await (other if number % 3 else bench).publish(name)
+        assert ids(await other.take(other.subscribe(), 9)) == names
+
+    @needs(Capability.CONTROL, "shared")
+    async def test_changed_settings_reach_every_replica(self, bench: Bench) -> None:
+        """A replica that has already read the settings of a queue follows each later change (law 9)."""
+        other = await bench.replica()
+        for losses in (3, 0):
+            await bench.configure(max_losses=losses)
+            assert (await other.control.settings(KEY)).max_losses == losses
+        there, delivery = await other.running("t1")
+        assert await there.redeliver(delivery, lost=True) == (Settled.DEAD,)
+
+    @needs(Capability.CONTROL, "shared")
+    async def test_opening_disturbs_nothing(self, bench: Bench) -> None:
+        """Another replica that opens the store leaves the deliveries of living consumers alone (law 2)."""
+        subscription, delivery = await bench.running("t1")
+        other = await bench.replica()
+        await other.control.maintain()
+        assert await other.take(other.subscribe(consumer="another")) == []
+        assert await subscription.ack(delivery) == (Settled.OK,)
+
+    @needs("shared")
     async def test_one_copy_across(self, bench: Bench) -> None:
         """A task that is published at two replicas is stored once (law 7)."""
         other = await bench.replica()

@@ -1,0 +1,197 @@
+"""Other processes that open a backend on the store of a test, and the programs that they run."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+from taskqueue_conformance.bench import KEY, Bench, ids
+from taskqueue_core.backend import Backend
+from taskqueue_core.errors import LeaseLost
+from taskqueue_core.tasks import Delivery, Task
+
+Program = Callable[..., Awaitable[None]]
+
+_START = 30.0
+"""seconds of real time in which a process must start"""
+
+
+class Process:
+    """A process that runs a program with a backend of its own. The test and the program exchange messages."""
+
+    def __init__(self, open_backend: Callable[[], Backend], program: Program, *values: Any) -> None:
+        # The fork server has no event loop and no threads, and starts a process much faster than "spawn".
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_run, args=(open_backend, program, theirs, values), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    async def hears(self, seconds: float) -> Any:
+        """Return the next message of the program; raise `TimeoutError` if there is none within ``seconds``."""
+        async with asyncio.timeout(seconds):
+            while not self._pipe.poll():  # noqa: ASYNC110 - a pipe of multiprocessing has no event
+                await asyncio.sleep(0.002)
+        return self._pipe.recv()
+
+    def tell(self, message: Any) -> None:
+        """Send a message to the program."""
+        self._pipe.send(message)
+
+    def messages(self) -> list[Any]:
+        """Return all messages of the program that are there, also those that it sent before it was killed."""
+        found = []
+        try:
+            while self._pipe.poll():
+                found.append(self._pipe.recv())
+        except EOFError:
+            pass
+        return found
+
+    async def kill(self) -> None:
+        """End the process with SIGKILL, so that it closes nothing."""
+        self._process.kill()
+        await asyncio.to_thread(self._process.join)
+
+
+class Processes:
+    """The processes of one test, and a backend in the process of the test which uses the system's clock too."""
+
+    def __init__(self, bench: Bench, open_backend: Callable[[], Backend]) -> None:
+        self.bench = bench
+        self._open = open_backend
+        self._running: list[Process] = []
+
+    async def start(self, program: Program, *values: Any) -> Process:
+        """Start a program, and wait until its process is ready."""
+        process = Process(self._open, program, *values)
+        self._running.append(process)
+        assert await process.hears(_START) == "ready", "expected a process that is ready"
+        return process
+
+    @asynccontextmanager
+    async def here(self) -> AsyncIterator[Bench]:
+        """Open a backend on the same store in this process, and close it at the end."""
+        backend = self._open()
+        try:
+            yield self.bench.on(backend)
+        finally:
+            await backend.aclose()
+
+    async def close(self) -> None:
+        """End all processes."""
+        for process in self._running:
+            await process.kill()
+
+
+@asynccontextmanager
+async def processes(bench: Bench) -> AsyncIterator[Processes]:
+    """Yield what starts processes on the store of ``bench``; at the end, end all of them."""
+    opened = Processes(bench, bench.harness.opener(bench.backend))
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+def _run(
+    open_backend: Callable[[], Backend],
+    program: Program,
+    pipe: Connection,
+    values: tuple[Any, ...],
+) -> None:
+    asyncio.run(_open_and_run(open_backend, program, pipe, values))
+
+
+async def _open_and_run(
+    open_backend: Callable[[], Backend],
+    program: Program,
+    pipe: Connection,
+    values: tuple[Any, ...],
+) -> None:
+    backend = open_backend()
+    try:
+        pipe.send("ready")
+        await program(backend, pipe, *values)
+    finally:
+        await backend.aclose()
+
+
+async def hold(backend: Backend, pipe: Connection, consumer: str, names: list[str]) -> None:
+    """Publish tasks, receive as many, and report their ids. At the next message of the test, ack them.
+
+    While the program waits, its event loop is free, so that the backend can give signs of life.
+    """
+    subscription, held = backend.subscribe([KEY], consumer), list[Delivery]()
+    await backend.publisher.publish(*(Task.of(KEY, name, id=name) for name in names))
+    while len(held) < len(names):
+        held += (await subscription.receive(len(names) - len(held), None)).deliveries
+    pipe.send(ids(held))
+    await asyncio.to_thread(pipe.recv)
+    try:
+        pipe.send([answer.value for answer in await subscription.ack(*held)])
+    except LeaseLost:
+        pipe.send(["lease_lost"])
+    await asyncio.to_thread(pipe.recv)
+
+
+async def wait(backend: Backend, pipe: Connection, consumer: str) -> None:
+    """Report that a receive waits, and then each task that is received and acked."""
+    async with backend.subscribe([KEY], consumer) as subscription:
+        await subscription.receive(1, 0)
+        while True:
+            receiving = asyncio.ensure_future(subscription.receive(1, None))
+            await asyncio.sleep(0)
+            pipe.send("waiting")
+            received = await receiving
+            pipe.send(ids(received.deliveries))
+            await subscription.ack(*received.deliveries)
+
+
+async def race(backend: Backend, pipe: Connection, consumer: str, limit: int) -> None:
+    """At a message of the test, receive and ack until nothing is left; report the ids, and the answers of the acks."""
+    async with backend.subscribe([KEY], consumer) as subscription:
+        await subscription.receive(1, 0)
+        pipe.send("waiting")
+        await asyncio.to_thread(pipe.recv)
+        taken, answers = list[str](), list[str]()
+        while True:
+            received = await subscription.receive(limit, 0.2)
+            taken += ids(received.deliveries)
+            if received.deliveries:
+                try:
+                    answers += [a.value for a in await subscription.ack(*received.deliveries)]
+                except LeaseLost:
+                    answers.append("lease_lost")
+            elif not received.again:
+                break
+        pipe.send((taken, answers))
+        await asyncio.to_thread(pipe.recv)
+
+
+async def toil(backend: Backend, pipe: Connection, name: str) -> None:
+    """Publish, receive, settle and retry until the process is killed; report what it begins, and what was confirmed."""
+    async with backend.subscribe([KEY], name) as subscription:
+        for number in itertools.count():
+            task_id = f"{name}-{number}"
+            pipe.send(("begun", task_id))
+            await backend.publisher.publish(Task.of(KEY, task_id, id=task_id))
+            pipe.send(("published", task_id))
+            for delivery in (await subscription.receive(1, 0)).deliveries:
+                if number % 3 == 0:
+                    await subscription.redeliver(delivery)
+                elif number % 3 == 1 and delivery.attempt == 1:
+                    await backend.publisher.schedule_retry(
+                        delivery.task, backend.now(), settles=delivery
+                    )
+                else:
+                    await subscription.ack(delivery)
+                    pipe.send(("done", delivery.task.id))
