@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 from collections.abc import Coroutine, Sequence
 from typing import Any, ClassVar, TypeVar
+from unittest.mock import patch
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
+from hypothesis.internal.conjecture import engine
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from taskqueue_conformance.bench import Bench
 from taskqueue_conformance.harness import Harness
+
+SEED = "TASKQUEUE_KIT_SEED"
+"""environment variable with the seed of the random histories; without it, each run has another seed"""
+SHRINKING = 45
+"""seconds of real time for which Hypothesis shortens a history that fails, so that a test ends within a minute"""
 
 T = TypeVar("T")
 
@@ -44,15 +53,27 @@ class BackendMachine(RuleBasedStateMachine):
 
 
 def play(machine: type[BackendMachine], harness: Harness, steps: int) -> None:
-    """Run random histories of up to ``steps`` calls each, on backends that ``harness`` opens."""
-    run_state_machine_as_test(
-        type("Machine", (machine,), {"harness": harness}),
-        settings=settings(
-            max_examples=harness.max_examples,
-            stateful_step_count=steps,
-            deadline=None,
-            print_blob=True,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        ),
+    """Run random histories of up to ``steps`` calls each, on backends that ``harness`` opens.
+
+    After a failure, Hypothesis looks for a shorter history for `SHRINKING` seconds. The error names the seed with which
+    the same histories run again.
+    """
+    chosen = settings(
+        max_examples=harness.max_examples,
+        stateful_step_count=steps,
+        deadline=None,
+        print_blob=True,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
     )
+    played = type("Machine", (machine,), {"harness": harness})
+    number = int(os.environ.get(SEED, random.SystemRandom().getrandbits(32)))
+    if not chosen.derandomize:
+        played = seed(number)(played)
+    with patch.object(engine, "MAX_SHRINKING_SECONDS", SHRINKING):
+        try:
+            run_state_machine_as_test(played, settings=chosen)
+        except Exception as error:
+            if not chosen.derandomize:
+                error.add_note(f"To run these histories again, set {SEED}={number}")
+            raise

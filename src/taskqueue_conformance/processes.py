@@ -193,5 +193,6 @@ async def toil(backend: Backend, pipe: Connection, name: str) -> None:
                         delivery.task, backend.now(), settles=delivery
                     )
                 else:
+                    pipe.send(("acking", delivery.task.id))
                     await subscription.ack(delivery)
                     pipe.send(("done", delivery.task.id))

@@ -9,9 +9,17 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 from taskqueue_core.backend import Capabilities, Capability
 
 Need = (
-    Capability
-    | Literal["atomic_retry", "durable", "manual_clock", "shared"]
-    | Literal["failing", "opener", "stored", "unanswered"]
+    Literal[
+        "atomic_retry",
+        "durable",
+        "manual_clock",
+        "shared",
+        "failing",
+        "opener",
+        "stored",
+        "unanswered",
+    ]
+    | Capability
 )
 
 Test = TypeVar("Test", bound=Callable[..., Any])

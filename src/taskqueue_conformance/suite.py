@@ -20,8 +20,8 @@ from taskqueue_conformance.suites.dead_letters import DeadLettersSuite
 from taskqueue_conformance.suites.deliver import DeliverSuite
 from taskqueue_conformance.suites.expire import ExpireSuite
 from taskqueue_conformance.suites.fan_out import FanOutSuite
-from taskqueue_conformance.suites.floor_share import FloorSuite
 from taskqueue_conformance.suites.faults import FaultsSuite
+from taskqueue_conformance.suites.floor_share import FloorSuite
 from taskqueue_conformance.suites.flow import FlowSuite
 from taskqueue_conformance.suites.handover import HandoverSuite
 from taskqueue_conformance.suites.inputs import InputsSuite
@@ -30,8 +30,8 @@ from taskqueue_conformance.suites.moved import MovedSuite
 from taskqueue_conformance.suites.order import OrderSuite
 from taskqueue_conformance.suites.order_change import SwapSuite
 from taskqueue_conformance.suites.ordering_keys import EntitiesSuite
-from taskqueue_conformance.suites.processing import ProcessingSuite
 from taskqueue_conformance.suites.processes import ProcessesSuite
+from taskqueue_conformance.suites.processing import ProcessingSuite
 from taskqueue_conformance.suites.publish import PublishSuite
 from taskqueue_conformance.suites.rate import RateSuite
 from taskqueue_conformance.suites.replicas import ReplicasSuite

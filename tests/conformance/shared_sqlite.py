@@ -4,6 +4,7 @@
 positions and hints that are read again after another process has written, signs of life, and notifications.
 """
 
+# ruff: noqa: D102 - the docstrings are those of the classes that are changed
 from __future__ import annotations
 
 import asyncio
@@ -151,7 +152,7 @@ class SharedSubscription(RecordSubscription):
             self._give_sign()
             self._transitions.watch()
         if "polls" in self._transitions.store.mistakes and timeout is None:
-            while not (received := await super().receive(limit, 0)).deliveries:
+            while not (received := await super().receive(limit, 0)).deliveries:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             return received
         return await super().receive(limit, timeout)
@@ -171,7 +172,9 @@ class SharedSubscription(RecordSubscription):
         if "no sign of life" in transitions.store.mistakes:
             self._signs = ()
         elif not self.closed:
-            self._signs = transitions.clock.call_at(transitions.clock.now() + lease / 3, self._give_sign)
+            self._signs = transitions.clock.call_at(
+                transitions.clock.now() + lease / 3, self._give_sign
+            )
 
     async def close(self) -> None:
         await super().close()

@@ -1,5 +1,6 @@
 """A record store in one SQLite file that several processes share, with switches for mistakes."""
 
+# ruff: noqa: D102 - the docstrings are those of RecordStore
 from __future__ import annotations
 
 import sqlite3
@@ -34,7 +35,7 @@ CREATE TABLE IF NOT EXISTS settings (key TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE IF NOT EXISTS buckets (key TEXT PRIMARY KEY, tokens REAL, at REAL);
 CREATE TABLE IF NOT EXISTS lives (owner INTEGER PRIMARY KEY, consumer TEXT, keys BLOB, since REAL, silent_at REAL);
 COMMIT;
-"""  # noqa: E501 - a table is easier to read on one line
+"""
 
 
 class Life(NamedTuple):
@@ -157,7 +158,9 @@ class SharedStore(RecordStore):
             record.forget_at += 1e9
             self.save(record)
         else:
-            self._write("DELETE FROM records WHERE key = ? AND id = ?", record.task.key, record.task.id)
+            self._write(
+                "DELETE FROM records WHERE key = ? AND id = ?", record.task.key, record.task.id
+            )
 
     def first_waiting(self, key: str) -> Record | None:
         if key in self._seen:
@@ -260,7 +263,9 @@ class SharedStore(RecordStore):
 
     def waiting_keys(self) -> set[str]:
         """Return the keys that have waiting tasks."""
-        return {key for (key,) in self._run("SELECT DISTINCT key FROM records WHERE state = 'waiting'")}
+        return {
+            key for (key,) in self._run("SELECT DISTINCT key FROM records WHERE state = 'waiting'")
+        }
 
     def size(self) -> int:
         """Return the number of rows in all tables."""

@@ -66,8 +66,7 @@ async def _fails(suite: Suite, name: str) -> bool:
     try:
         async with Bench.opened(suite) as bench:
             await getattr(suite, name)(bench)
-    except (AssertionError, pytest.fail.Exception) as error:
-        print(f"{name}: {error}")
+    except (AssertionError, pytest.fail.Exception):
         return True
     return False
 

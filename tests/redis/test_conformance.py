@@ -6,6 +6,7 @@ behind all other tests use a single partition only (`test_scripts_keep_to_their_
 ``TASKQUEUE_KIT_EXAMPLES`` sets the number of random histories; `dev.py soak` sets it high.
 """
 
+import asyncio
 import os
 import secrets
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.clock import ManualClock
 from taskqueue_redis import RedisBackend, RedisSettings
 from tests.redis.clusters import Cluster
+from tests.redis.conftest import ACCESS
 from tests.redis.servers import RedisServer
 
 
@@ -33,6 +35,22 @@ def histories(usual: int) -> int:
 def settings_for(url: str, partitions: int) -> RedisSettings:
     """Return the settings, cached because reading the environment takes longer than a test."""
     return RedisSettings(url=SecretStr(url), partitions=partitions, _env_file=None)
+
+
+_SIZES = {"hash": "HLEN", "set": "SCARD", "zset": "ZCARD", "list": "LLEN", "stream": "XLEN"}
+
+
+def stored(server: RedisServer, prefix: str) -> int:
+    """Return the number of keys with a prefix, plus the number of their members."""
+    with server.connect() as connection:
+        connection.call("AUTH", "root", ACCESS[1])
+        keys = [key for key in connection.call("KEYS", "*") if f"{prefix}:".encode() in key]
+        kinds = [connection.call("TYPE", key) for key in keys]
+        sizes = [_SIZES.get(kind if isinstance(kind, str) else kind.decode()) for kind in kinds]
+        return sum(
+            1 + (int(connection.call(size, key)) if size else 0)
+            for key, size in zip(keys, sizes, strict=True)
+        )
 
 
 class OnRedis(Harness):
@@ -69,7 +87,11 @@ class TestServer(OnRedis, BackendSuite):
 
     @pytest.fixture(autouse=True)
     def _url(self, each_acl: RedisServer) -> None:
-        self.url = each_acl.url
+        self.url, self.server = each_acl.url, each_acl
+
+    async def stored(self, backend: Backend) -> int:  # noqa: ARG002 - the prefix identifies the store
+        """Count the keys of the backend and the members of each."""
+        return await asyncio.to_thread(stored, self.server, self.prefix)
 
 
 @pytest.mark.long

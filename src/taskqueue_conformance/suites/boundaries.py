@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
-from taskqueue_conformance.selection import needs
+from taskqueue_conformance.selection import Need, needs
 from taskqueue_core.backend import Capability
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Published
 
+_NEEDS: tuple[Need, ...] = ("manual_clock",)
 _TICK = 2**-10
 """nearly a millisecond; sums of such times have no rounding errors"""
 _WAIT = 4.0
 """seconds until the time that a test looks at"""
 
 
-class BoundariesSuite(Harness, needs=("manual_clock",)):
+class BoundariesSuite(Harness, needs=_NEEDS):
     """Tests of the millisecond before a promised time."""
 
     async def test_scheduled_not_a_millisecond_early(self, bench: Bench) -> None:
@@ -102,7 +103,7 @@ class BoundariesSuite(Harness, needs=("manual_clock",)):
     @needs(Capability.CONTROL, Capability.FLOW)
     async def test_token_to_the_millisecond(self, bench: Bench) -> None:
         """A rate limit allows the next delivery when a token is there, and not a millisecond before (law 5)."""
-        limit = RateLimit(max_tokens=1, interval=_WAIT, interval_unit=IntervalUnit.SECONDS)
+        limit = RateLimit(max_tokens=1, interval=int(_WAIT), interval_unit=IntervalUnit.SECONDS)
         await bench.limit(rate_limit=limit)
         subscription = await bench.subscribed("t1", "t2")
         assert ids(await bench.take(subscription, 2)) == ["t1"]
