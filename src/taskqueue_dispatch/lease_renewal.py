@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 
 from taskqueue_core.capabilities import SlotLease, SlotPool
+from taskqueue_core.consumer.outage import log_fields
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.limits import LIMITS
 from taskqueue_dispatch.config import DispatchSettings
@@ -154,8 +155,7 @@ class LeaseRenewer:
                 results = await self._pool.renew(*leases, ttl=self._lease)
         except (TaskQueueError, TimeoutError) as error:
             if not self._failing:
-                code = error.code if isinstance(error, TaskQueueError) else "timeout"
-                _log.warning("could not renew slots", extra={"code": code})
+                _log.warning("could not renew slots", extra=log_fields(error))
             self._failing = True
             return False
         except Exception:  # noqa: BLE001 - an error must not end the loop

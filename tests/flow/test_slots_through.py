@@ -94,3 +94,20 @@ async def test_a_side_without_slots() -> None:
     with pytest.raises(CapabilityMissing, match="_Slotless does not have the capability 'slots'"):
         backend.slots  # noqa: B018 - reading the attribute raises the error
     await backend.aclose()
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda: InstrumentedBackend(_Slotless(), Hooks()),
+        lambda: ShardedBackend(_Slotless()),
+        lambda: InstrumentedBackend(ShardedBackend(_Slotless()), Hooks()),
+    ],
+    ids=["instrumented", "sharded", "both"],
+)
+async def test_error_names_the_authors_class(wrapped: Callable[[], Backend]) -> None:
+    """An error about a missing capability names the author's class, not a wrapper of this package (G2, G6)."""
+    backend = wrapped()
+    with pytest.raises(CapabilityMissing, match=r"^_Slotless does not have the capability 'slots'"):
+        slots_of(backend)
+    await backend.aclose()

@@ -235,7 +235,22 @@ class TestMaintenance:
             None,
             "timeout",
         ]
+        assert getattr(warnings[0], "reason", "") == "away", "the backend's message is missing"
         assert any(getattr(record, "recovered", 0) == 2 for record in caplog.records)
+
+    async def test_unavailable_at_the_start(self, caplog: pytest.LogCaptureFixture) -> None:
+        """If the store is unavailable at the start, the log has the backend's own message (G6)."""
+        backend = MemoryBackend()
+
+        async def fail() -> tuple[str, ...]:
+            raise BackendUnavailable("the disk of my store is full")
+
+        backend.control.queues = fail  # type: ignore[method-assign]
+        with caplog.at_level(logging.WARNING):
+            async with running(backend):
+                pass
+        (record,) = [r for r in caplog.records if r.msg == "the store does not respond yet"]
+        assert vars(record)["reason"] == "the disk of my store is full"
 
     async def test_a_running_server_runs_maintenance(self) -> None:
         """Tasks past their deadline expire on a running server without any request."""

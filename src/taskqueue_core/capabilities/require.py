@@ -45,8 +45,15 @@ def _require(backend: Backend, capability: Capability) -> None:
     if not has(backend, capability):
         have = ", ".join(sorted(backend.capabilities.names)) or "none"
         raise CapabilityMissing(
-            f"{type(backend).__name__} does not have the capability {capability.value!r}; it has: {have}"
+            f"{_name(backend)} does not have the capability {capability.value!r}; it has: {have}"
         )
+
+
+def _name(backend: object) -> str:
+    """Return the class of the backend that its author wrote, without the wrappers of this package around it."""
+    while type(backend).__module__.startswith("taskqueue_core.") and hasattr(backend, "inner"):
+        backend = backend.inner
+    return type(backend).__name__
 
 
 def control_of(backend: Backend) -> Control:

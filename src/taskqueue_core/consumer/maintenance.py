@@ -7,6 +7,7 @@ import logging
 import random
 
 from taskqueue_core.capabilities import Control
+from taskqueue_core.consumer.outage import log_fields
 from taskqueue_core.errors import TaskQueueError
 
 _EVERY = 2.0
@@ -26,10 +27,9 @@ async def run_maintenance(control: Control) -> None:
                 done = await control.maintain()
         except (TaskQueueError, TimeoutError) as error:
             if not failing:
-                code = error.code if isinstance(error, TaskQueueError) else "timeout"
                 _log.warning(
                     "maintenance failed (further failures in a row are not logged)",
-                    extra={"code": code},
+                    extra=log_fields(error),
                 )
             failing = True
         except Exception:  # noqa: BLE001 - the loop must continue after any error

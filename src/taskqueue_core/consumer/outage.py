@@ -50,6 +50,13 @@ class OutageRetry:
                 return answer
 
 
+def log_fields(error: TaskQueueError | TimeoutError) -> dict[str, str]:
+    """Return the fields with which a log record says why a call to the store failed."""
+    if isinstance(error, TaskQueueError):
+        return {"code": error.code, "reason": str(error)}
+    return {"code": "timeout"}
+
+
 _TRIES = 4
 _log = logging.getLogger("taskqueue.consuming")
 
@@ -62,7 +69,7 @@ async def close(subscription: Subscription) -> None:
         except OUTAGE_ERRORS:
             await asyncio.sleep(OUTAGE_BACKOFF.delay(attempt))
         except TaskQueueError as error:
-            _log.warning("could not close a subscription", extra={"code": error.code})
+            _log.warning("could not close a subscription", extra=log_fields(error))
             return
         else:
             return
@@ -77,5 +84,5 @@ async def release_as_lost(subscription: Subscription, deliveries: Sequence[Deliv
         except LeaseLost:
             continue  # the only delivery of this batch was settled or adopted before
         except TaskQueueError as error:
-            _log.warning("could not mark deliveries as lost", extra={"code": error.code})
+            _log.warning("could not mark deliveries as lost", extra=log_fields(error))
             return

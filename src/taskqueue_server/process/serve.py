@@ -16,6 +16,7 @@ from taskqueue_core.assembly import open_backend
 from taskqueue_core.backend import Backend
 from taskqueue_core.concurrency import first_completed
 from taskqueue_core.config import Settings
+from taskqueue_core.consumer.outage import log_fields
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.instrumented import InstrumentedBackend
@@ -248,5 +249,4 @@ async def _check_store(context: ServerContext) -> None:
     except ConfigurationError:
         raise
     except (TaskQueueError, TimeoutError) as error:
-        code = error.code if isinstance(error, TaskQueueError) else "timeout"
-        _log.warning("the store does not respond yet", extra={"code": code})
+        _log.warning("the store does not respond yet", extra=log_fields(error))
