@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import re
 from enum import Enum
-from typing import Self
-from urllib.parse import unquote, urlsplit
+from typing import Any, Self
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
@@ -18,6 +18,11 @@ _PORTS = range(1, 65_536)
 _DATABASE = re.compile(r"[0-9]{1,5}")
 _SERVICE = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
+_OPTIONS = {
+    "db", "client_name", "protocol", "health_check_interval",
+    "ssl_password", "ssl_ciphers", "ssl_include_verify_flags", "ssl_exclude_verify_flags",
+}  # fmt: skip
+"""options of redis-py that a URL may have; for the others there are settings, or they would weaken the checks"""
 _FORMS = (
     "redis://[user:password@]host[:port][/database], rediss:// for TLS, unix:///path/to/socket, "
     "redis+sentinel://host:port,host:port/service[/database], redis+cluster://host:port,host:port"
@@ -74,6 +79,8 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
     password: str = ""
     scheme: str = "redis"
+    options: dict[str, Any] = {}
+    """arguments for the connections of redis-py"""
 
     @property
     def shown(self) -> str:
@@ -85,39 +92,23 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         return f"Address({self.shown!r})"
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("shown", self.shown)]
+
     @classmethod
     def of(cls, url: str, setting: str = "TASKQUEUE_REDIS_URL") -> Self:
         """Parse a URL. Raises `ConfigurationError`, which names the setting and the allowed forms, never the value."""
         try:
-            parts = urlsplit(url.strip())
+            return cls(**_parse(url.strip()))
+        except _RefusedUrl as refusal:
+            got, allowed = refusal.args
         except ValueError:
-            raise _refusal(setting, "text that is not a URL", _FORMS) from None
-        if parts.query or parts.fragment:
-            allowed = "a URL without a query; set TASKQUEUE_REDIS_… variables instead"
-            raise _refusal(setting, "a URL with a query or fragment", allowed)
-        login, _, hosts = parts.netloc.rpartition("@")
-        user, _, password = login.partition(":")
-        if parts.scheme not in _SCHEMES:
-            got = "a URL with an unknown scheme" if parts.scheme else "text without a scheme"
-            raise _refusal(setting, got, _FORMS)
-        kind, tls = _SCHEMES[parts.scheme]
-        if parts.scheme != "unix":
-            addresses = _parse_hosts(setting, hosts, kind)
-            service, database = _path(setting, parts.path, kind)
-        elif hosts or parts.path in {"", "/"}:
-            raise _refusal(setting, "a unix URL without an absolute path", "unix:///path/to/socket")
-        else:
-            addresses, service, database = (HostAddress(path=unquote(parts.path)),), "", 0
-        return cls(
-            kind=kind,
-            tls=tls,
-            hosts=addresses,
-            service=service,
-            database=database,
-            user=unquote(user),
-            password=unquote(password),
-            scheme=parts.scheme,
-        )
+            got, allowed = "an invalid URL, host or port", _FORMS
+        raise ConfigurationError(f"{setting}: got {got}; allowed: {allowed}")
+
+
+class _RefusedUrl(Exception):
+    """A URL is not supported. The arguments are what it is, and what is allowed."""
 
 
 def is_loopback(host: str) -> bool:
@@ -128,47 +119,74 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _refusal(setting: str, got: str, allowed: str) -> ConfigurationError:
-    return ConfigurationError(f"{setting}: got {got}; allowed: {allowed}")
-
-
-def _parse_hosts(setting: str, hosts: str, kind: Kind) -> tuple[HostAddress, ...]:
-    port = _SENTINEL_PORT if kind is Kind.SENTINEL else _PORT
-    addresses = tuple(_parse_host(setting, host, port) for host in hosts.split(","))
+def _parse(url: str) -> dict[str, Any]:
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES:
+        raise _RefusedUrl(
+            "a URL with an unknown scheme" if parts.scheme else "text without a scheme", _FORMS
+        )
+    kind, tls = _SCHEMES[parts.scheme]
+    login, _, hosts = parts.netloc.rpartition("@")
+    user, _, password = login.partition(":")
+    options = _parse_options(parts.query, parts.fragment)
+    database, service = options.pop("db", 0), ""
+    if parts.scheme == "unix":
+        if hosts or parts.path in {"", "/"}:
+            raise _RefusedUrl("a unix URL without an absolute path", "unix:///path/to/socket")
+        addresses = [HostAddress(path=unquote(parts.path))]
+    else:
+        port = _SENTINEL_PORT if kind is Kind.SENTINEL else _PORT
+        addresses = [_parse_host(host, port) for host in hosts.split(",")]
+        service, number = _parse_path(
+            [unquote(name) for name in parts.path.split("/") if name], kind
+        )
+        database = number or database
     if kind is Kind.SINGLE and len(addresses) > 1:
-        allowed = "one host, or several with redis+sentinel:// or redis+cluster://"
-        raise _refusal(setting, "several hosts", allowed)
-    return addresses
+        raise _RefusedUrl(
+            "several hosts", "one host, or several with redis+sentinel:// or redis+cluster://"
+        )
+    return {
+        "kind": kind, "tls": tls, "hosts": tuple(addresses), "service": service, "database": database,
+        "user": unquote(user), "password": unquote(password), "scheme": parts.scheme, "options": options,
+    }  # fmt: skip
 
 
-def _parse_host(setting: str, text: str, default_port: int) -> HostAddress:
+def _parse_options(query: str, fragment: str) -> dict[str, Any]:
+    if not query and not fragment:
+        return {}
+    from redis.asyncio.connection import parse_url  # noqa: PLC0415 - the import of redis-py is slow
+
+    allowed = f"{', '.join(sorted(_OPTIONS))} of redis-py; set TASKQUEUE_REDIS_… variables instead of others"
+    if fragment or not set(parse_qs(query, keep_blank_values=True)) <= _OPTIONS:
+        raise _RefusedUrl("a URL with a fragment or an unknown option", allowed)
     try:
-        split = urlsplit(f"//{text}")
-        host, port = split.hostname or "", split.port
+        options: dict[str, Any] = {**parse_url(f"redis://?{query}")}
     except ValueError:
-        raise _refusal(setting, "an invalid host or port", _FORMS) from None
+        raise _RefusedUrl("a URL with an invalid value of an option", allowed) from None
+    if options.get("protocol", 2) not in {2, 3} or options.get("db", 0) < 0:
+        raise _RefusedUrl("a URL with an invalid option", "protocol=2 or 3, db=0 or more")
+    return options
+
+
+def _parse_host(text: str, default_port: int) -> HostAddress:
+    split = urlsplit(f"//{text}")
+    host, port = split.hostname or "", default_port if split.port is None else split.port
     if not _HOST.fullmatch(host):
-        raise _refusal(setting, "a URL without a valid host", _FORMS)
-    port = default_port if port is None else port
+        raise _RefusedUrl("a URL without a valid host", _FORMS)
     if port not in _PORTS:
-        raise _refusal(setting, "a port out of range", "ports 1 to 65535")
+        raise _RefusedUrl("a port out of range", "ports 1 to 65535")
     return HostAddress(host, port)
 
 
-def _path(setting: str, path: str, kind: Kind) -> tuple[str, int]:
-    names = [unquote(name) for name in path.split("/") if name]
+def _parse_path(names: list[str], kind: Kind) -> tuple[str, int]:
     service = ""
     if kind is Kind.SENTINEL:
-        if not names or not _SERVICE.fullmatch(names[0]):
+        service = names.pop(0) if names else ""
+        if not _SERVICE.fullmatch(service):
             allowed = "redis+sentinel://host:port,host:port/service (the name of the master)"
-            raise _refusal(setting, "a Sentinel URL without a service name", allowed)
-        service = names.pop(0)
-    if not names:
-        return service, 0
-    if kind is Kind.CLUSTER:
-        raise _refusal(
-            setting, "a cluster URL with a path", "no path, as a cluster has one database"
-        )
-    if len(names) > 1 or not _DATABASE.fullmatch(names[0]):
-        raise _refusal(setting, "an invalid database in the path", "a whole number from 0 to 99999")
-    return service, int(names[0])
+            raise _RefusedUrl("a Sentinel URL without a service name", allowed)
+    if names and kind is Kind.CLUSTER:
+        raise _RefusedUrl("a cluster URL with a path", "no path, as a cluster has one database")
+    if names and (len(names) > 1 or not _DATABASE.fullmatch(names[0])):
+        raise _RefusedUrl("an invalid database in the path", "a whole number from 0 to 99999")
+    return service, int(names[0]) if names else 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, ImportString, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from taskqueue_core.errors import ConfigurationError
@@ -31,6 +31,10 @@ class RedisSettings(BaseSettings):
     """password of the user, unless the URL contains it"""
     password_file: Path | None = None
     """file with the password, read for each new connection, so that the password can be changed without a restart"""
+    credential_provider: ImportString[Callable[[], Any]] | None = None
+    """``module.name`` of a class or function that returns a ``CredentialProvider`` of redis-py"""
+    address_remap: ImportString[Callable[[tuple[str, int]], tuple[str, int]]] | None = None
+    """``module.name`` of a function that returns the reachable ``(host, port)`` of one that Sentinels or nodes name"""
     sentinel_user: str = ""
     sentinel_password: SecretStr | None = None
     """password of the Sentinels, if they require one"""
@@ -76,11 +80,17 @@ class RedisSettings(BaseSettings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         address = self.address  # raises ConfigurationError if the URL is invalid
-        passwords = (address.password, self.password, self.password_file)
-        if sum(bool(password) for password in passwords) > 1:
+        ways = (self.password, self.password_file, self.credential_provider)
+        if bool(address.password) + sum(way is not None for way in ways) > 1:
             raise ConfigurationError(
-                "TASKQUEUE_REDIS_PASSWORD: the password is set more than once; allowed: one of "
-                "TASKQUEUE_REDIS_URL, TASKQUEUE_REDIS_PASSWORD and TASKQUEUE_REDIS_PASSWORD_FILE"
+                "TASKQUEUE_REDIS_PASSWORD: the password is set more than once; allowed: one of TASKQUEUE_REDIS_URL, "
+                "TASKQUEUE_REDIS_PASSWORD, _PASSWORD_FILE and _CREDENTIAL_PROVIDER"
+            )
+        logs_in = self.has_password and self.credential_provider is None
+        if (self.user_name and not logs_in) or (self.sentinel_user and not self.sentinel_password):
+            raise ConfigurationError(
+                "TASKQUEUE_REDIS_USER or TASKQUEUE_REDIS_SENTINEL_USER: a user is set without a password; allowed: "
+                "both (TASKQUEUE_REDIS_PASSWORD, _PASSWORD_FILE, _SENTINEL_PASSWORD), or only _CREDENTIAL_PROVIDER"
             )
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise ConfigurationError(
@@ -113,45 +123,32 @@ class RedisSettings(BaseSettings):
         """The ACL user; empty for the default user."""
         return self.user or self.address.user
 
+    @property
+    def has_password(self) -> bool:
+        """Whether this client logs in: with a password, or with what a provider of credentials returns."""
+        ways = (self.password, self.password_file, self.credential_provider)
+        return bool(self.address.password) or any(way is not None for way in ways)
+
     def password_now(self) -> str:
         """Return the password; empty if none is set. A password file is read each time. Raises `ConfigurationError`."""
         if self.password_file is None:
-            secret = self.password.get_secret_value() if self.password else ""
-            return secret or self.address.password
+            return self.password.get_secret_value() if self.password else self.address.password
+        problem = "is empty"
         try:
-            return self.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+            if password := self.password_file.read_text(encoding="utf-8").rstrip("\r\n"):
+                return password
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(
-                f"TASKQUEUE_REDIS_PASSWORD_FILE: cannot be read ({type(error).__name__}); "
-                "allowed: a text file that contains only the password"
-            ) from None
-
-    @cached_property
-    def tls_context(self) -> ssl.SSLContext | None:
-        """The TLS context, or None for an address without TLS. Raises `ConfigurationError`."""
-        if not self.address.tls:
-            return None
-        try:
-            context = ssl.create_default_context(cafile=self.tls_ca_file)
-            if self.tls_cert_file and self.tls_key_file:
-                context.load_cert_chain(self.tls_cert_file, self.tls_key_file)
-        except (OSError, ValueError) as error:  # an SSLError is an OSError
-            raise ConfigurationError(
-                f"TASKQUEUE_REDIS_TLS_CA_FILE, _TLS_CERT_FILE or _TLS_KEY_FILE: cannot be used "
-                f"({type(error).__name__}); allowed: PEM files that this process may read"
-            ) from None
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if self.dangerously_skip_tls_verification:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
+            problem = f"cannot be read ({type(error).__name__})"
+        raise ConfigurationError(
+            f"TASKQUEUE_REDIS_PASSWORD_FILE: {problem}; allowed: a text file that contains only the password"
+        )
 
     def refuse_exposed(self, address: HostAddress) -> None:
         """Raise `ConfigurationError` for an unprotected server on another machine, unless ``allow_plaintext`` is set.
 
         Protection means TLS together with a password or a client certificate.
         """
-        proves = bool(self.password_now()) or self.tls_cert_file is not None
+        proves = self.has_password or self.tls_cert_file is not None
         if self.allow_plaintext or address.loopback or (self.address.tls and proves):
             return
         missing = "a password" if self.address.tls else "TLS" if proves else "TLS and a password"

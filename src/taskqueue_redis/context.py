@@ -9,8 +9,8 @@ import secrets
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.connection.background import Owned
-from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.background import BackgroundTasks
+from taskqueue_redis.connection.client import RedisClient
 from taskqueue_redis.heartbeat import Heartbeat
 from taskqueue_redis.scripts.receipts import Receipts
 from taskqueue_redis.scripts.runner import ScriptRunner, StoreClock
@@ -25,7 +25,7 @@ class RedisContext:
     def __init__(self, settings: RedisSettings, clock: Clock | None) -> None:
         """Create the state without connecting. A test may pass a ``clock`` that replaces the store's time."""
         self.settings = settings
-        self.client = Link(settings)
+        self.client = RedisClient(settings)
         self.checks = ServerChecks(self.client)
         self.clock = StoreClock(clock)
         self.scripts = ScriptRunner(self.client, self.checks, self.clock)
@@ -35,7 +35,7 @@ class RedisContext:
         """random id of this backend object"""
         self.wakeups = Wakeups(self.scripts, self.receipts, self.process_id)
         self.heartbeat = Heartbeat(settings, self.receipts)
-        self.background = Owned()
+        self.background = BackgroundTasks()
         """background tasks, such as the rest of cancelled calls; they end before the connections are closed"""
         self.closing = asyncio.Event()
         """set when the backend begins to close"""

@@ -9,7 +9,7 @@ import threading
 
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.client import RedisClient
 from taskqueue_redis.scripts.receipts import Receipts
 from taskqueue_redis.scripts.runner import ScriptRunner
 
@@ -78,7 +78,7 @@ class Heartbeat:
             self._loop, self._beating = asyncio.get_running_loop(), asyncio.current_task()
             if self._closed:
                 return
-        client = Link(self._settings)
+        client = RedisClient(self._settings)
         scripts = ScriptRunner(client)
         try:
             usual = pause = self._settings.lease / _BEATS

@@ -8,10 +8,10 @@ from typing import Literal, Self, TypeVar
 
 from taskqueue_core.clock import Timer
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_redis.connection.background import Owned
+from taskqueue_redis.connection.background import BackgroundTasks
 from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure
-from taskqueue_redis.connection.pubsub import Doorbell
+from taskqueue_redis.connection.pubsub import PubSubListener
 from taskqueue_redis.scripts.receipts import Consumer, Receipts
 from taskqueue_redis.scripts.runner import ScriptRunner, microseconds, seconds
 
@@ -42,7 +42,7 @@ class Wakeups:
         self._receipts = receipts
         self._clock = scripts.clock
         self._process_id = process_id
-        self._listener = Doorbell(scripts.client, self._on_message, self.reconnected)
+        self._listener = PubSubListener(scripts.client, self._on_message, self.reconnected)
         self._listening: dict[str, dict[Consumer, None]] = {}
         """registered subscriptions by queue key, the least recently woken first"""
         self._signals: dict[str, dict[RedisRoomSignal, None]] = {}
@@ -51,7 +51,7 @@ class Wakeups:
         """by partition, the next due time in microseconds, and a timer for that time"""
         self._openings: dict[str, tuple[float, Timer]] = {}
         """by queue key, the time at which the queue's rate limit allows deliveries again, and a timer for that time"""
-        self._tasks = Owned()
+        self._tasks = BackgroundTasks()
         self._closed = False
         scripts.client.trouble.healed = self.reconnected
 

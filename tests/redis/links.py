@@ -10,7 +10,7 @@ from typing import Any, Self
 from hiredis import Reader
 
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.client import RedisClient
 from tests.chaos.proxy import FaultProxy
 
 KEY = "{t:0}"
@@ -24,9 +24,9 @@ def settings_for(url: str, **values: Any) -> RedisSettings:
 
 
 @asynccontextmanager
-async def linked(url: str, **values: Any) -> AsyncIterator[Link]:
+async def linked(url: str, **values: Any) -> AsyncIterator[RedisClient]:
     """Open a link with these settings, and close it afterwards."""
-    link = Link(settings_for(url, **values))
+    link = RedisClient(settings_for(url, **values))
     try:
         yield link
     finally:
@@ -34,21 +34,23 @@ async def linked(url: str, **values: Any) -> AsyncIterator[Link]:
 
 
 @asynccontextmanager
-async def raw(link: Link) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+async def raw(link: RedisClient) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
     """Open a separate connection, and yield a function that sends one command and returns or raises its reply."""
-    _, wire = await link.listener()
+    _, connection = await link.listener()
     try:
-        yield wire.call
+        yield connection.call
     finally:
-        await wire.aclose()
+        await connection.aclose()
 
 
 class Puppet:
     """A fake Redis server.
 
     ``answers(n, words)`` returns the bytes sent for the n-th command, or None to close the connection. Commands of
-    the login are answered with OK and are not counted.
+    the login are answered with ``login`` and are not counted.
     """
+
+    login = b"+OK\r\n"
 
     def __init__(self, answers: Answers) -> None:
         self.heard: list[list[bytes]] = []
@@ -86,7 +88,7 @@ class Puppet:
                 parser.feed(data)
                 while (words := parser.gets()) is not False:
                     if words[0] in {b"CLIENT", b"AUTH", b"SELECT"}:
-                        writer.write(b"+OK\r\n")
+                        writer.write(self.login)
                         continue
                     self.heard.append(words)
                     self.called.set()
@@ -104,14 +106,18 @@ class Puppet:
 
 
 @asynccontextmanager
-async def linked_to_puppet(answers: Answers, **values: Any) -> AsyncIterator[tuple[Puppet, Link]]:
+async def linked_to_puppet(
+    answers: Answers, **values: Any
+) -> AsyncIterator[tuple[Puppet, RedisClient]]:
     """Start a fake server, and open a link to it with short time limits."""
     async with Puppet(answers) as puppet, linked(puppet.url, **SHORT | values) as link:
         yield puppet, link
 
 
 @asynccontextmanager
-async def linked_by_proxy(port: int, **values: Any) -> AsyncIterator[tuple[FaultProxy, Link]]:
+async def linked_by_proxy(
+    port: int, **values: Any
+) -> AsyncIterator[tuple[FaultProxy, RedisClient]]:
     """Open a link to a server through a proxy that can inject faults, and return both."""
     async with AsyncExitStack() as opened:
         proxy = await opened.enter_async_context(FaultProxy(("127.0.0.1", port)))

@@ -13,6 +13,7 @@ from taskqueue_core.config import load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.addresses import HostAddress, Kind, StoreAddress
 from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.connection.connector import Connector
 
 SECRET = "canary-5up3r"
 
@@ -191,21 +192,29 @@ def test_servers_that_are_found_later_are_refused_too() -> None:
         settings().refuse_exposed(HostAddress("10.0.0.1", 6379))
 
 
+def tls_context(**values: Any) -> ssl.SSLContext:
+    """Return the TLS context of a new connection."""
+    options = Connector(settings(**values)).options()
+    kind = options.pop("connection_class")
+    context = kind(host="127.0.0.1", port=1, **options)._connection_arguments()["ssl"]
+    assert isinstance(context, ssl.SSLContext)
+    return context
+
+
 def test_tls_is_verified_unless_disabled(tmp_path: Path) -> None:
     """Certificates are verified with TLS 1.2 or newer, unless ``dangerously_skip_tls_verification`` is set."""
-    assert settings().tls_context is None
+    assert "ssl_cert_reqs" not in Connector(settings()).options()
     url = "rediss://127.0.0.1"
     authority, no_certificate = tmp_path / "ca.pem", tmp_path / "key.pem"
     trustme.CA().cert_pem.write_to_path(authority)
-    strict = settings(url=url, tls_ca_file=authority).tls_context
-    assert strict is not None
+    strict = tls_context(url=url, tls_ca_file=authority)
     assert strict.verify_mode is ssl.CERT_REQUIRED
     assert strict.check_hostname
     assert strict.minimum_version is ssl.TLSVersion.TLSv1_2
-    loose = settings(url=url, dangerously_skip_tls_verification=True).tls_context
-    assert loose is not None
+    assert len(strict.get_ca_certs()) == 1  # those of this machine are not trusted too
+    loose = tls_context(url=url, dangerously_skip_tls_verification=True)
     assert loose.verify_mode is ssl.CERT_NONE
+    assert not loose.check_hostname
     trustme.CA().private_key_pem.write_to_path(no_certificate)
-    broken = settings(url=url, tls_ca_file=no_certificate)
     with pytest.raises(ConfigurationError, match="TASKQUEUE_REDIS_TLS_CA_FILE"):
-        assert broken.tls_context
+        tls_context(url=url, tls_ca_file=no_certificate)

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.client import RedisClient
 from taskqueue_redis.connection.failures import NotReached
 from taskqueue_redis.setup.checks import ServerFacts, check_server
 from taskqueue_redis.setup.permissions import CLIENT_COMMANDS, SCRIPT_COMMANDS, access_list
@@ -92,7 +92,7 @@ async def test_replicas(make_server: MakeServer, each_engine: Engine) -> None:
     assert any("empties its replicas" in warning for warning in facts.warnings)
 
 
-class _Old(Link):
+class _Old(RedisClient):
     """A link whose server claims to be an old version."""
 
     version = b"6.0.20"

@@ -12,7 +12,7 @@ import pytest
 
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.connection import failures
-from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.client import RedisClient
 from taskqueue_redis.connection.failures import (
     RULES,
     ErrorReply,
@@ -25,8 +25,8 @@ from taskqueue_redis.connection.failures import (
     Refused,
     Rule,
     ScriptError,
-    judge,
-    judge_connecting,
+    classify,
+    classify_connecting,
     normalised,
 )
 from tests.redis.backends import until
@@ -45,7 +45,7 @@ SAMPLES = {
     "BUSY Redis is busy running a script.": (Policy.WAIT, NotReached),
     "TRYAGAIN Multiple keys request during rehashing of slot": (Policy.WAIT, NotReached),
     "CLUSTERDOWN The cluster is down": (Policy.SEEK, NotReached),
-    "MASTERDOWN Link with MASTER is down": (Policy.SEEK, NotReached),
+    "MASTERDOWN RedisClient with MASTER is down": (Policy.SEEK, NotReached),
     "READONLY You can't write against a read only replica.": (Policy.SEEK, NotReached),
     "UNBLOCKED force unblock from blocking operation": (Policy.SEEK, NotReached),
     "MOVED 3999 127.0.0.1:6381": (Policy.MOVED, NotReached),
@@ -91,7 +91,7 @@ SAMPLES = {
 )
 def test_every_error_has_its_policy(text: str, form: str) -> None:
     """Every error has one policy, also if raised inside scripts of Redis 6.2, Redis 7.0 or Valkey 9.1."""
-    policy, failure = judge(ErrorReply(form.format(text)))
+    policy, failure = classify(ErrorReply(form.format(text)))
     assert (policy, type(failure)) == SAMPLES[text]
     if isinstance(failure, Refused):
         assert failure.why == text.split(maxsplit=1)[0]
@@ -110,7 +110,7 @@ def test_every_line_of_the_table_is_sampled(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(failures, "_failure", noted)
     for text in SAMPLES:
-        judge(ErrorReply(text))
+        classify(ErrorReply(text))
     assert reached == set(RULES)
 
 
@@ -132,7 +132,7 @@ def test_every_line_of_the_table_is_sampled(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_what_our_own_scripts_raise(text: str, code: str, rest: str) -> None:
     """An error raised by our own Lua scripts keeps its code and text, in whatever form Redis reports it."""
-    _, failure = judge(ErrorReply(text))
+    _, failure = classify(ErrorReply(text))
     assert isinstance(failure, ScriptError)
     assert (failure.code, failure.text) == (code, rest)
 
@@ -163,13 +163,13 @@ def test_normalising_takes_linear_time() -> None:
 )
 def test_connections_that_cannot_be_made(error: Exception, policy: Policy) -> None:
     """Fault E9: whatever a connection attempt raises, the caller gets a `Failure` that says nothing was executed."""
-    judged, failure = judge_connecting(error)
-    assert judged is policy
+    classified, failure = classify_connecting(error)
+    assert classified is policy
     assert isinstance(failure, NotReached | Misconfigured)
     assert str(failure)
 
 
-async def failing(link: Link, *words: Any) -> Failure:
+async def failing(link: RedisClient, *words: Any) -> Failure:
     """Run a command and return the failure that it raises."""
     with pytest.raises(Failure) as caught:
         await link.command(KEY, *words)
@@ -210,7 +210,7 @@ async def test_errors_that_a_real_server_makes(each_redis: RedisServer, redis_pr
                 await call("NOSUCHCOMMAND")
             with pytest.raises(ErrorReply) as aborted:
                 await call("EXEC")
-            assert isinstance(judge(aborted.value)[1], ScriptError)
+            assert isinstance(classify(aborted.value)[1], ScriptError)
 
 
 WRITES = (
@@ -264,7 +264,7 @@ async def test_a_master_that_becomes_a_replica(
         server.call("REPLICAOF", "127.0.0.1", 1)
         with pytest.raises(ErrorReply) as unblocked:
             await waiting
-        assert judge(unblocked.value)[0] is Policy.SEEK
+        assert classify(unblocked.value)[0] is Policy.SEEK
         writes = [asyncio.create_task(link.command(KEY, *words)) for words in WRITES]
         await troubled(link, "READONLY")
         server.call("CONFIG", "SET", "replica-serve-stale-data", "no")
@@ -274,7 +274,7 @@ async def test_a_master_that_becomes_a_replica(
         assert link.trouble.text is None
 
 
-async def troubled(link: Link, word: str) -> None:
+async def troubled(link: RedisClient, word: str) -> None:
     """Wait until the link reports this error as its trouble."""
     await until(lambda: word in (link.trouble.text or ""), f"the link tells of {word}")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.client import RedisClient
 from taskqueue_redis.connection.failures import (
     AnswerLost,
     Failure,
@@ -25,17 +25,17 @@ from tests.redis.servers import RedisServer, wait_until
 COUNT = "return redis.call('INCR', KEYS[1])"
 
 
-async def failing(link: Link, *words: str | int, resend: bool = True) -> Failure:
+async def failing(link: RedisClient, *words: str | int, resend: bool = True) -> Failure:
     """Run a command and return the failure that it raises."""
     with pytest.raises(Failure) as caught:
         await link.command(KEY, *words, resend=resend)
     return caught.value
 
 
-def ready(link: Link) -> bool:
+def ready(link: RedisClient) -> bool:
     """Return whether the link has an open connection."""
     node = link._topology.find(KEY)
-    return node is not None and node.wire is not None and node.wire.open
+    return node is not None and node.connection is not None and node.connection.open
 
 
 async def test_raw_replies(each_redis: RedisServer, redis_prefix: str) -> None:

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.client import RedisClient
 from taskqueue_redis.connection.failures import Misconfigured, NotReached
-from taskqueue_redis.connection.pubsub import Doorbell
+from taskqueue_redis.connection.pubsub import PubSubListener
 from taskqueue_redis.setup.permissions import access_list
 from tests.redis.backends import PATIENCE, until
 from tests.redis.conftest import MakeServer
@@ -35,10 +35,10 @@ class Ears:
 
 
 @asynccontextmanager
-async def signal(link: Link, **values: float) -> AsyncIterator[tuple[Doorbell, Ears]]:
+async def signal(link: RedisClient, **values: float) -> AsyncIterator[tuple[PubSubListener, Ears]]:
     """Open a listener whose callbacks are recorded, and close it afterwards."""
     ears = Ears()
-    doorbell = Doorbell(link, ears.hear, ears.reopen, **values)
+    doorbell = PubSubListener(link, ears.hear, ears.reopen, **values)
     try:
         yield doorbell, ears
     finally:
@@ -128,8 +128,10 @@ async def test_a_half_open_connection(redis_server: RedisServer, redis_prefix: s
         async with signal(link, quiet=0.05, patience=PATIENCE) as (doorbell, ears):
             await doorbell.listen(channel)
             opened, passed = proxy.opened, proxy.passed
-            await until(lambda: proxy.passed > passed + len("*1 $4 PING "), "a PING and its answer")
-            await until(lambda: not doorbell._pinged, "the answer is noted")
+            pings = 3 * len(
+                "*1  $4  PING  +PONG  "
+            )  # the second is sent after the answer to the first
+            await until(lambda: proxy.passed > passed + pings, "PINGs and their answers")
             assert (proxy.opened, ears.reopened) == (opened, 0)
         async with signal(link, quiet=0.05, patience=0.1) as (doorbell, ears):
             await doorbell.listen(channel)
@@ -153,7 +155,7 @@ async def test_a_callback_that_fails_harms_no_other(
         raise ValueError(message)
 
     async with linked(redis_server.url) as link:
-        doorbell = Doorbell(link, hear, lambda: None)
+        doorbell = PubSubListener(link, hear, lambda: None)
         await doorbell.listen("fails")
         for message in (b"1", b"2"):
             await link.command(KEY, "PUBLISH", "fails", message)
@@ -182,7 +184,7 @@ async def test_closing(redis_server: RedisServer) -> None:
     before = int(redis_server.info()["connected_clients"])
     for moment in range(12):
         async with linked(redis_server.url) as link:
-            doorbell = Doorbell(link, lambda _, __: None, lambda: None)
+            doorbell = PubSubListener(link, lambda _, __: None, lambda: None)
             waiting = asyncio.create_task(doorbell.listen("a"))
             for _ in range(moment):
                 await asyncio.sleep(0)

@@ -16,7 +16,7 @@ import pytest
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.connection.client import Ask
 from taskqueue_redis.connection.connection import Word
-from taskqueue_redis.connection.failures import ErrorReply, NotReached, judge
+from taskqueue_redis.connection.failures import ErrorReply, NotReached, classify
 from taskqueue_redis.setup import aof_rewrite
 from taskqueue_redis.setup.aof_rewrite import AofReading, rewrite_logs
 from taskqueue_redis.setup.permissions import access_list
@@ -164,7 +164,7 @@ class _Master:
         assert words == ("BGREWRITEAOF",)
         self.asked += 1
         if self.rewriting:
-            raise judge(ErrorReply(self.rewriting))[1]
+            raise classify(ErrorReply(self.rewriting))[1]
         return b"OK"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.redis.servers import RedisServer, wait_until
 from tests.server.observed import observed
 from tests.server.support import http, receipts, running
 
-QUICK = {"connect_timeout": 0.3, "answer_timeout": 0.3, "operation_timeout": 0.5}
+QUICK: dict[str, Any] = {"connect_timeout": 0.3, "answer_timeout": 0.3, "operation_timeout": 0.5}
 
 
 async def test_workers_stay_and_go_on(redis_server: RedisServer, redis_prefix: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from taskqueue_core.tasks import Settled
-from taskqueue_redis.connection.pubsub import Doorbell
+from taskqueue_redis.connection.pubsub import PubSubListener
 from taskqueue_redis.scripts.runner import ScriptRunner
 from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
 from tests.redis.servers import RedisServer
@@ -53,9 +53,9 @@ async def test_the_listener_continues_after_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A11, fault E5: a listener that fails unexpectedly logs it, connects again, and receives messages."""
-    real, failed = Doorbell._serve, [0]
+    real, failed = PubSubListener._serve, [0]
 
-    async def serve(self: Doorbell, *rest: Any) -> None:
+    async def serve(self: PubSubListener, *rest: Any) -> None:
         if not failed[0]:
             failed[0] += 1
             raise RuntimeError("nobody has thought of this")
@@ -67,7 +67,7 @@ async def test_the_listener_continues_after_an_error(
     ):
         receive = asyncio.create_task(consumer.receive(1, None))
         await until(lambda: consumer.asleep, "it waits")
-        monkeypatch.setattr(Doorbell, "_serve", serve)
+        monkeypatch.setattr(PubSubListener, "_serve", serve)
         await asyncio.to_thread(kill_bells, redis_server)
         await until(lambda: failed[0] == 1, "it has failed")
         await publish(backend, "t")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from taskqueue_redis.connection.client import Ask, Link
+from taskqueue_redis.connection.client import Ask, RedisClient
 from taskqueue_redis.connection.cluster import slot_of
 from taskqueue_redis.connection.failures import Misconfigured, NotReached
-from taskqueue_redis.connection.pubsub import Doorbell
+from taskqueue_redis.connection.pubsub import PubSubListener
 from taskqueue_redis.setup.aof_rewrite import parse_info
 from tests.redis.backends import until
 from tests.redis.clusters import Cluster, Sentinels, in_step
@@ -21,7 +21,7 @@ from tests.redis.links import SHORT, linked
 KEYS = [f"{{tq:{n}}}:n" for n in range(30)]
 
 
-def count(link: Link, key: str, **more: Any) -> Any:
+def count(link: RedisClient, key: str, **more: Any) -> Any:
     """Increment a key and return the new value."""
     return link.command(key, "INCR", key, **more)
 
@@ -71,7 +71,7 @@ async def test_a_signal_reaches_the_whole_cluster(
     heard: list[bytes] = []
     channel = f"{{{redis_prefix}:0}}:bell:a"
     async with linked(redis_cluster.url) as link:
-        signal = Doorbell(link, lambda _, message: heard.append(message), lambda: None)
+        signal = PubSubListener(link, lambda _, message: heard.append(message), lambda: None)
         await signal.listen(channel)
         for n, node in enumerate(redis_cluster.masters):
             node.call("PUBLISH", channel, n)
@@ -122,7 +122,7 @@ async def test_a_node_that_dies(tmp_path: Path) -> None:
     with Cluster(find_engine(), tmp_path, replicas=1, config=config) as cluster:
         async with linked(cluster.url, operation_timeout=15, connect_timeout=0.5) as link:
             reopened: list[int] = []
-            signal = Doorbell(link, lambda _, __: None, lambda: reopened.append(1))
+            signal = PubSubListener(link, lambda _, __: None, lambda: reopened.append(1))
             await signal.listen("b")
             await asyncio.gather(*(count(link, key) for key in KEYS))
             dead = next(
@@ -152,7 +152,7 @@ async def test_a_failover_of_sentinels(tmp_path: Path) -> None:
         limits = {"operation_timeout": 20, "answer_timeout": 0.5, "connect_timeout": 0.5}
         async with linked(group.url, **limits) as link:
             reopened: list[int] = []
-            signal = Doorbell(
+            signal = PubSubListener(
                 link, lambda _, __: None, lambda: reopened.append(1), quiet=0.3, patience=0.3
             )
             await signal.listen("b")

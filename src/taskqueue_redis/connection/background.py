@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Flight(Generic[T]):
+class SingleFlight(Generic[T]):
     """Work that runs once for all concurrent callers, and continues if one of them is cancelled."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]], name: str) -> None:
@@ -60,7 +60,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 _log = logging.getLogger("taskqueue.redis")
 
 
-class Owned:
+class BackgroundTasks:
     """The background tasks of one owner. `aclose` cancels them. The exception of a failed task is logged."""
 
     def __init__(self) -> None:

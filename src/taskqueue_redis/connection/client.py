@@ -8,32 +8,46 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
+import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from taskqueue_redis.addresses import HostAddress, Kind
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.connection.cluster import ClusterTopology
-from taskqueue_redis.connection.connection import Wire, Word
+from taskqueue_redis.connection.connection import RedisConnection, Word
 from taskqueue_redis.connection.failures import (
     AnswerLost,
     ErrorReply,
     Failure,
     Lost,
+    Misconfigured,
     NotReached,
     Policy,
     Unreachable,
-    judge,
+    classify,
+    in_script,
+    says_denied,
+    says_login,
 )
-from taskqueue_redis.connection.nodes import Node, connect
-from taskqueue_redis.connection.retrying import Trial, Trouble
-from taskqueue_redis.connection.sentinel import SentinelTopology
-from taskqueue_redis.connection.topology import Single, Topology, redirection
+from taskqueue_redis.connection.nodes import Node
+from taskqueue_redis.connection.retrying import OutageLog, RetryState
+
+if TYPE_CHECKING:
+    from taskqueue_redis.connection.topology import Topology
 
 Follow: TypeAlias = Callable[[Any], "Sequence[Word] | None"]
 Ask: TypeAlias = Callable[["Sequence[Word]"], Awaitable[Any]]
 T = TypeVar("T")
+
+# A process that is forked during an import waits for ever if it imports the same module.
+_importing = threading.RLock()
+os.register_at_fork(
+    before=_importing.acquire,
+    after_in_parent=_importing.release,
+    after_in_child=_importing.release,
+)
 
 
 class _Order(NamedTuple):
@@ -43,7 +57,7 @@ class _Order(NamedTuple):
     follow: Follow | None
 
 
-class Link:
+class RedisClient:
     """A client of one Redis installation, used concurrently by any number of tasks of one event loop.
 
     It connects on first use, and again after each loss of a connection. A call may be cancelled at any moment; if its
@@ -52,7 +66,9 @@ class Link:
 
     def __init__(self, settings: RedisSettings) -> None:
         self.settings = settings
-        self.trouble = Trouble(settings.address.shown)
+        self.trouble = OutageLog(settings.address.shown)
+        self.started = False
+        """whether the servers were checked successfully; from then on, errors in the configuration are an outage"""
         self._topology = _topology(settings)
         self._only: Node | None = None
         """the node of a single server; None for Sentinels and clusters"""
@@ -87,21 +103,21 @@ class Link:
         """
         now = asyncio.get_running_loop().time()
         node = (self._only or self._topology.find(key)) if follow is None else None
-        wire = node.wire if node is not None else None
+        connection = node.connection if node is not None else None
         reply: Any = None
-        if wire is not None and wire.open and not wire.crowd.locked():
-            await wire.crowd.acquire()  # returns at once, because the semaphore is not locked
+        if connection is not None and connection.open and not connection.crowd.locked():
+            await connection.crowd.acquire()  # returns at once, because the semaphore is not locked
             try:
-                reply = await wire.ask(words, now)
+                reply = await connection.ask(words, now)
             except Lost as lost:
                 reply = lost
             else:
-                if type(reply) is not ErrorReply:
+                if not isinstance(reply, ErrorReply):
                     if self.trouble.text is not None:
                         self.trouble.over()
                     return reply
         deadline = now + self.settings.operation_timeout
-        trial = Trial(deadline, self.trouble, resend=resend, rest=self._rest)
+        trial = RetryState(deadline, self.trouble, resend=resend, rest=self._rest)
         trial.uncertain = uncertain
         return await self._persist(trial, key, _Order(words, follow), node, reply)
 
@@ -120,12 +136,12 @@ class Link:
         ``quietly``: do not log a failure, and do not count it in the health status. Raises the first `Failure`.
         """
         deadline = asyncio.get_running_loop().time() + self.settings.operation_timeout
-        trouble = Trouble(self.settings.address.shown, quiet=True) if quietly else self.trouble
-        nodes = await self._masters(Trial(deadline, trouble, resend=True, rest=self._rest))
+        trouble = OutageLog(self.settings.address.shown, quiet=True) if quietly else self.trouble
+        nodes = await self._masters(RetryState(deadline, trouble, resend=True, rest=self._rest))
 
         def asking(node: Node) -> Ask:
             def ask(words: Sequence[Word]) -> Awaitable[Any]:
-                trial = Trial(deadline, trouble, resend=True, rest=self._rest)
+                trial = RetryState(deadline, trouble, resend=True, rest=self._rest)
                 return self._persist(trial, node, _Order(tuple(words), None))
 
             return ask
@@ -138,7 +154,9 @@ class Link:
             found.append(reply)
         return found
 
-    async def listener(self, avoid: HostAddress | None = None) -> tuple[HostAddress, Wire]:
+    async def listener(
+        self, avoid: HostAddress | None = None
+    ) -> tuple[HostAddress, RedisConnection]:
         """Open a connection to a master, preferably not ``avoid``. Return the master's address and the connection.
 
         The caller must close the connection. Any master delivers the pub/sub messages of the whole installation.
@@ -153,17 +171,21 @@ class Link:
             nodes.sort(key=lambda node: node.place == avoid)
             for node in nodes:
                 try:
-                    return node.place, await connect(node.place, self.settings)
+                    return node.place, await self._topology.connector.open(node.place)
                 except Unreachable as error:
                     self._topology.doubt(node)
                     problem = error
         except Unreachable as error:
             problem = error
-        raise problem.failure if problem else NotReached("no server is known") from None
+        raise self._classify(problem)[1] if problem else NotReached("no server is known") from None
 
     def when_reopened(self, call: Callable[[], None]) -> None:
         """Register a function that is called after each reconnection, because the server may have been restarted."""
         self._topology.reopened = call
+
+    def refused(self, reply: ErrorReply) -> Failure:
+        """Return the failure that an error reply on a connection of `listener` means."""
+        return self._classify(reply)[1]
 
     def in_charge(self, place: HostAddress) -> bool:
         """Return whether the server at ``place`` is a master, as far as this process knows."""
@@ -183,22 +205,23 @@ class Link:
             async with asyncio.timeout(pause):
                 await self._over.wait()
 
-    async def _masters(self, trial: Trial) -> list[Node]:
+    async def _masters(self, trial: RetryState) -> list[Node]:
         while True:
             try:
                 async with asyncio.timeout_at(trial.deadline):
                     return await self._topology.masters()
             except Unreachable as error:
                 self._topology.doubt(None)
+                policy, failure = self._classify(error)
                 if self._closed:
-                    trial.end(error.policy, error.failure)
-                await trial.after(error.policy, error.failure)
+                    trial.end(policy, failure)
+                await trial.after(policy, failure)
             except TimeoutError:
                 trial.expire("no server returned the list of servers in time")
 
     async def _persist(
         self,
-        trial: Trial,
+        trial: RetryState,
         target: str | Node,
         order: _Order,
         node: Node | None = None,
@@ -208,7 +231,7 @@ class Link:
         once: Node | None = None
         while True:
             if problem is not None:
-                policy, failure = _judge(problem)
+                policy, failure = self._classify(problem, probing=trial.quiet)
                 once = self._learn(policy, problem, node)
                 if self._closed:
                     trial.end(policy, failure)
@@ -225,69 +248,80 @@ class Link:
             except TimeoutError:
                 trial.expire("TASKQUEUE_REDIS_OPERATION_TIMEOUT has passed")
             else:
-                if type(reply) is not ErrorReply:
+                if not isinstance(reply, ErrorReply):
                     self.trouble.over()
                     return reply
                 problem = reply
+
+    def _classify(self, problem: object, *, probing: bool = False) -> tuple[Policy, Failure]:
+        if isinstance(problem, Lost):
+            if problem.sent:
+                return Policy.RESEND, AnswerLost(problem.reason)
+            return Policy.SEEK, NotReached(problem.reason)
+        if isinstance(problem, Unreachable):
+            policy, failure = problem.policy, problem.failure
+        else:
+            assert isinstance(problem, ErrorReply)  # noqa: S101 - callers pass no other type
+            policy, failure = classify(problem)
+            probing |= not (says_denied(failure) or says_login(failure))
+        if policy is Policy.REPAIR and self.started and not probing:
+            # A right that a script lacked ended it in the middle.
+            if isinstance(problem, ErrorReply) and in_script(str(problem)):
+                return Policy.RESEND, AnswerLost(str(failure))
+            return Policy.SEEK, NotReached(str(failure))
+        if isinstance(failure, Misconfigured):
+            failure.started = self.started
+        return policy, failure
 
     def _learn(self, policy: Policy, problem: object, node: Node | None) -> Node | None:
         """Update the topology after a failed attempt. Return the node for the next attempt if Redis named one."""
         if policy is Policy.SEEK or policy is Policy.RESEND:
             self._topology.doubt(node)
         if policy is Policy.MOVED or policy is Policy.ASK:
-            slot, place = redirection(str(problem), node)
+            slot, place = self._topology.redirection(str(problem), node)
             if policy is Policy.ASK:
                 return self._topology.node(place)
             self._topology.moved(slot, place)
         return None
 
 
-async def _shared(node: Node, order: _Order, trial: Trial, *, asking: bool) -> Any:
-    wire = await node.reach()
+async def _shared(node: Node, order: _Order, trial: RetryState, *, asking: bool) -> Any:
+    connection = await node.reach()
     for _ in range(asking + 1):
-        await wire.crowd.acquire()
+        await connection.crowd.acquire()
     trial.sent = True
     now = asyncio.get_running_loop().time()
     if asking:
         # Nothing is awaited before the next call, so no other command is sent between ASKING and the command.
-        wire.ask(("ASKING",), now)
-    return await wire.ask(order.words, now)
+        connection.ask(("ASKING",), now)
+    return await connection.ask(order.words, now)
 
 
-async def _followed(node: Node, order: _Order, trial: Trial, *, asking: bool) -> Any:
-    async with node.exclusive() as wire:
+async def _followed(node: Node, order: _Order, trial: RetryState, *, asking: bool) -> Any:
+    async with node.exclusive() as connection:
         trial.sent = True
         try:
             if asking:
-                await wire.call("ASKING")
-            reply = await wire.call(*order.words)
+                await connection.call("ASKING")
+            reply = await connection.call(*order.words)
         except ErrorReply as error:
             return error
         more = order.follow(reply) if order.follow is not None else None
         if more is None:
             return reply, None
         try:
-            return reply, await wire.call(*more)
+            return reply, await connection.call(*more)
         except ErrorReply as error:
             # The second command was to confirm the first one. It has failed, so both count as unanswered.
-            raise Lost(f"{more[0]!s} failed: {judge(error)[1]}", sent=True) from None
-
-
-def _judge(problem: object) -> tuple[Policy, Failure]:
-    if isinstance(problem, ErrorReply):
-        return judge(problem)
-    if isinstance(problem, Unreachable):
-        return problem.policy, problem.failure
-    assert isinstance(problem, Lost)  # noqa: S101 - callers pass no other type
-    if problem.sent:
-        return Policy.RESEND, AnswerLost(problem.reason)
-    return Policy.SEEK, NotReached(problem.reason)
+            raise Lost(f"{more[0]!s} failed: {classify(error)[1]}", sent=True) from None
 
 
 def _topology(settings: RedisSettings) -> Topology:
-    kinds: dict[Kind, type[Single | SentinelTopology | ClusterTopology]] = {
-        Kind.SINGLE: Single,
-        Kind.SENTINEL: SentinelTopology,
-        Kind.CLUSTER: ClusterTopology,
-    }
-    return kinds[settings.address.kind](settings)
+    # Imported when a client is created, because the import of redis-py takes half a second.
+    with _importing:
+        from taskqueue_redis.connection.cluster import ClusterTopology  # noqa: PLC0415
+        from taskqueue_redis.connection.connector import Connector  # noqa: PLC0415
+        from taskqueue_redis.connection.sentinel import SentinelTopology  # noqa: PLC0415
+        from taskqueue_redis.connection.topology import Topology  # noqa: PLC0415
+    kinds = {Kind.SINGLE: Topology, Kind.SENTINEL: SentinelTopology, Kind.CLUSTER: ClusterTopology}
+    return kinds[settings.address.kind](Connector(settings))

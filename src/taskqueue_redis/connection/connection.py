@@ -8,47 +8,61 @@ the answer to another caller's command.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
-from hiredis import ProtocolError, Reader, pack_command
+from hiredis import PushNotification, pack_command
 
-from taskqueue_redis.addresses import HostAddress
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.connection.failures import ErrorReply, Lost, Policy, judge, says_denied
+from taskqueue_redis.connection.failures import ErrorReply, Lost, classify
 
 Word: TypeAlias = bytes | str | int | float
 
 # The type stub of hiredis allows only one argument.
 _pack = cast("Callable[[tuple[Word, ...]], bytes]", pack_command)
 
-# On an idle connection, the kernel detects a vanished peer within 10 + 3 * 5 seconds.
-_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+_QUIET = 30.0
+_CONFIRMATIONS = {b"subscribe", b"unsubscribe"}
+"""messages of RESP3 that answer a command; others have no command"""
 
 
-class Wire(asyncio.Protocol):
-    """A connection to Redis. Once it has ended, ``lost`` is the reason.
+class RedisConnection(asyncio.Protocol):
+    """A connection to Redis, which takes over the socket and the parser of a connection of redis-py that has logged in.
 
-    ``answer_timeout``: seconds without any data after which the connection closes itself if an answer is pending.
-    ``in_flight``: maximum number of commands that wait for an answer; the semaphore `crowd` counts them.
+    Once it has ended, ``lost`` is the reason. After `quiet` seconds without data it sends a PING, and after `patience`
+    seconds without data it closes itself if an answer is pending.
     """
 
-    def __init__(self, answer_timeout: float, in_flight: int) -> None:
+    def __init__(self, opened: Any, incomplete: object, settings: RedisSettings) -> None:
+        """Take over ``opened``, whose parser returns ``incomplete`` until it has a whole reply. Raises `Lost`."""
         self.lost: Lost | None = None
-        self.crowd = asyncio.Semaphore(in_flight)
+        self.crowd = asyncio.Semaphore(settings.in_flight)
         """acquired before each command is sent, and released with its answer"""
-        self._patience = answer_timeout
-        self._loop = asyncio.get_running_loop()
-        self._reader = Reader(replyError=ErrorReply)
-        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
-        self._heard = 0.0
+        self.quiet = settings.address.options.get("health_check_interval", _QUIET)
+        self.patience = settings.answer_timeout
+        self.loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[asyncio.Future[Any] | None, float]] = deque()
+        """pending answers, with the time of their commands; None for a PING of `check`"""
+        self._heard = self.loop.time()
+        self._pinged = 0.0
+        """time of a PING that is unanswered, after `listen`"""
         self._timer: asyncio.TimerHandle | None = None
         self._deliver: Callable[[Any], None] | None = None
         self._ended: Callable[[], None] | None = None
-        self._closed = self._loop.create_future()
-        self._transport: asyncio.Transport
+        self._closed = self.loop.create_future()
+        self._incomplete = incomplete
+        # The objects of redis-py would close the socket if they were deleted.
+        stream, self._writer, self._reader = opened._reader, opened._writer, opened._parser._reader  # noqa: SLF001
+        self._transport: asyncio.Transport = self._writer.transport
+        if self._transport.is_closing() or stream.at_eof():
+            raise Lost("Redis closed the connection", sent=False)
+        opened._reader = opened._writer = None  # noqa: SLF001
+        self._transport.set_protocol(self)
+        self._transport.resume_reading()
+        self.check()
+        if rest := bytes(stream._buffer):  # noqa: SLF001 - what redis-py has received, but not parsed
+            self.data_received(rest)
 
     def ask(self, words: tuple[Word, ...], sent: float) -> asyncio.Future[Any]:
         """Send a command and return a future for its reply. The caller must have acquired `crowd` for the command.
@@ -64,17 +78,15 @@ class Wire(asyncio.Protocol):
         except BaseException:
             self.crowd.release()
             raise
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future: asyncio.Future[Any] = self.loop.create_future()
         self._waiting.append((future, sent))
-        if self._timer is None:
-            self._timer = self._loop.call_at(sent + self._patience, self._check)
         self._transport.write(packed)
         return future
 
     async def call(self, *words: Word) -> Any:
         """Send a command and return the reply. Raises `ErrorReply` for an error reply, and `Lost`."""
         await self.crowd.acquire()
-        reply = await self.ask(words, self._loop.time())
+        reply = await self.ask(words, self.loop.time())
         if isinstance(reply, ErrorReply):
             raise reply
         return reply
@@ -95,6 +107,12 @@ class Wire(asyncio.Protocol):
         After this call, commands may be sent only by `tell`.
         """
         self._deliver, self._ended = deliver, ended
+        self.check()
+
+    @property
+    def listening(self) -> bool:
+        """Whether `listen` was called."""
+        return self._deliver is not None
 
     def tell(self, *words: Word) -> None:
         """Send a command after `listen`; its answer is passed to ``deliver`` like any message."""
@@ -112,28 +130,28 @@ class Wire(asyncio.Protocol):
         self.give_up("this process closed the connection")
         await asyncio.shield(self._closed)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transport has all methods of `asyncio.Transport`, but does not inherit from it
-        self._transport = cast("asyncio.Transport", transport)
-
     def data_received(self, data: bytes) -> None:
-        reader, waiting = self._reader, self._waiting
-        self._heard = self._loop.time()
+        reader, waiting, incomplete = self._reader, self._waiting, self._incomplete
+        self._heard, self._pinged = self.loop.time(), 0.0
         reader.feed(data)
         try:
             if self._deliver is not None:
-                while (reply := reader.gets()) is not False:
+                while (reply := reader.gets()) is not incomplete:
                     self._deliver(reply)
                 return
-            while (reply := reader.gets()) is not False:
+            while (reply := reader.gets()) is not incomplete:
+                if type(reply) is PushNotification and reply[0] not in _CONFIRMATIONS:
+                    continue
                 if not waiting:
                     self.give_up(f"unexpected message from Redis: {_shown(reply)}")
                     return
                 future, _ = waiting.popleft()
+                if future is None:
+                    continue
                 self.crowd.release()
                 if not future.done():
                     future.set_result(reply)
-        except ProtocolError:
+        except Exception:  # noqa: BLE001 - the parser of redis-py raises errors of redis-py
             self.give_up("Redis sent data that violates its protocol")
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -148,6 +166,8 @@ class Wire(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         for future, _ in self._waiting:
+            if future is None:
+                continue
             self.crowd.release()  # a caller that waits for the semaphore finds the connection closed
             if not future.done():
                 future.set_exception(Lost(reason, sent=True))
@@ -155,82 +175,29 @@ class Wire(asyncio.Protocol):
         if self._ended is not None:
             self._ended()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Close the connection if an answer is overdue, send a PING if it is idle, and plan the next check."""
         # One timer is enough, because the oldest command waits longest. While data arrives, the connection works,
-        # so each piece of data starts the time limit again.
-        self._timer = None
-        if not self._waiting:
+        # so each piece of data starts the time limits again.
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.lost is not None:
             return
-        due = max(self._waiting[0][1], self._heard) + self._patience
-        if self._loop.time() >= due:
+        now = self.loop.time()
+        sent = self._waiting[0][1] if self._waiting else self._pinged
+        if sent and now >= max(sent, self._heard) + self.patience:
             self.give_up("no answer within TASKQUEUE_REDIS_ANSWER_TIMEOUT")
-        else:
-            self._timer = self._loop.call_at(due, self._check)
-
-
-async def open_wire(
-    place: HostAddress,
-    settings: RedisSettings,
-    *,
-    sentinel: bool = False,
-    in_flight: int | None = None,
-) -> Wire:
-    """Connect to a server and log in with the user and password of ``settings``.
-
-    Raises `OSError`, `TimeoutError`, `Lost`, `ErrorReply` or `ConfigurationError`.
-    """
-    settings.refuse_exposed(place)
-    loop = asyncio.get_running_loop()
-
-    def make() -> Wire:
-        return Wire(settings.answer_timeout, in_flight or settings.in_flight)
-
-    context = settings.tls_context
-    async with asyncio.timeout(settings.connect_timeout):
-        if place.path:
-            _, wire = await loop.create_unix_connection(make, place.path)
-        else:
-            _, wire = await loop.create_connection(
-                make,
-                place.host,
-                place.port,
-                ssl=context,
-                ssl_handshake_timeout=settings.connect_timeout if context else None,
-            )
-            _keep_alive(wire)
-        try:
-            await _log_in(wire, settings, sentinel=sentinel)
-        except BaseException:
-            wire.give_up("the login failed")
-            raise
-    return wire
-
-
-async def _log_in(wire: Wire, settings: RedisSettings, *, sentinel: bool) -> None:
-    user, password = settings.user_name, settings.password_now()
-    if sentinel:
-        secret = settings.sentinel_password
-        user, password = settings.sentinel_user, secret.get_secret_value() if secret else ""
-    if password:
-        await wire.call("AUTH", *((user, password) if user else (password,)))
-    if settings.address.database and not sentinel:
-        await wire.call("SELECT", settings.address.database)
-    try:
-        # The name helps operators. This command also shows whether the server has too many connections: the server
-        # reports that in its answer to the first command, and this command is the first if there is no password.
-        await wire.call("CLIENT", "SETNAME", "taskqueue")
-    except ErrorReply as error:
-        policy, failure = judge(error)
-        if not says_denied(failure) and policy is not Policy.RAISE:
-            raise
-
-
-def _keep_alive(wire: Wire) -> None:
-    peer = wire._transport.get_extra_info("socket")  # noqa: SLF001 - the class is defined in this module
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE:
-        if hasattr(socket, name):  # not every operating system has all three options
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            return
+        if not sent and now >= self._heard + self.quiet:
+            sent = now
+            if self._deliver is None:
+                self._waiting.append((None, now))
+            else:
+                self._pinged = now
+            self._transport.write(_pack(("PING",)))
+        due = max(sent, self._heard) + self.patience if sent else self._heard + self.quiet
+        # The next check is early enough for a command that is sent before it.
+        self._timer = self.loop.call_at(min(due, now + min(self.quiet, self.patience)), self.check)
 
 
 def _reason(error: Exception | None) -> str:
@@ -241,5 +208,5 @@ def _reason(error: Exception | None) -> str:
 
 def _shown(reply: Any) -> str:
     if isinstance(reply, ErrorReply):
-        return str(judge(reply)[1])
+        return str(classify(reply)[1])
     return type(reply).__name__

@@ -15,6 +15,8 @@ from taskqueue_redis.connection.failures import (
 def contract_error(failure: Failure) -> ConfigurationError | BackendUnavailable:
     """Return the error that a backend raises for a failure. The caller raises it ``from`` the failure."""
     match failure:
+        case Misconfigured() if failure.started:
+            return BackendUnavailable(f"the store is unavailable: {failure}")
         case Misconfigured():
             return ConfigurationError(str(failure))
         case NotReached():

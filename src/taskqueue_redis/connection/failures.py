@@ -53,6 +53,9 @@ class Refused(Failure):
 class Misconfigured(Failure):
     """Redis or this client is configured wrongly, and the command was not executed. The message says what to do."""
 
+    started = False
+    """whether the servers were suitable at the start, so that this is an outage"""
+
 
 class NoScript(Failure):
     """The server does not know the script's hash, so the script was not executed."""
@@ -127,6 +130,8 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 _RIGHTS = "compare its rights with the ACL file that ships with taskqueue_redis"
+_COMMAND_MISSING = "this Redis lacks or forbids a command; use 6.2 or later"
+_MASTER_UNKNOWN = "the Sentinels know no such master; correct the service in TASKQUEUE_REDIS_URL"
 _LOGIN = "set TASKQUEUE_REDIS_USER and TASKQUEUE_REDIS_PASSWORD (or _PASSWORD_FILE)"
 
 #: The first matching rule applies. Many errors share the code ERR; ``part`` distinguishes them by their text.
@@ -154,34 +159,17 @@ RULES = (
     Rule("NOGROUP", Policy.RAISE, "the consumer group does not exist"),
     Rule("EXECABORT", Policy.RAISE, "the transaction was discarded"),
     Rule("ERR", Policy.WAIT, "Redis has reached maxclients; raise it", "max number of clients"),
-    Rule("ERR", Policy.REPAIR, "this Redis lacks a command; use 6.2 or later", "unknown command"),
-    Rule(
-        "ERR", Policy.REPAIR, "this Redis lacks a command; use 6.2 or later", "unknown subcommand"
-    ),
-    Rule(
-        "ERR",
-        Policy.REPAIR,
-        "this Redis lacks or forbids a command; use 6.2 or later",
-        "Unknown Redis command",  # the error text if a script calls the command
-    ),
+    Rule("ERR", Policy.REPAIR, _COMMAND_MISSING, "unknown command"),
+    Rule("ERR", Policy.REPAIR, _COMMAND_MISSING, "unknown subcommand"),
+    Rule("ERR", Policy.REPAIR, _COMMAND_MISSING, "Unknown Redis command"),  # of a script
     Rule("ERR", Policy.REPAIR, f"this Redis has no password set; {_LOGIN}", "no password"),
     Rule("ERR", Policy.REPAIR, f"the password is wrong; {_LOGIN}", "invalid password"),
     Rule("ERR", Policy.REPAIR, f"the Redis user lacks a right; {_RIGHTS}", "The user executing"),
     Rule("ERR", Policy.REPAIR, f"the Redis user lacks a right; {_RIGHTS}", "ACL failure in script"),
     Rule("ERR", Policy.REPAIR, "this database does not exist", "DB index is out of range"),
     Rule("ERR", Policy.REPAIR, "a cluster has only database 0", "SELECT is not allowed"),
-    Rule(
-        "ERR",
-        Policy.REPAIR,
-        "this Redis is not a cluster; use a redis:// URL",
-        "cluster support disabled",
-    ),
-    Rule(
-        "ERR",
-        Policy.REPAIR,
-        "the Sentinels know no master with this name; correct the service in TASKQUEUE_REDIS_URL",
-        "No such master",
-    ),
+    Rule("ERR", Policy.REPAIR, "this Redis is no cluster; use a redis:// URL", "cluster support"),
+    Rule("ERR", Policy.REPAIR, _MASTER_UNKNOWN, "No such master"),
 )
 
 _BY_CODE: dict[str, tuple[Rule, ...]] = {
@@ -221,7 +209,12 @@ def normalised(text: str) -> str:
     return text
 
 
-def judge(reply: ErrorReply) -> tuple[Policy, Failure]:
+def in_script(text: str) -> bool:
+    """Return whether a command in a script failed, so that the commands before it were executed."""
+    return "user_script:" in text
+
+
+def classify(reply: ErrorReply) -> tuple[Policy, Failure]:
     """Return what the client does after an error reply, and the failure that it raises if no retry succeeds."""
     text = normalised(str(reply))
     if own := _OWN.match(text):
@@ -240,8 +233,19 @@ def says_denied(failure: Failure) -> bool:
     return isinstance(failure, Misconfigured) and _RIGHTS in str(failure)
 
 
-def judge_connecting(error: Exception) -> tuple[Policy, Failure]:
+def says_login(failure: Failure) -> bool:
+    """Return whether the failure means that Redis does not accept the login."""
+    return isinstance(failure, Misconfigured) and _LOGIN in str(failure)
+
+
+def classify_connecting(error: BaseException) -> tuple[Policy, Failure]:
     """Return what the client does after a failed attempt to connect, and the failure that it raises in the end."""
+    known = (OSError, ErrorReply, ConfigurationError, Lost, Unreachable)
+    # redis-py raises errors of its own instead of the cause, which says more.
+    while not isinstance(error, known) and (cause := error.__cause__ or error.__context__):
+        error = cause
+    if isinstance(error, Unreachable):
+        return error.policy, error.failure
     if isinstance(error, ssl.SSLCertVerificationError):
         why = getattr(error, "verify_message", "no reason given")
         return Policy.REPAIR, Misconfigured(
@@ -251,14 +255,14 @@ def judge_connecting(error: Exception) -> tuple[Policy, Failure]:
     if isinstance(error, ConfigurationError):
         return Policy.REPAIR, Misconfigured(str(error))
     if isinstance(error, ErrorReply):
-        policy, failure = judge(error)
+        policy, failure = classify(error)
         if policy is Policy.RAISE:
             return Policy.REPAIR, Misconfigured(f"Redis refuses the login; {_LOGIN}")
         return policy, failure
     return Policy.SEEK, NotReached(_reason(error))
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no connection within TASKQUEUE_REDIS_CONNECT_TIMEOUT"
     if isinstance(error, Lost):
@@ -268,7 +272,10 @@ def _reason(error: Exception) -> str:
     if isinstance(error, socket.gaierror):
         return "its host name is unknown"
     number = getattr(error, "errno", None)
-    return os.strerror(number) if isinstance(number, int) and number > 0 else type(error).__name__
+    if isinstance(number, int) and number > 0:
+        return os.strerror(number)
+    # The text of the error is not shown, because it may contain a secret.
+    return f"connecting failed ({type(error).__name__})"
 
 
 def _failure(rule: Rule, rest: str) -> Failure:

@@ -6,22 +6,15 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
-from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.addresses import HostAddress
-from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.connection.background import Flight
-from taskqueue_redis.connection.connection import Wire, open_wire
-from taskqueue_redis.connection.failures import (
-    ErrorReply,
-    Lost,
-    NotReached,
-    Policy,
-    Unreachable,
-    judge_connecting,
-)
+from taskqueue_redis.connection.background import SingleFlight
+from taskqueue_redis.connection.connection import RedisConnection
+from taskqueue_redis.connection.failures import NotReached, Policy, Unreachable
 
-_CONNECTING = (OSError, Lost, ErrorReply, ConfigurationError)
+if TYPE_CHECKING:
+    from taskqueue_redis.connection.connector import Connector
 
 
 class Backoff:
@@ -55,40 +48,40 @@ class Node:
     def __init__(
         self,
         place: HostAddress,
-        settings: RedisSettings,
+        connector: Connector,
         reopened: Callable[[], None] | None = None,
     ) -> None:
         """Create the node without connecting. ``reopened`` is called whenever the shared connection was replaced."""
         self.place = place
-        self.wire: Wire | None = None
+        self.connection: RedisConnection | None = None
         """the shared connection, which may be lost; None before it is opened for the first time"""
-        self._settings = settings
+        self._connector = connector
         self._reopened = reopened
         self._backoff = Backoff()
         self._not_before = 0.0
-        self._opening = Flight(self._share, f"connect to {place}")
-        self._places = asyncio.Semaphore(settings.connections)
-        self._idle: list[Wire] = []
-        self._lent: set[Wire] = set()
+        self._opening = SingleFlight(self._share, f"connect to {place}")
+        self._places = asyncio.Semaphore(connector.settings.connections)
+        self._idle: list[RedisConnection] = []
+        self._lent: set[RedisConnection] = set()
         self._closed = False
 
     def __repr__(self) -> str:
         return f"Node({str(self.place)!r})"
 
-    async def reach(self) -> Wire:
+    async def reach(self) -> RedisConnection:
         """Return the shared connection. Raises `Unreachable`.
 
         If there is none or it was lost, all concurrent callers wait for the same attempt to connect.
         """
-        if self.wire is not None and self.wire.open:
-            return self.wire
-        wire = await self._opening.join()
-        if wire is None:
+        if self.connection is not None and self.connection.open:
+            return self.connection
+        connection = await self._opening.join()
+        if connection is None:
             raise link_closed()
-        return wire
+        return connection
 
     @asynccontextmanager
-    async def exclusive(self) -> AsyncIterator[Wire]:
+    async def exclusive(self) -> AsyncIterator[RedisConnection]:
         """Lend a connection to one caller; wait while all connections of the node are lent. Raises `Unreachable`.
 
         A connection that is returned with an answer pending is closed, so the next caller cannot receive that answer.
@@ -96,66 +89,60 @@ class Node:
         async with self._places:
             while self._idle and not self._idle[-1].open:
                 self._idle.pop()
-            wire = self._idle.pop() if self._idle else await self._open()
-            self._lent.add(wire)
+            connection = self._idle.pop() if self._idle else await self._open()
+            self._lent.add(connection)
             try:
-                yield wire
+                yield connection
             finally:
-                self._lent.discard(wire)
-                if wire.idle and not self._closed:
-                    self._idle.append(wire)
+                self._lent.discard(connection)
+                if connection.idle and not self._closed:
+                    self._idle.append(connection)
                 else:
-                    wire.give_up("the caller did not wait for an answer")
+                    connection.give_up("the caller did not wait for an answer")
 
     @property
     def in_use(self) -> bool:
         """Whether an answer is pending on the shared connection, or another connection is lent."""
-        return bool(self._lent) or not (self.wire is None or self.wire.lost or self.wire.idle)
+        return bool(self._lent) or not (
+            self.connection is None or self.connection.lost or self.connection.idle
+        )
 
     def retire(self) -> None:
         """Close the connections that are not lent, because the server no longer belongs to the installation."""
-        for wire in (*self._idle, *filter(None, [self.wire])):
-            wire.give_up("the server no longer belongs to the installation")
+        for connection in (*self._idle, *filter(None, [self.connection])):
+            connection.give_up("the server no longer belongs to the installation")
         self._idle.clear()
 
     async def aclose(self) -> None:
         """Close every connection; calls that wait for an answer raise `Lost`. Idempotent."""
         self._closed = True
         await self._opening.aclose()
-        wires = [*self._idle, *self._lent, *filter(None, [self.wire])]
-        for wire in wires:
-            await wire.aclose()
+        connections = [*self._idle, *self._lent, *filter(None, [self.connection])]
+        for connection in connections:
+            await connection.aclose()
 
-    async def _share(self) -> Wire:
-        first = self.wire is None
-        self.wire = await self._open()
+    async def _share(self) -> RedisConnection:
+        first = self.connection is None
+        self.connection = await self._open()
         if self._reopened is not None and not first:
             self._reopened()
-        return self.wire
+        return self.connection
 
-    async def _open(self) -> Wire:
+    async def _open(self) -> RedisConnection:
         loop = asyncio.get_running_loop()
         if not self._closed and (pause := self._not_before - loop.time()) > 0:
             await asyncio.sleep(pause)
         if self._closed:
             raise link_closed()
         try:
-            wire = await open_wire(self.place, self._settings)
-        except _CONNECTING as error:
+            connection = await self._connector.open(self.place)
+        except Unreachable:
             self._not_before = loop.time() + self._backoff.next()
-            raise Unreachable(*judge_connecting(error)) from None
+            raise
         self._backoff.reset()
-        return wire
-
-
-async def connect(place: HostAddress, settings: RedisSettings, *, sentinel: bool = False) -> Wire:
-    """Open a connection that the caller must close. Raises `Unreachable`."""
-    try:
-        return await open_wire(place, settings, sentinel=sentinel)
-    except _CONNECTING as error:
-        raise Unreachable(*judge_connecting(error)) from None
+        return connection
 
 
 def link_closed() -> Unreachable:
-    """Return the error for calls that need a connection after `Link.aclose`."""
+    """Return the error for calls that need a connection after `RedisClient.aclose`."""
     return Unreachable(Policy.SEEK, NotReached("the client was closed"))

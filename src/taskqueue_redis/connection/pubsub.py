@@ -8,27 +8,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from taskqueue_redis.addresses import HostAddress
-from taskqueue_redis.connection.client import Link
-from taskqueue_redis.connection.connection import Wire
+from taskqueue_redis.connection.client import RedisClient
+from taskqueue_redis.connection.connection import RedisConnection
 from taskqueue_redis.connection.failures import (
     ErrorReply,
     Failure,
     Misconfigured,
     NotReached,
-    judge,
 )
 from taskqueue_redis.connection.nodes import Backoff
 from taskqueue_redis.connection.retrying import LOGGER
 
-# A dead connection is closed after the sum of these two times, which must be well below 15 seconds.
-_QUIET = 5.0  # seconds without data before a PING
-_PATIENCE = 5.0  # seconds to wait for the answer to a PING
+# A dead connection is closed after twice this time, which must be well below 15 seconds.
+_QUIET = 5.0  # seconds without data before a PING, and then before the connection is closed
 # Maximum number of channels in one SUBSCRIBE command, so that Redis can serve other clients between two commands.
 _CHANNELS = 500
 _MESSAGE = 3  # number of elements of a pub/sub message, and of a subscription's confirmation
 
 
-class Doorbell:
+class PubSubListener:
     """A pub/sub client, which calls ``heard(channel, message)`` for each message on a subscribed channel.
 
     If its connection is lost, it reconnects, subscribes to all channels again, and calls ``reopened()``, because
@@ -38,12 +36,12 @@ class Doorbell:
 
     def __init__(
         self,
-        link: Link,
+        link: RedisClient,
         heard: Callable[[str, bytes], None],
         reopened: Callable[[], None],
         *,
         quiet: float = _QUIET,
-        patience: float = _PATIENCE,
+        patience: float = _QUIET,
     ) -> None:
         """Create the client without connecting.
 
@@ -66,8 +64,6 @@ class Doorbell:
         self._listeners: dict[asyncio.Future[None], set[str]] = {}
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._last = 0.0
-        self._pinged = False
         self._refusal: Failure | None = None
         self._failure: Failure | None = None
         self._worked = False
@@ -89,7 +85,7 @@ class Doorbell:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listeners[future] = missing
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="doorbell")
+            self._task = asyncio.create_task(self._run(), name="pub/sub listener")
         self._news.set()
         try:
             async with asyncio.timeout(self._link.settings.operation_timeout):
@@ -113,7 +109,7 @@ class Doorbell:
     async def aclose(self) -> None:
         """Close the connection. No callback is called after this has returned. Idempotent."""
         self._closed = True
-        self._tell(NotReached("the pub/sub client was closed"))
+        self._fail(NotReached("the pub/sub client was closed"))
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -123,48 +119,48 @@ class Doorbell:
         place: HostAddress | None = None
         while True:
             try:
-                place, wire = await self._link.listener(avoid=place)
+                place, connection = await self._link.listener(avoid=place)
                 try:
-                    await self._serve(wire, place, backoff)
+                    await self._serve(connection, place, backoff)
                 finally:
                     self._asked.clear()
-                    await wire.aclose()
+                    await connection.aclose()
             except Failure as failure:
                 self._failure = failure
                 self._link.trouble.note(failure)
                 if isinstance(failure, Misconfigured):
-                    self._tell(failure)
+                    self._fail(failure)
             except Exception:  # noqa: BLE001 - without this task no notification arrives, so it must not end
                 LOGGER.exception("the pub/sub client failed; restarting it")
                 self._failure = NotReached("the pub/sub client failed")
             await asyncio.sleep(backoff.next())
 
-    async def _serve(self, wire: Wire, place: HostAddress, backoff: Backoff) -> None:
+    async def _serve(
+        self, connection: RedisConnection, place: HostAddress, backoff: Backoff
+    ) -> None:
         """Use a new connection until it ends, and raise the `Failure` that describes why."""
         self._due.clear()
         self._refusal = None
         self._changed = dict.fromkeys(self._wanted)
         self._missed = set(self._wanted)
         working = False
-        loop = asyncio.get_running_loop()
-        self._last, self._pinged = loop.time(), False
-        wire.listen(self._deliver, self._news.set)
-        while wire.lost is None:
+        connection.quiet, connection.patience = self._quiet, self._patience
+        connection.listen(self._deliver, self._news.set)
+        while connection.lost is None:
             self._news.clear()
             if self._refusal is not None:
                 raise self._refusal
-            self._subscribe(wire)
+            self._subscribe(connection)
             if not working and not self._missed:
                 working = True
                 backoff.reset()
                 self._works()
-            due = self._last + self._quiet + self._patience * self._pinged
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(due):
+                async with asyncio.timeout(self._quiet):
                     await self._news.wait()
-            if loop.time() >= due:
-                self._look_at(wire, place)
-        raise NotReached(f"the pub/sub connection ended: {wire.lost.reason}")
+            if not self._link.in_charge(place):
+                connection.give_up("another server is the master now")
+        raise NotReached(f"the pub/sub connection ended: {connection.lost.reason}")
 
     def _works(self) -> None:
         again, self._worked, self._failure = self._worked, True, None
@@ -172,33 +168,23 @@ class Doorbell:
             LOGGER.info("notifications work again")
             self._call(self._reopened)
 
-    def _subscribe(self, wire: Wire) -> None:
+    def _subscribe(self, connection: RedisConnection) -> None:
         changed, self._changed = self._changed, {}
         new = [name for name in changed if name in self._wanted and name not in self._asked]
         old = [name for name in changed if name not in self._wanted and name in self._asked]
         for names in _parts(new):
-            wire.tell("SUBSCRIBE", *names)
+            connection.tell("SUBSCRIBE", *names)
         for names in _parts(old):
-            wire.tell("UNSUBSCRIBE", *names)
+            connection.tell("UNSUBSCRIBE", *names)
         for name in new:
             self._due[name] = self._due.get(name, 0) + 1
         self._asked.update(new)
         self._asked.difference_update(old)
         self._missed &= self._wanted
 
-    def _look_at(self, wire: Wire, place: HostAddress) -> None:
-        if not self._link.in_charge(place):
-            wire.give_up("another server is the master now")
-        elif self._pinged:
-            wire.give_up("Redis did not answer a PING")
-        elif asyncio.get_running_loop().time() - self._last >= self._quiet:
-            self._pinged = True
-            wire.tell("PING")
-
     def _deliver(self, reply: Any) -> None:
-        self._last, self._pinged = asyncio.get_running_loop().time(), False
         if isinstance(reply, ErrorReply):
-            self._refusal = judge(reply)[1]
+            self._refusal = self._link.refused(reply)
             self._news.set()
         elif isinstance(reply, list) and len(reply) == _MESSAGE and reply[0] == b"message":
             channel = reply[1].decode()
@@ -231,7 +217,7 @@ class Doorbell:
         except Exception:  # noqa: BLE001 - a failing callback must not stop later notifications
             LOGGER.exception("a callback for notifications failed")
 
-    def _tell(self, failure: Failure) -> None:
+    def _fail(self, failure: Failure) -> None:
         for future in self._listeners:
             if not future.done():
                 future.set_exception(failure)

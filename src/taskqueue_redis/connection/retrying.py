@@ -18,7 +18,7 @@ _AT_ONCE = {Policy.MOVED, Policy.ASK, Policy.RESEND}
 _REDIRECTIONS = 5
 
 
-class Trouble:
+class OutageLog:
     """The current outage of the store, reported by health and in the log, with at most one line per second."""
 
     def __init__(self, shown: str, *, quiet: bool = False) -> None:
@@ -27,10 +27,10 @@ class Trouble:
         self.healed: Callable[[], None] | None = None
         """called when the first command after an outage succeeds"""
         self._shown = shown
-        self._quiet = quiet
+        self.quiet = quiet
         self._since = 0.0
         self._logged: float | None = None
-        self._told = False
+        self._reported = False
         self._unlogged = 0
 
     def note(self, failure: Failure) -> None:
@@ -39,12 +39,12 @@ class Trouble:
         if self.text is None:
             self._since = now
         self.text = str(failure)
-        if self._quiet or (self._logged is not None and now - self._logged < 1.0):
+        if self.quiet or (self._logged is not None and now - self._logged < 1.0):
             self._unlogged += 1
             return
         more = f" ({self._unlogged} more failures since the last line)" if self._unlogged else ""
         LOGGER.warning("%s: %s%s", self._shown, self.text, more)
-        self._logged, self._unlogged, self._told = now, 0, True
+        self._logged, self._unlogged, self._reported = now, 0, True
 
     @property
     def seconds(self) -> float:
@@ -58,12 +58,12 @@ class Trouble:
         self.text = None
         if self.healed is not None:
             self.healed()
-        if self._told:  # the end of an outage is logged only if its start was
-            self._told = False
+        if self._reported:  # the end of an outage is logged only if its start was
+            self._reported = False
             LOGGER.info("%s: works again after %.1f s", self._shown, time.monotonic() - self._since)
 
 
-class Trial:
+class RetryState:
     """The attempts to run one command, until ``deadline`` (event loop time).
 
     ``resend``: the command may be sent again if its answer was lost. ``rest`` waits between two attempts, for at most
@@ -73,7 +73,7 @@ class Trial:
     def __init__(
         self,
         deadline: float,
-        trouble: Trouble,
+        trouble: OutageLog,
         *,
         resend: bool,
         rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -83,6 +83,7 @@ class Trial:
         """whether the answer to an attempt was lost, so Redis may have executed the command"""
         self.sent = False
         """whether the current attempt may have sent the command"""
+        self.quiet = trouble.quiet
         self._resend = resend
         self._rest = rest
         self._trouble = trouble

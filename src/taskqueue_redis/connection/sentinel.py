@@ -3,119 +3,72 @@
 from __future__ import annotations
 
 import asyncio
-
-import msgspec
+from typing import Any
 
 from taskqueue_redis.addresses import HostAddress
-from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.connection.background import Flight
-from taskqueue_redis.connection.failures import (
-    ErrorReply,
-    Lost,
-    NotReached,
-    Policy,
-    Unreachable,
-    judge_connecting,
-)
-from taskqueue_redis.connection.nodes import Node, connect, link_closed
-from taskqueue_redis.connection.topology import NodesByPlace
+from taskqueue_redis.connection.failures import NotReached, Policy, Unreachable, classify_connecting
+from taskqueue_redis.connection.nodes import Node
+from taskqueue_redis.connection.topology import Topology
 
 
-class _Named(msgspec.Struct, frozen=True, order=True):
-    """The master's address according to one Sentinel. The address after the latest failover compares as greatest."""
-
-    epoch: int
-    host: str
-    port: int
-
-
-class SentinelTopology(NodesByPlace):
+class SentinelTopology(Topology):
     """The topology of one master, whose address the Sentinels report. No other server is ever used as master."""
-
-    def __init__(self, settings: RedisSettings) -> None:
-        super().__init__(settings)
-        self._settings = settings
-        self._master: Node | None = None
-        self._search = Flight(self._find_out, "ask the Sentinels")
-
-    def find(self, key: str) -> Node | None:  # noqa: ARG002 - the only master holds every key
-        return self._master
-
-    async def locate(self, key: str) -> Node:  # noqa: ARG002 - the only master holds every key
-        node = self._master or await self._search.join()
-        if node is None:
-            raise link_closed()
-        return node
-
-    async def masters(self) -> list[Node]:
-        return [await self.locate("")]
-
-    def in_charge(self, place: HostAddress) -> bool:
-        return self._master is None or self._master.place == place
 
     def doubt(self, node: Node | None) -> None:
         if node is self._master:
             self._master = None
 
-    def moved(self, slot: int, place: HostAddress) -> None:
-        """Do nothing: only a cluster has slots."""
-
-    async def aclose(self) -> None:
-        await self._search.aclose()
-        await super().aclose()
-
-    async def _find_out(self) -> Node:
-        named = max(await self._named())
-        node = self.node(HostAddress(named.host, named.port))
-        wire = await node.reach()
+    async def _discover(self) -> bool:
+        _, host, port = max(await self._reports())  # that of the latest failover
+        node = self.node(HostAddress(*self.connector.remap((host, port))))
+        connection = await node.reach()
         # Sentinels may report a server that is no longer the master, so ask the server itself for its role.
         try:
-            role = await wire.call("ROLE")
-        except (Lost, ErrorReply) as error:
-            raise Unreachable(*judge_connecting(error)) from None
-        if role[0] != b"master":
+            role: Any = await connection.call("ROLE")
+            is_master = role[0] == b"master"
+        except Exception as error:  # noqa: BLE001 - an invalid reply raises errors of any class
+            raise Unreachable(*classify_connecting(error)) from None
+        if not is_master:
             raise Unreachable(Policy.SEEK, NotReached(f"{node.place} is not the master (yet)"))
         self._master = node
         self.keep({node.place})
-        return node
+        return True
 
-    async def _named(self) -> list[_Named]:
+    async def _reports(self) -> list[tuple[int, str, int]]:
         """Return the reports of a majority of the Sentinels, or of all that answer in time if those are fewer.
 
-        Raises `Unreachable` if no Sentinel answers.
+        A report is the epoch of the failover and the master's address. Raises `Unreachable` if no Sentinel answers.
         """
-        places = self._settings.address.hosts
+        places = self.connector.settings.address.hosts
         asked = [asyncio.create_task(self._ask(place)) for place in places]
-        told: list[_Named] = []
+        reports: list[tuple[int, str, int]] = []
         problem: Unreachable | None = None
         try:
             for answer in asyncio.as_completed(asked):
                 try:
-                    told.append(await answer)
+                    reports.append(await answer)
                 except Unreachable as error:
                     # Prefer an error in the configuration: it helps the caller more than an unavailable Sentinel does.
                     if problem is None or error.policy is Policy.REPAIR:
                         problem = error
-                if len(told) > len(places) // 2:
+                if len(reports) > len(places) // 2:
                     break
         finally:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
-        if not told:
+        if not reports:
             raise problem or Unreachable(Policy.SEEK, NotReached("no Sentinel answers"))
-        return told
+        return reports
 
-    async def _ask(self, place: HostAddress) -> _Named:
+    async def _ask(self, place: HostAddress) -> tuple[int, str, int]:
+        client = self.connector.sentinel(place)
+        settings = self.connector.settings
         try:
-            async with asyncio.timeout(self._settings.connect_timeout):
-                wire = await connect(place, self._settings, sentinel=True)
-                try:
-                    told = await wire.call("SENTINEL", "MASTER", self._settings.address.service)
-                finally:
-                    await wire.aclose()
-        except (Lost, ErrorReply, TimeoutError) as error:
-            raise Unreachable(*judge_connecting(error)) from None
-        facts = dict(zip(told[::2], told[1::2], strict=True))
-        epoch, host, port = facts[b"config-epoch"], facts[b"ip"], facts[b"port"]
-        return _Named(int(epoch), host.decode(), int(port))
+            async with asyncio.timeout(settings.connect_timeout):
+                state: Any = await client.sentinel_master(settings.address.service)
+            return int(state["config-epoch"]), str(state["ip"]), int(state["port"])
+        except Exception as error:  # noqa: BLE001 - an invalid reply raises errors of any class
+            raise Unreachable(*classify_connecting(error)) from None
+        finally:
+            await client.aclose()

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.connection.client import Link
+from taskqueue_redis.connection.client import RedisClient
 from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.scripts.runner import Arg, Partitions
@@ -167,7 +167,7 @@ class StoreReader:
     """Reads an installation without changing it. An async context manager; belongs to one event loop."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        self._client = Link(settings)
+        self._client = RedisClient(settings)
 
     async def __aenter__(self) -> Self:
         return self

@@ -15,7 +15,7 @@ from typing import Any
 from taskqueue_core.clock import Clock, SystemClock, Timer
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.addresses import Kind
-from taskqueue_redis.connection.client import Follow, Link
+from taskqueue_redis.connection.client import Follow, RedisClient
 from taskqueue_redis.connection.errors import QueueReset, contract_error
 from taskqueue_redis.connection.failures import AnswerLost, Failure, NoScript, ScriptError
 from taskqueue_redis.setup.checks import ServerChecks
@@ -133,7 +133,10 @@ class ScriptRunner:
     """Runs scripts. The first call for a partition installs it; each call detects whether its partition was emptied."""
 
     def __init__(
-        self, client: Link, checks: ServerChecks | None = None, clock: StoreClock | None = None
+        self,
+        client: RedisClient,
+        checks: ServerChecks | None = None,
+        clock: StoreClock | None = None,
     ) -> None:
         """Create a runner, which runs ``checks`` before it installs anything in the store."""
         settings = client.settings
@@ -158,7 +161,7 @@ class ScriptRunner:
         resend: bool = True,
         follow: Follow | None = None,
     ) -> Any:
-        """Run a script and return its answer. ``resend`` and ``follow`` are passed to `Link.command`.
+        """Run a script and return its answer. ``resend`` and ``follow`` are passed to `RedisClient.command`.
 
         Raises `QueueReset` if the partition was emptied or replaced. For other failures, raises an error of the backend
         contract, whose cause is a `taskqueue_redis.connection.failures.Failure`.

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from taskqueue_redis.connection.background import Owned
-from taskqueue_redis.connection.client import Ask, Link
+from taskqueue_redis.connection.background import BackgroundTasks
+from taskqueue_redis.connection.client import Ask, RedisClient
 from taskqueue_redis.connection.failures import Failure, Misconfigured, ScriptError
 
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 2.0, 60.0
@@ -37,9 +37,9 @@ class AofReading(NamedTuple):
 class AofRewriter:
     """Makes servers rewrite their append-only files, in the background, whenever a server may have been restarted."""
 
-    def __init__(self, client: Link) -> None:
+    def __init__(self, client: RedisClient) -> None:
         self._client = client
-        self._tasks = Owned()
+        self._tasks = BackgroundTasks()
         self._running = False
         self._due = False
         self._obstacle = ""
@@ -96,7 +96,7 @@ def parse_info(info: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
-async def rewrite_logs(client: Link) -> AofReading:
+async def rewrite_logs(client: RedisClient) -> AofReading:
     """Make each master rewrite its append-only file, unless it has none or the file is certainly whole.
 
     A file is whole if it was empty when the server started, or was rewritten since. Raises `Failure` if no masters are

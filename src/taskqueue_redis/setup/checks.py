@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.capabilities import Durability
-from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_redis.addresses import Kind
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.connection.client import Ask, Link
+from taskqueue_redis.connection.client import Ask, RedisClient
 from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import (
     ErrorReply,
@@ -23,7 +23,7 @@ from taskqueue_redis.connection.failures import (
     Misconfigured,
     NotReached,
     ScriptError,
-    judge,
+    classify,
 )
 from taskqueue_redis.setup.aof_rewrite import AofRewriter, parse_info
 from taskqueue_redis.setup.permissions import SCRIPT_COMMANDS
@@ -117,7 +117,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 class ServerChecks:
     """Checks of one backend's servers: their configuration, replication history and append-only files."""
 
-    def __init__(self, client: Link) -> None:
+    def __init__(self, client: RedisClient) -> None:
         self.facts: ServerFacts | None = None
         """result of `check_once`; None before its first call"""
         self.files = AofRewriter(client)
@@ -134,6 +134,7 @@ class ServerChecks:
             for warning in facts.warnings:
                 _log.warning("%s: %s", facts.address, warning)
             self.facts, self._histories = facts, facts.histories
+            self._client.started = True
             if not await self.files.try_once():
                 self.files.start()
 
@@ -146,6 +147,10 @@ class ServerChecks:
             facts = await check_server(self._client)
         except Failure as failure:
             raise contract_error(failure) from failure
+        except ConfigurationError as error:
+            if not self._client.started:
+                raise
+            raise BackendUnavailable(f"the store is unavailable: {error}") from error
         return facts.durabilities(replicas)
 
     def require(self, key: str, durability: str, replicas: int) -> None:
@@ -166,7 +171,7 @@ class ServerChecks:
         return before not in {None, self._histories}
 
 
-async def check_server(client: Link) -> ServerFacts:
+async def check_server(client: RedisClient) -> ServerFacts:
     """Check the servers and return the facts. Raises `ConfigurationError` for an unsuitable server, or a `Failure`."""
     settings = client.settings
     try:
@@ -239,17 +244,19 @@ def _refuse(info: Mapping[str, str], settings: RedisSettings) -> None:
         )
 
 
-async def _appendfsync(client: Link) -> str:
+async def _appendfsync(client: RedisClient) -> str:
     try:
         replies = await client.everywhere("CONFIG", "GET", "appendfsync", quietly=True)
     except Misconfigured:
         # The access list of this package does not allow CONFIG.
         return client.settings.appendfsync or "unknown"
-    matches: list[str] = [reply[1].decode() for reply in replies]
+    # With RESP3, the reply is a mapping.
+    pairs = (reply.popitem() if isinstance(reply, dict) else reply for reply in replies)
+    matches: list[str] = [pair[1].decode() for pair in pairs]
     return min(matches, key=lambda name: _SYNCS.get(name, 0))
 
 
-async def _check_scripts(client: Link) -> None:
+async def _check_scripts(client: RedisClient) -> None:
     settings = client.settings
     key = _KEY % settings.prefix
     args: list[str] = []
@@ -265,7 +272,7 @@ async def _check_scripts(client: Link) -> None:
         raise _denied(settings, f"use {names} on keys or channels")
 
 
-async def _direct(client: Link, key: str, *args: str | int) -> Any:
+async def _direct(client: RedisClient, key: str, *args: str | int) -> Any:
     try:
         return await client.command(key, *args)
     except Misconfigured as failure:
@@ -274,27 +281,27 @@ async def _direct(client: Link, key: str, *args: str | int) -> Any:
         raise ConfigurationError(f"{name}{text}") from None
 
 
-async def _check_channels(client: Link) -> None:
+async def _check_channels(client: RedisClient) -> None:
     settings = client.settings
     # Use a unique channel, because messages that other clients send on it would be taken for answers.
     channel = f"{_KEY % settings.prefix}:{secrets.token_hex(8)}"
-    _, wire = await client.listener()
+    _, connection = await client.listener()
     try:
         for name in ("SUBSCRIBE", "UNSUBSCRIBE"):
             try:
-                await wire.call(name, channel)
+                await connection.call(name, channel)
             except ErrorReply as error:
-                _, failure = judge(error)
+                _, failure = classify(error)
                 if not isinstance(failure, Misconfigured):
                     raise failure from None
                 raise _denied(settings, f"{name} on channels") from None
     except Lost as lost:
         raise NotReached(lost.reason) from None
     finally:
-        await wire.aclose()
+        await connection.aclose()
 
 
-async def _file_loads(client: Link) -> bool:
+async def _file_loads(client: RedisClient) -> bool:
     """Return whether every server is certain to have the rights to load its append-only file at its next start."""
     settings = client.settings
     key = _KEY % settings.prefix

@@ -24,7 +24,9 @@ from taskqueue_spark.cli.options import EngineOptions
 from taskqueue_spark.cli.progress import Done, Stages
 from taskqueue_spark.cli.spark_types import SparkSession
 
-_EXTRA = {"google", "grpc", "hiredis", "jinja2", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
+_EXTRA = {
+    "google", "grpc", "hiredis", "jinja2", "numpy", "pandas", "py4j", "pyarrow", "pyspark", "redis",
+}  # fmt: skip
 _OURS = re.compile(r"taskqueue_core\.errors\.([A-Za-z]+): ([^\n]*)")
 _ASIDE = ("WARN", "Using ", "Setting ", "To adjust ")
 """beginnings of lines that Spark prints at every start, and that do not describe an error"""

@@ -41,7 +41,7 @@ local function schedule(q, r, id, body, at)
   if tonumber(at) < q.due then
     q.due = tonumber(at)
     call('ZADD', PARTITION .. ':due', at, q.key)
-    call('PUBLISH', PARTITION .. ':bell:', at)
+    redis.pcall('PUBLISH', PARTITION .. ':bell:', at)
   end
 end
 
@@ -53,7 +53,7 @@ end
 
 local function revoke(token, q, fence)
   local process = string.match(token, '^(.-)%-')
-  call('PUBLISH', PARTITION .. ':process:' .. process, token .. ' ' .. fence .. ' ' .. q.key)
+  redis.pcall('PUBLISH', PARTITION .. ':process:' .. process, token .. ' ' .. fence .. ' ' .. q.key)
 end
 
 -- Removes a live entry from where it is stored. Returns its body, and the token of its owner if it was in flight.

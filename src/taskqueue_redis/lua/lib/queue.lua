@@ -49,6 +49,7 @@ end
 
 local function stream_of(q, kind, priority) return q.name .. '/' .. kind .. priority end
 
+-- Notifications are sent by pcall: a missing right to a channel must not end a script in the middle.
 -- Must be called at the end of every script that may have changed the numbers of a queue.
 local function save_all()
   for i = 1, #at_end do at_end[i]() end
@@ -66,14 +67,14 @@ local function save_all()
     end
     if before == 0 and waiting > 0 then
       call('SADD', PARTITION .. ':ready', key)
-      if q.ring then call('PUBLISH', PARTITION .. ':bell:' .. key, '') end
+      if q.ring then redis.pcall('PUBLISH', PARTITION .. ':bell:' .. key, '') end
     elseif before > 0 and waiting == 0 then
       call('SREM', PARTITION .. ':ready', key)
     end
     if q.opened or (q.limited and q.in_flight < q.flying) then
-      if waiting > 0 then call('PUBLISH', PARTITION .. ':bell:' .. key, '') end
+      if waiting > 0 then redis.pcall('PUBLISH', PARTITION .. ':bell:' .. key, '') end
     end
-    if q.changed or (q.limited and q.fresh < q.unclaimed) then call('PUBLISH', PARTITION .. ':room:' .. key, '') end
+    if q.changed or (q.limited and q.fresh < q.unclaimed) then redis.pcall('PUBLISH', PARTITION .. ':room:' .. key, '') end
     q.before, q.flying, q.unclaimed, q.ring, q.opened = waiting, q.in_flight, q.fresh, false, false
   end
   -- Write something in any case if replicas must confirm, because WAIT waits for the last write of its connection.

@@ -323,7 +323,7 @@ local function forget(p)
   places[p.id] = false
 end
 
-local function ring(model) call('PUBLISH', POOL .. ':' .. model, '') end
+local function ring(model) redis.pcall('PUBLISH', POOL .. ':' .. model, '') end
 
 local function ring_if_room(p, s, rung)
   if not rung[p.model] and may_give(p) and held(p) < p.slots and room_of(s) > 0 then
