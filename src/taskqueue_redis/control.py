@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -45,11 +46,18 @@ class _ScriptCaller:
     async def _of(self, script: str, key: str, *args: Arg) -> Any:
         return await self._run(script, self._context.scripts.partitions.of(key), key, *args)
 
+    async def _of_each(self, script: str, key: str, task_ids: Sequence[str]) -> list[Any]:
+        """Run a script for tasks of a queue, in several calls if necessary; return an answer per task."""
+        self._context.ensure_open()
+        partition = self._context.scripts.partitions.of(key)
+        items = [(task_id,) for task_id in task_ids]
+        return await self._context.scripts.run_each(script, partition, (key,), items)
+
     async def _of_all(self, script: str, key: str, *args: Arg) -> int:
         """Run a script repeatedly, for a chunk of a queue's tasks each time; return how many tasks it has changed."""
         total, position, over = 0, b"", False
         while not over:
-            number, over, position = await self._of(script, key, *args, position, _CHUNK)
+            number, over, position, *_ = await self._of(script, key, *args, position, _CHUNK)
             total += number
         return total
 
@@ -133,13 +141,13 @@ class RedisControl(_ScriptCaller):
         )
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
-        reply = await self._of("status", key, *task_ids)
+        reply = await self._of_each("status", key, task_ids)
         return tuple(
             status_of(key, task_id, answer) for task_id, answer in zip(task_ids, reply, strict=True)
         )
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
-        return tuple(await self._of("result", key, *task_ids))
+        return tuple(await self._of_each("result", key, task_ids))
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
         progress = checked_progress(value)
@@ -254,11 +262,17 @@ class RedisDeadLetters(_ScriptCaller):
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        reply = await self._of("dead_letters", key, after or "", limit)
-        return tuple(dead_letter_of(key, answer) for answer in reply)
+        found: dict[bytes, DeadLetter] = {}
+        last: Arg = after or ""
+        more = True
+        while more:
+            page, more = await self._of("dead_letters", key, last, limit - len(found))
+            found |= {answer[0]: dead_letter_of(key, answer) for answer in page}
+            last = page[-1][0] if page else last
+        return tuple(found.values())
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        reply = await self._of("dead_letters", key, task_id, 0)
+        reply, _ = await self._of("dead_letters", key, task_id, 0)
         return dead_letter_of(key, reply[0]) if reply else None
 
     async def redrive(self, key: str, *task_ids: str) -> int:
@@ -269,6 +283,10 @@ class RedisDeadLetters(_ScriptCaller):
 
     async def _move(self, verb: str, key: str, task_ids: tuple[str, ...]) -> int:
         if task_ids:
-            chunks = [task_ids[n : n + _CHUNK] for n in range(0, len(task_ids), _CHUNK)]
-            return sum([(await self._of("redrive", key, verb, "", _CHUNK, *c))[0] for c in chunks])
+            total = 0
+            while task_ids:
+                some = task_ids[:_CHUNK]
+                moved, _, _, done = await self._of("redrive", key, verb, "", _CHUNK, *some)
+                total, task_ids = total + moved, task_ids[done:]
+            return total
         return await self._of_all("redrive", key, verb)

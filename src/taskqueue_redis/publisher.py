@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from itertools import islice
 
@@ -19,7 +20,7 @@ from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
 from taskqueue_redis.connection.failures import AnswerLost, Refused
 from taskqueue_redis.context import RedisContext
-from taskqueue_redis.scripts.coalescer import Coalescer
+from taskqueue_redis.scripts.coalescer import Coalescer, split
 from taskqueue_redis.scripts.receipts import parse_receipt
 from taskqueue_redis.scripts.runner import Arg, microseconds
 from taskqueue_redis.scripts.task_codec import digest, encode
@@ -29,7 +30,7 @@ _NO_MEMORY_RETRY_SECONDS = 1.0
 _PART = 250
 """maximum number of tasks per script call, so that a call blocks Redis only for a few milliseconds
 
-A batch for a queue that waits for replicas is not divided.
+A batch for a queue that waits for replicas is divided only if its tasks are large.
 """
 _PARTLY = "the store confirmed only part of the batch"
 _DUPLICATE = -1
@@ -115,16 +116,16 @@ class RedisPublisher:
         await self._publishes.sent()
 
     async def _send(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
-        if len(tasks) <= _PART or self._scripts.waits_for_replicas(task.key for task in tasks):
-            return await self._run(partition, tasks, *_script_args(tasks))
         # Encode the next part while Redis executes the current one, but send it only afterwards: if the server does not
         # know the script yet and refuses a call, a later part could otherwise be executed before an earlier one.
+        replicated = self._scripts.waits_for_replicas(task.key for task in tasks)
         confirmations: list[Confirmation] = []
         running: asyncio.Task[Sequence[Confirmation]] | None = None
         try:
-            for start in range(0, len(tasks), _PART):
-                part = tasks[start : start + _PART]
+            for part in split(tasks, LIMITS.batch if replicated else _PART, _size):
                 args = _script_args(part)
+                if len(part) == len(tasks):
+                    return await self._run(partition, part, *args)
                 if running is not None:
                     confirmations += await running
                 running = asyncio.create_task(self._run(partition, part, *args))
@@ -156,9 +157,35 @@ class RedisPublisher:
                 case Refused(why="OOM"):
                     return [_store_full(task) for task in tasks]
             raise
+        if len(reply) < len(tasks):
+            return await self._run_rest(partition, tasks, by_key, reply)
         answers = iter(reply)
         of_key = {key: iter(tuple(islice(answers, len(tasks)))) for key, tasks in by_key.items()}
         return [_confirmation(task, next(of_key[task.key])) for task in tasks]
+
+    async def _run_rest(
+        self,
+        partition: str,
+        tasks: Sequence[Task],
+        by_key: Mapping[str, Sequence[Task]],
+        reply: Sequence[int | bytes],
+    ) -> Sequence[Confirmation]:
+        """Run the script for the tasks that it has left to the next call, because of many copies."""
+        grouped = [task for group in by_key.values() for task in group]
+        rest = grouped[len(reply) :]
+        try:
+            later = await self._run(partition, rest, *_script_args(rest))
+        except BackendUnavailable as error:
+            raise PublishUnconfirmed(_PARTLY) from error
+        first = [_confirmation(task, answer) for task, answer in zip(grouped, reply, strict=False)]
+        of_key: dict[str, deque[Confirmation]] = {}
+        for confirmation in (*first, *later):
+            of_key.setdefault(confirmation.key, deque()).append(confirmation)
+        return [of_key[task.key].popleft() for task in tasks]
+
+
+def _size(task: Task) -> int:
+    return len(task.payload)
 
 
 def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -12,13 +13,15 @@ from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.tasks import Delivery, Expired, Received
 from taskqueue_redis.connection.failures import AnswerLost, ScriptError
 from taskqueue_redis.context import RedisContext
-from taskqueue_redis.scripts.receipts import Consumer
-from taskqueue_redis.scripts.runner import seconds
-from taskqueue_redis.scripts.task_codec import CORRUPT, ENTRY, deliveries_of
+from taskqueue_redis.scripts.receipts import Consumer, IssuedReceipt
+from taskqueue_redis.scripts.runner import Arg, seconds
+from taskqueue_redis.scripts.task_codec import CORRUPT, deliveries_of
 
 _POLL_EVERY = 8
 """one in this many receives also checks the queues that are not known to have work"""
 _ROUNDS = 5
+_PENDING = 250
+"""maximum number of receipts per script call"""
 _PATIENCE = 0.25
 """seconds after which a receive stops waiting for silent partitions if any other partition is available"""
 _RETRY_SECONDS = 0.2
@@ -289,41 +292,64 @@ class Receiver:
 
     async def _read_in_flight(self, only: str = "") -> None:
         for partition in [only] if only else [*(self._uncertain.keys() - self._unavailable.keys())]:
+            turn = self._turn
             try:
-                reply = await self._context.scripts.run(
-                    "pending", partition, self._consumer.token, self._turn
-                )
+                await self._read_unknown(partition)
             except BackendUnavailable as error:
                 match error.__cause__:
                     case ScriptError(code="GONE") as gone:
                         raise ConsumerExpired from gone
                 raise
-            deliveries = self._unknown(reply)
-            if self._uncertain.pop(partition, False):
-                # A failover may have undone acks of these deliveries. Release them all, so that they get new receipts.
-                await self._context.settlement.redeliver(deliveries, "")
-                continue
-            for delivery in deliveries:
-                self._context.receipts.add(delivery.receipt, self._consumer)
-            self._unseen += deliveries
+            if (
+                turn == self._turn
+            ):  # otherwise another answer was lost while the deliveries were read
+                self._uncertain.pop(partition, None)
 
-    def _unknown(self, reply: Any) -> list[Delivery]:
-        """Return deliveries in flight that no receive has returned; corrupt deliveries become dead letters."""
-        unknown: list[Delivery] = []
-        for key, lane, entries, tokens, times in reply:
-            for index, (token, time) in enumerate(zip(tokens, times, strict=True)):
-                entry = entries[index * ENTRY : (index + 1) * ENTRY]
-                good, bad = deliveries_of(
-                    key.decode(), lane.decode(), token.decode(), seconds(time), entry
-                )
-                if bad:
-                    self._context.background.start(self._dead_letter_corrupt(bad))
-                unknown += (
-                    delivery
-                    for delivery in good
-                    if not self._context.receipts.holds(delivery.receipt)
-                )
-        return unknown
+    async def _read_unknown(self, partition: str) -> None:
+        """Keep deliveries in flight that no receive has returned; corrupt deliveries become dead letters.
+
+        Read all receipts page by page, but the bodies only of the deliveries that are unknown.
+        """
+        run, token = self._context.scripts.run, self._consumer.token
+        undone = self._uncertain.get(partition, False)
+        position: Sequence[Arg] = ("", "")
+        while position:
+            args = (token, self._turn, *position, _PENDING)
+            lanes, position = await run("pending", partition, *args)
+            page = [
+                IssuedReceipt(fence.decode(), lane.decode(), holder.decode(), key.decode())
+                for key, lane, fences, tokens in lanes
+                for fence, holder in zip(fences, tokens, strict=True)
+            ]
+            page = [receipt for receipt in page if self._is_unknown(receipt)]
+            while page:
+                items = chain.from_iterable((r.key, r.lane, r.fence, r.token) for r in page)
+                reply = await run("adopt", partition, token, *items)
+                deliveries: list[Delivery] = []
+                for receipt, found in zip(page, reply, strict=False):
+                    # Another call of this method may have returned the delivery in the meantime.
+                    if found and self._is_unknown(receipt):
+                        deliveries += self._parse(receipt, found)
+                page = page[len(reply) :]
+                if undone:
+                    # A failover may have undone acks of these deliveries. Release them, so that they get new receipts.
+                    await self._context.settlement.redeliver(deliveries, "")
+                    continue
+                for delivery in deliveries:
+                    self._context.receipts.add(delivery.receipt, self._consumer)
+                self._unseen += deliveries
+
+    def _is_unknown(self, receipt: IssuedReceipt) -> bool:
+        return not self._context.receipts.holds(receipt.text)
+
+    def _parse(self, receipt: IssuedReceipt, found: Sequence[bytes]) -> list[Delivery]:
+        *entry, at = found
+        good, bad = deliveries_of(
+            receipt.key, receipt.lane, receipt.token, seconds(at), [receipt.fence.encode(), *entry]
+        )
+        if bad:
+            self._context.background.start(self._dead_letter_corrupt(bad))
+        return good
 
     async def _release_unseen(self) -> None:
         try:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Settled
-from taskqueue_redis.scripts.coalescer import Coalescer
+from taskqueue_redis.scripts.coalescer import Coalescer, split
 from taskqueue_redis.scripts.receipts import Receipts, parse_receipt
 from taskqueue_redis.scripts.runner import Arg, ScriptRunner
 
@@ -68,10 +67,7 @@ class Settlement:
             releases.append((receipt.key, delivery.task.id, receipt.fence, receipt.token))
 
         async def send(partition: str, releases: Sequence[tuple[str, ...]]) -> list[Settled]:
-            reply: list[bytes] = []
-            for start in range(0, len(releases), LIMITS.batch):
-                args = chain.from_iterable(releases[start : start + LIMITS.batch])
-                reply += await self._scripts.run("redeliver", partition, loser, *args)
+            reply = await self._scripts.run_each("redeliver", partition, (loser,), releases)
             return [_ANSWERS[answer] for answer in reply]
 
         return await self._settle(deliveries, by_partition, send)
@@ -117,6 +113,12 @@ class Settlement:
         await self._acks.sent()
 
     async def _ack(self, partition: str, acks: Sequence[_Ack]) -> Sequence[Settled]:
+        answers: list[Settled] = []
+        for part in split(acks, LIMITS.batch, lambda ack: len(ack.result)):
+            answers += await self._ack_part(partition, part)
+        return answers
+
+    async def _ack_part(self, partition: str, acks: Sequence[_Ack]) -> Sequence[Settled]:
         groups: dict[tuple[str, bool], list[int]] = {}
         for index, ack in enumerate(acks):
             groups.setdefault((ack.tail, ack.known), []).append(index)
@@ -128,8 +130,9 @@ class Settlement:
                 ack = acks[position]
                 args += (ack.task_id, ack.fence, ack.result)
         reply = await self._scripts.run("ack", partition, *args)
-        answers = [Settled.LEASE_LOST] * len(acks)
-        order = (index for group in groups.values() for index in group)
-        for place, answer in zip(order, reply, strict=True):
-            answers[place] = _ANSWERS[answer]
-        return answers
+        order = [index for group in groups.values() for index in group]
+        answers = {place: _ANSWERS[answer] for place, answer in zip(order, reply, strict=False)}
+        if missing := order[len(reply) :]:  # the script has left them to the next call
+            rest = await self._ack_part(partition, [acks[place] for place in missing])
+            answers.update(zip(missing, rest, strict=True))
+        return [answers[place] for place in range(len(acks))]

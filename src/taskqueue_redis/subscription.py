@@ -130,8 +130,8 @@ class RedisSubscription(SubscriptionBase):
                 if partition in self._joined:
                     by_partition.setdefault(partition, []).append((index, receipt))
         for partition, wanted in by_partition.items():
-            args = [name for _, r in wanted for name in (r.key, r.lane, r.fence, r.token)]
-            reply = await self._context.scripts.run("adopt", partition, self.token, *args)
+            items = [(r.key, r.lane, r.fence, r.token) for _, r in wanted]
+            reply = await self._context.scripts.run_each("adopt", partition, (self.token,), items)
             for (index, receipt), result in zip(wanted, reply, strict=True):
                 if result:
                     *entry, at = result

@@ -115,10 +115,10 @@ class TaskLister(StoreReader):
     ) -> dict[str, State | None]:
         """Return the states of tasks, each read atomically; None for a task that no longer exists."""
         states: dict[str, State | None] = {}
-        for start in range(0, len(ids), _LOOKED_UP):
-            batch = ids[start : start + _LOOKED_UP]
+        while len(states) < len(ids):
+            batch = ids[len(states) : len(states) + _LOOKED_UP]
             answers = await self._fetch(partition, epoch, key, batch)
-            for name, answer in zip(batch, answers, strict=True):
+            for name, answer in zip(batch, answers, strict=False):
                 status = status_of(key, name, answer)
                 states[name] = None if status is None else status.state
         return states

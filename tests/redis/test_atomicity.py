@@ -105,7 +105,7 @@ async def test_maintenance_without_memory(make_server: MakeServer, redis_prefix:
                 await consumer.receive(1, 0)
                 server.call("CONFIG", "SET", "maxmemory", "1")
                 assert await run("beat", name, consumer.token, "unknown") == [b"unknown"]
-                assert await run("pending", name, consumer.token, 7) == []
+                assert await run("pending", name, consumer.token, 7, "", "", 9) == [[], []]
                 await clock.advance(2)
                 assert await run("promote", name, 10) == [1, b""]
                 assert await backend.control.purge("other") == 2

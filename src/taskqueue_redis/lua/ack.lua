@@ -2,14 +2,18 @@
 -- Ends deliveries as executed.
 -- ARGV: per group its key, lane, token, "1" if the calling process knows that it received these deliveries, and their
 -- number; then per delivery: id, sequence number of the entry, result ("" for none).
--- Returns "ok" or "lost" per delivery.
+-- Returns "ok" or "lost" per delivery; only for the first ones if their ends made large tasks available.
 local answers = {}
 lift_refusal()
 
-local at = 3
-while at <= #ARGV do
-  local q, lane, token, known, n = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3] == '1', tonumber(ARGV[at + 4])
-  at = at + 5
+local at, left, q, lane, token, known = 3, 0
+while (left > 0 or at <= #ARGV) and bytes < BYTES do
+  if left == 0 then
+    q, lane, token, known, left = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3] == '1', tonumber(ARGV[at + 4])
+    at = at + 5
+  end
+  local n = q.sorted and math.min(left, AT_ONCE) or left -- the end of a sorted task may make another task available
+  left = left - n
   local name, place = q.name .. '/' .. lane, sub(lane, 1, 1) == 's' and FRESH or AGAIN
   local ids = {}
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end

@@ -2,12 +2,13 @@
 -- Moves deliveries to another consumer of the same worker identity; their receipts stay valid.
 -- ARGV: token of the new owner, then per receipt: key, lane, sequence number of the entry, token.
 -- Returns per receipt {id, body, counters, time of delivery}; nothing if the receipt is stale or belongs to another
--- worker.
+-- worker. Answers only the first ones if their tasks are large.
 local heir, answers = ARGV[3], {}
 local identity = call('HGET', PARTITION .. ':c:' .. heir, 'worker')
 if not identity then return redis.error_reply('TQ GONE no such consumer') end
 lift_refusal()
 for at = 4, #ARGV, 4 do
+  if bytes >= BYTES then break end
   local q, lane, fence, token = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local name = q.name .. '/' .. lane
   local owner, idle = holder(name, fence)
@@ -26,7 +27,8 @@ for at = 4, #ARGV, 4 do
         end
         call('SADD', PARTITION .. ':o:' .. heir, lane .. q.key)
       end
-      answer = {fields[1], fields[2], fields[4] or '', text(now - idle * 1000)}
+      bytes = bytes + #fields[2]
+      answer = {fields[1], fields[2], fields[4] or '', text(math.max(now - idle * 1000, fence))} -- Redis counts in milliseconds
     end
   end
   answers[#answers + 1] = answer

@@ -1,7 +1,8 @@
 --@ base
 -- Lists dead letters, the oldest first. ARGV: key, last id of the previous page ("" for none), maximum number; with 0,
 -- only the dead letter with that id.
--- Returns per task {id, record, cold fields, body}.
+-- Returns per task {id, record, cold fields, body}, and whether the rest of the page is missing because its tasks are
+-- large.
 local name = PARTITION .. ':q:' .. ARGV[3]
 local rank = ARGV[4] ~= '' and call('ZRANK', name .. '/dead', ARGV[4])
 local ids
@@ -14,6 +15,9 @@ end
 local answers = {}
 for i = 1, #ids do
   local id = ids[i]
-  answers[i] = {id, call('HGET', name .. '/t', id), call('HGET', name .. '/x', id), call('HGET', name .. '/b', id)}
+  local cold, body = call('HGET', name .. '/x', id), call('HGET', name .. '/b', id)
+  answers[i] = {id, call('HGET', name .. '/t', id), cold, body}
+  bytes = bytes + (cold and #cold or 0) + (body and #body or 0)
+  if bytes >= BYTES then break end
 end
-return answers
+return {answers, #answers < #ids and 1 or 0}

@@ -1,31 +1,35 @@
 --@ base room life
--- Returns what a consumer has in flight, so that it finds the deliveries of a lost answer.
--- A delayed receive of an earlier turn is refused from now on.
--- ARGV: token, turn. Returns per lane {key, lane, entries in the format of `receive`, tokens of their receipts, times
--- at which they were delivered}.
-local token, answers = ARGV[3], {}
-local consumer = PARTITION .. ':c:' .. token
+-- Returns the receipts of what a consumer has in flight, so that it finds the deliveries of a lost answer. A delayed
+-- receive of an earlier turn is refused from now on.
+-- ARGV: token, turn, lane and sequence number after which the page begins ("" for the first page), maximum number.
+-- Returns per lane {key, lane, sequence numbers of the entries, tokens of their receipts}, and the lane and sequence
+-- number after which the next page begins (nothing on the last page).
+local token, after, fence, left = ARGV[3], ARGV[5], ARGV[6], tonumber(ARGV[7])
+local consumer, answers, following = PARTITION .. ':c:' .. token, {}, {}
 local turn = tonumber(call('HGET', consumer, 'turn'))
 if not turn then return redis.error_reply('TQ GONE no such consumer') end
 lift_refusal()
 sign_of_life(token)
 if tonumber(ARGV[4]) > turn then call('HSET', consumer, 'turn', ARGV[4]) end
 local lanes = call('SMEMBERS', PARTITION .. ':o:' .. token)
+table.sort(lanes)
 for i = 1, #lanes do
   local lane, key = sub(lanes[i], 1, 2), sub(lanes[i], 3)
-  local name = PARTITION .. ':q:' .. key .. '/' .. lane
-  local pending = redis.pcall('XPENDING', name, 'g', '-', '+', 100000, token)
-  local entries, tokens, times = {}, {}, {}
-  for j = 1, pending.err and 0 or #pending do
-    local entry = call('XRANGE', name, pending[j][1], pending[j][1])[1]
-    if entry then
-      local fence, fields = sub(entry[1], 1, -3), entry[2]
-      entries[#entries + 1], entries[#entries + 2] = fence, fields[1]
-      entries[#entries + 1], entries[#entries + 2] = fields[2], fields[4] or ''
-      tokens[#tokens + 1] = call('HGET', PARTITION .. ':q:' .. key .. '/a', fence) or token
-      times[#times + 1] = text(math.max(now - 1000 * pending[j][3], fence)) -- Redis counts in milliseconds
+  if lanes[i] >= after then
+    local name = PARTITION .. ':q:' .. key
+    local start = lanes[i] == after and text(fence + 1) or '-'
+    local pending = redis.pcall('XPENDING', name .. '/' .. lane, 'g', start, '+', left, token)
+    local fences, tokens = {}, {}
+    for j = 1, pending.err and 0 or #pending do
+      fences[j] = sub(pending[j][1], 1, -3)
+      tokens[j] = call('HGET', name .. '/a', fences[j]) or token
+    end
+    if #fences > 0 then answers[#answers + 1] = {key, lane, fences, tokens} end
+    left = left - #fences
+    if left == 0 then
+      following = {lanes[i], fences[#fences]}
+      break
     end
   end
-  answers[i] = {key, lane, entries, tokens, times}
 end
-return answers
+return {answers, following}

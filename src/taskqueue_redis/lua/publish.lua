@@ -5,10 +5,10 @@
 -- Returns how many replicas must confirm, then per task the number of tasks that waited before it, -1 for a duplicate,
 -- -2 for a conflict, or why it is refused: "moved:" and the queue, "intake_paused", or "capacity:" or
 -- "tenant_capacity:", the number of tasks that count, ":" and the limit; then "/" and the queue, if another queue of a
--- fan-out refuses.
-local answers, answered = {0}, 1
+-- fan-out refuses. Answers only the first tasks if many copies of them were stored.
+local answers, answered, full = {0}, 1, false
 local at = 3
-while at <= #ARGV do
+while at <= #ARGV and not full do
   local q, n = queue(ARGV[at]), tonumber(ARGV[at + 1])
   at = at + 2
   local ids = {}
@@ -24,7 +24,7 @@ while at <= #ARGV do
     local answer = packed and rarely().look_up(q, packed, digest) or 0
     if answer == 0 and q.limited then answer = rarely().refusal(q, about) or 0 end
     if answer == 0 and q.bound then
-      answer = rarely().publish_copies(q, id, about, body)
+      answer, full = rarely().publish_copies(q, id, about, body)
     elseif answer == 0 then
       if packed then rarely().make_way(q, id, packed) end
       answer = q.waiting
@@ -47,6 +47,7 @@ while at <= #ARGV do
     end
     answered = answered + 1
     answers[answered] = answer
+    if full then break end
   end
   if filled > 0 then
     call('HSET', q.name .. '/t', unpack(written))

@@ -1,12 +1,12 @@
 --@ base room life queue states journal / states record counts streams flow tenants lanes cold places ends returns promote turns sorting timing
--- Delivers up to `limit` tasks from the keys of a consumer.
+-- Delivers up to `limit` tasks, and at most 1000, from the keys of a consumer. Delivers fewer if their bodies are large.
 -- ARGV: token, turn, limit, "1" to check the other keys for work in any case, then the keys that probably have work, in
 -- the order of their turns.
 -- Returns the time; the next due time of the partition ("" for none); whether there is more; the expired tasks as {key,
 -- id, attempt}; per queue and lane {key, lane, entries}; the requested or served keys that have work left; other keys
 -- that have work; and the keys that are stopped by a limit, each with the time at which the limit may allow deliveries
 -- ("" if that takes an event). An entry consists of sequence number, id, body and counters ("" for none).
-local token, turn, limit, look = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
+local token, turn, limit, look = ARGV[3], tonumber(ARGV[4]), math.min(tonumber(ARGV[5]), 1000), ARGV[6] == '1'
 local EXPIRED_AT_MOST = 1000
 local current_turn = tonumber(call('HGET', PARTITION .. ':c:' .. token, 'turn'))
 if not current_turn then return redis.error_reply('TQ GONE no such consumer') end
@@ -20,11 +20,12 @@ if due[2] and tonumber(due[2]) <= now then
   due = call('ZRANGE', PARTITION .. ':due', 0, 0, 'WITHSCORES')
 end
 
-local expired, groups, gone = {}, {}, 0
+local expired, groups = {}, {}
+local full = false -- whether the rest is left to the next call
 local worker = nil
 
--- Ends a task that is past its deadline. Returns whether so many tasks have expired that further tasks must wait.
-local function expire(q, id, r, name, fence)
+-- Ends a task that is past its deadline. Returns whether further tasks must wait for the next call.
+local function expire(q, id, r, name, fence, size)
   local rare = rarely()
   rare.drop_entry(q, name, fence)
   rare.uncount_fresh(q, r)
@@ -33,8 +34,9 @@ local function expire(q, id, r, name, fence)
   note(q, 'expired', id, r, 'expired')
   expired[#expired + 1] = {q.key, id, r.attempt}
   q.waiting = q.waiting - 1
-  gone = gone + 1
-  return gone >= EXPIRED_AT_MOST
+  bytes = bytes + size
+  full = full or #expired >= EXPIRED_AT_MOST or bytes >= BYTES
+  return full
 end
 
 local function hand_out(q, lane, given)
@@ -65,12 +67,14 @@ local function give(q, lane, name, entries)
     if not more or fields[3] == 'more' then q.fresh = q.fresh - 1 end
     local deadline = more and tonumber(string.match(more, '%d*$'))
     if deadline and deadline <= now then
-      expire(q, id, rarely().read_record(call('HGET', q.name .. '/t', id)), name, fence)
+      expire(q, id, rarely().read_record(call('HGET', q.name .. '/t', id)), name, fence, #fields[2])
     else
       given[n + 1], given[n + 2], given[n + 3], given[n + 4] = sub(fence, 1, -3), id, fields[2], more or ''
       n = n + 4
+      bytes = bytes + #fields[2]
     end
   end
+  full = full or bytes >= BYTES
   return hand_out(q, lane, given)
 end
 
@@ -105,8 +109,9 @@ end
 local function serve_class(q, priority, want)
   local served = 0
   if q.sorted then
-    while served < want and gone < EXPIRED_AT_MOST and q.laned > 0 do
-      local runs = rarely().line_up(q, priority, want - served, token, expire)
+    while served < want and not full and q.laned > 0 do
+      local runs = rarely().line_up(q, priority, math.min(want - served, AT_ONCE), token, expire)
+      full = full or q.walked
       if not runs then break end
       for i = 1, #runs do
         local lane, count, entries = unpack(runs[i])
@@ -116,23 +121,25 @@ local function serve_class(q, priority, want)
     end
     return served
   end
-  while served < want and gone < EXPIRED_AT_MOST and q.back > 0 do
-    local before = gone
-    local n = serve_returned(q, priority, want - served)
-    if n == 0 and gone == before then break end
+  while served < want and not full and q.back > 0 do
+    local before = #expired
+    local n = serve_returned(q, priority, math.min(want - served, 16))
+    if n == 0 and #expired == before then break end
     served = served + n
   end
   local name = stream_of(q, 's', priority)
-  while served < want and gone < EXPIRED_AT_MOST do
-    local before = gone
-    served = served + give(q, 's' .. priority, name, read(q, name, want - served))
-    if gone == before then break end
+  while served < want and not full do
+    local count = math.min(want - served, AT_ONCE)
+    local entries = read(q, name, count)
+    served = served + give(q, 's' .. priority, name, entries)
+    if #entries < count then break end
   end
   return served
 end
 
 local function serve(q, want)
-  if q.sorted and q.waiting > q.laned + q.held then q.sorting = rarely().sort_some(q, math.max(want, 500)) > 0 end
+  if q.sorted and q.waiting > q.laned + q.held then q.sorting = rarely().sort_some(q, 500) > 0 end
+  full = full or bytes >= BYTES
   if q.limited and rarely().flow_of(q).floor > 0 then return rarely().serve_floor(q, want, serve_class) end
   local served = 0
   for i = 1, #q.lanes do served = served + serve_class(q, sub(q.lanes, i, i), want - served) end
@@ -140,7 +147,7 @@ local function serve(q, want)
 end
 
 -- A queue that is stopped by a limit is read again after a notification, or at a time.
-local closed = {}
+local closed, unfinished = {}, {}
 local function is_open(q)
   if not q.limited then return true end
   local opens_at
@@ -148,6 +155,10 @@ local function is_open(q)
   local open = q.room > 0
   if open and q.sorted then open, opens_at = rarely().servable(q) end
   if open then return true end
+  if q.walked then -- the next call looks at further tenants
+    unfinished[#unfinished + 1] = q.key
+    return false
+  end
   closed[#closed + 1] = {q.key, opens_at and text(opens_at) or ''}
   return false
 end
@@ -179,26 +190,30 @@ end
 
 -- Each queue gets an equal share of the limit; what a queue does not use is given to the other queues.
 local left, round = limit, 1
-while left > 0 and #candidates > 0 and gone < EXPIRED_AT_MOST and round <= 3 do
-  local again, share = {}, math.max(1, floor(left / #candidates))
+while left > 0 and #candidates > 0 and not full and round <= 3 do
+  local again, unserved, share = {}, {}, math.max(1, floor(left / #candidates))
   for i = 1, #candidates do
     local q = candidates[i]
     local want = math.min(left, share, q.room or left)
-    local n = want > 0 and serve(q, want) or 0
+    local skip = full or want <= 0
+    local n = skip and 0 or serve(q, want)
     left = left - n
     if q.limited then rarely().take_tokens(q, n) end
-    if q.waiting > q.held and is_open(q) then
+    if skip then
+      unserved[#unserved + 1] = q
+    elseif q.waiting > q.held and is_open(q) then
       local sorting = q.sorting and q.waiting > q.laned + q.held -- the entries that may be delivered are perhaps not sorted yet
-      if n == want or gone >= EXPIRED_AT_MOST or sorting then again[#again + 1] = q else doubtful[q] = true end
+      if n == want or full or sorting then again[#again + 1] = q else doubtful[q] = true end
     end
   end
-  candidates = again
+  for i = 1, #again do unserved[#unserved + 1] = again[i] end
+  candidates = unserved -- first the queues that had no turn
   round = round + 1
 end
-local leftover = {}
-for i = 1, #candidates do leftover[i] = candidates[i].key end
+local leftover = unfinished
+for i = 1, #candidates do leftover[#leftover + 1] = candidates[i].key end
 save_all()
 for q in pairs(doubtful) do rarely().recount(q) end
 if next(doubtful) then save_all() end
-more = more or #leftover > 0 or #others > 0 or (left > 0 and gone > 0)
+more = more or #leftover > 0 or #others > 0 or (left > 0 and #expired > 0)
 return {text(now), due[2] or '', more and 1 or 0, expired, groups, leftover, others, closed}

@@ -2,12 +2,13 @@
 -- Takes deliveries back, or counts them as lost if the caller owns them.
 -- ARGV: token of the consumer that lost them ("" to release them), then per delivery: key, id, sequence number of the
 -- entry, token.
--- Returns "ok", "dead" or "lost" per delivery.
+-- Returns "ok", "dead" or "lost" per delivery; only for the first ones if their tasks are large.
 local loser = ARGV[3]
 local verb = loser ~= '' and LOST or REDELIVER
 local answers = {}
 lift_refusal()
 for at = 4, #ARGV, 4 do
+  if bytes >= BYTES then break end
   local q, id, fence, token = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local packed = call('HGET', q.name .. '/t', id)
   local answer = 'lost'
@@ -19,7 +20,9 @@ for at = 4, #ARGV, 4 do
     elseif verb == REDELIVER or owner == loser then
       call('HDEL', q.name .. '/a', fence)
       local worker = worker_of(q, owner)
-      local dead = hand_back(q, id, r, name, fence, body_at(name, fence), verb == LOST, verb, worker)
+      local body = body_at(name, fence)
+      bytes = bytes + #body
+      local dead = hand_back(q, id, r, name, fence, body, verb == LOST, verb, worker)
       answer = dead and 'dead' or 'ok'
     end
   end

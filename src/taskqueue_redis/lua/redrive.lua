@@ -2,10 +2,10 @@
 -- Makes dead letters available again, or discards them, a limited number per call. Tasks that die after the first
 -- call are not included.
 -- ARGV: key, "redrive" or "discard", highest position among the dead letters ("" for all until now), maximum number,
--- ids (none for all). Returns the number of tasks, whether none is left, and the highest position.
+-- ids (none for all). Returns the number of tasks, whether none is left, the highest position, and of how many ids.
 local q, discard, budget = queue(ARGV[3]), ARGV[4] == 'discard', tonumber(ARGV[6])
 local upto = tonumber(ARGV[5]) or q.last
-local ids, moved = {}, 0
+local ids, moved, looked = {}, 0, 0
 lift_refusal()
 if not discard then promote_first(q) end
 if #ARGV > 6 then
@@ -13,11 +13,13 @@ if #ARGV > 6 then
 else
   ids = call('ZRANGEBYSCORE', q.name .. '/dead', '-inf', text(upto), 'LIMIT', 0, budget)
 end
-for i = 1, #ids do
-  local id = ids[i]
+while looked < #ids and bytes < BYTES do
+  looked = looked + 1
+  local id = ids[looked]
   if call('ZSCORE', q.name .. '/dead', id) then
     local r, cold = read_record(call('HGET', q.name .. '/t', id)), read_cold(q, id)
     local body, deadline = unearth(q, id, cold)
+    bytes = bytes + #body
     if discard then
       write_cold(q, id, cold)
       finish(q, r, id, DISCARDED, 'discarded')
@@ -35,4 +37,4 @@ for i = 1, #ids do
   end
 end
 save_all()
-return {moved, (#ARGV > 6 or #ids < budget) and 1 or 0, text(upto)}
+return {moved, #ARGV == 6 and looked == #ids and #ids < budget and 1 or 0, text(upto), looked}

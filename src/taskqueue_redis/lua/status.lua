@@ -1,6 +1,6 @@
 --@ base queue states record counts streams flow tenants lanes places
 -- Returns the status of tasks. ARGV: key, ids. Returns per task {record, whether it is in flight, cold fields,
--- progress}, or an empty table.
+-- progress}, or an empty table; only for the first ones if their errors are long.
 local q, answers = queue(ARGV[3]), {}
 for i = 4, #ARGV do
   local id = ARGV[i]
@@ -10,7 +10,9 @@ for i = 4, #ARGV do
     local held = r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
       and holder(stream_with(q, r), text(r.fence))
     answer = {packed, held and 1 or 0, call('HGET', q.name .. '/x', id), call('HGET', q.name .. '/p', id)}
+    bytes = bytes + #packed + (answer[3] and #answer[3] or 0)
   end
   answers[i - 3] = answer
+  if bytes >= BYTES then break end
 end
 return answers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -13,6 +13,24 @@ from taskqueue_core.limits import LIMITS
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+
+_BYTES = 4 * 1024 * 1024
+"""number of bytes after which a script call passes no further items, so that it blocks Redis only briefly"""
+
+
+def split(
+    items: Sequence[Item], most: int, size: Callable[[Item], int]
+) -> Iterator[Sequence[Item]]:
+    """Divide items into parts for one script call each: at most ``most`` items, and few if they are large."""
+    start = total = 0
+    for end, item in enumerate(items):
+        if end - start == most or total >= _BYTES:
+            yield items[start:end]
+            start, total = end, 0
+        total += size(item)
+    if start < len(items):
+        yield items[start:]
 
 
 class Coalescer(Generic[Item, Answer]):

@@ -20,6 +20,10 @@ class IssuedReceipt(NamedTuple):
     """token of the consumer that got the delivery; it is random, so that receipts cannot be guessed"""
     key: str
 
+    @property
+    def text(self) -> str:
+        return ".".join(self)
+
 
 def parse_receipt(receipt: str) -> IssuedReceipt | None:
     """Parse a receipt; return None if its form is invalid."""

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
+from itertools import chain
 from typing import Any
 
 from taskqueue_core.clock import Clock, SystemClock, Timer
@@ -24,6 +25,8 @@ LAYOUT = "5"
 """version of the data format in Redis; increased when older code cannot read what newer code writes"""
 _REPLICATED_QUEUES = 10_000
 """maximum number of queues that a process remembers as waiting for replicas"""
+_AT_ONCE = 250
+"""maximum number of items per script call"""
 _PARTS = re.compile(r"^--@ (.*)\n")
 _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 
@@ -185,6 +188,19 @@ class ScriptRunner:
             if isinstance(failure, ScriptError) and failure.code == "RESET":
                 raise self._reset(partition, first) from failure
             raise contract_error(failure) from failure
+
+    async def run_each(
+        self, name: str, partition: str, first: Sequence[Arg], items: Sequence[Sequence[Arg]]
+    ) -> list[Any]:
+        """Run a script for items, and return an answer per item. Each call passes ``first`` and some of the items.
+
+        The script answers only the first items of a call if they are so large that more would block Redis for long.
+        """
+        answers: list[Any] = []
+        while len(answers) < len(items):
+            some = items[len(answers) : len(answers) + _AT_ONCE]
+            answers += await self.run(name, partition, *first, *chain.from_iterable(some))
+        return answers
 
     def waits_for_replicas(self, keys: Iterable[str]) -> bool:
         """Return whether at least one of these queues is known to wait for replicas."""

@@ -25,7 +25,7 @@ from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Delivery, Task, encode_json, stored_task
 
 ENTRY = 4
-"""number of values per entry in the answers of the scripts ``receive`` and ``pending``"""
+"""number of values per entry in the answers of the script ``receive``"""
 CORRUPT = "corrupt"
 """reason of a dead letter whose envelope could not be read"""
 _PLAIN = b"\x01\x00\x00"

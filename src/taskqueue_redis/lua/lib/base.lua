@@ -4,6 +4,8 @@ local PARTITION = KEYS[1]
 local META = PARTITION .. ':meta'
 local call, pack, unpack_struct = redis.call, struct.pack, struct.unpack
 local sub, floor = string.sub, math.floor
+local AT_ONCE, BYTES = 64, 4194304 -- entries per read, so that few are beyond the bytes after which a script ends its work
+local bytes = 0 -- size of the bodies that this script has read or written so far
 
 local meta = call('HMGET', META, 'epoch', 'time', 'ahead')
 if meta[1] ~= ARGV[1] then

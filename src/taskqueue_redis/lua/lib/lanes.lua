@@ -101,8 +101,17 @@ local function enter_sorted(q, r, id, body, deadline, returned)
   enter_lane(q, r, returned)
 end
 
+-- Counts the tenants that this script has looked at without finding a task to deliver, so that their number is bounded.
+local LOOKED_AT = 500
+
+local function look_on(q)
+  q.looked = (q.looked or 0) + 1
+  q.walked = q.looked >= LOOKED_AT
+end
+
 -- Removes a tenant without entries. This is done when its turn comes, or once the queue has no entries left.
 local function leave_walk(q, priority, tenant)
+  look_on(q)
   call('ZREM', q.name .. '/w' .. priority, tenant)
   call('ZREM', q.name .. '/g' .. priority, tenant)
 end
@@ -117,15 +126,17 @@ local function left_lanes(q, n)
 end
 
 -- Returns the tenant whose lane has the first entry of all, the position of that entry, and the position at which the
--- next tenant follows.
+-- next tenant follows. Returns no tenant, but a position that is not later, after too many tenants without entries.
 local function first_tenant(q, priority)
   local name = q.name .. '/w' .. priority
-  for _ = 1, 2 * call('ZCARD', name) do
+  for _ = 0, LOOKED_AT do
     local heads = call('ZRANGE', name, 0, 1, 'WITHSCORES')
     if not heads[1] then return end
     local head = call('ZRANGE', lane_of(q, priority, heads[1]), 0, 0, 'WITHSCORES')[2]
     if head == heads[2] then return heads[1], head, heads[4] end
+    if q.walked then return nil, heads[2] end
     if head then call('ZADD', name, head, heads[1]) else leave_walk(q, priority, heads[1]) end
+    look_on(q)
   end
 end
 
@@ -185,7 +196,9 @@ local function release(q, r, id)
   call('HSET', q.name .. '/h', r.entity, heir)
   local h = read_record(call('HGET', q.name .. '/t', heir))
   h.place, h.fence = FRESH, next_seq(q)
-  enter_stream(q, h, heir, drop_body(q, heir), deadline_of(q, heir))
+  local body = drop_body(q, heir)
+  bytes = bytes + #body
+  enter_stream(q, h, heir, body, deadline_of(q, heir))
   enter_lane(q, h)
   call('HSET', q.name .. '/t', heir, write_record(h))
   q.ring = true

@@ -94,12 +94,12 @@ end
 -- Counts the entries of a queue again, if a counter differs from the data because another program has changed it.
 -- Missing entries then show as an imbalance of the ledger.
 local function recount(q)
-  local plain, back, in_flight, laned, many = 0, 0, 0, 0, false
+  local plain, back, in_flight, laned, counted = 0, 0, 0, 0, 0
   for i = 1, #q.lanes do
     local priority = sub(q.lanes, i, i)
     back = back + call('ZCARD', q.name .. '/z' .. priority)
-    local tenants = q.sorted and call('ZRANGE', q.name .. '/w' .. priority, 0, 1000) or {}
-    many = many or #tenants > 1000
+    local tenants = q.sorted and counted <= 1000 and call('ZRANGE', q.name .. '/w' .. priority, 0, 1000) or {}
+    counted = counted + #tenants
     for j = 1, #tenants do laned = laned + call('ZCARD', lane_of(q, priority, tenants[j])) end
     for _, kind in ipairs({'s', 'r'}) do
       local name = stream_of(q, kind, priority)
@@ -110,7 +110,7 @@ local function recount(q)
       if kind == 's' or q.sorted then plain = plain + rest else back = back + rest end
     end
   end
-  if many then laned = q.laned end
+  if counted > 1000 then laned = q.laned end
   local held = q.sorted and call('ZCARD', q.name .. '/J') or 0
   local waiting = math.max(plain, laned) + back + held
   if q.waiting == waiting and q.back == back and q.in_flight == in_flight and q.laned == laned and q.held == held then return end

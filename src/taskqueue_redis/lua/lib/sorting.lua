@@ -1,12 +1,14 @@
 -- Sorting: moves entries from plain lanes to sorted ones, first in, first out.
 
-local function sort_returned(q, priority, budget)
+local function sort_returned(q, budget, priority)
   local popped = call('ZPOPMIN', q.name .. '/z' .. priority, budget)
   for i = 1, #popped, 2 do
     local id = popped[i]
     local r = read_record(call('HGET', q.name .. '/t', id))
+    local body = drop_body(q, id)
+    bytes = bytes + #body
     q.back = q.back - 1
-    enter_sorted(q, r, id, drop_body(q, id), deadline_of(q, id), true)
+    enter_sorted(q, r, id, body, deadline_of(q, id), true)
     call('HSET', q.name .. '/t', id, write_record(r))
   end
   return #popped / 2
@@ -14,12 +16,13 @@ end
 
 -- Entries that were never delivered have lower sequence numbers than all entries that came into sorted lanes since.
 -- Entries that are already in a lane or in flight are skipped. Returns how many entries were read.
-local function sort_stream(q, kind, priority, budget)
+local function sort_stream(q, budget, priority, kind)
   local name = stream_of(q, kind, priority)
   local entries = call('XRANGE', name, last_delivered(name), '+', 'COUNT', budget)
   for i = 1, #entries do
     local fence, id, body = sub(entries[i][1], 1, -3), entries[i][2][1], entries[i][2][2]
     local packed = call('HGET', q.name .. '/t', id)
+    bytes = bytes + #body
     if not packed then
       call('XDEL', name, fence)
       call('HINCRBY', META, 'anomalies', 1)
@@ -40,16 +43,28 @@ local function sort_stream(q, kind, priority, budget)
   return #entries
 end
 
+-- Sorts up to `budget` entries, and fewer if their bodies are large, but at least some.
+local function in_parts(sort, q, budget, ...)
+  local sorted = 0
+  while sorted < budget do
+    local count = math.min(budget - sorted, AT_ONCE)
+    local n = sort(q, count, ...)
+    sorted = sorted + n
+    if n < count or bytes >= BYTES then break end
+  end
+  return sorted
+end
+
 -- Returns how many entries were processed; 0 if no more can be sorted.
 local function sort_some(q, budget)
   local looked = 0
   for i = 1, #q.lanes do
     local priority = sub(q.lanes, i, i)
-    if budget > looked then looked = looked + sort_returned(q, priority, budget - looked) end
+    if budget > looked then looked = looked + in_parts(sort_returned, q, budget - looked, priority) end
     for _, kind in ipairs({'s', 'r'}) do -- 'r' only if a consumer group was lost
       local left = q.waiting - q.back - q.laned - q.held
       if left > 0 and budget > looked then
-        looked = looked + sort_stream(q, kind, priority, math.min(budget - looked, left + 100))
+        looked = looked + in_parts(sort_stream, q, math.min(budget - looked, left + 100), priority, kind)
       end
     end
   end

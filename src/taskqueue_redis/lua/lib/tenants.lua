@@ -23,8 +23,9 @@ local function save_order(q)
       end
     end
   end
-  if #written > 0 then call('HSET', q.name .. '/T', unpack(written)) end
-  if #gone > 0 then call('HDEL', q.name .. '/T', unpack(gone)) end
+  -- Lua can pass only some thousands of values to a command.
+  for i = 1, #written, 1000 do call('HSET', q.name .. '/T', unpack(written, i, math.min(i + 999, #written))) end
+  for i = 1, #gone, 1000 do call('HDEL', q.name .. '/T', unpack(gone, i, math.min(i + 999, #gone))) end
   q.flow_changed, q.tenants, q.save = false, nil, nil
 end
 

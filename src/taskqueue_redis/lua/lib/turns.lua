@@ -7,13 +7,15 @@ end
 
 -- Returns whether an entry in sorted lanes may be delivered; if not, also the time at which a rate limit may allow it.
 local function servable(q)
-  local due = call('ZRANGEBYSCORE', q.name .. '/v', '-inf', text(now), 'LIMIT', 0, 1000)
+  local due = call('ZRANGEBYSCORE', q.name .. '/v', '-inf', text(now), 'LIMIT', 0, floor(1000 / math.max(1, #q.lanes)))
   for i = 1, #due do wake_tenant(q, due[i]) end
   if q.waiting > q.laned + q.held or not has_tenant_limits(q) then return true end
   forget_idle(q)
   for i = 1, #q.lanes do
     local name = q.name .. '/g' .. sub(q.lanes, i, i)
     for _ = 1, call('ZCARD', name) do
+      if q.walked then return false end
+      look_on(q)
       local tenant = call('ZRANGE', name, 0, 0)[1]
       local left, opens_at = tenant_room(q, tenant)
       if left > 0 then return true end
@@ -99,7 +101,7 @@ local function add_live(q, priority, some, step, list, expire)
     if packed then
       local r = read_record(packed)
       if is_fresh(r) then q.fresh = q.fresh - 1 end
-      enough = expire(q, fields[1], r, name, fence)
+      enough = expire(q, fields[1], r, name, fence, #fields[2])
     else
       list[#list + 1] = some[i]
     end

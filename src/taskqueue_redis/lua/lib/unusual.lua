@@ -45,22 +45,29 @@ local function publish_unusual(q, id, digest, priority, body, about)
   return write_record(r)
 end
 
--- Stores a copy of a task in each queue to which its queue is bound, or in none. Returns the same as for one task.
+local COPIES = 500 -- number of queues that copies may go to before the rest is left to the next call
+
+-- Stores a copy of a task in each queue to which its queue is bound, or in none. Returns the same as for one task, and
+-- whether further tasks must wait for the next call.
 local function publish_copies(bound, id, about, body)
-  local keys, lacking, known = cjson.decode(call('HGET', bound.name, 'bound_to')), {}, {}
+  bound.bound_to = bound.bound_to or cjson.decode(call('HGET', bound.name, 'bound_to'))
+  local keys, lacking, known = bound.bound_to, {}, {}
+  bound.copies = (bound.copies or 0) + #keys
+  local full = bound.copies >= COPIES
   for i = 1, #keys do
     local q = queue(keys[i])
     if q.due <= now then promote_before(q) end
     local packed = call('HGET', q.name .. '/t', id)
     local answer = packed and look_up(q, packed, sub(about, 1, 8)) or 0
-    if answer == -2 then return -2 end
+    if answer == -2 then return -2, full end
     if answer == 0 then
       local why = q.limited and refusal(q, about)
-      if why then return why .. '/' .. q.key end
+      if why then return why .. '/' .. q.key, full end
       lacking[#lacking + 1], known[q] = q, packed
     end
   end
-  if #lacking == 0 then return -1 end
+  if #lacking == 0 then return -1, full end
+  bytes = bytes + #lacking * #body
   local position = lacking[1].waiting
   for i = 1, #lacking do
     local q = lacking[i]
@@ -69,5 +76,5 @@ local function publish_copies(bound, id, about, body)
     call('HSET', q.name .. '/t', id, record)
     q.fresh, q.published, q.copied = q.fresh + 1, q.published + 1, true
   end
-  return position
+  return position, full or bytes >= BYTES
 end
