@@ -32,6 +32,7 @@ while at <= #ARGV and not full do
         packed = rarely().publish_unusual(q, id, digest, priority, body, about)
       else
         if not string.find(q.lanes, priority, 1, true) then rarely().use_lane(q, priority) end
+        if #body > LARGE then q.large = true end
         local seq = next_seq(q)
         call('XADD', stream_of(q, 's', priority), text(seq), id, body)
         packed = pack(RECORD, WAITING, FRESH, priority, 1, 0, 0, 0, seq, seq, now, digest, 0, 0, 0)

@@ -110,8 +110,8 @@ local function serve_class(q, priority, want)
   local served = 0
   if q.sorted then
     while served < want and not full and q.laned > 0 do
-      local runs = rarely().line_up(q, priority, math.min(want - served, AT_ONCE), token, expire)
-      full = full or q.walked
+      local runs = rarely().line_up(q, priority, math.min(want - served, q.at_once or AT_ONCE), token, expire)
+      full = full or q.looked >= 500
       if not runs then break end
       for i = 1, #runs do
         local lane, count, entries = unpack(runs[i])
@@ -129,7 +129,7 @@ local function serve_class(q, priority, want)
   end
   local name = stream_of(q, 's', priority)
   while served < want and not full do
-    local count = math.min(want - served, AT_ONCE)
+    local count = math.min(want - served, q.at_once or AT_ONCE)
     local entries = read(q, name, count)
     served = served + give(q, 's' .. priority, name, entries)
     if #entries < count then break end
@@ -138,6 +138,9 @@ local function serve_class(q, priority, want)
 end
 
 local function serve(q, want)
+  if want > AT_ONCE and not q.at_once then
+    q.at_once = not call('HGET', q.name, 'large') and want or AT_ONCE -- entries per read
+  end
   if q.sorted and q.waiting > q.laned + q.held then q.sorting = rarely().sort_some(q, 500) > 0 end
   full = full or bytes >= BYTES
   if q.limited and rarely().flow_of(q).floor > 0 then return rarely().serve_floor(q, want, serve_class) end
@@ -155,7 +158,7 @@ local function is_open(q)
   local open = q.room > 0
   if open and q.sorted then open, opens_at = rarely().servable(q) end
   if open then return true end
-  if q.walked then -- the next call looks at further tenants
+  if q.looked >= 500 then -- the next call looks at further tenants
     unfinished[#unfinished + 1] = q.key
     return false
   end

@@ -101,17 +101,11 @@ local function enter_sorted(q, r, id, body, deadline, returned)
   enter_lane(q, r, returned)
 end
 
--- Counts the tenants that this script has looked at without finding a task to deliver, so that their number is bounded.
-local LOOKED_AT = 500
-
-local function look_on(q)
-  q.looked = (q.looked or 0) + 1
-  q.walked = q.looked >= LOOKED_AT
-end
+local LOOKED_AT = 500 -- maximum of `q.looked`: the tenants at which this script has looked without finding a task to deliver
 
 -- Removes a tenant without entries. This is done when its turn comes, or once the queue has no entries left.
 local function leave_walk(q, priority, tenant)
-  look_on(q)
+  q.looked = q.looked + 1
   call('ZREM', q.name .. '/w' .. priority, tenant)
   call('ZREM', q.name .. '/g' .. priority, tenant)
 end
@@ -134,9 +128,9 @@ local function first_tenant(q, priority)
     if not heads[1] then return end
     local head = call('ZRANGE', lane_of(q, priority, heads[1]), 0, 0, 'WITHSCORES')[2]
     if head == heads[2] then return heads[1], head, heads[4] end
-    if q.walked then return nil, heads[2] end
+    if q.looked >= LOOKED_AT then return nil, heads[2] end
+    q.looked = q.looked + 1
     if head then call('ZADD', name, head, heads[1]) else leave_walk(q, priority, heads[1]) end
-    look_on(q)
   end
 end
 

@@ -14,7 +14,7 @@ local function queue(key)
     local waiting, back, in_flight, published, delivered, done, last, due, window, extras, journal, confirming, fresh,
       kind, laned, held = unpack_struct(NUMBERS, packed)
     q = {
-      key = key, name = name, known = packed, before = waiting - held, flying = in_flight, unclaimed = fresh, ring = false,
+      key = key, name = name, known = packed, before = waiting - held, flying = in_flight, unclaimed = fresh, ring = false, looked = 0,
       lanes = sub(packed, SIZE + 1),
       waiting = waiting, back = back, in_flight = in_flight, published = published, delivered = delivered, done = done,
       last = last, -- the highest sequence number so far; it is close to the time in microseconds
@@ -30,7 +30,7 @@ local function queue(key)
     if confirming > replicas then replicas = confirming end
   else
     q = {
-      key = key, name = name, known = false, before = 0, flying = 0, unclaimed = 0, ring = false, lanes = '',
+      key = key, name = name, known = false, before = 0, flying = 0, unclaimed = 0, ring = false, looked = 0, lanes = '',
       waiting = 0, back = 0, in_flight = 0, published = 0, delivered = 0, done = 0,
       last = 0, due = math.huge, window = 300000000, extras = false, journal = false, replicas = 0,
       fresh = 0, limited = false, sorted = false, laned = 0, held = 0, timed = false, bound = false,
@@ -56,6 +56,7 @@ local function save_all()
   at_end = {}
   for key, q in pairs(queues) do
     if q.save then q.save(q) end
+    if q.large then call('HSET', q.name, 'large', 1) end -- few entries are read at once from now on
     local waiting, before = q.waiting - q.held, q.before
     local kind = (q.limited and 1 or 0) + (q.sorted and 2 or 0) + (q.timed and 4 or 0) + (q.bound and 8 or 0)
     local packed = pack(NUMBERS, q.waiting, q.back, q.in_flight, q.published, q.delivered, q.done, q.last, q.due, q.window,

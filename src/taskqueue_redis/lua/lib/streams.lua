@@ -14,6 +14,7 @@ local function stream_with(q, r) return stream_of(q, kind_of(r), r.priority) end
 -- Adds an entry to its stream. The place and the sequence number in its record must be set before.
 local function enter_stream(q, r, id, body, deadline)
   local name = stream_with(q, r)
+  if #body > LARGE then q.large = true end
   if is_fresh(r) and not deadline then
     call('XADD', name, text(r.fence), id, body)
   else

@@ -14,8 +14,8 @@ local function servable(q)
   for i = 1, #q.lanes do
     local name = q.name .. '/g' .. sub(q.lanes, i, i)
     for _ = 1, call('ZCARD', name) do
-      if q.walked then return false end
-      look_on(q)
+      if q.looked >= LOOKED_AT then return false end
+      q.looked = q.looked + 1
       local tenant = call('ZRANGE', name, 0, 0)[1]
       local left, opens_at = tenant_room(q, tenant)
       if left > 0 then return true end
