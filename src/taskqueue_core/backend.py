@@ -10,6 +10,8 @@ its optional capabilities in `Capabilities`; each of them has a protocol in `tas
 The following holds for every method:
 
 * Tasks are valid, because the constructor of `Task` checks them.
+* A call passes at most `Limits.call` tasks, deliveries or receipts; more, or a larger ``limit`` of a receive, raises
+  `InvalidInput` and changes nothing.
 * Cancelling a call at any point loses nothing. The call has taken either full effect or none, and deliveries that it
   did not return become available again. A call that changes a whole queue may take several steps; each step takes full
   effect or none.
@@ -82,6 +84,9 @@ class Subscription(Protocol):
         first. Within a priority, released tasks come before new tasks; both are in the order in which they became
         available (law 4). With the capability ``order``, the queue's settings may let tenants take turns, and tasks
         with the same ``ordering_key`` run one after another. The keys take turns too, so that no key is starved.
+
+        A receive may return fewer deliveries than are available, for example because their tasks are large; then
+        `Received.again` is set.
 
         An empty result is not an error: the queues may be empty, paused or at a limit, or the subscription was closed
         during the call. Only one receive may run per subscription at a time. Raises `SubscriptionClosed` if the

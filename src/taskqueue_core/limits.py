@@ -32,7 +32,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     keys: int = 1000
     """maximum number of keys of a subscription"""
     batch: int = 1000
-    """maximum number of tasks in a publish call, receipts in a frame, or ids in a look-up"""
+    """maximum number of tasks in an HTTP request, receipts in a frame, or ids in a look-up"""
+    call: int = 10_000
+    """maximum number of tasks, deliveries or receipts in one call of a backend, and of the ``limit`` of a receive"""
     credit: int = 10_000
     """maximum number of a worker's deliveries on one socket: those that it has, plus those that it has credit for"""
     body: int = 16 * 1024 * 1024

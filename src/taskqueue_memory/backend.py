@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from taskqueue_core.authoring.helpers import checked_keys
+from taskqueue_core.authoring.helpers import check_size, checked_keys
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.clock import Clock, SystemClock
 from taskqueue_core.config import load_settings
@@ -39,6 +39,7 @@ class MemoryPublisher:
         self._store = store
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        check_size("tasks", tasks)
         self._store.forget(2 * len(tasks))
         return tuple([self._store.publish(task) for task in tasks])
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from taskqueue_core.authoring.helpers import (
     SubscriptionBase,
     answer,
+    check_size,
     checked_limit,
     checked_results,
 )
@@ -44,8 +45,7 @@ class MemorySubscription(SubscriptionBase):
             self.ready[queue] = None
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        if limit < 1:
-            checked_limit(limit)
+        checked_limit(limit)
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
         clock = self._store.clock
@@ -69,6 +69,7 @@ class MemorySubscription(SubscriptionBase):
         return answer([self._store.ack(delivery, result) for delivery, result in pairs])
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
+        check_size("deliveries", deliveries)
         owner = self if lost else None
         return answer(self._store.redeliver(delivery, owner) for delivery in deliveries)
 
@@ -78,6 +79,7 @@ class MemorySubscription(SubscriptionBase):
         return answer([self._store.dead_letter(delivery, reason, error)])[0]
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
+        check_size("receipts", receipts)
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
         return tuple(self._store.adopt(self, receipt) for receipt in receipts)

@@ -9,7 +9,7 @@ from itertools import islice
 
 import msgspec
 
-from taskqueue_core.authoring.helpers import checked_keys, refusal
+from taskqueue_core.authoring.helpers import check_size, checked_keys, refusal
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import (
     BackendUnavailable,
@@ -46,6 +46,7 @@ class RedisPublisher:
         self._publishes: Coalescer[Task, Confirmation] = Coalescer(self._send)
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        check_size("tasks", tasks)
         self._context.ensure_open()
         if not self._scripts.promises_checked:
             await self._scripts.check_promises()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from taskqueue_core.authoring.helpers import (
     SubscriptionBase,
     answer,
+    check_size,
     checked_limit,
     checked_results,
 )
@@ -107,6 +108,7 @@ class RedisSubscription(SubscriptionBase):
         return answer(await self._context.settlement.ack(deliveries, checked))
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
+        check_size("deliveries", deliveries)
         self._context.ensure_open()
         loser = self.token if lost else ""
         return answer(await self._context.settlement.redeliver(deliveries, loser))
@@ -118,6 +120,7 @@ class RedisSubscription(SubscriptionBase):
         return answer([await self._context.settlement.dead_letter(delivery, reason, error)])[0]
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
+        check_size("receipts", receipts)
         if self._closing.is_set():
             raise SubscriptionClosed("the subscription is closed")
         self._context.ensure_open()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 from msgspec import Raw
 
+from taskqueue_core.authoring.helpers import check_size
 from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, PublishUnconfirmed
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import WireTask, to_wire_task
@@ -59,6 +60,7 @@ class RemotePublisher:
 
         Raises `BackendUnavailable` if no task was stored, and `PublishUnconfirmed` if some tasks may have been stored.
         """
+        check_size("tasks", tasks)
         confirmations: list[Confirmation] = []
         for lines in _chunks(tasks):
             chunk = tasks[len(confirmations) : len(confirmations) + len(lines)]

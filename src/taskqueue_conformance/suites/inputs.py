@@ -6,6 +6,7 @@ import pytest
 
 from taskqueue_conformance.bench import KEY, Bench
 from taskqueue_conformance.harness import Harness
+from taskqueue_core.backend import Capability
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Settled
@@ -15,10 +16,37 @@ class InputsSuite(Harness):
     """Tests of arguments that the constructor of `Task` does not check."""
 
     async def test_limit_of_a_receive(self, bench: Bench) -> None:
-        """Receiving 0 or fewer tasks raises `InvalidInput`, which names ``limit``."""
+        """Receiving 0 or fewer tasks, or more than `Limits.call`, raises `InvalidInput`, which names ``limit``."""
         subscription = bench.subscribe()
-        for limit in (0, -1):
+        for limit in (0, -1, LIMITS.call + 1):
             await bench.invalid("limit", subscription.receive(limit, 0))
+        await bench.publish("t1")
+        assert len((await subscription.receive(LIMITS.call, 0)).deliveries) == 1
+
+    async def test_size_of_a_call(self, bench: Bench) -> None:
+        """A call with too many tasks, deliveries or receipts raises `InvalidInput` and changes nothing (law 2)."""
+        subscription, delivery = await bench.running("t1")
+        many, tasks = LIMITS.call + 1, [bench.task("t2")]
+        await bench.invalid("tasks", bench.backend.publisher.publish(*tasks * many))
+        await bench.invalid("deliveries", subscription.ack(*[delivery] * many))
+        await bench.invalid("deliveries", subscription.redeliver(*[delivery] * many))
+        if Capability.HANDOVER in bench.backend.capabilities.names:
+            await bench.invalid("receipts", bench.adopt(subscription, *[delivery.receipt] * many))
+        await bench.expect(in_flight=1)
+        assert await subscription.ack(delivery) == (Settled.OK,)
+
+    async def test_large_calls(self, bench: Bench) -> None:
+        """More than a thousand tasks are published, received in order, and settled in one call each (laws 1 and 4)."""
+        names = [f"t{n}" for n in range(LIMITS.batch + 200)]
+        await bench.publish(*names)
+        subscription = bench.subscribe()
+        taken = await bench.take(subscription, len(names))
+        assert [delivery.task.id for delivery in taken] == names
+        assert set(await subscription.redeliver(*taken)) == {Settled.OK}
+        taken = await bench.take(subscription, len(names))
+        assert [delivery.task.id for delivery in taken] == names
+        assert set(await subscription.ack(*taken)) == {Settled.OK}
+        await bench.expect(done=len(names))
 
     async def test_keys(self, bench: Bench) -> None:
         """A subscription refuses an empty list of keys, too many keys, and invalid keys."""

@@ -165,10 +165,16 @@ def checked_keys(keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def checked_limit(limit: int) -> int:
-    """Return the ``limit`` of a receive call, or raise `InvalidInput` if it is below 1."""
-    if limit < 1:
-        raise InvalidInput("limit", str(limit), "at least 1")
+    """Return the ``limit`` of a receive call, or raise `InvalidInput` if it is not from 1 to `Limits.call`."""
+    if not 1 <= limit <= LIMITS.call:
+        raise InvalidInput("limit", str(limit), f"1 to {LIMITS.call}")
     return limit
+
+
+def check_size(field: str, items: Sequence[object]) -> None:
+    """Check that a call passes at most `Limits.call` tasks, deliveries or receipts. Raises `InvalidInput`."""
+    if len(items) > LIMITS.call:
+        raise InvalidInput(field, f"{len(items)} {field}", f"at most {LIMITS.call} in one call")
 
 
 def checked_progress(value: float | str) -> float | str:
@@ -299,7 +305,8 @@ def room_of(
 def checked_results(
     deliveries: Sequence[Delivery], results: Sequence[bytes | None]
 ) -> Sequence[bytes | None]:
-    """Return a result or ``None`` for each delivery. Raises `InvalidInput` if ``results`` is invalid."""
+    """Return a result or ``None`` for each delivery. Raises `InvalidInput` if an argument of the ack is invalid."""
+    check_size("deliveries", deliveries)
     if not results:
         return (None,) * len(deliveries)
     if len(results) != len(deliveries):

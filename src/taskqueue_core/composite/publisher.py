@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from msgspec import structs
 
+from taskqueue_core.authoring.helpers import check_size
 from taskqueue_core.capabilities import RoomSignal
 from taskqueue_core.composite.backend import CompositeBackend, QueuePart, renamed
 from taskqueue_core.concurrency import first_completed
@@ -31,6 +32,7 @@ class JointPublisher(ABC):
         self._composite = composite
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        check_size("tasks", tasks)
         answers: dict[int, Confirmation] = {}
         remaining = list(range(len(tasks)))
         try:

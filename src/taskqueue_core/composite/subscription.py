@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from taskqueue_core.authoring.helpers import answer, checked_results
+from taskqueue_core.authoring.helpers import answer, check_size, checked_results
 from taskqueue_core.composite.backend import CompositeBackend
 from taskqueue_core.composite.receiver import MultiReceiver
 from taskqueue_core.composite.source import Source
@@ -42,6 +42,7 @@ class JointSubscription(MultiReceiver):
         )
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
+        check_size("deliveries", deliveries)
         return await self._settle(
             deliveries, lambda subscription, batch, _: subscription.redeliver(*batch, lost=lost)
         )
@@ -98,6 +99,7 @@ class JointSubscription(MultiReceiver):
         return source
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
+        check_size("receipts", receipts)
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
         answers: list[Delivery | None] = [None] * len(receipts)

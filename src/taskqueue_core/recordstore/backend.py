@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from taskqueue_core.authoring.helpers import answer, encodable, refusal, reject_ordering_keys
+from taskqueue_core.authoring.helpers import (
+    answer,
+    check_size,
+    encodable,
+    refusal,
+    reject_ordering_keys,
+)
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import Durability
 from taskqueue_core.clock import Clock
@@ -25,6 +31,7 @@ class RecordPublisher:
         self._transitions = transitions
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        check_size("tasks", tasks)
         reject_ordering_keys(tasks)
         return await self._transitions.when_promoted(
             {task.key for task in tasks},

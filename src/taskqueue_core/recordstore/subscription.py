@@ -12,6 +12,7 @@ from taskqueue_core.authoring.entries import LOST
 from taskqueue_core.authoring.helpers import (
     LocalSubscription,
     answer,
+    check_size,
     checked_keys,
     checked_results,
     encodable,
@@ -106,6 +107,7 @@ class RecordSubscription(LocalSubscription):
         self._transitions.move(record, State.DONE, now)
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
+        check_size("deliveries", deliveries)
         verb, end = LOST if lost else "redeliver", partial(self._transitions.take_back, lost=lost)
         with self._transitions.step() as now:
             return answer(self._settle(delivery, verb, end, now) for delivery in deliveries)
