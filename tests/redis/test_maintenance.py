@@ -236,7 +236,9 @@ async def in_steps(
     (name,) = backend._context.scripts.partitions.names
     steps, over, upto = list[int](), 0, b""
     while not over:
-        number, over, upto, *_ = await backend._context.scripts.run(script, name, KEY, *words, upto, 4)
+        number, over, upto, *_ = await backend._context.scripts.run(
+            script, name, KEY, *words, upto, 4
+        )
         if not steps:
             await meanwhile()
         steps.append(number)
