@@ -33,6 +33,7 @@ from taskqueue_conformance.model.draws import (
 from taskqueue_conformance.model.model import Model
 from taskqueue_conformance.model.moves import Moves, name_of
 from taskqueue_core.backend import Capability
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Settled, State
 
 
@@ -72,7 +73,7 @@ class QueueMachine(Moves):
             self.model.published(task, answer, span)
         self.done(", ".join(answer.status for answer in answers))
 
-    @rule(owner=owners, limit=st.integers(1, 4))
+    @rule(owner=owners, limit=st.integers(1, 4) | st.just(LIMITS.call))
     def receive(self, owner: int, limit: int) -> None:
         """Receive available tasks without waiting."""
         answer, span = self.timed(self.subscriptions[owner].receive(limit, 0))
