@@ -274,7 +274,7 @@ def test_history_is_readable(profile: Callable[..., AbstractContextManager[None]
     """A failure prints its history: one line per call, with the answers and the violated law."""
     with profile(phases=[Phase.generate]), pytest.raises(AssertionError) as failure:
         suite_on(consumers.CountsHandBackAsLoss, MachineSuite).test_machine()
-    assert re.search(r"(alpha|beta)/t\d .*\(law \d\)", str(failure.value))
+    assert re.search(r"(alpha|beta)/t\d\b.*\(law \d\)", str(failure.value))
     history = "\n".join(failure.value.__notes__)
     assert re.search(r"\n# 1000000\d+\.\d+: .+\n(.+ = )?state\.\w+\(.*\)\n", history)
     assert "state.teardown()" in history
