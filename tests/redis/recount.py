@@ -200,10 +200,10 @@ def _recount_lanes(
 
 
 def _pending(part: _Partition, name: str) -> set[int]:
-    number, _, _, holders = part.ask("XPENDING", name, "g")
+    number = part.ask("XPENDING", name, "g")[0]
     queue, _, lane = name.removeprefix("q:").rpartition("/")
-    for holder, _ in holders or ():
-        assert part.ask("SISMEMBER", f"o:{holder.decode()}", lane + queue) == 1
+    for _, member, *_ in part.ask("XINFO CONSUMERS", name, "g"):
+        assert part.ask("SISMEMBER", f"o:{member.decode()}", lane + queue) == 1
     found = part.ask("XPENDING", name, "g", "-", "+", number or 1)
     return {int(entry.split(b"-")[0]) for entry, *_ in found}
 

@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Settled
 from taskqueue_redis import RedisSettings
@@ -27,6 +29,7 @@ from tests.redis.backends import (
     take,
     until,
 )
+from tests.redis.engines import Engine
 from tests.redis.servers import RedisServer
 
 RECOVERY = LEASE + 2 * HOUSEKEEPING
@@ -153,6 +156,47 @@ async def test_the_dead_are_recovered_page_by_page(
         async with backend.subscribe([KEY], "heir") as heir:
             ids = [d.task.id for d in await take(heir, 1100)]
         assert ids == [f"t{n:04}" for n in range(1100)]
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("end", ["closed", "lost"])
+async def test_no_group_keeps_a_consumer_that_has_gone(
+    each_redis: RedisServer, each_engine: Engine, redis_prefix: str, end: str
+) -> None:
+    """E6: a consumer that has gone is a member of no group, also where it read but received nothing.
+
+    It read a lane that was empty (which makes it a member since Redis 7.2), a task that had expired, and in fair
+    order a task that another program had deleted.
+    """
+    clock, keys = ManualClock(1_700_000_000.0), [KEY, "late", "fair"]
+    async with opened(each_redis.url, redis_prefix, clock=clock) as backend:
+        await backend.control.configure("fair", QueueSettings(order=Order.FAIR))
+        await publish(backend, "first", priority=9)
+        async with backend.subscribe([KEY], "earlier") as earlier:
+            await earlier.ack(*await take(earlier, 1))
+        await publish(backend, "last")
+        await publish(backend, "late", key="late", deadline=backend.now() + 1)
+        await publish(backend, "deleted", key="fair")
+        name = stream(redis_prefix, key="fair")
+        each_redis.call("XDEL", name, each_redis.call("XRANGE", name, "-", "+")[0][0])
+        await clock.advance(2)
+        gone = backend.subscribe(keys, "gone")
+        await take(gone, 1, limit=9)
+
+        def is_member(lane: str, key: str) -> bool:
+            members = each_redis.call("XINFO", "CONSUMERS", stream(redis_prefix, lane, key), "g")
+            return gone.token.encode() in {member[1] for member in members}
+
+        lanes = ("s9", KEY), ("s5", KEY), ("s5", "late"), ("s5", "fair")
+        without_entry = each_engine.version >= (7, 2, 0)
+        expected = [without_entry, True, True, without_entry]
+        assert [is_member(*lane) for lane in lanes] == expected
+        if end == "lost":
+            await fall_silent(each_redis, backend, gone.token)
+            assert (await backend.control.maintain()).recovered == 1
+        else:
+            await gone.close()
+        assert not any(is_member(*lane) for lane in lanes)
 
 
 async def test_after_a_gap_all_consumers_have_a_whole_lease(

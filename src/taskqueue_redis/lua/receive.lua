@@ -43,7 +43,6 @@ local function hand_out(q, lane, given)
   local n = #given / 4
   if n == 0 then return 0 end
   groups[#groups + 1] = {q.key, lane, given}
-  call('SADD', PARTITION .. ':o:' .. token, lane .. q.key)
   if not q.sorted then
     call('HSET', q.name, lane, given[4 * n - 3])
   elseif q.limited then
@@ -81,6 +80,8 @@ end
 local doubtful = {} -- queues whose counters may differ from their data
 
 local function read(q, name, count)
+  -- A read that finds no entry may also make the consumer a member of the group.
+  call('SADD', PARTITION .. ':o:' .. token, sub(name, -2) .. q.key)
   local answer = redis.pcall('XREADGROUP', 'GROUP', 'g', token, 'COUNT', count, 'STREAMS', name, '>')
   if answer and answer.err then
     if not string.find(answer.err, 'NOGROUP', 1, true) then error(answer) end

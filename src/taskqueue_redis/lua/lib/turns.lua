@@ -204,6 +204,7 @@ local function line_up(q, priority, want, token, expire)
       fences[n] = sub(members[at], 2)
       at = at + 1
     end
+    call('SADD', PARTITION .. ':o:' .. token, kind .. priority .. q.key)
     runs[#runs + 1] = {kind .. priority, n, claim(stream_of(q, kind, priority), token, fences)}
   end
   return runs
