@@ -269,8 +269,9 @@ class Bench:
         await self.configure(key, **settings)
 
     async def arrange(self, key: str = KEY, **settings: Any) -> None:
-        """Change the given settings of a queue. These settings need the capability ``order``."""
-        self._require(Capability.ORDER)
+        """Change the given settings of a queue. They order its deliveries."""
+        alone = set(settings) == {"floor_share"}
+        self._require(Capability.FLOOR_SHARE if alone else Capability.FAIR_ORDER)
         await self.configure(key, **settings)
 
     async def fair(self, key: str = KEY, **settings: Any) -> None:
@@ -356,11 +357,11 @@ class Bench:
 
     async def replica(self) -> Bench:
         """Open another backend on the same store, as another process would, and return its bench."""
-        return self._sibling(await self.harness.replica(self.backend))
+        return self.on(await self.harness.replica(self.backend))
 
     async def reopen(self) -> Bench:
         """Close the backend, open another backend on the stored data, and return its bench."""
-        return self._sibling(await self.harness.reopen(self.backend))
+        return self.on(await self.harness.reopen(self.backend))
 
     def _require(self, capability: Capability) -> None:
         assert has(self.backend, capability), (
@@ -369,14 +370,11 @@ class Bench:
         )
 
     def on(self, backend: Backend) -> Bench:
-        """Return a bench on another backend, which the caller closes."""
+        """Return a bench on another backend, which is closed together with this bench."""
+        self._opened.append(backend)
         bench = Bench(self.harness, backend, self.clock)
         bench._waiting = self._waiting
         return bench
-
-    def _sibling(self, backend: Backend) -> Bench:
-        self._opened.append(backend)
-        return self.on(backend)
 
     async def check_books(self) -> None:
         """Fail if a ledger or the slot pool does not balance. A backend that the test has closed is not checked."""

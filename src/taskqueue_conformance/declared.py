@@ -32,9 +32,13 @@ class DeclaredSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_order_is_kept_or_refused(self, bench: Bench) -> None:
-        """With ``order``, order settings are stored; without it, each is refused with an error that names it."""
-        chosen: dict[str, Any] = {"order": Order.FAIR, **FAIR, "floor_share": 0.25}
-        await _kept_or_refused(bench, Capability.ORDER, chosen)
+        """With ``fair_order``, its settings are stored; without it, each is refused with an error that names it."""
+        await _kept_or_refused(bench, Capability.FAIR_ORDER, {"order": Order.FAIR, **FAIR})
+
+    @needs(Capability.CONTROL)
+    async def test_floor_share_is_kept_or_refused(self, bench: Bench) -> None:
+        """With ``floor_share``, the setting of this name is stored; without it, the setting is refused."""
+        await _kept_or_refused(bench, Capability.FLOOR_SHARE, {"floor_share": 0.25})
 
     @needs(Capability.CONTROL)
     async def test_binding_is_kept_or_refused(self, bench: Bench) -> None:
@@ -48,8 +52,8 @@ class DeclaredSuite(Harness):
         assert await bench.control.settings(KEY) == QueueSettings()
 
     async def test_order_per_entity_or_refused(self, bench: Bench) -> None:
-        """With ``order``, an ordering key is stored; without it, the key is refused, but a tenant is still stored."""
-        if has(bench.backend, Capability.ORDER):
+        """With ``ordering_keys``, an ordering key is stored; without it, the key is refused. A tenant is stored."""
+        if has(bench.backend, Capability.ORDERING_KEYS):
             await bench.publish("t1", ordering_key="e")
             assert (await bench.one(bench.subscribe())).task.ordering_key == "e"
             return

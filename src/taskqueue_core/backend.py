@@ -82,8 +82,9 @@ class Subscription(Protocol):
 
         A timeout of ``None`` waits indefinitely, and 0 does not wait. Within a key, tasks with a higher priority come
         first. Within a priority, released tasks come before new tasks; both are in the order in which they became
-        available (law 4). With the capability ``order``, the queue's settings may let tenants take turns, and tasks
-        with the same ``ordering_key`` run one after another. The keys take turns too, so that no key is starved.
+        available (law 4). With the capability ``fair_order``, the queue's settings may let tenants take turns; with
+        ``ordering_keys``, tasks with the same ``ordering_key`` run one after another. The keys take turns too, so that
+        no key is starved.
 
         A receive may return fewer deliveries than are available, for example because their tasks are large; then
         `Received.again` is set.
@@ -141,8 +142,12 @@ class Capability(StrEnum):
     CONTROL = "control"
     FLOW = "flow"
     """enforces the limits in the settings of queues: capacity, max_inflight, rate_limit, pauses, max_processing_time"""
-    ORDER = "order"
-    """supports ordering keys, and the settings for the delivery order: fair order, limits per tenant, floor_share"""
+    ORDERING_KEYS = "ordering_keys"
+    """executes tasks with the same ordering key one after another"""
+    FAIR_ORDER = "fair_order"
+    """supports the settings with which tenants take turns: order ``fair``, weights, and the limits of each tenant"""
+    FLOOR_SHARE = "floor_share"
+    """supports the setting ``floor_share``: a share of the deliveries is reserved for the lowest priority"""
     FAN_OUT = "fan_out"
     """supports the setting ``bound_to``: a published task is copied into several queues"""
     SLOTS = "slots"

@@ -45,7 +45,7 @@ _STALE = (Settled.LEASE_LOST,)
 
 
 class InstrumentedBackend:
-    """A backend with hooks and telemetry. It refuses ordering keys unless the wrapped backend has ``order``."""
+    """A backend with hooks and telemetry. It refuses ordering keys unless the wrapped backend has ``ordering_keys``."""
 
     def __init__(self, inner: Backend, hooks: Hooks, guard: ShardGuard | None = None) -> None:
         """Wrap ``inner``, which is closed together with the wrapper. A process without sharding passes a ``guard``."""
@@ -104,7 +104,7 @@ class InstrumentedPublisher:
         self._inner = inner
         self._hooks = hooks
         self._guard = guard
-        self._orders = Capability.ORDER in backend.capabilities.names
+        self._orders = Capability.ORDERING_KEYS in backend.capabilities.names
         if hasattr(inner, "room_signal"):
             self.room_signal = cast("RoomSignals", inner).room_signal
 

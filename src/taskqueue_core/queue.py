@@ -60,7 +60,7 @@ class Queue:
         """Create a queue on ``backend``, which the caller closes."""
         self.backend = backend
         self._knows_time = False
-        self._orders = has(backend, Capability.ORDER)
+        self._orders = has(backend, Capability.ORDERING_KEYS)
 
     async def publish(
         self,

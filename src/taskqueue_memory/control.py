@@ -42,7 +42,13 @@ class MemoryControl:
         journal = self._store.journal is not None
         durabilities = {Durability.MEMORY}
         checked_settings(
-            settings, durabilities, journal=journal, flow=True, order=True, fan_out=True
+            settings,
+            durabilities,
+            journal=journal,
+            flow=True,
+            fair_order=True,
+            floor_share=True,
+            fan_out=True,
         )
         return self._store.configure(key, settings)
 

@@ -88,7 +88,15 @@ class RedisControl(_ScriptCaller):
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
         durabilities = await self._context.checks.durabilities(settings.replicas)
-        checked_settings(settings, durabilities, journal=True, flow=True, order=True, fan_out=True)
+        checked_settings(
+            settings,
+            durabilities,
+            journal=True,
+            flow=True,
+            fair_order=True,
+            floor_share=True,
+            fan_out=True,
+        )
         partition_of = self._context.scripts.partitions.of
         if any(partition_of(other) != partition_of(key) for other in settings.bound_to):
             raise InvalidInput(

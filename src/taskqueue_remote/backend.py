@@ -34,7 +34,9 @@ class RemoteBackend:
                 Capability.CONTROL,
                 Capability.DEAD_LETTERS,
                 Capability.FLOW,
-                Capability.ORDER,
+                Capability.ORDERING_KEYS,
+                Capability.FAIR_ORDER,
+                Capability.FLOOR_SHARE,
                 Capability.FAN_OUT,
             }
         ),

@@ -179,7 +179,7 @@ def backend_of(broken: Broken) -> type[Facade]:
 
 class _LesserPublisher(FacadePublisher):
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        if Capability.ORDER not in self.facade.capabilities.names:
+        if Capability.ORDERING_KEYS not in self.facade.capabilities.names:
             reject_ordering_keys(tasks)
         return await super().publish(*tasks)
 
@@ -191,7 +191,8 @@ class _LesserControl(FacadeControl):
             settings,
             {Durability.MEMORY},
             flow=Capability.FLOW in names,
-            order=Capability.ORDER in names,
+            fair_order=Capability.FAIR_ORDER in names,
+            floor_share=Capability.FLOOR_SHARE in names,
             fan_out=Capability.FAN_OUT in names,
         )
         return await self.inner.configure(key, settings)

@@ -360,3 +360,19 @@ def authors(
         )
 
     return run
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{Capability.FAIR_ORDER}, {Capability.ORDERING_KEYS}, {Capability.FLOOR_SHARE}],
+    ids=["fair order", "ordering keys", "floor share"],
+)
+def test_one_kind_of_order_alone(names: set[Capability]) -> None:
+    """A backend may have fair order, ordering keys or a floor share alone; random histories agree (G6)."""
+    alone = type("Alone", (Minimal,), {"names": frozenset(names | {Capability.CONTROL})})
+    suite = suite_on(alone, BackendSuite)
+    suite.max_examples = 10
+    suite.test_machine()
+    found = outcomes(suite, "test_order_is_kept_or_refused", "test_order_per_entity_or_refused")
+    found |= outcomes(suite, "test_floor_share_is_kept_or_refused", "test_capabilities")
+    assert set(found.values()) == {"passed"}

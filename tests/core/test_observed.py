@@ -276,7 +276,7 @@ async def test_an_ordering_key_needs_an_order() -> None:
     """
     task = Task(key="k", id="b", ordering_key="entity")
     unordered, ordered = ScriptedBackend(), ScriptedBackend()
-    ordered.capabilities = Capabilities(names=frozenset({Capability.ORDER}))
+    ordered.capabilities = Capabilities(names=frozenset({Capability.ORDERING_KEYS}))
     for backend in (Queue(unordered), Queue(InstrumentedBackend(unordered, Hooks()))):
         with pytest.raises(InvalidInput) as caught:
             await backend.publish_many([*tasks("a"), task])

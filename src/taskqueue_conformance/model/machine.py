@@ -57,7 +57,7 @@ class QueueMachine(Moves):
         for key, limit, order in zip(KEYS, limits, arranged, strict=True):
             if self.has(Capability.FLOW):
                 self.limit(key, limit)
-            if self.has(Capability.ORDER):
+            if self.supported(order):
                 self.arrange(key, order)
         self.subscriptions = [self.bench.subscribe(*KEYS, consumer=name) for name in WORKERS]
 
@@ -65,7 +65,7 @@ class QueueMachine(Moves):
     def publish(self, key: str, chosen: list[str], fields: dict[str, Any]) -> None:
         """Publish new tasks, duplicates, and tasks that have known ids but different payloads."""
         dates = {name: self.at(fields[name]) for name in ("not_before", "deadline")}
-        entity = fields["ordering_key"] if self.has(Capability.ORDER) else None
+        entity = fields["ordering_key"] if self.has(Capability.ORDERING_KEYS) else None
         values = {**fields, **dates, "ordering_key": entity}
         fresh = [self.bench.task(name, key=key, **values) for name in chosen]
         answers, span = self.timed(self.bench.backend.publisher.publish(*fresh))
@@ -216,10 +216,20 @@ class QueueMachine(Moves):
         self.model.configured(key, settings, span)
         self.done("in force")
 
-    @precondition(lambda self: self.has(Capability.ORDER))
+    def supported(self, arranged: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of a delivery order that the backend supports."""
+        share, fair = self.has(Capability.FLOOR_SHARE), self.has(Capability.FAIR_ORDER)
+        return {
+            name: value
+            for name, value in arranged.items()
+            if (share if name == "floor_share" else fair)
+        }
+
+    @precondition(lambda self: self.has(Capability.FAIR_ORDER) or self.has(Capability.FLOOR_SHARE))
     @rule(key=keys, arranged=arrangements)
     def arrange(self, key: str, arranged: dict[str, Any]) -> None:
         """Change the order of a queue, and the settings that depend on it."""
+        arranged = self.supported(arranged)
         settings, span = self.timed(self.bench.configure(key, **arranged))
         self.model.configured(key, settings, span)
         self.done("in force")

@@ -186,7 +186,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         assert await bench.control.ledger(two) == Ledger(published=1, waiting=1)
         assert (await bench.one(bench.subscribe(two))).attempt == 1
 
-    @needs(Capability.FLOW, Capability.ORDER)
+    @needs(Capability.FLOW, Capability.FAIR_ORDER)
     async def test_with_limits(self, bench: Bench) -> None:
         """A queue with limits, or with fair order, can be bound to other queues (law 1; D9)."""
         (name,) = await bound(bench, 1)

@@ -1,4 +1,4 @@
-"""The capability ``order``: the lowest priority gets a share of the deliveries, so that it never starves."""
+"""The capability ``floor_share``: the lowest priority gets a share of the deliveries, so that it never starves."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from math import ceil
 
 from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.selection import needs
 from taskqueue_conformance.suites.helpers import held
 from taskqueue_conformance.suites.order import fill
 from taskqueue_core.backend import Capability
 
 
-class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
+class FloorSuite(Harness, needs=(Capability.FLOOR_SHARE, Capability.CONTROL)):
     """Tests of ``floor_share``."""
 
     async def test_share_of_the_lowest(self, bench: Bench) -> None:
@@ -74,6 +75,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         names = ["high0", "high1", "high2", "low0", "low1", "low2"]
         assert sorted(ids(again)) == names
 
+    @needs(Capability.FAIR_ORDER)
     async def test_share_of_who_can_be_served(self, bench: Bench) -> None:
         """The share goes to the lowest priority that no limit blocks (laws 4, 5)."""
         await bench.fair(floor_share=0.5, tenant_max_inflight=1)
@@ -89,6 +91,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.arrange(tenant_max_inflight=0)
         assert sorted(ids(await bench.take(subscription, 9))) == ["a1", "b6", "b7"]
 
+    @needs(Capability.ORDERING_KEYS)
     async def test_share_and_entities(self, bench: Bench) -> None:
         """While a task waits for its ordering key, its priority gets no share and saves none for later (law 4; R8)."""
         await bench.arrange(floor_share=0.5)
@@ -98,6 +101,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await subscription.ack(first)
         assert sorted(ids(await bench.take(subscription, 2))) == ["high4", "low1"]
 
+    @needs(Capability.FAIR_ORDER)
     async def test_share_and_tenants(self, bench: Bench) -> None:
         """Tenants also take turns within the lowest priority (law 4; OPEN-C8, B2)."""
         await bench.fair(floor_share=0.25)

@@ -1,4 +1,4 @@
-"""The capability ``order``: the tenants of a queue take turns."""
+"""The capability ``fair_order``: the tenants of a queue take turns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAIR: dict[str, Any] = {
 """settings that are valid only with the order ``fair``"""
 
 
-class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
+class OrderSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
     """Tests of ``order`` and ``weights``."""
 
     async def test_what_needs_fair_order(self, bench: Bench) -> None:

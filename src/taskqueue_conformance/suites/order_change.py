@@ -1,4 +1,4 @@
-"""The capability ``order``: changing the order while there are tasks in every state."""
+"""The capability ``fair_order``: changing the order while there are tasks in every state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taskqueue_core.capabilities import Order
 from taskqueue_core.tasks import Published, Refusal
 
 
-class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
+class SwapSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
     """Tests of changes of ``order``."""
 
     async def test_to_fair(self, bench: Bench) -> None:

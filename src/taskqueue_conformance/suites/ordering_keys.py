@@ -1,4 +1,4 @@
-"""The capability ``order``: tasks with the same ordering key are executed one at a time."""
+"""The capability ``ordering_keys``: tasks with the same ordering key are executed one at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Published, State
 
 
-class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
+class EntitiesSuite(Harness, needs=(Capability.ORDERING_KEYS,)):
     """Tests of ``ordering_key``."""
 
     @needs(Capability.CONTROL)
@@ -219,7 +219,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         taken = await bench.take(bench.subscribe(KEY, OTHER), 9)
         assert sorted((d.task.key, d.task.id) for d in taken) == [(KEY, "e0"), (OTHER, "e0")]
 
-    @needs(Capability.CONTROL)
+    @needs(Capability.FAIR_ORDER, Capability.CONTROL)
     async def test_entities_and_tenants(self, bench: Bench) -> None:
         """Tasks of two tenants with the same ordering key keep their order; the tenants take turns (law 4; R8)."""
         await bench.fair(tenant_max_inflight=2)
@@ -238,7 +238,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
             order += [name for name in ids(taken) if name[0] == "e"]
         assert order == ["e0", "e1", "e2", "e3"]
 
-    @needs(Capability.CONTROL)
+    @needs(Capability.FAIR_ORDER, Capability.CONTROL)
     async def test_released_and_out_of_tokens(self, bench: Bench) -> None:
         """Once its ordering key is free, a task also waits for its tenant's next token (laws 4, 5; OPEN-F1)."""
         await bench.fair(tenant_rate_limit=RateLimit(max_tokens=2))

@@ -32,7 +32,7 @@ class PublishSuite(Harness):
             headers={"traceparent": "00-abc-def-01", "note": "ß and {braces}"},
             priority=7,
             tenant="acme",
-            ordering_key="user:1" if has(bench.backend, Capability.ORDER) else None,
+            ordering_key="user:1" if has(bench.backend, Capability.ORDERING_KEYS) else None,
             deadline=bench.now + 3600.25,
             not_before=bench.now - 1.125,
             max_attempts=3,

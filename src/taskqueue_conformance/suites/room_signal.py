@@ -51,7 +51,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t2", "t3")
         await _notifies(bench, lambda: bench.limit(capacity=None))
 
-    @needs(Capability.ORDER)
+    @needs(Capability.FAIR_ORDER)
     async def test_tenants_room_notifies(self, bench: Bench) -> None:
         """When capacity of a tenant becomes free, a publisher that waits for it wakes (law 6; B5)."""
         await bench.fair(tenant_capacity=1)

@@ -1,4 +1,4 @@
-"""The capability ``order``: limits on a tenant's waiting tasks, tasks in flight, and deliveries per interval."""
+"""The capability ``fair_order``: limits on a tenant's waiting tasks, tasks in flight, and deliveries per interval."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TOKEN = 1800.0
 _FAST = RateLimit(max_tokens=2, interval=1)
 
 
-class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
+class TenantsSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
     """Tests of ``tenant_capacity``, ``tenant_max_inflight`` and ``tenant_rate_limit``."""
 
     async def test_tenant_is_refused(self, bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""The arithmetic of fair order and of the floor share, for backends with the capability ``order``.
+"""The arithmetic of the capabilities ``fair_order`` and ``floor_share``.
 
 Each delivery costs its tenant an amount that depends on the tenant's weight, and the next turn goes to the tenant that
 has spent the least. `FairRotation` does this in memory. A backend that stores the amounts itself uses `cost`,

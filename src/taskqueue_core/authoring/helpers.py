@@ -192,13 +192,14 @@ def checked_settings(
     *,
     journal: bool = False,
     flow: bool = False,
-    order: bool = False,
+    fair_order: bool = False,
+    floor_share: bool = False,
     fan_out: bool = False,
 ) -> QueueSettings:
     """Return the settings, or raise `InvalidInput` if the backend does not support one of them.
 
     The arguments describe the backend: the supported ``durabilities``, whether it has a ``journal``, and whether it has
-    the capabilities ``flow``, ``order`` and ``fan_out``.
+    the capabilities ``flow``, ``fair_order``, ``floor_share`` and ``fan_out``.
     """
     promised = settings.durability
     if promised is not None and promised not in durabilities:
@@ -212,11 +213,17 @@ def checked_settings(
         raise InvalidInput(
             name, "another value", "only the default, as this backend has no flow control"
         )
-    for name in () if order else settings.ordering:
+    for name in () if fair_order else settings.fair_order:
         raise InvalidInput(
             name,
             "another value",
             "only the default, because this backend delivers first in, first out",
+        )
+    if settings.floor_share and not floor_share:
+        raise InvalidInput(
+            "floor_share",
+            "a share",
+            "only 0, because this backend reserves no share for the lowest priority",
         )
     if settings.shards > 1:
         raise InvalidInput(
@@ -230,7 +237,7 @@ def checked_settings(
 
 
 def reject_ordering_keys(tasks: Iterable[Task]) -> None:
-    """Raise `InvalidInput` if a task has an ordering key. Backends without ``order`` call this before publishing."""
+    """Raise `InvalidInput` if a task has an ordering key. Backends without ``ordering_keys`` call this first."""
     for task in tasks:
         if task.ordering_key is not None:
             raise InvalidInput(

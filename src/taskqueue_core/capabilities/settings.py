@@ -44,8 +44,8 @@ _FLOW = (
     "max_processing_time",
 )
 _FAIR = ("weights", "tenant_capacity", "tenant_max_inflight", "tenant_rate_limit")
-_ORDER = ("order", *_FAIR, "floor_share")
-_WHOLE = ("capacity", "max_inflight", "rate_limit", *_ORDER, "bound_to")
+_ORDER = ("order", *_FAIR)
+_WHOLE = ("capacity", "max_inflight", "rate_limit", *_ORDER, "floor_share", "bound_to")
 _Many = Annotated[int, Field(ge=0, le=1_000_000_000)]
 _Bound = Annotated[int, Field(ge=1, le=1_000_000_000)]
 _Weight = Annotated[int, Field(ge=1, le=1000)]
@@ -126,9 +126,14 @@ class QueueSettings(BaseModel):
         return self._changed(_FLOW)
 
     @property
-    def ordering(self) -> dict[str, object]:
-        """The settings of the delivery order whose values are not the defaults; they need the capability ``order``."""
+    def fair_order(self) -> dict[str, object]:
+        """The settings of fair order whose values are not the defaults; they need the capability ``fair_order``."""
         return self._changed(_ORDER)
+
+    @property
+    def ordering(self) -> dict[str, object]:
+        """The settings of the delivery order whose values are not the defaults, `floor_share` among them."""
+        return self._changed((*_ORDER, "floor_share"))
 
     def _changed(self, names: tuple[str, ...]) -> dict[str, object]:
         values, fields = self.model_dump(), type(self).model_fields

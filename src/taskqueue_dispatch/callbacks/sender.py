@@ -93,7 +93,7 @@ async def prepare(backend: Backend, settings: DispatchSettings) -> None:
     control = control_of(backend)
     while True:
         current = await control.settings(CALLBACKS)
-        changed = _applied(current, settings, ordered=has(backend, Capability.ORDER))
+        changed = _applied(current, settings, fair=has(backend, Capability.FAIR_ORDER))
         if changed == current:
             return
         with contextlib.suppress(SettingsConflict):
@@ -284,13 +284,13 @@ class Sender:
         return await settle(self._backend, subscription, delivery, verb)
 
 
-def _applied(current: QueueSettings, settings: DispatchSettings, *, ordered: bool) -> QueueSettings:
+def _applied(current: QueueSettings, settings: DispatchSettings, *, fair: bool) -> QueueSettings:
     fields = current.model_dump()
     if not current.version:
         fields |= {"result_ttl": _STORED_SECONDS, "dedupe_window": _STORED_SECONDS}
     retry = current.retry if current.version else _RETRY
     fields["retry"] = retry.model_copy(update={"max_attempts": settings.callback_attempts})
-    if ordered:
+    if fair:
         fields |= {"order": Order.FAIR, "tenant_max_inflight": settings.callbacks_per_host}
     return QueueSettings.model_validate(fields)
 

@@ -45,7 +45,7 @@ class _Batch:
         self.answers: list[bytes] = []
         self._call = call
         self._id_of = id_maker(call)
-        self._orders = has(call.context.backend, Capability.ORDER)
+        self._orders = has(call.context.backend, Capability.ORDERING_KEYS)
         self._number = 0
         self._waiting: list[tuple[int, Task]] = []
 
