@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from redis.credentials import CredentialProvider, StreamingCredentialProvider
@@ -21,11 +22,15 @@ from taskqueue_redis.connection.client import RedisClient
 from taskqueue_redis.connection.failures import Misconfigured, NotReached
 from taskqueue_redis.connection.pubsub import PubSubListener
 from taskqueue_redis.setup.permissions import access_list
+from taskqueue_worker import LocalWorker
 from tests.redis.backends import KEY, opened, publish, take, until
 from tests.redis.conftest import MakeServer
 from tests.redis.links import KEY as KEY_OF_LINK
 from tests.redis.links import SHORT, linked
+from tests.redis.resp import RedisError
 from tests.redis.servers import RedisServer
+from tests.worker.local import publish as send
+from tests.worker.local import serving
 
 SECRET = "canary-5up3r"
 LONG: dict[str, Any] = {"operation_timeout": 30.0}
@@ -299,3 +304,49 @@ async def test_a_name_that_may_not_be_set(make_server: MakeServer) -> None:
             await link.command("{tq:0}", "CLIENT", "ID")
         assert await link.command("{tq:0}", "PING") == b"PONG"
         assert b"name=taskqueue" not in server.call("CLIENT", "LIST")
+
+
+@pytest.mark.parametrize(
+    ("away", "back"),
+    [
+        ((f">{SECRET}2", f"<{SECRET}"), (f">{SECRET}", f"<{SECRET}2")),
+        (("resetchannels",), ("&{tq:*",)),
+        (("resetkeys",), ("~{tq:*",)),
+        (("-evalsha",), ("+evalsha",)),
+        (("-xreadgroup",), ("+xreadgroup",)),
+        (("off",), ("on",)),
+    ],
+    ids=["password", "channels", "keys", "script", "command in a script", "user"],
+)
+async def test_no_worker_ends(
+    make_server: MakeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    away: tuple[str, ...],
+    back: tuple[str, ...],
+) -> None:
+    """Row B: an outage by a password or right that is longer than every timeout ends no worker."""
+    server = protected(make_server)
+    url = f"redis://tq:{SECRET}@127.0.0.1:{server.port}"
+    limits = {"connect_timeout": 0.3, "answer_timeout": 0.5, "operation_timeout": 0.5}
+    async with opened(url, "tq", **limits) as backend, opened(server.url, "tq") as other:
+        worker, seen = LocalWorker(backend, concurrency=5), list[int]()
+
+        @worker.task(KEY)
+        async def note(n: int) -> None:
+            seen.append(n)
+
+        trouble = backend._context.client.trouble
+        note_failure = Mock(wraps=trouble.note)
+        monkeypatch.setattr(trouble, "note", note_failure)
+        async with serving(worker) as ended:
+            await send(other, 1)
+            await until(lambda: seen == [1], "the worker works")
+            server.call("ACL", "SETUSER", "tq", *away)
+            with contextlib.suppress(RedisError):
+                server.call("CLIENT", "KILL", "USER", "tq")
+            await send(other, 2)
+            await until(lambda: note_failure.call_count > 5, "several calls have failed")
+            server.call("ACL", "SETUSER", "tq", *back)
+            await until(lambda: 2 in seen, "the worker works again")
+            await until(lambda: trouble.text is None, "the outage is over")
+            assert not ended.done()
