@@ -327,7 +327,11 @@ async def test_no_worker_ends(
     """Row B: an outage by a password or right that is longer than every timeout ends no worker."""
     server = protected(make_server)
     url = f"redis://tq:{SECRET}@127.0.0.1:{server.port}"
-    limits = {"connect_timeout": 0.3, "answer_timeout": 0.5, "operation_timeout": 0.5}
+    limits: dict[str, Any] = {
+        "connect_timeout": 0.3,
+        "answer_timeout": 0.5,
+        "operation_timeout": 0.5,
+    }
     async with opened(url, "tq", **limits) as backend, opened(server.url, "tq") as other:
         worker, seen = LocalWorker(backend, concurrency=5), list[int]()
 
