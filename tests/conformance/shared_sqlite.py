@@ -241,4 +241,4 @@ class SharedBackend(RecordBackend):
 
 def open_shared(path: Path, mistakes: Collection[str] = ()) -> SharedBackend:
     """Open the file in another process, with a short lease."""
-    return SharedBackend(path, SystemClock(), lease=0.6, mistakes=mistakes)
+    return SharedBackend(path, SystemClock(), lease=1.5, mistakes=mistakes)

@@ -9,18 +9,22 @@ behind all other tests use a single partition only (`test_scripts_keep_to_their_
 import asyncio
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 
 import pytest
+import pytest_asyncio
 from pydantic import SecretStr
 
 from taskqueue_conformance import BackendSuite, Harness
 from taskqueue_conformance.model.machine import MachineSuite
 from taskqueue_conformance.slots.machine import SlotsMachineSuite
+from taskqueue_conformance.suites.faults import FaultsSuite
 from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.clock import ManualClock
 from taskqueue_redis import RedisBackend, RedisSettings
+from tests.chaos.proxy import FaultProxy
 from tests.redis.clusters import Cluster
 from tests.redis.conftest import ACCESS
 from tests.redis.servers import RedisServer
@@ -37,6 +41,8 @@ def settings_for(url: str, partitions: int) -> RedisSettings:
     return RedisSettings(url=SecretStr(url), partitions=partitions, _env_file=None)
 
 
+_HASTE = {"connect_timeout": 0.3, "answer_timeout": 0.3, "operation_timeout": 0.7}
+"""short limits, in seconds, for a server that does not answer"""
 _SIZES = {"hash": "HLEN", "set": "SCARD", "zset": "ZCARD", "list": "LLEN", "stream": "XLEN"}
 
 
@@ -77,8 +83,8 @@ class OnRedis(Harness):
         return RedisBackend(clock=self.clock, settings=self.settings(self.prefix))
 
     def opener(self, backend: Backend) -> Callable[[], Backend]:  # noqa: ARG002 - the prefix identifies the store
-        """Return a function that opens a backend on the same store, with the shortest lease."""
-        settings = self.settings(self.prefix).model_copy(update={"lease": 1.0})
+        """Return a function that opens a backend on the same store, with a short lease."""
+        settings = self.settings(self.prefix).model_copy(update={"lease": 2.0})
         return partial(RedisBackend, settings=settings)
 
 
@@ -103,6 +109,30 @@ class TestHistories(OnRedis, MachineSuite, SlotsMachineSuite):
     @pytest.fixture(autouse=True)
     def _url(self, redis_acl: RedisServer) -> None:
         self.url = redis_acl.url
+
+
+class TestLostAnswers(OnRedis, FaultsSuite):
+    """Redis carries out commands whose answers the network loses: fault M6."""
+
+    @pytest_asyncio.fixture(autouse=True)
+    async def _proxy(self, redis_server: RedisServer) -> AsyncIterator[None]:
+        async with FaultProxy(("127.0.0.1", redis_server.port)) as self.proxy:
+            host, port = self.proxy.address
+            self.url = f"redis://{host}:{port}"
+            yield
+
+    def settings(self, prefix: str) -> RedisSettings:
+        """Return the settings of a backend that gives up soon."""
+        return super().settings(prefix).model_copy(update=_HASTE)
+
+    @contextmanager
+    def unanswered(self, backend: Backend) -> Iterator[None]:  # noqa: ARG002 - each test has one proxy
+        """Lose every answer of the server."""
+        self.proxy.lose_replies(1000)
+        try:
+            yield
+        finally:
+            self.proxy.heal()
 
 
 class OnCluster(OnRedis):
