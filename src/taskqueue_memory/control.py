@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
@@ -96,10 +97,13 @@ class MemoryControl:
         )
 
     async def maintain(self) -> Maintained:
+        start = time.perf_counter()
         promoted = self._store.catch_up()
         recovered, self._store.recovered = self._store.recovered, 0
-        self._store.forget_tenants()
+        idle = self._store.forget_tenants()
         expired, forgotten = tuple(self._store.expire()), self._store.forget()
+        timers, now = self._store.timers, self._store.clock.now()
+        late = now - min(timers.deadlines.first, timers.ends.first, idle)
         unclaimed = sorted(
             queue.key
             for queue in self._store.queues.values()
@@ -111,6 +115,8 @@ class MemoryControl:
             forgotten=forgotten,
             recovered=recovered,
             unclaimed=tuple(unclaimed),
+            behind=late if late >= 0 else None,
+            again_in=3 * (time.perf_counter() - start) if late >= 0 else None,
         )
 
 

@@ -185,12 +185,16 @@ class Tenants(Generic[T]):
             return QueueRoom(0, opens_at)
         return QueueRoom(0, None if room.opens_at is None else max(opens_at, room.opens_at))
 
-    def forget(self, now: float, chunk: int) -> None:
-        """Delete the counters of up to ``chunk`` tenants that have no tasks and a full bucket."""
+    def forget(self, now: float, chunk: int) -> float:
+        """Delete the counters of up to ``chunk`` tenants that have no tasks and a full bucket.
+
+        Return when the next counters may be deleted; infinity if none.
+        """
         for account in tuple(self._fillings.take(now, chunk)) if self._fillings else ():
             account.fills = 0
             if account.idle:
                 self._retire(account, now)
+        return self._fillings.first
 
     def _adopt(self, settings: QueueSettings) -> None:
         self._limits = QueueSettings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from msgspec import structs
@@ -217,9 +218,8 @@ class MemoryStore(Steps):
                 gone += 1
         return gone
 
-    def forget_tenants(self) -> None:
-        """Delete the counters of tenants without tasks, up to `_CHUNK` per queue."""
-        now = self.clock.now()
-        for queue in self.queues.values():
-            if queue.fair is not None:
-                queue.fair.forget(now, _CHUNK)
+    def forget_tenants(self) -> float:
+        """Delete the counters of tenants without tasks, up to `_CHUNK` per queue. Return when the next are due."""
+        now, queues = self.clock.now(), self.queues.values()
+        fair = (queue.fair for queue in queues if queue.fair is not None)
+        return min((turns.forget(now, _CHUNK) for turns in fair), default=math.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
 from taskqueue_redis.scripts.task_record import dead_letter_of, ledger_of, pairs, status_of
 
 _CHUNK = 500
+_SOON = 0.5
+"""seconds until the next maintenance pass after maintenance has caught up, because the load probably continues"""
 _log = logging.getLogger("taskqueue.redis")
 
 
@@ -73,6 +76,8 @@ class RedisControl(_ScriptCaller):
         super().__init__(context)
         self._anomalies: dict[str, int] = {}
         self._steps: dict[str, int] = {}
+        self._unclaimed: dict[str, list[bytes]] = {}
+        """by partition, the queues that the last check found without a consumer"""
 
     async def queues(self) -> tuple[str, ...]:
         names: set[str] = set()
@@ -191,11 +196,14 @@ class RedisControl(_ScriptCaller):
         promoted = forgotten = recovered = 0
         expired: list[Expired] = []
         unclaimed: set[str] = set()
+        behind, took = list[float](), list[float]()
         settings = self._context.settings
         names = self._context.scripts.partitions.names
         stale = round(1000 * settings.stale_consumers)
-        args = microseconds(settings.lease), microseconds(settings.housekeeping), _CHUNK, stale
+        lease, period = microseconds(settings.lease), microseconds(settings.housekeeping)
+        args = lease, period, _CHUNK, stale, self._context.process_id
         passes = (self._run("maintain", name, *args) for name in names)
+        start = time.monotonic()
         outcomes = await asyncio.gather(*passes, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for failure in failures:
@@ -205,20 +213,32 @@ class RedisControl(_ScriptCaller):
         for partition, reply in zip(names, outcomes, strict=True):
             if isinstance(reply, BaseException):
                 continue
-            due, late, over, taken_back, anomalies, given_up, remaining, steps, step = reply
+            due, late, over, taken_back, anomalies, given_up, remaining, steps, step, left, own = (
+                reply
+            )
             promoted += due
             expired += [Expired(key.decode(), task_id.decode(), n) for key, task_id, n in late]
             forgotten += over
             recovered += taken_back
             self._report(partition, int(anomalies), given_up)
             self._report_steps(partition, int(steps), seconds(step))
-            unclaimed.update(key.decode() for key in remaining)
+            if remaining != b"":  # not every pass checks
+                self._unclaimed[partition] = remaining
+            unclaimed.update(key.decode() for key in self._unclaimed.get(partition, ()))
+            behind += [seconds(left)] if left else []
+            took += [seconds(own)] if own else []
+        again_in = _SOON if took else None
+        # The pause includes the time until the store receives the next call.
+        if any(took):
+            again_in = max(0.0, 4 * sum(took) - (time.monotonic() - start))
         return Maintained(
             promoted=promoted,
             expired=tuple(expired),
             forgotten=forgotten,
             recovered=recovered,
             unclaimed=tuple(sorted(unclaimed)),
+            behind=max(behind, default=None),
+            again_in=again_in,
         )
 
     def _report(self, partition: str, anomalies: int, given_up: list[list[bytes]]) -> None:

@@ -28,6 +28,22 @@ class DeliversEarly(FacadePublisher):
         return await super().publish(*(msgspec.structs.replace(t, not_before=None) for t in tasks))
 
 
+class PurgesTooMuch(FacadeControl):
+    """Defect: a purge ends tasks that were published after it began."""
+
+    async def purge(self, key: str) -> int:
+        number = await self.inner.purge(key)
+        return number + await self.inner.purge(key)
+
+
+class StopsHalfWay(FacadeControl):
+    """Defect: a maintenance pass that leaves work does not say so."""
+
+    async def maintain(self) -> Maintained:
+        done = await self.inner.maintain()
+        return msgspec.structs.replace(done, behind=None, again_in=None)
+
+
 class IgnoresDeadlines(FacadePublisher):
     """Defect: deadlines have no effect."""
 

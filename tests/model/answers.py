@@ -79,6 +79,7 @@ _FORMS: dict[str, Callable[[list[Any]], list[Any]]] = {
     "receive": _received,
     "pending": _pending,
     "adopt": lambda answer: [told[:3] for told in answer],
+    "purge": lambda answer: [*answer[:2], answer[2].split(b":")[0]],
     "maintain": lambda answer: [
         answer[0],
         sorted(answer[1]),

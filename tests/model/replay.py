@@ -219,7 +219,7 @@ class Replay(Spec):
     def on_purge(self, words: list[bytes], _: Any) -> Any:
         """Cancel the waiting and scheduled tasks of a queue."""
         key, budget = words[0].decode(), int(words[2])
-        upto = int(words[1] or self.last.get(key, 0))
+        upto = int(words[1].split(b":")[0] or self.last.get(key, 0))
         open_ = [(r.rank, name) for name, r in self.of(key) if r.open and r.seq <= upto]
         later = [(r.due, r.seq, name) for name, r in self.of(key) if r.state == "scheduled"]
         names = [name for _, name in sorted(open_, key=_by_lane)][:budget]
@@ -235,7 +235,7 @@ class Replay(Spec):
 
     def on_maintain(self, words: list[bytes], _: Any) -> Any:
         """Run a pass of maintenance."""
-        lease, period, budget, _ = map(int, words)
+        lease, period, budget = map(int, words[:3])
         if not self.swept or not self.armed or self.real - self.swept > 3 * period:
             self.armed = self.real
         self.swept = self.real

@@ -252,6 +252,36 @@ class TestMaintenance:
         (record,) = [r for r in caplog.records if r.msg == "the store does not respond yet"]
         assert vars(record)["reason"] == "the disk of my store is full"
 
+    async def test_it_continues_while_work_is_left(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Law 10, issue 21: a pass that left work is followed by the next one, and a growing delay is logged once."""
+        answers = [
+            Maintained(recovered=2, behind=40.0, again_in=0.001),
+            Maintained(recovered=3, behind=50.0, again_in=0.001, unclaimed=("k",)),
+            Maintained(recovered=1, behind=5.0, again_in=0.0),
+            Maintained(behind=31.0, again_in=0.001, unclaimed=("k",)),
+            Maintained(),
+        ]
+        left = answers.copy()
+
+        class Control:
+            async def maintain(self) -> Maintained:
+                monkeypatch.setattr(maintenance, "_EVERY", 3600.0)
+                return left.pop(0)
+
+        control: Any = Control()
+        with caplog.at_level(logging.INFO, "taskqueue"):
+            task = asyncio.create_task(run_maintenance(control))
+            await eventually(lambda: not left)
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        said = [(r.message, getattr(r, "seconds", None)) for r in caplog.records]
+        late = "maintenance does not keep up"
+        assert said == [(late, 40), (late, 31), ("maintenance finished", None)]
+        assert caplog.records[-1].__dict__["recovered"] == 6
+
     async def test_a_running_server_runs_maintenance(self) -> None:
         """Tasks past their deadline expire on a running server without any request."""
         async with running() as it:

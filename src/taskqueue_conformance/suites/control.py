@@ -127,6 +127,31 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.expect(done=1, cancelled=22)
         assert (await bench.control.ledger(OTHER)).waiting == 1
 
+    async def test_purge_is_exact(self, bench: Bench) -> None:
+        """A purge ends every earlier task, also if it becomes due, and no later one (laws 1, 10; issue 21)."""
+        old = [f"waiting{n}" for n in range(1200)]
+        soon, late = [f"soon{n}" for n in range(600)], [f"late{n}" for n in range(600)]
+        await bench.publish(*old)
+        await bench.publish(*soon, not_before=bench.now + bench.short)
+        await bench.publish(*late, not_before=bench.now + 3600)
+        purge = asyncio.ensure_future(bench.control.purge(KEY))
+        new: list[str] = []
+        while not purge.done():
+            await asyncio.sleep(0)
+            if not (await bench.control.ledger(KEY)).cancelled:
+                continue  # the purge has perhaps not begun
+            new.append(f"new{len(new)}")
+            at = None if len(new) % 2 else bench.now + 1800
+            await bench.publish(new[-1], not_before=at)
+            if len(new) == 1:
+                await bench.advance(bench.short)
+                await bench.control.maintain()
+        assert await purge == 2400
+        states = [await bench.state(name) for name in (*old[::100], *soon[::100], *late[::100])]
+        assert set(states) == {State.CANCELLED}
+        waiting = (len(new) + 1) // 2
+        await bench.expect(cancelled=2400, waiting=waiting, scheduled=len(new) - waiting)
+
     async def test_workers(self, bench: Bench) -> None:
         """A worker is listed while at least one of its subscriptions is open (REV-E5)."""
         await bench.publish("t1", "t2")
@@ -189,6 +214,21 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert sorted(expired) == sorted(f"late{n}" for n in range(20))
         assert len(await bench.take(bench.subscribe(), 50)) == 20
         await bench.expect(in_flight=20, expired=20)
+
+    async def test_maintain_keeps_up(self, bench: Bench) -> None:
+        """A pass that leaves work says how late it is and when the next pass is to start (law 10; issue 21)."""
+        names = [f"t{n}" for n in range(4500)]
+        await bench.publish(*names, deadline=bench.now + bench.short)
+        await bench.advance(2 * bench.short)
+        expired: list[str] = []
+        while True:
+            done = await bench.control.maintain()
+            expired += [entry.task_id for entry in done.expired]
+            if done.behind is None:
+                break
+            assert done.behind >= 0
+            assert done.again_in is not None, "no other process continues"
+        assert sorted(expired) == sorted(names), "left without another pass"
 
     async def test_what_runs_on_and_on(self, bench: Bench) -> None:
         """Without ``max_processing_time``, a delivery is never ended for lack of progress (OPEN-C3)."""

@@ -21,6 +21,10 @@ class Maintained(msgspec.Struct, frozen=True, kw_only=True):
     """number of deliveries that ended because their consumer crashed, or made no progress for `max_processing_time`"""
     unclaimed: tuple[str, ...] = ()
     """names of the queues that have waiting tasks but no subscription"""
+    behind: float | None = None
+    """seconds since the oldest work that is left became due; ``None`` if this pass left nothing"""
+    again_in: float | None = None
+    """seconds after which the next pass should start; ``None`` for the usual interval"""
 
 
 class Control(Protocol):
@@ -57,7 +61,10 @@ class Control(Protocol):
         """End a live task as ``cancelled``, and revoke its delivery. Return False if the task was not live."""
 
     async def purge(self, key: str) -> int:
-        """End all waiting and scheduled tasks as ``cancelled``, and return their number. Running tasks continue."""
+        """End all waiting and scheduled tasks as ``cancelled``, and return their number. Running tasks continue.
+
+        Ends exactly the tasks that were published before the call, also those that become due during it; no others.
+        """
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         """Return all workers that have an open subscription, whichever server they are connected to."""
@@ -67,5 +74,7 @@ class Control(Protocol):
 
         A pass makes due tasks available, expires tasks past their deadline, ends the deliveries of crashed consumers,
         deletes old records, repairs records that another program has changed, and reports queues that have waiting
-        tasks but no subscription.
+        tasks but no subscription. A pass that leaves work sets `Maintained.behind`, and `Maintained.again_in` to three
+        times its duration, unless another process continues: so maintenance takes at most a quarter of the store's
+        time until it has caught up.
         """

@@ -114,6 +114,7 @@ class JointControl(ABC):
         with contextlib.suppress(BackendUnavailable, SettingsConflict, TimeoutError):
             await self._repair()
         members = list(enumerate(results))
+        pauses = [done.again_in for done in results if done.again_in is not None]
         return Maintained(
             promoted=sum(done.promoted for done in results),
             expired=tuple(
@@ -128,6 +129,8 @@ class JointControl(ABC):
                     {composite.public_name(n, key) for n, done in members for key in done.unclaimed}
                 )
             ),
+            behind=max((d.behind for d in results if d.behind is not None), default=None),
+            again_in=sum(pauses) if pauses else None,
         )
 
     @abstractmethod

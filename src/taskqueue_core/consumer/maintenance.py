@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
+import time
 
-from taskqueue_core.capabilities import Control
+from taskqueue_core.capabilities import Control, Maintained
 from taskqueue_core.consumer.outage import log_fields
 from taskqueue_core.errors import TaskQueueError
 
 _EVERY = 2.0
 _JITTER = 0.25
 _PASS_SECONDS = 30.0
+_BEHIND = 30.0
+"""seconds since the oldest work that is left became due, above which a warning is logged"""
 _log = logging.getLogger("taskqueue.housekeeping")
 
 
 async def run_maintenance(control: Control) -> None:
-    """Run maintenance about every two seconds until cancelled. Log only the first of several failures in a row."""
-    failing = False
-    unclaimed, results = set[str](), set[str]()
+    """Run maintenance about every two seconds, and sooner after a pass that left work, until cancelled.
+
+    Log only the first of several failures in a row.
+    """
+    failing, report, again_in = False, _Report(), None
     while True:
-        await asyncio.sleep(_EVERY * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - the random factor only spreads the load
+        usual = _EVERY * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - the random factor only spreads the load
+        await asyncio.sleep(usual if again_in is None else again_in)
+        again_in = None
         try:
             async with asyncio.timeout(_PASS_SECONDS):
                 done = await control.maintain()
@@ -37,14 +45,41 @@ async def run_maintenance(control: Control) -> None:
                 _log.exception("maintenance failed")
             failing = True
         else:
-            failing = False
-            if done.expired or done.recovered:
-                figures = {"expired": len(done.expired), "recovered": done.recovered}
-                _log.info("maintenance finished", extra=figures)
-            # A queue may have no consumer for one pass, while its worker restarts. Warn only after two passes in a row.
-            matches = set(done.unclaimed)
-            if news := sorted((matches & unclaimed) - results):
-                _log.warning(
-                    "queues with waiting tasks have no consumer", extra={"queues": " ".join(news)}
-                )
-            unclaimed, results = matches, matches & (results | unclaimed)
+            failing, again_in = False, done.again_in
+            report.add(done)
+
+
+class _Report:
+    """Logs what maintenance did and found, but each finding only once while it lasts."""
+
+    def __init__(self) -> None:
+        self._expired = self._recovered = 0
+        self._late = False
+        self._checked = -math.inf
+        self._unclaimed = set[str]()
+        self._logged = set[str]()
+
+    def add(self, done: Maintained) -> None:
+        """Log the results of a pass. The figures of passes that follow each other at once are added up."""
+        self._expired += len(done.expired)
+        self._recovered += done.recovered
+        if done.again_in is None and (self._expired or self._recovered):
+            figures = {"expired": self._expired, "recovered": self._recovered}
+            _log.info("maintenance finished", extra=figures)
+            self._expired = self._recovered = 0
+        behind = done.behind or 0.0
+        if behind > _BEHIND and not self._late:
+            _log.warning("maintenance does not keep up", extra={"seconds": round(behind)})
+        self._late = behind > _BEHIND
+        now = time.monotonic()
+        if now - self._checked >= _EVERY * (1 - _JITTER):
+            self._checked = now
+            self._report_unclaimed(set(done.unclaimed))
+
+    def _report_unclaimed(self, found: set[str]) -> None:
+        # A queue may have no consumer for one pass, while its worker restarts. Warn only after two checks in a row.
+        if news := sorted((found & self._unclaimed) - self._logged):
+            _log.warning(
+                "queues with waiting tasks have no consumer", extra={"queues": " ".join(news)}
+            )
+        self._unclaimed, self._logged = found, found & (self._logged | self._unclaimed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Collection
 
@@ -170,6 +171,7 @@ class RecordControl:
     async def maintain(self) -> Maintained:
         promoted = forgotten = recovered = 0
         expired: list[Expired] = []
+        behind, start = None, time.perf_counter()
         for _ in range(_PASS):
             with self._transitions.step() as now:
                 alarms = self._transitions.store.alarms(now, STEP)
@@ -183,16 +185,21 @@ class RecordControl:
                     elif self._transitions.promote_one(record, now):
                         recovered += 1
                     else:
-                        promoted += 1
-            if len(alarms) < STEP:
+                        promoted += record.state is State.WAITING
+                left = self._transitions.store.alarms(now, 1)
+            behind = now - (left[0].alarm or now) if left else None
+            if behind is None:
                 break
             await asyncio.sleep(0)
+        took = time.perf_counter() - start
         return Maintained(
             promoted=promoted,
             expired=tuple(expired),
             forgotten=forgotten,
             recovered=recovered,
             unclaimed=self._unclaimed(),
+            behind=behind,
+            again_in=None if behind is None else 3 * took,
         )
 
     def _unclaimed(self) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ class Transitions:
         self._touched: set[str] = set()
         self._news: set[str] = set()
         self._room: set[str] = set()
+        self._sweeps: list[_Sweep] = []
 
     @contextmanager
     def step(self, unsure: type[TaskQueueError] = BackendUnavailable) -> Iterator[float]:
@@ -180,7 +181,10 @@ class Transitions:
     def promote_one(self, record: Record, now: float) -> bool:
         """Make the task of a due record available. Return whether the task was in flight, so a delivery was lost."""
         hung = record.state is State.IN_FLIGHT
-        if hung:
+        sweep = next((sweep for sweep in self._sweeps if sweep.covers(record)), None)
+        if sweep is not None:
+            sweep.take(record, now)
+        elif hung:
             self.take_back(record, now, lost=True)
         else:
             self.move(record, State.WAITING, now)
@@ -205,20 +209,56 @@ class Transitions:
     async def sweep(
         self, key: str, states: Collection[State], change: Callable[[Record, float], None]
     ) -> int:
-        """Call ``change``, in several steps, for all records in these states, oldest first, and return their number."""
+        """Call ``change``, in several steps, for all records in these states, oldest first, and return their number.
+
+        Records that come into these states after the call are not included. A scheduled record that becomes due during
+        the call is changed instead of made available.
+        """
         with self.step():
-            counters = self.store.counters(key)
-        result = remaining = sum(counters[state] for state in states)
+            sweep = _Sweep(key, states, change, self._place)
 
         def change_page(now: float) -> int:
             page: list[Record] = []
             for state in states:
-                page += self.store.in_state(key, state, min(remaining, STEP) - len(page))
+                found = self.store.in_state(key, state, STEP - len(page))
+                page += [record for record in found if record.seq <= sweep.last]
             for record in page:
                 change(record, now)
             return len(page)
 
-        while remaining and (changed := await self.when_promoted([key], change_page)):
-            remaining -= changed
-            await asyncio.sleep(0)
-        return result - remaining
+        self._sweeps.append(sweep)
+        try:
+            while changed := await self.when_promoted([key], change_page):
+                sweep.number += changed
+                await asyncio.sleep(0)
+        finally:
+            self._sweeps.remove(sweep)
+        return sweep.number
+
+
+class _Sweep:
+    """A sweep in progress: it changes the records of a key in some states with positions up to ``last``."""
+
+    def __init__(
+        self,
+        key: str,
+        states: Collection[State],
+        change: Callable[[Record, float], None],
+        last: int,
+    ) -> None:
+        self.key = key
+        self.states = states
+        self.last = last
+        self.number = 0
+        """number of records that were changed"""
+        self._change = change
+
+    def covers(self, record: Record) -> bool:
+        """Return whether the sweep has to change a record."""
+        return (
+            record.task.key == self.key and record.state in self.states and record.seq <= self.last
+        )
+
+    def take(self, record: Record, now: float) -> None:
+        self._change(record, now)
+        self.number += 1

@@ -1,8 +1,8 @@
 --@ base room queue states record counts streams flow tenants lanes cold journal places ends returns
--- Takes back the deliveries of a consumer without counting losses, and removes the consumer. ARGV: token, maximum
--- number of deliveries per call.
+-- Takes back the deliveries of a consumer without counting losses, and removes the consumer. ARGV: token, budget of a
+-- call.
 -- Returns 1 once none is left.
 lift_refusal()
-local _, all = take_back(ARGV[3], false, tonumber(ARGV[4]))
+local _, _, all = take_back(ARGV[3], false, tonumber(ARGV[4]))
 save_all()
 return all and 1 or 0

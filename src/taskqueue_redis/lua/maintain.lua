@@ -1,22 +1,31 @@
 --@ base room life queue states record counts streams flow tenants lanes cold journal places ends promote returns timing
 -- One run of maintenance, with a limited amount of work. Several processes may run it at the same time.
--- ARGV: microseconds after which a silent consumer's lease expires, usual maximum interval between two runs, budget,
--- milliseconds after which an unregistered member without deliveries is removed.
+-- ARGV: microseconds after which a silent consumer's lease expires, usual maximum interval between two runs, budget of
+-- each kind of work, milliseconds after which an unregistered member without deliveries is removed, calling process.
 -- Returns how many tasks were promoted, the expired tasks as {key, id, attempt}, how many were deleted and recovered,
 -- the number of anomalies so far, consumers whose lease has expired as {token, worker}, queues with waiting tasks but no
--- consumer, and how often the clock of Redis was set back so far and by how many microseconds the last time.
-local lease, period, budget = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+-- consumer ("" if not checked), how often the clock of Redis was set back so far and by how many microseconds the last
+-- time, for how many microseconds the work that is left has been due ("" if none is left), and how many microseconds this
+-- run took if the caller should continue ("" otherwise; 0 if it has just caught up).
+local lease, period, budget, process = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7]
+local timed, started = pcall(function() return os.clock() end) -- TIME does not change during a script
 lift_refusal()
 
 -- If maintenance has not run for a while, every consumer gets a whole lease before its deliveries are taken back.
 local real = store_time()
-local guard = call('HMGET', META, 'swept', 'armed')
+local guard = call('HMGET', META, 'swept', 'armed', 'sweeper', 'checked')
 local armed = tonumber(guard[2]) or real
 if not guard[1] or real - guard[1] > 3 * period or not guard[2] then
   armed = real
   call('HSET', META, 'armed', text(real))
 end
 call('HSET', META, 'swept', text(real))
+
+-- One process continues while work is left; the others run at their usual interval.
+local sweeper, ends_at, was_behind = string.match(guard[3] or '', '^(.*):(%d+):(%d)$')
+local claimed = sweeper and tonumber(ends_at) >= real
+local others, continues = claimed and sweeper ~= process, claimed and sweeper == process
+local checks = not continues or real - (tonumber(guard[4]) or 0) >= period
 
 local promoted = promote_due(budget)
 
@@ -34,33 +43,38 @@ for i = 1, #late do
   if #expired >= budget then break end
 end
 
-local recovered, dead = 0, {}
+local recovered, dead, silent, rest = 0, {}, {}, budget
 if real - armed > lease then
-  local silent = call('ZRANGEBYSCORE', PARTITION .. ':alive', '-inf', text(real - lease), 'LIMIT', 0, 100)
+  silent = call('ZRANGEBYSCORE', PARTITION .. ':alive', '-inf', text(real - lease), 'LIMIT', 0, 100)
   for i = 1, #silent do
     local worker = call('HGET', PARTITION .. ':c:' .. silent[i], 'worker') or ''
-    local taken, all = take_back(silent[i], true, budget - recovered)
-    recovered = recovered + taken
+    local taken_back, all
+    taken_back, rest, all = take_back(silent[i], true, rest)
+    recovered = recovered + taken_back
     if all then dead[#dead + 1] = {silent[i], worker} end
-    if recovered >= budget then break end
+    if rest <= 0 or bytes >= BYTES then break end
   end
 end
 
 recovered = recovered + end_hung(budget)
 
--- `at`: when the task ended, according to the list of ends; nil if its result has expired, because a task that has a
--- result is skipped in that list.
+-- `ends`: when the tasks ended, according to the list of ends; nil for tasks whose results have expired, because a task
+-- that has a result is skipped in that list.
 local forgotten = 0
-local function forget(q, id, at)
-  local packed = call('HGET', q.name .. '/t', id)
-  if not packed then return end
-  local r = read_record(packed)
-  if not is_over(r) or (at and r.at ~= at) or call('ZSCORE', q.name .. '/k', id) then return end
-  if r.at + q.window > now then return remember(q, id, r.at) end
-  call('HDEL', q.name .. '/t', id)
-  call('HDEL', q.name .. '/x', id)
-  call('HDEL', q.name .. '/p', id)
-  forgotten = forgotten + 1
+local function forget(q, ids, ends)
+  if #ids == 0 then return end
+  local records, over = call('HMGET', q.name .. '/t', unpack(ids)), {}
+  local results = call('EXISTS', q.name .. '/k') == 1
+  for i = 1, #ids do
+    local r = records[i] and read_record(records[i])
+    if r and is_over(r) and (not ends or r.at == ends[i]) and not (results and call('ZSCORE', q.name .. '/k', ids[i])) then
+      if r.at + q.window > now then remember(q, ids[i], r.at) else over[#over + 1] = ids[i] end
+    end
+  end
+  if #over == 0 then return end
+  forgotten = forgotten + call('HDEL', q.name .. '/t', unpack(over))
+  call('HDEL', q.name .. '/x', unpack(over))
+  call('HDEL', q.name .. '/p', unpack(over))
 end
 
 local old = call('ZRANGEBYSCORE', PARTITION .. ':results', '-inf', text(now), 'LIMIT', 0, budget)
@@ -68,10 +82,10 @@ local looked = 0
 for i = 1, #old do
   local q = queue(old[i])
   local ids = call('ZRANGEBYSCORE', q.name .. '/k', '-inf', text(now), 'LIMIT', 0, budget - looked)
-  for j = 1, #ids do
-    call('ZREM', q.name .. '/k', ids[j])
-    call('HDEL', q.name .. '/o', ids[j])
-    forget(q, ids[j])
+  if #ids > 0 then
+    call('ZREM', q.name .. '/k', unpack(ids))
+    call('HDEL', q.name .. '/o', unpack(ids))
+    forget(q, ids)
   end
   looked = looked + #ids
   index(q, '/k', ':results')
@@ -84,7 +98,7 @@ for i = 1, #ended do
   local q = queue(ended[i])
   local list = q.name .. '/l'
   local items = call('LRANGE', list, 0, budget - looked - 1)
-  local n, head = 0, nil
+  local ids, ends, head = {}, {}, nil
   for j = 1, #items do
     local at, id = string.match(items[j], '^(%d+):(.*)$')
     at = tonumber(at)
@@ -92,10 +106,10 @@ for i = 1, #ended do
       head = at
       break
     end
-    forget(q, id, at)
-    n = j
+    ids[j], ends[j] = id, at
   end
-  call('LTRIM', list, n, -1)
+  forget(q, ids, ends)
+  call('LTRIM', list, #ids, -1)
   if not head then
     local first = call('LINDEX', list, 0)
     head = first and tonumber(string.match(first, '^(%d+):'))
@@ -105,14 +119,13 @@ for i = 1, #ended do
   else
     call('ZREM', PARTITION .. ':forget', q.key)
   end
-  looked = looked + n
+  looked = looked + #ids
   if looked >= budget then break end
 end
--- Checks one queue per run for inconsistencies that only other programs can cause: wrong counters, unknown members of
--- its groups.
-local some = call('SRANDMEMBER', PARTITION .. ':queues')
-if some then
-  local q = queue(some)
+
+-- Checks one queue for inconsistencies that only other programs can cause: wrong counters, unknown members of its groups.
+local function check(q)
+  local removed = 0
   recount(q)
   if q.sorted then repair_keys(q) end
   for i = 1, #q.lanes do
@@ -122,18 +135,54 @@ if some then
       for j = 1, members.err and 0 or #members do
         local token, pending, idle = members[j][2], members[j][4], members[j][6]
         if pending == 0 and idle > tonumber(ARGV[6]) and not call('ZSCORE', PARTITION .. ':alive', token) then
+          if removed == budget then return end
           call('XGROUP', 'DELCONSUMER', name, 'g', token)
+          removed = removed + 1
         end
       end
     end
   end
 end
 
-local unclaimed = {}
+-- Returns for how long the work that is left has been due.
+local function lateness()
+  local late
+  local function due(at, time) if at and tonumber(at) <= time then late = math.max(late or 0, time - at) end end
+  for _, name in ipairs({':due', ':deadlines', ':results', ':forget', ':processing'}) do
+    due(call('ZRANGE', PARTITION .. name, 0, 0, 'WITHSCORES')[2], now)
+  end
+  if #silent > 0 then
+    local beat = call('ZRANGE', PARTITION .. ':alive', 0, 0, 'WITHSCORES')[2]
+    due(beat and math.max(beat, armed) + lease, real)
+  end
+  return late
+end
+
+local unclaimed = ''
+if checks then
+  call('HSET', META, 'checked', text(real))
+  local some = call('SRANDMEMBER', PARTITION .. ':queues')
+  if some then check(queue(some)) end
+end
 save_all()
-local ready = call('SMEMBERS', PARTITION .. ':ready')
-for i = 1, #ready do
-  if not call('HGET', PARTITION .. ':subs', ready[i]) then unclaimed[#unclaimed + 1] = ready[i] end
+if checks then
+  unclaimed = {}
+  local ready = call('SRANDMEMBER', PARTITION .. ':ready', 1000)
+  local claims = #ready > 0 and call('HMGET', PARTITION .. ':subs', unpack(ready))
+  for i = 1, #ready do
+    if not claims[i] then unclaimed[#unclaimed + 1] = ready[i] end
+  end
+end
+
+local behind, took = lateness(), ''
+if not others and (behind or continues and was_behind == '1') then
+  local done = promoted + #expired + recovered + forgotten
+  took = timed and (os.clock() - started) * 1000000 or 20 * done -- Redis before 7.4 has no such clock
+  took = behind and text(math.ceil(took)) or '0'
+  call('HSET', META, 'sweeper', process .. ':' .. text(real + 4 * took + 2000000) .. (behind and ':1' or ':0'))
+elseif continues then
+  call('HDEL', META, 'sweeper')
 end
 local seen = call('HMGET', META, 'anomalies', 'steps', 'step')
-return {promoted, expired, forgotten, recovered, seen[1] or '0', dead, unclaimed, seen[2] or '0', seen[3] or '0'}
+return {promoted, expired, forgotten, recovered, seen[1] or '0', dead, unclaimed, seen[2] or '0', seen[3] or '0',
+  behind and text(behind) or '', took}

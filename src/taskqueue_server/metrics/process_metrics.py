@@ -127,6 +127,12 @@ class ProcessMetrics:
         self._passes = counter(
             "taskqueue_housekeeping_passes", "Maintenance runs, by result.", "result"
         )
+        self._behind = Gauge(
+            "taskqueue_housekeeping_behind_seconds",
+            "Time since the oldest work that maintenance has left became due; 0 if it has left none.",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
         self._requests = counter(
             "taskqueue_http_requests",
             "HTTP requests, by method, API path and status class.",
@@ -218,8 +224,10 @@ class ProcessMetrics:
 
     @hookimpl
     def maintained(self, done: Maintained | None) -> None:
-        """Count a maintenance run."""
+        """Count a maintenance run, and export how late the work is that it has left."""
         self._passes.labels("failed" if done is None else "ok").inc()
+        if done is not None:
+            self._behind.set(done.behind or 0)
 
     @hookimpl
     def worker_disconnected(self, reason: str) -> None:

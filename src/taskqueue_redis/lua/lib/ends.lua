@@ -61,7 +61,7 @@ end
 -- Ends a live entry in whatever state it is. If it is in flight, its consumer is notified.
 local function end_live(q, id, r, state, counter)
   local fence = text(r.fence)
-  local _, owner = withdraw(q, r, id)
+  local _, owner = withdraw(q, r, id, true)
   if owner then revoke(owner, q, fence) end
   finish(q, r, id, state, counter)
   put_down(q, id, r)

@@ -56,26 +56,27 @@ local function revoke(token, q, fence)
   redis.pcall('PUBLISH', PARTITION .. ':process:' .. process, token .. ' ' .. fence .. ' ' .. q.key)
 end
 
--- Removes a live entry from where it is stored. Returns its body, and the token of its owner if it was in flight.
-local function withdraw(q, r, id)
+-- Removes a live entry from where it is stored. Returns its body, unless the caller does not need it, and the token of
+-- its owner if it was in flight.
+local function withdraw(q, r, id, unread)
   local body, owner
   if r.state == SCHEDULED then
     call('ZREM', q.name .. '/d', due_member(r, id))
     index(q, '/d', ':due')
-    body = drop_body(q, id)
+    body = drop_body(q, id, unread)
     add(q, 'scheduled', -1)
   elseif r.place == HELD then
     leave_held(q, r, id)
-    body = drop_body(q, id)
+    body = drop_body(q, id, unread)
     add(q, 'waiting', -1)
   elseif r.place == PARKED then
     call('ZREM', q.name .. '/z' .. r.priority, id)
-    body = drop_body(q, id)
+    body = drop_body(q, id, unread)
     add(q, 'waiting', -1)
     add(q, 'back', -1)
   else
     local name, fence = stream_with(q, r), text(r.fence)
-    body, owner = body_at(name, fence), holder(name, fence)
+    body, owner = not unread and body_at(name, fence), holder(name, fence)
     drop_entry(q, name, fence)
     call('HDEL', q.name .. '/a', fence)
     if owner then

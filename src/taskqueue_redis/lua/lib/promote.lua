@@ -1,21 +1,36 @@
 -- Makes due tasks available, in the order of their due times: a limited number, and fewer if their bodies are large.
 
+-- Returns the position of the queue's purge in progress: it ends tasks up to this sequence number. A purge whose next call
+-- has not come for a minute was given up.
+local function purged_to(q)
+  local upto, at = string.match(call('HGET', q.name, 'purging') or '', '^(%d+):(%d+)$')
+  return upto and now < at + 60000000 and tonumber(upto) or 0
+end
+
+-- Returns how many tasks were processed, and how many of them became available.
 local function promote(q, limit)
-  local due, n = call('ZRANGEBYSCORE', q.name .. '/d', '-inf', text(now), 'LIMIT', 0, limit), 0
+  local due, n, ended = call('ZRANGEBYSCORE', q.name .. '/d', '-inf', text(now), 'LIMIT', 0, limit), 0, 0
+  local upto = #due > 0 and purged_to(q)
   while n < #due and bytes < BYTES do
     n = n + 1
     local id = sub(due[n], 18)
     local r = read_record(call('HGET', q.name .. '/t', id))
-    local body = drop_body(q, id)
-    bytes = bytes + #body
-    call('ZREM', q.name .. '/d', due[n])
-    add(q, 'scheduled', -1)
-    make_available(q, r, id, body, deadline_of(q, id))
-    call('HSET', q.name .. '/t', id, write_record(r))
-    note(q, 'available', id, r, 'waiting')
+    if r.seq <= upto then
+      ended = ended + 1
+      end_live(q, id, r, CANCELLED, 'cancelled')
+    else
+      local body = drop_body(q, id)
+      bytes = bytes + #body
+      call('ZREM', q.name .. '/d', due[n])
+      add(q, 'scheduled', -1)
+      make_available(q, r, id, body, deadline_of(q, id))
+      call('HSET', q.name .. '/t', id, write_record(r))
+      note(q, 'available', id, r, 'waiting')
+    end
   end
+  if ended > 0 then call('HINCRBY', q.name, 'purged', ended) end
   if n > 0 then index(q, '/d', ':due') end
-  return n
+  return n, n - ended
 end
 
 -- Promotes due tasks, so that they come before the tasks that become available now.
@@ -24,14 +39,14 @@ local function promote_first(q)
 end
 
 local function promote_due(limit)
-  local promoted = 0
+  local looked, promoted = 0, 0
   local keys = call('ZRANGEBYSCORE', PARTITION .. ':due', '-inf', text(now), 'LIMIT', 0, limit)
   for i = 1, #keys do
     local q = queue(keys[i])
-    local n = promote(q, limit - promoted)
+    local n, available = promote(q, limit - looked)
     if n == 0 and bytes < BYTES then index(q, '/d', ':due') end
-    promoted = promoted + n
-    if promoted >= limit or bytes >= BYTES then break end
+    looked, promoted = looked + n, promoted + available
+    if looked >= limit or bytes >= BYTES then break end
   end
   return promoted
 end

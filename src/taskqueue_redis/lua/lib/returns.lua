@@ -1,20 +1,34 @@
 -- Taking deliveries back.
 
+-- Counts a delivery that was taken back; the counters are written at the end, because there may be many.
+local function count_return(q, lost)
+  if not q.returns then
+    q.returns, q.losses = 0, 0
+    at_end[#at_end + 1] = function()
+      add(q, 'redelivered', q.returns)
+      if q.losses > 0 then add(q, 'lost', q.losses) end
+      q.returns = nil
+    end
+  end
+  q.returns = q.returns + 1
+  if lost then q.losses = q.losses + 1 end
+end
+
 -- `verb` is set if the owner settles by its receipt. It is stored, so that the call can be repeated.
 local function hand_back(q, id, r, name, fence, body, lost, verb, worker)
   drop_entry(q, name, fence)
   add(q, 'in_flight', -1)
-  add(q, 'redelivered', 1)
+  count_return(q, lost)
   land(q, r)
   r.handed = r.attempt
   if verb then r.verb, r.answer, r.settled = verb, 0, r.fence end
   local dead = false
   if lost then
-    add(q, 'lost', 1)
     r.losses = r.losses + 1
     local cold = read_cold(q, id)
     fail(cold, r.attempt, 'lost with its consumer')
-    dead = r.losses > setting(q, 'max_losses', 5)
+    q.max_losses = q.max_losses or setting(q, 'max_losses', 5)
+    dead = r.losses > q.max_losses
     if dead then
       cold.r = 'max_losses_exceeded'
       if verb then r.answer = 1 end
@@ -29,35 +43,38 @@ local function hand_back(q, id, r, name, fence, body, lost, verb, worker)
   return dead
 end
 
--- Takes back a limited number of deliveries of a consumer; removes the consumer once it has none.
--- Returns how many were taken back, and whether these were all.
+-- Takes back deliveries of a consumer, and removes the consumer once it has none. The work is limited by a budget, to
+-- which each delivery and each lane counts.
+-- Returns how many were taken back, what is left of the budget, and whether these were all.
 local function take_back(token, lost, budget)
   local taken, owns, worker = 0, PARTITION .. ':o:' .. token, nil
-  local lanes = call('SMEMBERS', owns)
+  local lanes = call('SRANDMEMBER', owns, budget)
   for i = 1, #lanes do
     local kind, priority, key = sub(lanes[i], 1, 1), sub(lanes[i], 2, 2), sub(lanes[i], 3)
     local q = queue(key)
     worker = worker or worker_of(q, token)
     local name = stream_of(q, kind, priority)
-    local pending = redis.pcall('XPENDING', name, 'g', '-', '+', budget - taken + 1, token)
-    if pending.err then pending = {} end
-    for j = 1, math.min(#pending, budget - taken) do
+    local pending = redis.pcall('XPENDING', name, 'g', '-', '+', budget, token)
+    for j = 1, pending.err and 0 or #pending do
       local fence = sub(pending[j][1], 1, -3)
       local fields = fields_at(name, fence)
       local id = fields and fields[1]
       local packed = id and call('HGET', q.name .. '/t', id)
-      call('HDEL', q.name .. '/a', fence)
+      if q.extras then call('HDEL', q.name .. '/a', fence) end
       if packed then
         hand_back(q, id, read_record(packed), name, fence, fields[2], lost, nil, worker)
+        bytes = bytes + #fields[2]
       else
         drop_entry(q, name, fence)
         call('HINCRBY', META, 'anomalies', 1)
       end
-      taken = taken + 1
+      taken, budget = taken + 1, budget - 1
+      if budget <= 0 or bytes >= BYTES then return taken, budget, false end
     end
-    if taken >= budget and #pending > 0 then return taken, false end
     redis.pcall('XGROUP', 'DELCONSUMER', name, 'g', token)
     call('SREM', owns, lanes[i])
+    budget = budget - 1
+    if budget <= 0 then return taken, budget, false end
   end
   local keys = call('SMEMBERS', PARTITION .. ':k:' .. token)
   for i = 1, #keys do
@@ -65,5 +82,5 @@ local function take_back(token, lost, budget)
   end
   call('DEL', PARTITION .. ':k:' .. token, PARTITION .. ':c:' .. token, owns)
   call('ZREM', PARTITION .. ':alive', token)
-  return taken, true
+  return taken, budget - #keys, true
 end

@@ -59,8 +59,8 @@ local function drop_entry(q, name, fence)
   if q.timed then call('ZREM', q.name .. '/m', sub(name, -2) .. fence) end
 end
 
-local function drop_body(q, id)
-  local body = call('HGET', q.name .. '/b', id)
+local function drop_body(q, id, unread)
+  local body = not unread and call('HGET', q.name .. '/b', id)
   call('HDEL', q.name .. '/b', id)
   return body
 end

@@ -14,14 +14,15 @@ local function note_progress(q, r)
   if period > 0 then call('ZADD', q.name .. '/m', 'XX', text(now + period), member) end
 end
 
--- Takes back a limited number of deliveries that have reported no progress for too long. Returns how many.
+-- Takes back deliveries that have reported no progress for too long. The work is limited by a budget. Returns how many.
 local function end_hung(budget)
   local ended = 0
   local keys = call('ZRANGEBYSCORE', PARTITION .. ':processing', '-inf', text(now), 'LIMIT', 0, budget)
   for i = 1, #keys do
     local q = queue(keys[i])
-    local hung = call('ZRANGEBYSCORE', q.name .. '/m', '-inf', text(now), 'LIMIT', 0, budget - ended)
+    local hung = call('ZRANGEBYSCORE', q.name .. '/m', '-inf', text(now), 'LIMIT', 0, budget)
     for j = 1, #hung do
+      if budget <= 0 or bytes >= BYTES then break end
       local name, fence = q.name .. '/' .. sub(hung[j], 1, 2), sub(hung[j], 3)
       local fields, owner = fields_at(name, fence), holder(name, fence)
       local packed = fields and call('HGET', q.name .. '/t', fields[1])
@@ -29,13 +30,14 @@ local function end_hung(budget)
         call('HDEL', q.name .. '/a', fence)
         hand_back(q, fields[1], read_record(packed), name, fence, fields[2], true, nil, worker_of(q, owner))
         revoke(owner, q, fence)
+        ended, bytes = ended + 1, bytes + #fields[2]
       end
       call('ZREM', q.name .. '/m', hung[j])
+      budget = budget - 1
     end
-    ended = ended + #hung
     index(q, '/m', ':processing')
     if call('EXISTS', q.name .. '/m') == 0 and flow_of(q).processing == 0 then q.timed = false end
-    if ended >= budget then break end
+    if budget <= 0 or bytes >= BYTES then break end
   end
   return ended
 end
