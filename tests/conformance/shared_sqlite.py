@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 
@@ -41,6 +42,9 @@ _LOOK = 0.004
 """seconds of real time between two looks for commits of other processes, of which SQLite does not notify"""
 _EARLY = {"1 ms early": 0.001, "0.2 s early": 0.2}
 
+_LOCAL = WeakSet["SharedTransitions"]()
+"""the backends of this process that a step notifies, in place of all processes: a mistake"""
+
 
 class SharedTransitions(Transitions):
     """Transitions on a file that other processes change as well."""
@@ -62,6 +66,9 @@ class SharedTransitions(Transitions):
                 self._version = version
                 self._read_again()
             yield now
+        for other in _LOCAL:
+            other.subscriptions.notify(self._news)
+            other.signals.notify(self._room)
 
     def _open(self) -> None:
         self.store.open()
@@ -85,7 +92,9 @@ class SharedTransitions(Transitions):
 
     def watch(self) -> None:
         """Notify receives and room signals of this process when another process has committed."""
-        if self._watcher is None and "no wake-up between processes" not in self.store.mistakes:
+        if "no wake-up between processes" in self.store.mistakes:
+            _LOCAL.add(self)
+        elif self._watcher is None:
             with self.step():
                 seen = self.store.version()
             self._watcher = asyncio.ensure_future(self._watch(seen))
@@ -158,9 +167,10 @@ class SharedSubscription(RecordSubscription):
         return await super().receive(limit, timeout)
 
     def take(self, limit: int) -> Received:
-        store = self._transitions.store
-        if "candidates before the lock" in store.mistakes and self._transitions.opened:
-            store.look_ahead(self.keys)
+        transitions, store = self._transitions, self._transitions.store
+        if "candidates before the lock" in store.mistakes and transitions.opened:
+            now = transitions.clock.now()
+            store.look_ahead([key for key in self.keys if transitions.hints.due(key) > now])
         return super().take(limit)
 
     def _give_sign(self) -> None:

@@ -63,7 +63,7 @@ class SharedStore(RecordStore):
         self._decoder = msgspec.msgpack.Decoder(Record)
         self._settings: dict[str, QueueSettings] = {}
         self._later: list[tuple[str, str, int]] = []
-        self._seen: dict[str, Record | None] = {}
+        self._seen: dict[str, Record] = {}
         self._buckets: dict[str, Bucket | None] = {}
 
     def open(self) -> None:
@@ -163,8 +163,8 @@ class SharedStore(RecordStore):
             )
 
     def first_waiting(self, key: str) -> Record | None:
-        if key in self._seen:
-            return self._seen.pop(key)
+        if (seen := self._seen.pop(key, None)) is not None:
+            return seen
         head = "key = ? AND state = 'waiting' ORDER BY priority DESC, seq LIMIT 1"
         if "no index" in self.mistakes:
             head = "+key = ? AND +state = 'waiting' ORDER BY +priority DESC, +seq LIMIT 1"
@@ -172,8 +172,8 @@ class SharedStore(RecordStore):
 
     def look_ahead(self, keys: Collection[str]) -> None:
         """Read the next candidates before the lock is taken: a mistake."""
-        for key in keys:
-            self._seen[key] = self.first_waiting(key)
+        found = {key: self.first_waiting(key) for key in keys}
+        self._seen = {key: record for key, record in found.items() if record is not None}
 
     def in_state(self, key: str, state: State, limit: int, after: int = 0) -> list[Record]:
         page = "key = ? AND state = ? AND seq > ? ORDER BY seq LIMIT ?"

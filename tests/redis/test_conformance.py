@@ -41,7 +41,7 @@ def settings_for(url: str, partitions: int) -> RedisSettings:
     return RedisSettings(url=SecretStr(url), partitions=partitions, _env_file=None)
 
 
-_HASTE = {"connect_timeout": 0.3, "answer_timeout": 0.3, "operation_timeout": 0.7}
+_HASTE = {"connect_timeout": 0.5, "answer_timeout": 0.5, "operation_timeout": 2.0}
 """short limits, in seconds, for a server that does not answer"""
 _SIZES = {"hash": "HLEN", "set": "SCARD", "zset": "ZCARD", "list": "LLEN", "stream": "XLEN"}
 
