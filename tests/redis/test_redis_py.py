@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from taskqueue_redis.connection.failures import NotReached
+from taskqueue_redis.connection.failures import Misconfigured, NotReached
 from tests.chaos.proxy import FaultProxy
 from tests.redis.backends import opened, publish, take, until
 from tests.redis.clusters import Cluster, Sentinels
 from tests.redis.conftest import MakeServer
 from tests.redis.engines import find_engine
-from tests.redis.links import KEY, SHORT, Puppet, linked
+from tests.redis.links import KEY, SHORT, Puppet, linked, linked_to_puppet
 from tests.redis.servers import RedisServer
 
 
@@ -178,6 +178,27 @@ async def test_remapped_addresses(
                 proxy.address[1] for proxy in links[:-1]
             }
         assert all(proxy.opened for proxy in links)
+
+
+@pytest.mark.parametrize("named", [b"MOVED", b"MOVED x y", b"MOVED 1 host", b"ASK 1 h:x"])
+async def test_invalid_redirections(named: bytes) -> None:
+    """Row B: an invalid redirection is a failure of the store like any other, and not a raw error."""
+    limits = {"operation_timeout": 0.3}
+    async with linked_to_puppet(lambda _, __: b"-%b\r\n" % named, **limits) as (_, link):
+        with pytest.raises(NotReached):
+            await link.command(KEY, "PING")
+
+
+async def test_a_function_for_addresses_that_fails(redis_cluster: Cluster) -> None:
+    """Row B: an error of the function that maps addresses names the setting, in discovery and in redirections."""
+    values: dict[str, Any] = {"address_remap": {}.__getitem__}
+    async with linked(redis_cluster.url, **values) as link:
+        with pytest.raises(Misconfigured, match="ADDRESS_REMAP"):
+            await link.command(KEY, "PING")
+    moved = b"-MOVED 1 h:1\r\n"
+    async with linked_to_puppet(lambda _, __: moved, **values) as (_, link):
+        with pytest.raises(Misconfigured, match="ADDRESS_REMAP"):
+            await link.command(KEY, "PING")
 
 
 def run(code: str, *, within: float = 60.0) -> str:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
+from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.addresses import HostAddress, Kind
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.connection import RedisConnection, Word
@@ -27,6 +28,7 @@ from taskqueue_redis.connection.failures import (
     Policy,
     Unreachable,
     classify,
+    classify_connecting,
     in_script,
     says_denied,
     says_login,
@@ -232,7 +234,11 @@ class RedisClient:
         while True:
             if problem is not None:
                 policy, failure = self._classify(problem, probing=trial.quiet)
-                once = self._learn(policy, problem, node)
+                try:
+                    once = self._learn(policy, problem, node)
+                except (ValueError, ConfigurationError) as error:  # an invalid redirection
+                    once, unreachable = None, Unreachable(*classify_connecting(error))
+                    policy, failure = self._classify(unreachable)
                 if self._closed:
                     trial.end(policy, failure)
                 await trial.after(policy, failure)

@@ -164,10 +164,15 @@ class Connector:
 
     def remap(self, address: tuple[str, int]) -> tuple[str, int]:
         """Return the address at which this process reaches a server that Sentinels or nodes of a cluster name."""
-        host, port = (
-            self.settings.address_remap(address) if self.settings.address_remap else address
-        )
-        return host, int(port)
+        remap = self.settings.address_remap
+        try:
+            host, port = remap(address) if remap else address
+            return str(host), int(port)
+        except Exception as error:  # noqa: BLE001 - the function is the user's
+            raise ConfigurationError(
+                f"TASKQUEUE_REDIS_ADDRESS_REMAP: it failed for {HostAddress(*address)} ({type(error).__name__}); "
+                "allowed: a function that gets a pair (host, port) and returns one"
+            ) from None
 
     def options(self, *, sentinel: bool = False) -> dict[str, Any]:
         """Return the arguments for connections of redis-py, except the address."""

@@ -20,7 +20,7 @@ class SentinelTopology(Topology):
 
     async def _discover(self) -> bool:
         _, host, port = max(await self._reports())  # that of the latest failover
-        node = self.node(HostAddress(*self.connector.remap((host, port))))
+        node = self.node(HostAddress(host, port))
         connection = await node.reach()
         # Sentinels may report a server that is no longer the master, so ask the server itself for its role.
         try:
@@ -67,7 +67,8 @@ class SentinelTopology(Topology):
         try:
             async with asyncio.timeout(settings.connect_timeout):
                 state: Any = await client.sentinel_master(settings.address.service)
-            return int(state["config-epoch"]), str(state["ip"]), int(state["port"])
+            address = self.connector.remap((str(state["ip"]), int(state["port"])))
+            return int(state["config-epoch"]), *address
         except Exception as error:  # noqa: BLE001 - an invalid reply raises errors of any class
             raise Unreachable(*classify_connecting(error)) from None
         finally:
