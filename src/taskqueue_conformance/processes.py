@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import multiprocessing
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
+
+import pytest
 
 from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_core.backend import Backend
@@ -19,6 +22,12 @@ Program = Callable[..., Awaitable[None]]
 
 _START = 30.0
 """seconds of real time in which a process must start"""
+
+
+class Failed(NamedTuple):
+    """The last message of a program that raised an exception."""
+
+    traceback: str
 
 
 class Process:
@@ -32,7 +41,13 @@ class Process:
         self._process = context.Process(
             target=_run, args=(open_backend, program, theirs, values), daemon=True
         )
-        self._process.start()
+        try:
+            self._process.start()
+        except Exception as error:  # noqa: BLE001 - the class depends on what cannot be sent
+            pytest.fail(
+                f"another process did not start ({error}): `opener` must return a function of a module, or "
+                "functools.partial of one, whose arguments can be sent to another process"
+            )
         theirs.close()
 
     async def hears(self, seconds: float) -> Any:
@@ -40,7 +55,13 @@ class Process:
         async with asyncio.timeout(seconds):
             while not self._pipe.poll():  # noqa: ASYNC110 - a pipe of multiprocessing has no event
                 await asyncio.sleep(0.002)
-        return self._pipe.recv()
+        try:
+            message = self._pipe.recv()
+        except EOFError:
+            pytest.fail("another process ended: expected it to run until the test ends it")
+        if isinstance(message, Failed):
+            pytest.fail(f"a call failed in another process: {message.traceback}")
+        return message
 
     def tell(self, message: Any) -> None:
         """Send a message to the program."""
@@ -117,12 +138,15 @@ async def _open_and_run(
     pipe: Connection,
     values: tuple[Any, ...],
 ) -> None:
-    backend = open_backend()
     try:
-        pipe.send("ready")
-        await program(backend, pipe, *values)
-    finally:
-        await backend.aclose()
+        backend = open_backend()
+        try:
+            pipe.send("ready")
+            await program(backend, pipe, *values)
+        finally:
+            await backend.aclose()
+    except Exception:  # noqa: BLE001 - the test reports whatever the backend raised
+        pipe.send(Failed(traceback.format_exc()))
 
 
 async def hold(backend: Backend, pipe: Connection, consumer: str, names: list[str]) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from taskqueue_conformance import BackendSuite, Bench
+from taskqueue_core.backend import Backend
+from tests.conformance.shared_sqlite import open_shared
 from tests.conformance.shared_suite import OnSharedFile
 
 MISTAKES = {
@@ -69,6 +73,41 @@ async def _fails(suite: Suite, name: str) -> bool:
     except (AssertionError, pytest.fail.Exception):
         return True
     return False
+
+
+class Unopened(Suite):
+    """A class whose backend cannot be opened in another process."""
+
+    __test__ = False
+
+    def opener(self, backend: Backend) -> Callable[[], Backend]:  # noqa: ARG002 - the folder names the file
+        """Return a function that opens a file in a folder that does not exist."""
+        return partial(open_shared, self.folder / "missing" / "shared.db")
+
+
+class Unsent(Suite):
+    """A class whose function cannot be sent to another process."""
+
+    __test__ = False
+
+    def opener(self, backend: Backend) -> Callable[[], Backend]:
+        """Return a local function."""
+        return lambda: backend
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(Unopened, "unable to open database file"), (Unsent, "must return a function of a module")],
+)
+async def test_failure_of_another_process_is_shown(
+    kind: type[Suite], text: str, tmp_path: Path
+) -> None:
+    """A test whose other process fails says why, or what ``opener`` must return (G6)."""
+    suite = kind()
+    suite.folder = tmp_path
+    async with Bench.opened(suite) as bench:
+        with pytest.raises(pytest.fail.Exception, match=text):
+            await suite.test_killed_process_loses_its_deliveries(bench)
 
 
 def test_guide_lists_the_mistakes() -> None:
