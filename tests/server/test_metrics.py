@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import Maintained, QueueSettings
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.hooks import Hooks
@@ -296,6 +296,15 @@ class TestBounds:
         assert value("publish_refused_total", code="conflict") == 1
         assert value("publish_refused_total", code=OTHER) == 1
         assert value("housekeeping_passes_total", result="failed") == 1
+
+    def test_maintenance_that_does_not_keep_up(self) -> None:
+        """Law 10: the metric says how late maintenance is, until a pass has left nothing."""
+        local = ProcessMetrics(registry := CollectorRegistry(), lambda: 1.0)
+        seen = []
+        for done in (Maintained(behind=12.5), None, Maintained()):
+            local.maintained(done)
+            seen.append(registry.get_sample_value("taskqueue_housekeeping_behind_seconds"))
+        assert seen == [12.5, 12.5, 0]
 
     async def test_each_settlement_that_comes_too_late(self) -> None:
         """Law 2: late settlements are counted as stale, whether sent one by one or in one call."""
