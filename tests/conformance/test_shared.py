@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -50,6 +51,8 @@ class Suite(OnSharedFile, BackendSuite):
 
 class TestShared(OnSharedFile, BackendSuite):
     """The whole kit on the backend without a mistake."""
+
+    max_examples = int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", "25"))
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
