@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _DELAY = 0.02
 _SLICE = 7
 _SQUEEZED = {"max_inflight": 2, "rate_limit": RateLimit(max_tokens=50)}
+_RIGHTS = (("resetchannels", "&*"), ("-evalsha", "+evalsha"), ("-xreadgroup", "+xreadgroup"))
+"""rights that Redis takes away and gives back"""
 _RESTARTED = frozenset({"consumer", "producer", "worker", "server"})
 
 
@@ -77,6 +79,19 @@ class Afflictions:
             case "idle":
                 async with self._configured("timeout", "1", "0"):
                     await asyncio.sleep(fault.length)
+            case "deny":
+                away, back = _RIGHTS[round(fault.start * 1000) % len(_RIGHTS)]
+                await self._call("ACL", "SETUSER", "default", away)
+                await asyncio.sleep(fault.length)
+                await self._call("ACL", "SETUSER", "default", back)
+            case "lock":
+                await self._call("ACL", "SETUSER", "default", "resetpass", ">another")
+                redis.login = ("default", "another")
+                await self._call("CLIENT", "KILL", "TYPE", "normal")
+                await self._call("CLIENT", "KILL", "TYPE", "pubsub")
+                await asyncio.sleep(fault.length)
+                await self._call("ACL", "SETUSER", "default", "nopass")
+                redis.login = None
             case _:
                 raise ValueError(f"Redis cannot be hit by {fault.kind}")
 

@@ -94,12 +94,21 @@ _ORDER = (
     *_QUEUES,
 )
 
+_SECRETS = (
+    Offer("deny", "redis", 4, 0.1, 1.5),  # the user of the processes lacks a right
+    Offer("lock", "redis", 4, 0.1, 1.5),  # the password is another one, and connections are closed
+    Offer("cut", "link-consumer", 4),
+    Offer("cut", "link-producer", 4),
+    Offer("lose", "link-consumer", 4),
+)
+
 MENUS: Mapping[str, tuple[Offer, ...]] = {
     "redis": _REDIS,
     "processes": _PROCESSES,
     "links": _LINKS,
     "mixed": (*_REDIS, *_PROCESSES, *_LINKS),
     "servers": _SERVERS,
+    "secrets": _SECRETS,
     "limits": (*_REDIS, *_PROCESSES, *_LINKS, *_QUEUES),
     "order": (*_REDIS, *_PROCESSES, *_LINKS, *_ORDER),
 }

@@ -18,7 +18,18 @@ from tests.chaos.nemesis import Fault, describe, schedule
 from tests.chaos.replicas import Replicas
 from tests.chaos.world import Shape, World
 
-MIX = ("mixed", "mixed", "mixed", "processes", "redis", "limits", "links", "servers", "order")
+MIX = (
+    "mixed",
+    "mixed",
+    "mixed",
+    "processes",
+    "redis",
+    "limits",
+    "links",
+    "servers",
+    "order",
+    "secrets",
+)
 """menus of faults, used in turn for consecutive seeds"""
 _SECONDS = 1.8
 _COUNT = 10
