@@ -37,7 +37,7 @@ def create_app(
     ``backend``. `load_extensions` returns the extensions that the settings name.
 
     Raises `CapabilityMissing` if the backend lacks ``control``, ``dead_letters`` or a capability that an extension
-    needs, and `ConfigurationError` for an invalid tokens file or extensions that use the same name or path.
+    needs. Raises `ConfigurationError` if the tokens file is invalid, or if `check_extensions` refuses the extensions.
     """
     check_extensions(_OWN, extensions)
     context = ServerContext(backend, settings)

@@ -1,4 +1,4 @@
-"""Structured logs: one line per event, with an allowlist of fields so that no secret can be logged."""
+"""Structured logs: one line per event. Extra fields that `FIELDS` does not list are dropped, to protect secrets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FIELDS = frozenset(
         "worker_id",
     }
 )
-"""fields that a log line may have besides time, level, logger and message; never a payload, a token or a task's text"""
+"""names of the fields that the caller of a logger may add to a line; none is for a payload, a token or a task's text"""
 Form = Literal["auto", "text", "json"]
 _HEAD = ["timestamp", "level", "logger", "event"]
 _TEXT = 200
@@ -71,16 +71,17 @@ def set_up_logs(
 
 
 def set_level(name: str) -> None:
-    """Set the lowest level that this package logs, such as ``info``. No effect if its logger has no handler."""
+    """Set the lowest level that this package logs, such as ``info``. Do nothing if its logger has no handler."""
     own = logging.getLogger("taskqueue")
     if own.handlers:
         own.setLevel(logging.getLevelNamesMapping()[name.upper()])
 
 
 def formatter(*, for_people: bool = False, as_json: bool = False) -> logging.Formatter:
-    """Return a formatter that writes time, level, logger, message and the fields in `FIELDS`.
+    """Return a formatter that writes time, level, logger, message, the fields in `FIELDS`, and a traceback if any.
 
-    The default form is key=value pairs; ``for_people`` selects short lines for a terminal, ``as_json`` JSON objects.
+    The default form is key=value pairs. ``as_json`` selects JSON objects; ``for_people`` selects short lines for a
+    terminal, without the logger.
     """
     pairs = structlog.processors.KeyValueRenderer(key_order=_HEAD, drop_missing=True)
     machine = _json if as_json else pairs

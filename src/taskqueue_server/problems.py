@@ -32,7 +32,7 @@ _REFUSED: dict[str | None, int] = {
     Refusal.MOVED: 409,
 }
 _NOT_NOW = 503
-"""HTTP status for each `Refusal` code that is not in `_REFUSED`, for example that of a paused intake"""
+"""HTTP status for each `Refusal` code that is not in `_REFUSED`, for example if the intake is paused"""
 _ROUTING = {
     404: ("not_found", "no resource at this path"),
     405: ("method_not_allowed", "method not allowed at this path"),
@@ -123,7 +123,7 @@ def refusal_status(code: str | None) -> int:
 
 
 def retry_after(seconds: float | None) -> str:
-    """Return the value of a ``Retry-After`` header: ``seconds`` rounded up, at least 1; 1 if they are unknown."""
+    """Return the value of a ``Retry-After`` header: ``seconds`` rounded up, but at least 1. ``None`` gives 1."""
     return str(max(1, ceil(seconds if seconds is not None else _RETRY_SECONDS)))
 
 

@@ -296,7 +296,7 @@ class TestStrayAcks:
         """An ack before any run closes the connection, and does not count for a later run."""
         async with running() as it, Taker(url_of(it)) as worker:
             await worker.ack()
-            assert await worker.closed() == (4001, "ack: no run was sent")
+            assert await worker.closed() == (4001, "ack: no run is waiting for an ack")
 
     async def test_twice(self) -> None:
         """A second ack for the same run settles nothing, and closes the connection."""

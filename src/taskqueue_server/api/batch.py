@@ -31,7 +31,7 @@ async def publish(call: RequestContext) -> Response:
 
     For an invalid line, the response has a line that describes the error, and the other tasks are published. If the
     whole request fails, some tasks may have been published: repeat the request with the same ids, or with the same
-    ``Idempotency-Key``, which identifies a task without an id by its line number.
+    ``Idempotency-Key`` and the same lines, because a task without an id is then identified by its line number.
     """
     batch = _Batch(call)
     async for line in _lines(call.stream(bodies.NDJSON)):

@@ -62,7 +62,7 @@ async def begin(call: RequestContext) -> Response:
 
 
 async def end(call: RequestContext) -> Response:
-    """Finish the migration if the old backend has no tasks, or with ``force``. Idempotent.
+    """Finish the migration if the drained backend has no tasks, or with ``force``. Idempotent.
 
     409 if the start or the rollback is incomplete, or, without ``force``, if the drained backend still has tasks.
     """
@@ -73,7 +73,7 @@ async def end(call: RequestContext) -> Response:
 async def back(call: RequestContext) -> Response:
     """Roll back: queue by queue, close the new backend's intake and open the old one's again. Idempotent.
 
-    Use ``force`` only if the new backend cannot be restored: it is not called, and its tasks are lost.
+    Use ``force`` only if the new backend cannot be restored: the server then does not call it, and its tasks are lost.
     """
     force = _force(call)
     return await _act(call, lambda backend: rollback(backend, force=force))

@@ -41,7 +41,7 @@ IdList = Annotated[list[Name], Meta(max_length=LIMITS.batch)]
 class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A task to publish.
 
-    ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix seconds.
+    ``delay`` and ``expires_in`` are seconds from now; ``not_before`` and ``deadline`` are Unix seconds.
     """
 
     key: Name
@@ -60,7 +60,7 @@ class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def to_task(self, now: float, task_id: str | None = None) -> Task:
         """Return the checked task, with the payload's bytes unchanged. Raises `InvalidInput`.
 
-        If the body has no id, the task gets the id ``task_id``, or a random id without ``task_id``.
+        If the body has no id, the task gets the id ``task_id``, or a random id if ``task_id`` is ``None``.
         """
         return Task(
             key=self.key,
@@ -87,7 +87,7 @@ class RetryIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The next attempt of the task in the path: at once, at a time, or after a delay.
+    """The next attempt of the task that the path names: at once, at a time, or after a delay.
 
     Without ``payload``, the task must be a dead letter, whose payload is still stored.
     """
@@ -158,7 +158,7 @@ class RateLimitOut(msgspec.Struct, frozen=True):
 
 
 class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits, order, pauses, bindings and shards of a queue; settings that have their default value are omitted."""
+    """Limits, delivery order, pauses, bindings and shards of a queue; settings with their default value are omitted."""
 
     capacity: int | None = None
     max_inflight: int = 0
@@ -179,7 +179,7 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, settings: QueueSettings) -> FlowOut:
-        """Return the fields of this class, taken from all settings of a queue."""
+        """Convert the settings of a queue. Settings for which this class has no field are dropped."""
         fields = settings.flow | settings.ordering | {"bound_to": settings.bound_to}
         fields["weighted"] = len(settings.weights)
         fields["shards"] = settings.shards
@@ -255,7 +255,7 @@ class ReadyOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LetterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conditions, all of which must hold: at least one, and not both ``failed_before`` and ``older_than``."""
+    """Conditions, all of which must hold. Set at least one, but not both ``failed_before`` and ``older_than``."""
 
     reason: Text | None = None
     """the reason must be exactly this text"""
@@ -319,7 +319,7 @@ class DeadLetterOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLettersOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of dead letters, oldest first. If there is a ``next``, more follow, even after a short or empty page."""
+    """A page of dead letters, oldest first. If there is a ``next``, more may follow, even if the page is empty."""
 
     dead_letters: list[DeadLetterOut]
     next: str | None = None

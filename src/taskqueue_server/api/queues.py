@@ -34,8 +34,8 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     """number of open subscriptions, on all replicas of the server"""
     replicas: int
-    """number of workers for all waiting and running tasks, or for as many as ``max_inflight`` permits; if the queue is
-    paused, for the running tasks only"""
+    """number of workers needed for all waiting and running tasks, or for as many as ``max_inflight`` permits; if the
+    queue is paused, only for the running tasks"""
 
 
 async def scaling(call: RequestContext) -> Response:

@@ -29,8 +29,8 @@ async def replace(call: RequestContext) -> Response:
     """Replace the queue's settings. They take effect with the next operation on the queue.
 
     The current version is required: as ``version`` in the body, or as its ``ETag`` in the header ``If-Match``, which
-    takes precedence. If another version is current, the response is 409, or 412 with ``If-Match``. A queue can be bound
-    only to queues that the token permits.
+    takes precedence. If another version is current, the response is 409, or 412 with ``If-Match``. To bind
+    the queue to another queue, the token must permit that queue too.
     """
     key = call.name("key")
     body = await call.read()

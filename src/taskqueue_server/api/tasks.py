@@ -89,8 +89,8 @@ async def _hung_up(call: RequestContext) -> None:
 async def publish(call: RequestContext) -> Response:
     """Publish one task. Repeating the request with the same id or ``Idempotency-Key`` is harmless.
 
-    The same id with another payload gives 409; the same ``Idempotency-Key`` with another payload gives 422. The id and
-    the key are remembered while the task is live, and for the queue's ``dedupe_window`` after its end.
+    The same id with another payload gives 409; the same ``Idempotency-Key`` with another payload gives 422. Both are
+    remembered while the task is live, and for the queue's ``dedupe_window`` after its end.
 
     A task is refused temporarily with 429 if the queue or the tenant's share of the queue is full, and with 503 if the
     queue's intake is paused or the store is full. It is refused permanently with 409 and a code if the queue has moved.
@@ -194,13 +194,15 @@ async def result(call: RequestContext) -> Response:
         (found,) = await call.context.control.results(key, task_id)
     if found is None:
         raise ProblemError(
-            404, "no_result", "no result: the task has not succeeded, or its result has expired"
+            404,
+            "no_result",
+            "no result: the task has not succeeded, its result has expired, or there was none",
         )
     return Response(found, media_type=JSON)
 
 
 async def cancel(call: RequestContext) -> Response:
-    """Cancel a live task in any state. A running task is revoked from its worker."""
+    """Cancel a live task: scheduled, waiting or running. A running task is revoked from its worker."""
     key, task_id = call.name("key"), call.name("id")
     cancelled = await call.context.control.cancel(key, task_id)
     call.context.waiters.check_now(key, task_id)

@@ -86,10 +86,10 @@ class AccessControl:
     def watch_access(
         self, token: str | None, peer: str, allowed: Allowed
     ) -> Generator[asyncio.Event, None, None]:
-        """Check the token repeatedly during the block, which gets an event that is set once access is revoked.
+        """Check the token repeatedly during the block. The yielded event is set once access is revoked.
 
-        Expiry, or a changed response of a plugin, is detected within `CHECK_SECONDS`; a changed tokens file within
-        `RELOAD_SECONDS`.
+        The expiry of the token and a changed response of a plugin are detected after at most about `CHECK_SECONDS`, and
+        a changed tokens file after at most about `RELOAD_SECONDS`.
         """
         watch = AccessWatch(token, peer, allowed)
         self._watches.add(watch)
@@ -103,9 +103,9 @@ class AccessControl:
         self._reload_requested.set()
 
     async def reload(self) -> bool:
-        """Read the tokens file and revoke access that it no longer grants; return whether the file is valid.
+        """Read the tokens file and revoke access that it no longer grants. Return false if the file is invalid.
 
-        If the file is invalid, the previous tokens stay in force, and the error is logged if it is a new one.
+        In that case the previous tokens stay in force, and an error that repeats is logged only once.
         """
         path = self._path
         if path is None:

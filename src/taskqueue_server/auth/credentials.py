@@ -36,7 +36,7 @@ def shows_header(connection: HTTPConnection) -> bool:
 
 
 def by_cookie(connection: HTTPConnection) -> bool:
-    """Return whether the session cookie is the only credential, so that another site may have caused the request."""
+    """Return whether the session cookie is the only credential: then another site may have caused the request."""
     return not shows_header(connection) and _session_of(connection) is not None
 
 
@@ -46,7 +46,7 @@ def peer_of(connection: HTTPConnection) -> str:
 
 
 def login_cookie(connection: HTTPConnection, token: str, origins: Collection[str]) -> str:
-    """Return the ``Set-Cookie`` header that starts a session with ``token``, which the caller has checked.
+    """Return the ``Set-Cookie`` header that starts a session. The caller must check ``token`` first.
 
     ``origins`` are the origins in the settings. Behind a proxy that terminates TLS, an ``Origin`` header that is in
     ``origins`` and starts with ``https:`` shows that the browser uses TLS.
@@ -65,7 +65,10 @@ def logout_cookie(connection: HTTPConnection) -> str:
 
 
 def session_cookie(token: str, *, secure: bool) -> str:
-    """Return the ``Set-Cookie`` header for ``token``; browsers hide the cookie from scripts and from other sites."""
+    """Return the ``Set-Cookie`` header for ``token``.
+
+    Browsers hide the cookie from scripts, and do not send it with requests from other sites.
+    """
     encoded = base64.urlsafe_b64encode(token.encode("utf-8", "surrogatepass")).decode()
     return _cookie(encoded.rstrip("="), "", secure=secure)
 

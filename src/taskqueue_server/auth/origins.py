@@ -29,7 +29,9 @@ def host_problem(headers: Headers, allowed: Collection[str], *, loopback: bool) 
         fine = _LOOPBACK.fullmatch(host) is not None
         return None if fine else "the Host header must be a loopback name, such as localhost"
     if not host or (allowed and not {host, _PORT.sub("", host)} & set(allowed)):
-        return "the Host header is not in TASKQUEUE_ALLOWED_HOSTS of this server"
+        return (
+            "the Host header is missing, repeated or not in TASKQUEUE_ALLOWED_HOSTS of this server"
+        )
     return None
 
 

@@ -13,7 +13,7 @@ from taskqueue_server.problems import ProblemError, retry_after
 MAX_NAMES = 10_000
 """maximum number of token names whose rate is tracked; the least recently used name is dropped first"""
 MAX_DEBT = 100_000
-"""number of tasks by which a token name may exceed its rate, so that the largest batch request is still accepted"""
+"""debt, in tasks, beyond which a token name may not publish; it is as large as the largest batch request"""
 
 
 class Quotas:
@@ -48,7 +48,7 @@ class Quotas:
             self._remaining.popitem(last=False)
 
     def enter(self, identity: Identity) -> ExitStack | None:
-        """Return a slot for one more socket, or ``None`` if the token name has reached its limit of open sockets.
+        """Return a slot for one more socket, or ``None`` if the token name has reached its limit on open sockets.
 
         Closing the slot frees it; closing it again has no effect.
         """

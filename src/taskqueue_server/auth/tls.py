@@ -26,7 +26,7 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
     _check("TASKQUEUE_TLS_CERTIFICATE", certificate)
     if key is not None:
         _check("TASKQUEUE_TLS_KEY", key)
-    # The empty password prevents OpenSSL from asking for the password of an encrypted key on the terminal.
+    # With the empty password, OpenSSL refuses an encrypted key instead of asking for its password on the terminal.
     try:
         context.load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, ValueError) as error:

@@ -80,7 +80,7 @@ class Tokens:
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
-        """Read the tokens file at ``path``. Raises `ConfigurationError`, also if an entry is invalid."""
+        """Read the tokens file at ``path``. Raises `ConfigurationError` if it is unreadable or has an invalid entry."""
         return cls(read_entries(load(path), path))
 
     def identify(self, token: str | None, now: float) -> Identity | None:

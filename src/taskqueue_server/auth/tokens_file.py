@@ -19,7 +19,7 @@ from taskqueue_server.auth.tokens import TokenEntry, hashed, load, read_entries
 
 _RANDOM = 32
 """number of random bytes in a token"""
-_HEAD = "# Tokens of the server: the hash, the rights and the expiry of each. The tokens themselves are not stored.\n"
+_HEAD = "# Tokens of the server: the hash, rights, limits and expiry of each. The tokens themselves are not stored.\n"
 _START = re.compile(r"^(?=[ \t]*\[\[[ \t]*token[ \t]*\]\])", re.MULTILINE)
 
 
@@ -40,9 +40,10 @@ def add(
     burst: float | None = None,
     connections: int | None = None,
 ) -> TokenEntry:
-    """Append an entry for ``token`` to the tokens file, which is created if needed. Raises `ConfigurationError`.
+    """Append an entry for ``token`` to the tokens file, and return it. Raises `ConfigurationError`.
 
-    ``at`` is the time of expiry in Unix seconds; ``None`` means that the token does not expire.
+    The file is created if needed. ``at`` is the time of expiry in Unix seconds; ``None`` means that the token does not
+    expire.
     """
     lines: dict[str, object] = {
         "name": name,

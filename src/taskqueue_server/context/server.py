@@ -75,12 +75,15 @@ class ServerContext:
 
     @property
     def drain_remaining(self) -> float:
-        """Seconds for which workers may still settle tasks, until the drain timeout; 0 unless the server drains."""
+        """Seconds until the drain timeout, in which workers may still settle tasks; 0 if the server is not draining."""
         return max(0.0, self._drained_at - asyncio.get_running_loop().time())
 
     @property
     def handover(self) -> float:
-        """Seconds for which a worker that this server disconnects may move its deliveries to another server, or 0."""
+        """Seconds for which a worker may move its deliveries to another server after this server disconnects it.
+
+        0 if the backend cannot move deliveries between servers.
+        """
         movable = has(self.backend, Capability.HANDOVER) and self.backend.capabilities.shared
         return _HANDOVER_SECONDS if movable else 0.0
 

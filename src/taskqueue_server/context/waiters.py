@@ -64,10 +64,10 @@ class ResultWaiters:
         gone: Coroutine[Any, Any, None],
         client: str | None = None,
     ) -> None:
-        """Wait until the task has ended, ``seconds`` have passed, the server drains, or ``gone`` completes.
+        """Wait until the task has ended, ``seconds`` have passed, the server begins to drain, or ``gone`` completes.
 
-        ``gone`` completes when the client has left or lost its rights. Raises `ProblemError` if too many requests wait,
-        or if requests of this ``client`` use half of the slots.
+        ``gone`` completes when the client has left or lost its rights. Raises `ProblemError` if all slots are in use,
+        or if requests of this ``client`` already use half of them.
         """
         try:
             if self._draining.is_set():
@@ -179,7 +179,10 @@ class LimitedSlots:
 
     @contextmanager
     def acquire(self, client: str | None) -> Iterator[None]:
-        """Hold a slot during the block. Raises `ProblemError` if no slot is free or the client has half of them."""
+        """Hold a slot during the block.
+
+        Raises `ProblemError` if all slots are in use, or if the client already uses half of them.
+        """
         if len(self) >= self._most:
             raise self._problem(503, f"the limit is reached: {self._most} {self._doing}")
         if client is not None and self._per_client[client] >= self._most // 2:

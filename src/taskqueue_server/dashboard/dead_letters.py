@@ -46,7 +46,7 @@ async def dead_letters(call: RequestContext) -> Response:
 
 
 async def act(call: RequestContext) -> Response:
-    """Redrive one dead letter, or redrive or discard those selected or all that match the filter."""
+    """Redrive one dead letter, or redrive or discard several: those selected, or all that match the filter."""
     key, form = call.name("key"), await read_form(call)
     search = form.text("filter")[:_FILTER]
     name, action = form.text("one"), form.text("action")

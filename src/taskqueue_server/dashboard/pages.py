@@ -70,7 +70,7 @@ NOTICES: Mapping[str, str] = {
     "more": "Done: {n}. More dead letters match: repeat the action to continue.",
     "signed-out": "Signed out.",
 }
-"""messages shown after an action; the URL contains only a message's name, so that a link cannot inject text"""
+"""messages shown after an action; the URL contains only a name and a number, so that a link cannot inject text"""
 _DEFAULTS = {"said": None, "open": False, "who": None, "live": None, "shape": None, "query": ""}
 """default values of the variables of ``base.html``"""
 _DIGITS = 12

@@ -104,7 +104,10 @@ class StatsPoller:
 
     @property
     def newest(self) -> int:
-        """The number for the first call of `after`, to get the latest sample during polling, otherwise a new one."""
+        """The number that a new page passes to `after`.
+
+        The page then gets the latest sample if the store is being polled, otherwise a new one.
+        """
         return -1 if self._task is not None else self._started
 
     async def after(self, number: int) -> Snapshot | None:

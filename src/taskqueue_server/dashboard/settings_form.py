@@ -44,12 +44,12 @@ _LIMITS = (
     Field(
         "max_processing_time",
         "Processing time",
-        "maximum seconds without progress; empty: no limit",
+        "maximum number of seconds without progress; empty: no limit",
         whole=False,
     ),
-    Field("max_losses", "Losses", "a task that is lost more often becomes a dead letter"),
+    Field("max_losses", "Losses", "a task that is lost more often than this becomes a dead letter"),
 )
-_BURST = "deliveries per interval, also the largest burst; empty: no limit"
+_BURST = "maximum per interval, and also the largest burst; empty: no limit"
 _RATE = (
     Field("rate_limit.max_tokens", "Deliveries", _BURST),
     Field("rate_limit.interval", "Interval", "number of units; empty: 1"),

@@ -27,7 +27,7 @@ _READS = 10.0
 
 
 async def live(call: RequestContext) -> Response:
-    """Return the event stream of a page. Raises `ProblemError` for an unknown page."""
+    """Return the event stream of a page. Raises `ProblemError` if the page is unknown or the client may not see it."""
     query = call.request.query_params
     name, key, task_id = query.get("view", ""), query.get("key"), query.get("id")
     known = name in (_OF_ALL if key is None else _OF_ONE)
@@ -70,7 +70,7 @@ class EventStream(StreamingResponse):
 
 
 async def moments(call: RequestContext) -> AsyncGenerator[Snapshot | str]:
-    """Yield each new sample while the client has its rights, and finally the reason why the stream ends."""
+    """Yield each new sample until the client's rights change or the server shuts down, then why the stream ends."""
     poller = poller_of(call)
     number = poller.newest
     with call.watch_access() as revoked:

@@ -83,7 +83,7 @@ def _steps(status: TaskStatus | None) -> list[tuple[str, str]]:
 
 
 def _pretty(text: bytes | None) -> tuple[str, int] | None:
-    """Return formatted and truncated JSON, and the number of characters cut off."""
+    """Return formatted and truncated JSON, and the number of characters cut off; ``None`` for no text."""
     if text is None:
         return None
     if len(text) <= 16 * _SHOWN:

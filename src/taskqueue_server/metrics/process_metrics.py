@@ -89,7 +89,7 @@ class _Latencies:
 
 
 class ProcessMetrics:
-    """Hooks and methods that count the tasks, connections and requests of this process. ``now`` is the store's time."""
+    """Hooks and methods that count tasks, connections and requests in this process. ``now`` gives the store's time."""
 
     def __init__(self, registry: CollectorRegistry, now: Callable[[], float]) -> None:
         self._now = now

@@ -60,7 +60,7 @@ class StoreMetrics:
         self._pass: asyncio.Task[None] | None = None
 
     async def latest(self) -> StoreStatistics | None:
-        """Return statistics that are about 1 s old, or up to 15 s if the store is slow; ``None`` if there are none."""
+        """Return statistics at most about 1 s old, or up to 15 s if the store is slow; ``None`` if there are none."""
         loop = asyncio.get_running_loop()
         if self._pass is None and loop.time() - self._started_at >= _FRESH_SECONDS:
             self._started_at = loop.time()
@@ -234,5 +234,7 @@ def _settings(shown: VisibleStatistics, settings: dict[str, QueueSettings]) -> I
         for key, queue in known
         for what, value in (("deliveries", queue.paused), ("intake", queue.intake_paused))
     )
-    text = "1 if what (deliveries or intake) is paused for the queue, else 0."
+    text = (
+        "1 if the queue's deliveries (what=deliveries) or intake (what=intake) are paused, else 0."
+    )
     yield _gauge("taskqueue_queue_paused", text, ["key", "what"], paused)

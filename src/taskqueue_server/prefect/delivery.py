@@ -116,7 +116,7 @@ class PrefectDelivery:
             if kind == "quit":
                 return SessionEnd("quit", frames.CLOSE_QUIT)
             if sent is None or self._pings.passed() < sent.mark:
-                raise frames.Violation("ack: no run was sent")
+                raise frames.Violation("ack: no run is waiting for an ack")
             self._sent = None
             done = [(sent.delivery, None)]
             self._settling = asyncio.create_task(self._settlements.ack(done))

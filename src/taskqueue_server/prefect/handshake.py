@@ -31,7 +31,7 @@ class PrefectConnection:
         self.peer = peer_of(websocket)
         self.token = token_of(websocket)
         self.identity = self._identified() if context.access.authenticates else None
-        """identity of the header's token if it is valid and may consume; ``None`` on a server without authentication"""
+        """identity of the header's token; ``None`` without authentication, or without a valid token that may consume"""
         self.slot: ExitStack | None = None
         self.channel = WebSocketChannel(websocket, context.settings.lease)
         self.pings = Pings(websocket)

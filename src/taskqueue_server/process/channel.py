@@ -1,7 +1,7 @@
 """Messages between the supervisor and its server processes: JSON lines over a private socket.
 
 Secrets therefore never appear in command-line arguments. The kernel closes the socket when either process ends, so
-no server process outlives the supervisor.
+each server process notices the end of the supervisor, drains and exits.
 """
 
 from __future__ import annotations

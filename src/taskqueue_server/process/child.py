@@ -1,7 +1,7 @@
 """One of several server processes on one port: ``python -m taskqueue_server.process.child CHANNEL LISTENER``.
 
-Both arguments are file descriptors. `taskqueue_server.process.supervisor` starts the process, and the process stops
-when the supervisor ends.
+Both arguments are file descriptors. `taskqueue_server.process.supervisor` starts the process. The process
+drains and exits when the supervisor ends.
 """
 
 from __future__ import annotations

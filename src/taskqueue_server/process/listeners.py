@@ -10,7 +10,7 @@ from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
 
 _SPREADS = sys.platform == "linux"
-"""whether the kernel balances connections over sockets with the same port; elsewhere only the last socket gets them"""
+"""whether the kernel balances connections over sockets with one port; otherwise only the last socket gets any"""
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -25,9 +25,9 @@ def listen(settings: Settings) -> socket.socket:
 class Port:
     """One port for several processes, reserved while this object is open.
 
-    On Linux each process has its own socket, and the kernel balances new connections over them by address. When many
-    workers reconnect at once and stay connected for days, they are spread evenly; with one shared socket the first
-    process to wake would accept them all. A new process gets connections as soon as it listens, and a process that has
+    On Linux each process has its own socket, and the kernel balances new connections over the sockets by address. When
+    many workers reconnect at once and stay connected for days, they are spread evenly; with one shared socket the first
+    process to wake could accept them all. A new process gets connections as soon as it listens, and a process that has
     died gets no more. On other systems all processes share one socket.
     """
 
@@ -82,7 +82,7 @@ def _address_of(host: str) -> tuple[str, socket.AddressFamily]:
 
 
 def _quick(bound: socket.socket) -> socket.socket:
-    # asyncio sets TCP_NODELAY only on sockets that it created. Without TCP_NODELAY, small responses come 40 ms later.
+    # asyncio sets TCP_NODELAY only on sockets that it created. Without it, small responses can take 40 ms longer.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound
 

@@ -36,7 +36,7 @@ def rereader(given: Mapping[str, Any]) -> Reread:
 def reload_settings(current: Settings, read: Reread) -> Settings | None:
     """Return ``current`` with the new values of the settings in `LIVE`; ``None`` if the new settings are invalid.
 
-    Logs the names of settings that need a restart, and the error if the settings are invalid, but never a value.
+    Logs the names of the changed settings, or the error if the settings are invalid, but never a value.
     """
     try:
         new = read()

@@ -55,7 +55,8 @@ def serve(
     """Serve until SIGTERM or SIGINT, then let workers settle their tasks; a second signal stops at once.
 
     ``on_ready`` gets the URL once connections are accepted. With ``given``, SIGHUP reads the settings again, and the
-    settings in ``given`` override what was read. Raises `ConfigurationError` for invalid settings.
+    settings in ``given`` override what was read. Raises `ConfigurationError` for invalid settings, and `TaskQueueError`
+    if several processes are configured and one of them keeps failing.
     """
     set_up_logs(form=settings.log_format)
     raise_descriptor_limit()
@@ -110,8 +111,8 @@ class ServerProcess:
     async def run(self) -> None:
         """Serve until `stop`, or until a signal if this is the main thread.
 
-        Raises `ConfigurationError` if the store cannot be used with the settings of this server. If the store is only
-        unavailable, the server starts.
+        Raises what `create_app` and `listen` raise, and `ConfigurationError` if the store cannot be used with the
+        settings of this server. If the store is only unavailable, the server starts.
         """
         try:
             app = create_app(self._backend, self._settings, self._extensions)

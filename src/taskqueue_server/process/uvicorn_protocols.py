@@ -1,4 +1,4 @@
-"""uvicorn's protocol classes with additional time limits."""
+"""uvicorn's protocol classes with additional limits, most of them on time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FRAGMENTS = 1024
 
 
 class HttpProtocol(H11Protocol):
-    """An HTTP connection that is closed if no request arrives, or the response is not read, in time."""
+    """An HTTP connection that is closed if no request arrives in time, or the client reads the response too slowly."""
 
     _head_timeout: asyncio.TimerHandle | None = None
     _read_timeout: asyncio.TimerHandle | None = None
@@ -80,7 +80,7 @@ class HttpProtocol(H11Protocol):
 
 
 class SocketProtocol(FairProtocol):
-    """A WebSocket that the application can abort, with limits for closing, fragments and unread pongs."""
+    """A WebSocket that the application can abort, with limits on closing time, fragments and unread pongs."""
 
     async def run_asgi(self) -> None:
         """Run the application, and abort the connection if the client does not close it soon after."""

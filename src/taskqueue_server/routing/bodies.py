@@ -1,4 +1,4 @@
-"""Read and decode request bodies, with a limit on size and time, and errors that name the invalid field."""
+"""Read and decode request bodies, with limits on size and time, and errors that name the invalid field."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _decoders: dict[type, msgspec.json.Decoder[object]] = {}
 
 
 async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
-    """Yield the body in chunks. Raises `ProblemError` if its content type is wrong, or it is too large or too slow."""
+    """Yield the body in chunks. Raises `ProblemError` if the content type is wrong, or the body too large or late."""
     text = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if text != kind:
         raise ProblemError(415, "content_type", f"the content type must be {kind}", headers=_CLOSE)
@@ -56,7 +56,7 @@ async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> Async
 
 
 def decode(kind: type[T], body: bytes) -> T:
-    """Decode JSON into a model. Raises `ProblemError`, which names the invalid field and never shows its value."""
+    """Decode JSON into a model. Raises `ProblemError`, which may name the invalid field but never shows its value."""
     decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
     try:
         return decoder.decode(body)  # type: ignore[return-value]

@@ -41,11 +41,11 @@ class Extension(msgspec.Struct, frozen=True, kw_only=True):
     tags: Mapping[str, str] = {}
     """tags of the operations, with their descriptions in the OpenAPI document"""
     pages: tuple[Operation, ...] = ()
-    """pages of the dashboard, on which errors are shown as pages instead of JSON documents"""
+    """pages of the dashboard; their errors are shown as pages instead of JSON documents"""
     links: tuple[NavLink, ...] = ()
     """links in the navigation of every dashboard page"""
     templates: str | None = None
-    """name of a package with a folder ``templates``, whose file names must differ from those of the dashboard"""
+    """name of a package with a folder ``templates``, whose file names differ from those of the dashboard's templates"""
 
 
 def load_extensions(names: Collection[str]) -> tuple[Extension, ...]:
@@ -83,5 +83,6 @@ def check_extensions(own: Sequence[Operation], extensions: Sequence[Extension]) 
     for kind, counted in (("name", names), ("path", paths)):
         if twice := [text for text, times in counted.items() if times > 1]:
             raise ConfigurationError(
-                f"the server and its extensions use the {kind} {twice[0]} more than once"
+                f"the server and its extensions use the {kind} {twice[0]} more than once; "
+                "remove an extension that uses it"
             )

@@ -18,12 +18,12 @@ from taskqueue_server.routing.schemas import LABEL, NAME
 
 _ABOUT = """Publish tasks and operate queues. Workers use the socket protocol instead.
 
-Every error is a problem document (RFC 9457) with a stable `code`. A request that failed with 429 or 503 may be
-repeated after `Retry-After` seconds. Lists are paginated: repeat the request with `next` as `after` until the
-response has no `next`."""
+Errors are problem documents (RFC 9457) with a stable `code`. Publishing, `/health` and `/ready` also have other
+bodies for some error statuses. A request that failed with 429 or 503 may be repeated after `Retry-After` seconds.
+Lists are paginated: repeat the request with `next` as `after` until the response has no `next`."""
 _TAGS = {
     "tasks": "Publish, look up, wait for, cancel and retry tasks.",
-    "queues": "Statistics, settings, limits and order of queues.",
+    "queues": "Statistics, settings and ledgers of queues; pause, resume and purge them.",
     "dead letters": "Tasks that were given up: list, redrive or discard them.",
     "workers": "Workers with an open subscription.",
     "migration": "Moving from one backend to another without downtime.",
@@ -104,7 +104,7 @@ def document(
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "required if the server has tokens; a token permits certain verbs for certain keys",
+                    "description": "required if the server uses tokens; a token grants certain verbs for certain keys",
                 }
             },
             "headers": {

@@ -42,7 +42,7 @@ class RequestContext:
         self.context: ServerContext = request.app.state.context
         self.verbs = verbs
         self.identity: Identity | None = None
-        """the client; ``None`` if the operation needs no token, else `OPEN` on a server without authentication"""
+        """the client; `OPEN` on a server without authentication, and ``None`` if the operation requires no token"""
 
     @property
     def client_name(self) -> str | None:
@@ -63,7 +63,7 @@ class RequestContext:
             )
 
     def watch_access(self) -> AbstractContextManager[asyncio.Event]:
-        """Watch the client's rights during the block, which gets an event that is set when they change or expire."""
+        """Watch the token during the block. The yielded event is set once the token's rights change or end."""
         identity = self.identity
         request = self.request
         return self.context.access.watch_access(
@@ -179,7 +179,7 @@ class Operation(msgspec.Struct, frozen=True):
     path: str
     handler: Handler
     answers: dict[int, Any]
-    """type of the response body for each status: a tuple means one of several types, ``None`` means any JSON value"""
+    """type of the response body for each status: a tuple means one of several types, ``None`` an undocumented type"""
     id: str = ""
     """``operationId`` in the OpenAPI document; required if the operation is documented"""
     verb: str | tuple[str, ...] | None = None

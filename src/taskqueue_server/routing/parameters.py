@@ -27,8 +27,8 @@ def id_maker(call: RequestContext) -> Callable[[str, str | None, int], str | Non
     """Return a function that derives a task's id from the request's ``Idempotency-Key``.
 
     The function takes the task's queue, its id in the request, and its line number. Without the header it returns
-    ``None``. With the header, the same client, header, queue and line give the same id, and a task that has an id
-    raises `InvalidInput`. For an invalid header, `id_maker` itself raises `InvalidInput`.
+    ``None``. With the header it derives the id from the client, the header, the queue and the line number, and raises
+    `InvalidInput` if the task already has an id. For an invalid header, `id_maker` itself raises `InvalidInput`.
     """
     values = call.request.headers.getlist(_HEADER)
     if not values:
@@ -67,14 +67,14 @@ AFTER = Query("after", NAME, "the `next` of the previous page", example="emails"
 
 
 def page_of(call: RequestContext, names: Iterable[str]) -> tuple[list[str], str | None]:
-    """Return the requested page of the sorted names, and the last name of the page if more names follow."""
+    """Return the requested page of the sorted names, and its last name if more names follow, otherwise ``None``."""
     limit, after = page_query(call)
     rest = [name for name in names if after is None or name > after]
     return rest[:limit], rest[limit - 1] if len(rest) > limit else None
 
 
 def page_query(call: RequestContext) -> tuple[int, str | None]:
-    """Return the requested page size and the name after which the page starts. Raises `InvalidInput`."""
+    """Return the page size, and the name after which the page starts, if one is given. Raises `InvalidInput`."""
     return call.number("limit", _PAGE, LIMITS.batch), call.query_name("after")
 
 

@@ -48,7 +48,7 @@ _log = logging.getLogger("taskqueue.server.socket")
 
 
 async def socket(websocket: WebSocket) -> None:
-    """Serve one worker. Errors before the WebSocket handshake are HTTP problems, later errors are close codes."""
+    """Serve one worker. Errors before the WebSocket handshake are HTTP problems; later errors are close codes."""
     context: ServerContext = websocket.app.state.context
     refused = refusal(context, websocket, SUBPROTOCOL) or _not_ready(context)
     identity = None
@@ -183,7 +183,7 @@ class SocketAdmission:
         if identity is None or "consume" not in identity.verbs:
             await self._refuse(
                 "unauthenticated",
-                "a valid token that may consume is required",
+                "a valid token with the right consume is required",
                 CLOSE_UNAUTHENTICATED,
             )
             return
@@ -245,7 +245,7 @@ class SocketAdmission:
             await close(subscription)
 
     def _without_others(self, hello: Hello, is_allowed: Callable[[str], bool]) -> Hello:
-        """Return the hello without other connections' receipts for keys that this connection may not consume."""
+        """Return the hello without receipts that another connection holds for keys that this one may not consume."""
         others = self._context.registry.others(self, hello.worker_id) if hello.holding else ()
         foreign = {
             delivery.receipt

@@ -17,7 +17,7 @@ from taskqueue_server.worker_socket.admission import HELLO_SECONDS
 _ABOUT = """How a worker in any language receives tasks and settles them.
 
 Request the subprotocol `taskqueue.v1`. Send `hello` first and wait for the `welcome`; grant credit, and settle each
-delivery after its task was executed. Answer pings. Messages are text, each one JSON object in UTF-8; nothing is
+delivery after executing its task. Answer pings. Messages are text, each one JSON object in UTF-8; nothing is
 compressed. Integers are written without a fraction: `1`, not `1.0`.
 Ignore unknown fields and frames: either side may be newer. Deliveries are at least once: keep an outcome until
 `settled` confirms it, and send it again after a reconnect. See `docs/protocol.md` for details."""
@@ -29,12 +29,12 @@ CLOSE_CODES = {
     1011: "the server failed: reconnect after a pause",
     frames.CLOSE_RESTART: "the server is shutting down: reconnect to any replica",
     frames.CLOSE_TRY_LATER: "too many connections, or the store is unavailable: reconnect after a pause",
-    frames.CLOSE_REVOKED: "the token was revoked, expired, or no longer permits a key: reconnect with a valid token",
+    frames.CLOSE_REVOKED: "the token is revoked or expired, or no longer permits a key: reconnect with a valid token",
     frames.CLOSE_PROTOCOL: "a protocol violation, which the preceding error frame names: a bug in the worker",
     frames.CLOSE_UNAUTHENTICATED: "the token is missing, wrong, or may not consume: do not reconnect",
     frames.CLOSE_TIMEOUT: "no hello in time, or silence for longer than the lease: reconnect",
 }
-"""meaning of each close code that the server sends, and what the worker should do"""
+"""close codes that the server sends: the meaning of each, and in most cases what the worker should do"""
 
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "hello": {"worker_id": "gpu-7.4211", "keys": ["resize"], "credit": 2},

@@ -1,4 +1,4 @@
-"""A worker's session on a socket, from the welcome to its end, and the release of its deliveries."""
+"""A worker's session on a socket, from the welcome to the release of the worker's deliveries."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class WorkerSession:
     ) -> None:
         """Create a session that sets ``deliveries_changed`` when deliveries end.
 
-        The session ends when ``access_revoked`` is set. It calls ``on_closed`` when it no longer uses the socket,
+        The session ends when ``access_revoked`` is set. It calls ``on_closed`` when it stops serving the worker,
         before it releases the worker's deliveries.
         """
         self._context = context

@@ -166,7 +166,7 @@ class FairProtocol(WebSocketsSansIOProtocol):
 
 
 ACCEPTS_PER_TURN = 10
-"""Number of connections accepted in one turn of the event loop, which asyncio calls the backlog.
+"""Maximum number of connections accepted in one turn of the event loop. asyncio calls this number the backlog.
 
 It is small, because asyncio retries and logs that many times if the process has no free file descriptors."""
 BACKLOG = 2048

@@ -43,7 +43,7 @@ class WebSocketChannel:
     """Sends and receives messages. Only one asyncio task may receive; any number may send."""
 
     def __init__(self, websocket: WebSocket, send_seconds: float) -> None:
-        """Create a channel that calls `abort` if a send, with its wait for other sends, exceeds ``send_seconds``."""
+        """Create a channel that calls `abort` if a send and its wait for other sends exceed ``send_seconds``."""
         self._websocket = websocket
         self._seconds = send_seconds
         self._turn = asyncio.Lock()
