@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -213,7 +214,7 @@ class RedisControl(_ScriptCaller):
         for partition, reply in zip(names, outcomes, strict=True):
             if isinstance(reply, BaseException):
                 continue
-            due, late, over, taken_back, anomalies, given_up, remaining, steps, step, left, own = (
+            due, late, over, taken_back, anomalies, given_up, remaining, steps, step, left, own, damaged = (
                 reply
             )
             promoted += due
@@ -222,6 +223,7 @@ class RedisControl(_ScriptCaller):
             recovered += taken_back
             self._report(partition, int(anomalies), given_up)
             self._report_steps(partition, int(steps), seconds(step))
+            await self._report_damage(partition, damaged)
             if remaining != b"":  # not every pass checks
                 self._unclaimed[partition] = remaining
             unclaimed.update(key.decode() for key in self._unclaimed.get(partition, ()))
@@ -259,6 +261,16 @@ class RedisControl(_ScriptCaller):
                 "partition %s: the clock of Redis was set back by %.1f s; the store's time continues "
                 "(%d such steps so far)", partition, last, steps,
             )  # fmt: skip
+
+    async def _report_damage(self, partition: str, damaged: list[bytes]) -> None:
+        for key, _, task_id in (name.decode(errors="replace").partition(" ") for name in damaged):
+            if task_id == "/":
+                _log.error("partition %s: the numbers of queue %s were damaged", partition, key)
+                settings = await self.settings(key)
+                with contextlib.suppress(SettingsConflict):  # another process applies them
+                    await self.configure(key, settings)
+            else:
+                _log.error("partition %s: task %s of %s was damaged", partition, task_id, key)
 
 
 def _limits(settings: QueueSettings) -> tuple[int | float, ...]:

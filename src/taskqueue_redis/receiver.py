@@ -251,7 +251,7 @@ class Receiver:
             match error.__cause__:
                 case ScriptError(code="GONE") as gone:
                     raise ConsumerExpired from gone
-                case AnswerLost():
+                case AnswerLost() | ScriptError():
                     self._mark_uncertain(partition)
             raise
         taken = _Batch()

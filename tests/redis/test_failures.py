@@ -58,7 +58,7 @@ SAMPLES = {
     "WRONGPASS invalid username-password pair": (Policy.REPAIR, Misconfigured),
     "NOPERM this user has no permissions to run the 'info' command": (Policy.REPAIR, Misconfigured),
     "DENIED Redis is running in protected mode": (Policy.REPAIR, Misconfigured),
-    "WRONGTYPE Operation against a key holding": (Policy.REPAIR, Misconfigured),
+    "WRONGTYPE Operation against a key holding": (Policy.RAISE, ScriptError),
     "CROSSSLOT Keys in request don't hash to the same slot": (Policy.REPAIR, Misconfigured),
     "NOPROTO unsupported protocol version": (Policy.REPAIR, Misconfigured),
     "NOGROUP No such key 'x'": (Policy.RAISE, ScriptError),
@@ -182,7 +182,7 @@ async def test_errors_that_a_real_server_makes(each_redis: RedisServer, redis_pr
     key = f"{redis_prefix}:k"
     async with linked(each_redis.url) as link:
         await link.command(key, "SET", key, 1)
-        assert isinstance(await failing(link, "LPUSH", key, 1), Misconfigured)
+        assert isinstance(await failing(link, "LPUSH", key, 1), ScriptError)
         assert isinstance(await failing(link, "NOSUCHCOMMAND"), Misconfigured)
         assert isinstance(await failing(link, "CLIENT", "NOSUCH"), Misconfigured | ScriptError)
         assert isinstance(await failing(link, "SELECT", 99_999), Misconfigured)

@@ -1,4 +1,4 @@
---@ base room queue states journal / states record counts streams flow tenants lanes places ends receipts
+--@ base room queue states journal / states record counts streams flow tenants lanes cold damage places ends receipts
 -- Ends deliveries as executed.
 -- ARGV: per group its key, lane, token, "1" if the calling process knows that it received these deliveries, and their
 -- number; then per delivery: id, sequence number of the entry, result ("" for none).
@@ -28,6 +28,10 @@ while (left > 0 or at <= #ARGV) and bytes < BYTES do
     local id, fence, result = ids[i], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
     local answer, packed = 'lost', changed[id] or records[i]
+    local state = packed and string.byte(packed) or 0
+    if state < WAITING or state > DISCARDED or #packed < RECORD_SIZE then
+      packed = rarely().rebuilt_in_flight(q, id, fence) and call('HGET', q.name .. '/t', id)
+    end
     if packed then
       local state, where, priority, attempt, losses, prior, _, seq, current_fence, _, digest, verb, told, settled =
         unpack_struct(RECORD, packed)

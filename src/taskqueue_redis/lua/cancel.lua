@@ -3,7 +3,7 @@
 local q, id = queue(ARGV[3]), ARGV[4]
 lift_refusal()
 local packed = call('HGET', q.name .. '/t', id)
-local r = packed and read_record(packed)
+local r = read_record(packed)
 if not r or not is_live(r) then return 0 end
 end_live(q, id, r, CANCELLED, 'cancelled')
 save_all()

@@ -1,12 +1,12 @@
---@ base room queue states record counts streams flow tenants lanes cold journal places ends receipts
+--@ base room queue states record counts streams flow tenants lanes cold damage journal places ends receipts
 -- Ends a delivery and makes its task a dead letter.
 -- ARGV: key, id, sequence number of the entry, token, reason, "1" if there is an error, error, lane.
 -- Returns "ok" or "lost".
 local q, id, fence, token, reason = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local error = ARGV[8] == '1' and ARGV[9] or nil
 lift_refusal()
-local packed = call('HGET', q.name .. '/t', id)
-if not packed then
+local r = read_record(call('HGET', q.name .. '/t', id)) or rebuilt_in_flight(q, id, fence)
+if not r then
   local name = q.name .. '/' .. ARGV[10]
   if reason == 'corrupt' and holder(name, fence) == token then -- the entry was written by another program
     local fields = fields_at(name, fence)
@@ -19,7 +19,6 @@ if not packed then
   end
   return 'lost'
 end
-local r = read_record(packed)
 local name, owner = current(q, r, fence, token)
 if not name then return settled_before(r, fence, BURY) end
 local worker = worker_of(q, owner)

@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold journal places ends returns
+--@ base room queue states record counts streams flow tenants lanes cold damage journal places ends returns
 -- Takes back the deliveries of a consumer without counting losses, and removes the consumer. ARGV: token, budget of a
 -- call.
 -- Returns 1 once none is left.

@@ -1,12 +1,13 @@
---@ base room life queue states record counts streams flow tenants lanes cold journal places ends promote returns timing
+--@ base room life queue states record counts streams flow tenants lanes cold damage journal places ends promote returns timing
 -- One run of maintenance, with a limited amount of work. Several processes may run it at the same time.
 -- ARGV: microseconds after which a silent consumer's lease expires, usual maximum interval between two runs, budget of
 -- each kind of work, milliseconds after which an unregistered member without deliveries is removed, calling process.
 -- Returns how many tasks were promoted, the expired tasks as {key, id, attempt}, how many were deleted and recovered,
 -- the number of anomalies so far, consumers whose lease has expired as {token, worker}, queues with waiting tasks but no
 -- consumer ("" if not checked), how often the clock of Redis was set back so far and by how many microseconds the last
--- time, for how many microseconds the work that is left has been due ("" if none is left), and how many microseconds this
--- run took if the caller should continue ("" otherwise; 0 if it has just caught up).
+-- time, for how many microseconds the work that is left has been due ("" if none is left), how many microseconds this run
+-- took if the caller should continue ("" otherwise; 0 if it has just caught up), and the names of damaged tasks as "queue
+-- task"; instead of the task, "/" stands for the numbers or limits of the queue.
 local lease, period, budget, process = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7]
 local timed, started = pcall(function() return os.clock() end) -- TIME does not change during a script
 lift_refusal()
@@ -36,8 +37,12 @@ for i = 1, #late do
   local ids = call('ZRANGEBYSCORE', q.name .. '/e', '-inf', text(now), 'LIMIT', 0, budget - #expired)
   for j = 1, #ids do
     local r = read_record(call('HGET', q.name .. '/t', ids[j]))
-    end_live(q, ids[j], r, EXPIRED, 'expired')
-    expired[#expired + 1] = {q.key, ids[j], r.attempt}
+    if r and is_live(r) then
+      end_live(q, ids[j], r, EXPIRED, 'expired')
+      expired[#expired + 1] = {q.key, ids[j], r.attempt}
+    else -- the record is damaged; the task is found by its entry
+      call('ZREM', q.name .. '/e', ids[j])
+    end
   end
   index(q, '/e', ':deadlines')
   if #expired >= budget then break end
@@ -66,8 +71,10 @@ local function forget(q, ids, ends)
   local records, over = call('HMGET', q.name .. '/t', unpack(ids)), {}
   local results = call('EXISTS', q.name .. '/k') == 1
   for i = 1, #ids do
-    local r = records[i] and read_record(records[i])
-    if r and is_over(r) and (not ends or r.at == ends[i]) and not (results and call('ZSCORE', q.name .. '/k', ids[i])) then
+    local r = read_record(records[i])
+    if records[i] and not r then
+      over[#over + 1] = ids[i] -- the record is damaged
+    elseif r and is_over(r) and (not ends or r.at == ends[i]) and not (results and call('ZSCORE', q.name .. '/k', ids[i])) then
       if r.at + q.window > now then remember(q, ids[i], r.at) else over[#over + 1] = ids[i] end
     end
   end
@@ -127,6 +134,7 @@ end
 local function check(q)
   local removed = 0
   recount(q)
+  if q.waiting > q.held then call('SADD', PARTITION .. ':ready', q.key) end -- a right may have been missing for a moment
   if q.sorted then repair_keys(q) end
   for i = 1, #q.lanes do
     for _, kind in ipairs({'s', 'r'}) do
@@ -184,5 +192,7 @@ elseif continues then
   call('HDEL', META, 'sweeper')
 end
 local seen = call('HMGET', META, 'anomalies', 'steps', 'step')
+local damaged = call('LRANGE', PARTITION .. ':damaged', 0, budget - 1)
+if #damaged > 0 then call('LTRIM', PARTITION .. ':damaged', #damaged, -1) end
 return {promoted, expired, forgotten, recovered, seen[1] or '0', dead, unclaimed, seen[2] or '0', seen[3] or '0',
-  behind and text(behind) or '', took}
+  behind and text(behind) or '', took, damaged}

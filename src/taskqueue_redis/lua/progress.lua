@@ -1,10 +1,9 @@
---@ base room queue states record counts streams flow tenants lanes cold journal places ends returns receipts timing
+--@ base room queue states record counts streams flow tenants lanes cold damage journal places ends returns receipts timing
 -- Stores the progress of a running task. ARGV: key, id, sequence number of the entry, token, packed progress. Returns
 -- 1, or 0 if the receipt is stale.
 local q, id, fence, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 lift_refusal()
-local packed = call('HGET', q.name .. '/t', id)
-local r = packed and read_record(packed)
+local r = read_record(call('HGET', q.name .. '/t', id)) or rebuilt_in_flight(q, id, fence)
 if not r or not current(q, r, fence, token) then return 0 end
 r.at = now
 call('HSET', q.name .. '/t', id, write_record(r))

@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes journal places ends promote
+--@ base room queue states record counts streams flow tenants lanes cold damage journal places ends promote
 -- Makes due tasks available. ARGV: maximum number. Returns when the next task is due, or "".
 lift_refusal()
 local promoted = promote_due(tonumber(ARGV[3]))

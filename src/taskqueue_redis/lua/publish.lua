@@ -1,4 +1,4 @@
---@ base queue states journal / states record counts streams flow tenants lanes cold places ends promote unusual
+--@ base queue states journal / states record counts streams flow tenants lanes cold damage places ends promote unusual
 -- Stores tasks, unless their ids are known.
 -- ARGV: per queue its key and the number of tasks, then per task: id, digest of 8 bytes and priority (followed by ":"
 -- not before ":" deadline, and "/" tenant "/" ordering key, if the task has one of these), body.

@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes journal places ends sorting
+--@ base room queue states record counts streams flow tenants lanes cold damage journal places ends sorting
 -- Ends waiting and scheduled tasks as cancelled, a limited number per call. Tasks that are published after the
 -- first call are not included. Until the last call, scheduled tasks that become due are ended by `promote`.
 -- ARGV: key, position ("" for the first call), budget.
@@ -18,19 +18,25 @@ end
 
 local function left() return budget > 0 and bytes < BYTES end
 
-local function purge(id, body)
+-- `state`, `place`, `priority` and `seq`: where the entry of the task is.
+local function purge(id, body, state, place, priority, seq)
   local r = read_record(call('HGET', q.name .. '/t', id))
+  if not r then
+    r = rebuilt(q, id, state, place, priority, seq, place < PARKED and body or call('HGET', q.name .. '/b', id) or '')
+  end
   end_live(q, id, r, CANCELLED, 'cancelled')
   purged, budget, bytes = purged + 1, budget - 1, bytes + #body
 end
 
-local function purge_stream(name)
+local function purge_stream(priority)
+  local name = stream_of(q, 's', priority)
   local after = last_delivered(name)
   while budget > 0 and bytes < BYTES do
     local entries = call('XRANGE', name, after, text(upto), 'COUNT', math.min(budget, 10))
     if #entries == 0 then break end
     for i = 1, #entries do
-      if left() then purge(entries[i][2][1], entries[i][2][2]) end
+      local fields = entries[i][2]
+      if left() then purge(fields[1], fields[2], WAITING, FRESH, priority, sub(entries[i][1], 1, -3)) end
     end
   end
 end
@@ -40,9 +46,9 @@ local function first_of(name)
   return call('ZRANGEBYSCORE', name, '-inf', text(upto), 'LIMIT', 0, budget)
 end
 
-local function purge_set(set)
+local function purge_set(set, place, priority)
   local ids = first_of(set)
-  for j = 1, #ids do purge(ids[j], '') end
+  for j = 1, #ids do purge(ids[j], '', WAITING, place, priority, 0) end
 end
 
 local function purge_lane(priority, tenant)
@@ -50,9 +56,10 @@ local function purge_lane(priority, tenant)
   local members = first_of(name)
   for j = 1, #members do
     if not left() then return end
-    local fields = fields_at(stream_of(q, sub(members[j], 1, 1), priority), sub(members[j], 2))
+    local kind, fence = sub(members[j], 1, 1), sub(members[j], 2)
+    local fields = fields_at(stream_of(q, kind, priority), fence)
     if fields then
-      purge(fields[1], fields[2])
+      purge(fields[1], fields[2], WAITING, kind == 's' and FRESH or AGAIN, priority, fence)
     else -- another program has deleted the entry
       call('ZREM', name, members[j])
       torn, budget = true, budget - 1
@@ -62,11 +69,11 @@ local function purge_lane(priority, tenant)
   budget = budget - 1
 end
 
-purge_set(q.name .. '/J') -- first, because the end of a key's holder would make these tasks available
+purge_set(q.name .. '/J', HELD, 5) -- first, because the end of a key's holder would make these tasks available
 for i = 1, #q.lanes do
   local priority = sub(q.lanes, i, i)
-  purge_set(q.name .. '/z' .. priority)
-  if not q.sorted then purge_stream(q.name .. '/s' .. priority) end
+  purge_set(q.name .. '/z' .. priority, PARKED, priority)
+  if not q.sorted then purge_stream(priority) end
   local tenants = first_of(q.name .. '/w' .. priority)
   for j = 1, #tenants do
     if left() then purge_lane(priority, tenants[j]) end
@@ -78,7 +85,7 @@ if left() then
   local members = call('ZRANGEBYSCORE', q.name .. '/d', from, '+inf', 'WITHSCORES', 'LIMIT', 0, budget)
   for i = 1, #members, 2 do
     if tonumber(sub(members[i], 1, 17)) <= upto then
-      purge(sub(members[i], 18), '')
+      purge(sub(members[i], 18), '', SCHEDULED, PARKED, 5, sub(members[i], 1, 17))
     else
       from, budget = '(' .. members[i + 1], budget - 1
     end

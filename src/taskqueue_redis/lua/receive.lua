@@ -1,4 +1,4 @@
---@ base room life queue states journal / states record counts streams flow tenants lanes cold places ends returns promote turns sorting timing
+--@ base room life queue states journal / states record counts streams flow tenants lanes cold damage places ends returns promote turns sorting timing
 -- Delivers up to `limit` tasks, and at most 1000, from the keys of a consumer. Delivers fewer if their bodies are large.
 -- ARGV: token, turn, limit, "1" to check the other keys for work in any case, then the keys that probably have work, in
 -- the order of their turns.
@@ -66,7 +66,8 @@ local function give(q, lane, name, entries)
     if not more or fields[3] == 'more' then q.fresh = q.fresh - 1 end
     local deadline = more and tonumber(string.match(more, '%d*$'))
     if deadline and deadline <= now then
-      expire(q, id, rarely().read_record(call('HGET', q.name .. '/t', id)), name, fence, #fields[2])
+      local r = rarely().read_record(call('HGET', q.name .. '/t', id))
+      expire(q, id, r or rarely().rebuilt_in_flight(q, id, sub(fence, 1, -3)), name, fence, #fields[2])
     else
       given[n + 1], given[n + 2], given[n + 3], given[n + 4] = sub(fence, 1, -3), id, fields[2], more or ''
       n = n + 4
@@ -98,10 +99,16 @@ local function serve_returned(q, priority, count)
   local name = stream_of(q, 'r', priority)
   for i = 1, #popped, 2 do
     local id = popped[i]
-    local r = rarely().read_record(call('HGET', q.name .. '/t', id))
-    r.place, r.fence = AGAIN, next_seq(q)
-    rarely().enter_stream(q, r, id, rarely().drop_body(q, id), rarely().deadline_of(q, id))
-    rarely().put_down(q, id, r)
+    local r, body = rarely().read_record(call('HGET', q.name .. '/t', id)), rarely().drop_body(q, id)
+    if body then
+      r = r or rarely().rebuilt(q, id, WAITING, PARKED, priority, popped[i + 1], body)
+      r.place, r.fence = AGAIN, next_seq(q)
+      rarely().enter_stream(q, r, id, body, rarely().deadline_of(q, id))
+      rarely().put_down(q, id, r)
+    else
+      rarely().abandon(q, id)
+      q.waiting = q.waiting - 1
+    end
   end
   q.back = q.back - #popped / 2
   return give(q, 'r' .. priority, name, read(q, name, count))

@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold journal places ends returns receipts
+--@ base room queue states record counts streams flow tenants lanes cold damage journal places ends returns receipts
 -- Takes deliveries back, or counts them as lost if the caller owns them.
 -- ARGV: token of the consumer that lost them ("" to release them), then per delivery: key, id, sequence number of the
 -- entry, token.
@@ -10,10 +10,9 @@ lift_refusal()
 for at = 4, #ARGV, 4 do
   if bytes >= BYTES then break end
   local q, id, fence, token = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local packed = call('HGET', q.name .. '/t', id)
+  local r = read_record(call('HGET', q.name .. '/t', id)) or rebuilt_in_flight(q, id, fence)
   local answer = 'lost'
-  if packed then
-    local r = read_record(packed)
+  if r then
     local name, owner = current(q, r, fence, token)
     if not name then
       answer = settled_before(r, fence, verb)

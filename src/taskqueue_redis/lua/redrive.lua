@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold journal places ends promote
+--@ base room queue states record counts streams flow tenants lanes cold damage journal places ends promote
 -- Makes dead letters available again, or discards them, a limited number per call. Tasks that die after the first
 -- call are not included.
 -- ARGV: key, "redrive" or "discard", highest position among the dead letters ("" for all until now), maximum number,
@@ -19,8 +19,9 @@ while looked < #ids and bytes < BYTES do
   if call('ZSCORE', q.name .. '/dead', id) then
     local r, cold = read_record(call('HGET', q.name .. '/t', id)), read_cold(q, id)
     local body, deadline = unearth(q, id, cold)
-    bytes = bytes + #body
-    if discard then
+    bytes = bytes + #(body or '')
+    r = r or rebuilt(q, id, DEAD, PARKED, 5, now, body or '')
+    if discard or not body then
       write_cold(q, id, cold)
       finish(q, r, id, DISCARDED, 'discarded')
       note(q, 'discarded', id, r, 'discarded', nil, nil, cold.r)

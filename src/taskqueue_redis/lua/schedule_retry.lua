@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold journal places ends receipts
+--@ base room queue states record counts streams flow tenants lanes cold journal places ends receipts / damage
 -- Schedules the next attempt of a task, once per retry token.
 -- ARGV: key, id, time, retry token ("" for the default), "1" if there is an error, error, sequence number and token of
 -- the delivery that it settles ("" for none), its attempt, and of the task: digest, priority, deadline (""), body,
@@ -11,7 +11,12 @@ local digest, priority, deadline, body = ARGV[12], tonumber(ARGV[13]), ARGV[14],
 local settles = fence ~= ''
 lift_refusal()
 local packed = call('HGET', q.name .. '/t', id)
-local r = packed and read_record(packed) or new_record(priority, digest)
+local r = read_record(packed)
+if not r then
+  r = settles and rarely().rebuilt_in_flight(q, id, fence)
+  packed = r
+  r = r or new_record(priority, digest)
+end
 local cold = packed and read_cold(q, id) or {h = {}, k = {}}
 local name, owner
 if settles then
@@ -33,7 +38,9 @@ local worker = worker_of(q, owner)
 if live then
   local held = text(r.fence)
   local settled = r.fence
-  body, owner = withdraw(q, r, id)
+  local stored
+  stored, owner = withdraw(q, r, id)
+  body = stored or body
   if settles then
     r.verb, r.answer, r.settled = RETRY, 0, settled
   elseif owner then
@@ -41,7 +48,9 @@ if live then
   end
   deadline = nil
 elseif packed and r.state == DEAD then
-  body, deadline = unearth(q, id, cold)
+  local stored
+  stored, deadline = unearth(q, id, cold)
+  body = stored or body
   r.prior = r.attempt
 else
   add(q, 'published', 1)

@@ -7,10 +7,12 @@ for i = 4, #ARGV do
   local packed, answer = call('HGET', q.name .. '/t', id), {}
   if packed then
     local r = read_record(packed)
-    local held = r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
+    local held = r and r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
       and holder(stream_with(q, r), text(r.fence))
-    answer = {packed, held and 1 or 0, call('HGET', q.name .. '/x', id), call('HGET', q.name .. '/p', id)}
-    bytes = bytes + #packed + (answer[3] and #answer[3] or 0)
+    if r then
+      answer = {packed, held and 1 or 0, call('HGET', q.name .. '/x', id), call('HGET', q.name .. '/p', id)}
+      bytes = bytes + #packed + (answer[3] and #answer[3] or 0)
+    end
   end
   answers[i - 3] = answer
   if bytes >= BYTES then break end

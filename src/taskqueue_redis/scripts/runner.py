@@ -6,6 +6,7 @@ import hashlib
 import logging
 import re
 import secrets
+import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -27,6 +28,10 @@ _REPLICATED_QUEUES = 10_000
 """maximum number of queues that a process remembers as waiting for replicas"""
 _AT_ONCE = 250
 """maximum number of items per script call"""
+_EXPECTED = frozenset({"RESET", "GONE", "LATE"})
+"""codes of errors that scripts return on purpose"""
+_REPAIR_SECONDS = 5.0
+"""minimum number of seconds between two repairs of a partition"""
 _PARTS = re.compile(r"^--@ (.*)\n")
 _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 
@@ -153,6 +158,8 @@ class ScriptRunner:
         """whether the servers are known to provide the durability that each queue requires"""
         self._installed: dict[str, tuple[Arg, ...]] = {}
         """by partition, the arguments that begin each script call: the declared keys, and the partition's epoch"""
+        self._repaired: dict[str, float] = {}
+        """by partition, the time of the last repair, on the monotonic clock"""
         self._replicated: set[str] = set()
         """keys of queues whose writes are known to wait for replicas"""
 
@@ -185,8 +192,16 @@ class ScriptRunner:
                     uncertain=missing.uncertain,
                 )  # fmt: skip
         except Failure as failure:
-            if isinstance(failure, ScriptError) and failure.code == "RESET":
-                raise self._reset(partition, first) from failure
+            if isinstance(failure, ScriptError):
+                if failure.code == "RESET":
+                    raise self._reset(partition, first) from failure
+                if failure.code not in _EXPECTED and first is not None:
+                    await self._repair(partition, first, failure)
+                elif first is None:
+                    raise ConfigurationError(
+                        f"the store cannot be installed in {partition} ({failure}): another program uses a key; "
+                        "set TASKQUEUE_REDIS_PREFIX to another prefix"
+                    ) from failure
             raise contract_error(failure) from failure
 
     async def run_each(
@@ -272,6 +287,24 @@ class ScriptRunner:
             )
         self._installed[partition] = first = (*keys, epoch)
         return first
+
+    async def _repair(self, partition: str, first: tuple[Arg, ...], failure: ScriptError) -> None:
+        """Repair keys of a partition that make scripts fail. The failed call is not repeated here."""
+        now = time.monotonic()
+        if now < self._repaired.get(partition, -_REPAIR_SECONDS) + _REPAIR_SECONDS:
+            return
+        self._repaired[partition] = now
+        _log.error("a script failed in %s (%s); checking the types of its keys", partition, failure)
+        cursor = b"0"
+        try:
+            while True:
+                cursor = await self.client.command(
+                    partition, "EVAL", source("repair"), *first, "", cursor
+                )
+                if cursor == b"0":
+                    break
+        except Failure as error:
+            _log.error("could not repair %s: %s", partition, error)
 
     def _reset(self, partition: str, first: tuple[Arg, ...] | None) -> QueueReset:
         if self._installed.get(partition) == first:

@@ -4,7 +4,11 @@ local HISTORY = 20
 
 local function read_cold(q, id)
   local packed = call('HGET', q.name .. '/x', id)
-  if packed then return cmsgpack.unpack(packed) end
+  if packed then
+    local sound, cold = pcall(cmsgpack.unpack, packed)
+    if sound and type(cold) == 'table' and cold.h and cold.k then return cold end
+    call('HINCRBY', META, 'anomalies', 1)
+  end
   return {h = {}, k = {}}
 end
 

@@ -10,7 +10,12 @@ local TOKEN = 1 - 1e-6 -- tolerance for rounding errors
 local function flow_of(q)
   if q.flow then return q.flow end
   local f, packed = {}, q.limited and call('GET', q.name .. '/f')
-  local values = packed and {unpack_struct(FLOW, packed)}
+  local values = packed and #packed == 192 and {unpack_struct(FLOW, packed)}
+  if packed and not values then -- damaged: maintenance applies the settings again
+    call('HINCRBY', META, 'anomalies', 1)
+    call('RPUSH', PARTITION .. ':damaged', q.key .. ' /')
+    call('DEL', q.name .. '/f')
+  end
   for i = 1, #FLOWS do f[FLOWS[i]] = values and values[i] or 0 end
   q.flow = f
   return f

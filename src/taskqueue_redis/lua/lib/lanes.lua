@@ -180,7 +180,7 @@ end
 -- available.
 local function release(q, r, id)
   if r.entity == '' or call('HGET', q.name .. '/h', r.entity) ~= id then return unsort(q) end
-  local heir = call('ZPOPMIN', q.name .. '/j:' .. r.entity)[1]
+  local heir, seq = unpack(call('ZPOPMIN', q.name .. '/j:' .. r.entity))
   if not heir then
     call('HDEL', q.name .. '/h', r.entity)
     return unsort(q)
@@ -188,9 +188,18 @@ local function release(q, r, id)
   call('ZREM', q.name .. '/J', heir)
   q.held = q.held - 1
   call('HSET', q.name .. '/h', r.entity, heir)
-  local h = read_record(call('HGET', q.name .. '/t', heir))
+  local h, body = read_record(call('HGET', q.name .. '/t', heir)), drop_body(q, heir)
+  if not h or not body then -- damaged, see `damage.lua`
+    call('HINCRBY', META, 'anomalies', 1)
+    call('RPUSH', PARTITION .. ':damaged', q.key .. ' ' .. heir)
+    h = h or new_record(5, string.rep('\0', 8), '', r.entity)
+    h.seq = tonumber(seq)
+  end
+  if not body then
+    call('HDEL', q.name .. '/t', heir)
+    return release(q, r, heir)
+  end
   h.place, h.fence = FRESH, next_seq(q)
-  local body = drop_body(q, heir)
   bytes = bytes + #body
   enter_stream(q, h, heir, body, deadline_of(q, heir))
   enter_lane(q, h)

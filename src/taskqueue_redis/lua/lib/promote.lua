@@ -14,18 +14,25 @@ local function promote(q, limit)
   while n < #due and bytes < BYTES do
     n = n + 1
     local id = sub(due[n], 18)
-    local r = read_record(call('HGET', q.name .. '/t', id))
-    if r.seq <= upto then
+    local r, body = read_record(call('HGET', q.name .. '/t', id)), call('HGET', q.name .. '/b', id)
+    if not body then
+      abandon(q, id)
+    else
+      r = r or rebuilt(q, id, SCHEDULED, PARKED, 5, sub(due[n], 1, 17), body)
+    end
+    if body and r.seq <= upto then
       ended = ended + 1
       end_live(q, id, r, CANCELLED, 'cancelled')
     else
-      local body = drop_body(q, id)
-      bytes = bytes + #body
-      call('ZREM', q.name .. '/d', due[n])
+      if body then
+        bytes = bytes + #body
+        make_available(q, r, id, body, deadline_of(q, id))
+        call('HSET', q.name .. '/t', id, write_record(r))
+        if r.place ~= HELD then call('HDEL', q.name .. '/b', id) end
+        note(q, 'available', id, r, 'waiting')
+      end
+      call('ZREM', q.name .. '/d', due[n]) -- last, so that no task is lost if a key is damaged
       add(q, 'scheduled', -1)
-      make_available(q, r, id, body, deadline_of(q, id))
-      call('HSET', q.name .. '/t', id, write_record(r))
-      note(q, 'available', id, r, 'waiting')
     end
   end
   if ended > 0 then call('HINCRBY', q.name, 'purged', ended) end

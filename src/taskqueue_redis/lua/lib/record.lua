@@ -1,14 +1,17 @@
 -- Reading and writing records of tasks. If a task has a tenant or an ordering key, or is in sorted lanes, the numbers
 -- of its record are followed by two bytes of marks (see `tenants.lua`), the tenant and the ordering key.
 
+-- Returns nothing if the record is missing or damaged; see `damage.lua`.
 local function read_record(packed)
+  if not packed or #packed < RECORD_SIZE then return end
   local state, place, priority, attempt, losses, prior, handed, seq, fence, at, digest, verb, answer, settled =
     unpack_struct(RECORD, packed)
   local marks, tenant, entity = 0, '', ''
-  if #packed > RECORD_SIZE then
+  if #packed > RECORD_SIZE + 2 then
     marks = unpack_struct('>H', packed, RECORD_SIZE + 1)
     tenant, entity = string.match(packed, '^([^/]*)/(.*)$', RECORD_SIZE + 3)
   end
+  if state < WAITING or state > DISCARDED or place > HELD or not tenant then return end
   return {state = state, place = place, priority = priority, attempt = attempt, losses = losses, prior = prior,
     handed = handed, seq = seq, fence = fence, at = at, digest = digest, verb = verb, answer = answer, settled = settled,
     marks = marks, tenant = tenant, entity = entity}
@@ -23,7 +26,7 @@ end
 
 -- Reads the tenant and the marks of a record.
 local function marked(packed)
-  if #packed == RECORD_SIZE then return '', 0 end
+  if #packed < RECORD_SIZE + 3 then return '', 0 end
   return string.match(packed, '^[^/]*', RECORD_SIZE + 3), unpack_struct('>H', packed, RECORD_SIZE + 1)
 end
 

@@ -4,12 +4,17 @@ local function sort_returned(q, budget, priority)
   local popped = call('ZPOPMIN', q.name .. '/z' .. priority, budget)
   for i = 1, #popped, 2 do
     local id = popped[i]
-    local r = read_record(call('HGET', q.name .. '/t', id))
-    local body = drop_body(q, id)
-    bytes = bytes + #body
+    local r, body = read_record(call('HGET', q.name .. '/t', id)), drop_body(q, id)
     q.back = q.back - 1
-    enter_sorted(q, r, id, body, deadline_of(q, id), true)
-    call('HSET', q.name .. '/t', id, write_record(r))
+    if body then
+      bytes = bytes + #body
+      r = r or rebuilt(q, id, WAITING, PARKED, priority, popped[i + 1], body)
+      enter_sorted(q, r, id, body, deadline_of(q, id), true)
+      call('HSET', q.name .. '/t', id, write_record(r))
+    else
+      abandon(q, id)
+      add(q, 'waiting', -1)
+    end
   end
   return #popped / 2
 end
@@ -27,7 +32,7 @@ local function sort_stream(q, budget, priority, kind)
       call('XDEL', name, fence)
       call('HINCRBY', META, 'anomalies', 1)
     elseif not holder(name, fence) then
-      local r = read_record(packed)
+      local r = read_record(packed) or rebuilt_in_flight(q, id, fence)
       count_fresh(q, r)
       if is_held(q, r, id) then
         call('XDEL', name, fence)
@@ -76,8 +81,10 @@ local function count_some(q, cursor, budget)
   local told = call('HSCAN', q.name .. '/t', cursor, 'COUNT', budget)
   for i = 1, #told[2], 2 do
     local id, r = told[2][i], read_record(told[2][i + 1])
-    local marks = r.marks
-    if r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
+    local marks = r and r.marks
+    if not r then
+      -- a damaged record is built again when the task's entry is found
+    elseif r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
       and holder(stream_with(q, r), text(r.fence)) then
       if marks_of(q, r) == 0 then
         mark(q, r, 2)
@@ -86,7 +93,7 @@ local function count_some(q, cursor, budget)
     elseif is_live(r) then
       count_fresh(q, r)
     end
-    if r.marks ~= marks then call('HSET', q.name .. '/t', id, write_record(r)) end
+    if r and r.marks ~= marks then call('HSET', q.name .. '/t', id, write_record(r)) end
   end
   return told[1]
 end

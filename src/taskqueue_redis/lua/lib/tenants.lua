@@ -31,7 +31,7 @@ end
 
 local function read_tenant(f, packed)
   local s, rates = {fresh = 0, in_flight = 0, tokens = f.tenant_tokens, at = now}, nil
-  if not packed then return s end
+  if not packed or #packed < 40 then return s end
   s.fresh, s.in_flight, s.tokens, s.at, rates = unpack_struct(TENANT, packed)
   if rates < f.rates then -- tokens until the change were earned at the old rate
     if f.old_tokens > 0 then

@@ -25,10 +25,11 @@ local function end_hung(budget)
       if budget <= 0 or bytes >= BYTES then break end
       local name, fence = q.name .. '/' .. sub(hung[j], 1, 2), sub(hung[j], 3)
       local fields, owner = fields_at(name, fence), holder(name, fence)
-      local packed = fields and call('HGET', q.name .. '/t', fields[1])
-      if packed and owner then
+      local r = fields and owner and (read_record(call('HGET', q.name .. '/t', fields[1]))
+        or rebuilt_in_flight(q, fields[1], fence))
+      if r and r.state == WAITING and text(r.fence) == fence then
         call('HDEL', q.name .. '/a', fence)
-        hand_back(q, fields[1], read_record(packed), name, fence, fields[2], true, nil, worker_of(q, owner))
+        hand_back(q, fields[1], r, name, fence, fields[2], true, nil, worker_of(q, owner))
         revoke(owner, q, fence)
         ended, bytes = ended + 1, bytes + #fields[2]
       end

@@ -99,7 +99,7 @@ local function add_live(q, priority, some, step, list, expire)
     local deadline = fields and fields[4] and tonumber(string.match(fields[4], '%d*$'))
     local packed = deadline and deadline <= now and call('HGET', q.name .. '/t', fields[1])
     if packed then
-      local r = read_record(packed)
+      local r = read_record(packed) or rebuilt_in_flight(q, fields[1], fence)
       if is_fresh(r) then q.fresh = q.fresh - 1 end
       enough = expire(q, fields[1], r, name, fence, #fields[2])
     else
@@ -218,7 +218,7 @@ local function note_flying(q, given)
   local records, written, tenants, unmarked, flying = call('HMGET', q.name .. '/t', unpack(ids)), {}, {}, {}, {}
   for i = 1, #ids do
     local packed = records[i]
-    if packed then
+    if packed and #packed >= RECORD_SIZE then
       local tenant, marks = marked(packed)
       if not flying[tenant] then
         tenants[#tenants + 1] = tenant

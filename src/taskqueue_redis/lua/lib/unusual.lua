@@ -12,8 +12,9 @@ end
 -- Checks whether a task is known and still within the deduplication window. Returns 0, or why the task is not stored.
 local function look_up(q, packed, digest)
   local r = read_record(packed)
+  if not r then return -1 end
   if (is_over(r) and now >= r.at + q.window) or is_lost(q, r) then return 0 end
-  return r.digest == digest and -1 or -2
+  return (r.digest == digest or r.digest == UNKNOWN) and -1 or -2
 end
 
 -- Deletes what is left of an ended task that is published again.

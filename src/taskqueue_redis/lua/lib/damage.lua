@@ -1,0 +1,65 @@
+-- Records of tasks that are damaged or missing, because a file was cut or another program has changed them. Such a record
+-- is built again from the place where the task's entry was found.
+
+local UNKNOWN = string.rep('\0', 8) -- the digest of a payload that is not known; any payload counts as equal
+
+-- Counts a damaged task. Maintenance logs its name.
+local function note_damage(q, id)
+  call('HINCRBY', META, 'anomalies', 1)
+  if call('RPUSH', PARTITION .. ':damaged', q.key .. ' ' .. id) > 1000 then
+    call('LTRIM', PARTITION .. ':damaged', -1000, -1)
+  end
+end
+
+-- Returns the tenant and the ordering key in a body.
+local function whose(body)
+  local size = #body > 3 and string.byte(body, 2) * 256 + string.byte(body, 3) or 0
+  local sound, header = pcall(cmsgpack.unpack, sub(body, 4, 3 + size))
+  if size == 0 or not sound or type(header) ~= 'table' then return '', '' end
+  return header.tenant or '', header.ordering_key or ''
+end
+
+-- Returns a new record for a task with this body, and stores it. `more`: the counters of an entry in a stream. Without
+-- them, there was one attempt more than retries were scheduled.
+local function rebuilt(q, id, state, place, priority, seq, body, more)
+  note_damage(q, id)
+  local r = new_record(tonumber(priority), UNKNOWN, whose(body))
+  r.state, r.place, r.seq = state, place, tonumber(seq)
+  local attempt, losses, prior = string.match(more or '', '^(%d+):(%d+):(%d+)')
+  if attempt then
+    r.attempt, r.losses, r.prior = tonumber(attempt), tonumber(losses), tonumber(prior)
+  else
+    for _ in pairs(read_cold(q, id).k) do r.attempt = r.attempt + 1 end
+  end
+  if place == FRESH or place == AGAIN then
+    r.fence = r.seq
+    if holder(stream_with(q, r), text(r.fence)) then
+      r.handed = r.attempt
+      if flow_of(q).epoch > 0 then mark(q, r, 2) end
+    end
+  end
+  call('HSET', q.name .. '/t', id, write_record(r))
+  return r
+end
+
+-- Returns the record of a task from its entry in a stream, found by the sequence number of the entry; nothing if there
+-- is no entry, or if another program has written it.
+local function rebuilt_in_flight(q, id, fence)
+  for i = 1, #q.lanes do
+    local priority = sub(q.lanes, i, i)
+    for _, kind in ipairs({'s', 'r'}) do
+      local fields = fields_at(stream_of(q, kind, priority), fence)
+      if fields and fields[1] == id and #fields[2] > 7 and string.byte(fields[2]) == 1 then
+        return rebuilt(q, id, WAITING, kind == 's' and FRESH or AGAIN, priority, fence, fields[2], fields[4])
+      end
+    end
+  end
+end
+
+-- Deletes a task whose body is lost.
+local function abandon(q, id)
+  note_damage(q, id)
+  call('HDEL', q.name .. '/t', id)
+  call('HDEL', q.name .. '/x', id)
+  call('ZREM', q.name .. '/e', id)
+end

@@ -1,0 +1,100 @@
+--@ base room queue states record counts streams flow tenants lanes cold damage places
+-- Renames keys with a wrong type or a wrong length, so that scripts that use them work again, and counts the tasks of
+-- their queues again. Called after a script has failed. ARGV: cursor. Returns the next cursor, "0" at the end.
+lift_refusal()
+local ASIDE = PARTITION .. ':aside:'
+
+local function put_aside(name)
+  call('RENAME', name, ASIDE .. sub(name, #PARTITION + 2))
+  call('HINCRBY', META, 'anomalies', 1)
+end
+
+-- Puts keys aside that exist and have another type. Returns whether there was one.
+local function check(prefix, kind, names)
+  local found = false
+  for name in string.gmatch(names, '%S+') do
+    local actual = call('TYPE', prefix .. name).ok
+    if actual ~= kind and actual ~= 'none' then
+      put_aside(prefix .. name)
+      found = true
+    end
+  end
+  return found
+end
+
+-- Returns the sum of the counters of ended tasks.
+local function ended(q)
+  local n = 0
+  for _, counter in ipairs({'dead', 'scheduled', 'expired', 'cancelled', 'discarded'}) do n = n + setting(q, counter, 0) end
+  return n
+end
+
+-- Builds the numbers of a queue from its data. The settings are applied again by maintenance.
+local function rebuild_numbers(key)
+  local q = queue(key)
+  for priority = 9, 0, -1 do
+    for _, set in ipairs({'/s', '/r', '/z', '/w'}) do
+      if call('EXISTS', q.name .. set .. priority) == 1 then use_lane(q, priority) end
+    end
+  end
+  q.last, q.extras = now, true
+  q.sorted = call('EXISTS', q.name .. '/h') == 1 or call('EXISTS', q.name .. '/v') == 1
+  for i = 1, #q.lanes do q.sorted = q.sorted or call('EXISTS', q.name .. '/w' .. sub(q.lanes, i, i)) == 1 end
+  q.limited, q.timed = call('EXISTS', q.name .. '/f') == 1, call('EXISTS', q.name .. '/m') == 1
+  q.bound = call('HGET', q.name, 'bound_to') and true or false
+  index(q, '/d', ':due')
+  recount(q)
+  q.fresh = q.waiting - q.back
+  q.published = q.waiting + q.in_flight + q.done + ended(q)
+end
+
+local function repair_queue(key)
+  local name = PARTITION .. ':q:' .. key
+  local found = check(name, 'hash', ' /t /b /x /p /o /a /T /W /h')
+  if call('TYPE', name).ok ~= 'hash' and call('EXISTS', name) == 1 then put_aside(name) end
+  found = check(name, 'string', '/n /f') or found
+  found = check(name, 'zset', '/e /k /d /dead /m /u /v /J') or found
+  found = check(name, 'list', '/l') or found
+  for priority = 0, 9 do
+    found = check(name, 'stream', '/s' .. priority .. ' /r' .. priority) or found
+    found = check(name, 'zset', '/z' .. priority .. ' /w' .. priority .. ' /g' .. priority) or found
+  end
+  local flow = call('GET', name .. '/f')
+  if flow and #flow ~= 192 then
+    put_aside(name .. '/f')
+    found = true
+  end
+  local numbers = call('GET', name .. '/n')
+  if numbers and #numbers < SIZE then
+    put_aside(name .. '/n')
+    numbers = false
+  end
+  if not numbers then
+    rebuild_numbers(key)
+  elseif found then
+    recount(queue(key))
+  end
+  if found or not numbers then note_damage(queue(key), '/') end
+  if queue(key).waiting > 0 then call('SADD', PARTITION .. ':ready', key) end
+end
+
+if ARGV[3] == '0' then
+  check(PARTITION .. ':', 'zset', 'due deadlines processing results forget alive')
+  check(PARTITION .. ':', 'set', 'queues ready')
+  check(PARTITION .. ':', 'hash', 'subs')
+  check(PARTITION .. ':', 'stream', 'journal')
+  check(PARTITION .. ':', 'list', 'damaged')
+  local tokens = call('ZRANGE', PARTITION .. ':alive', 0, 999)
+  for i = 1, #tokens do
+    check(PARTITION, 'hash', ':c:' .. tokens[i])
+    check(PARTITION, 'set', ':k:' .. tokens[i] .. ' :o:' .. tokens[i])
+  end
+  for _, set in ipairs({'due', 'deadlines', 'processing', 'results', 'forget'}) do
+    local keys = call('ZRANGE', PARTITION .. ':' .. set, 0, 999)
+    for i = 1, #keys do call('SADD', PARTITION .. ':queues', keys[i]) end
+  end
+end
+local cursor = call('SSCAN', PARTITION .. ':queues', ARGV[3], 'COUNT', 50)
+for i = 1, #cursor[2] do repair_queue(cursor[2][i]) end
+save_all()
+return cursor[1]
