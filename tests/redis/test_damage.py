@@ -108,7 +108,7 @@ async def test_a_record_is_damaged(
     redis_server: RedisServer,
     redis_prefix: str,
 ) -> None:
-    """A5, U29: whatever the state of a task with a damaged record, other tasks and maintenance continue.
+    """U29: whatever the state of a task with a damaged record, other tasks and maintenance continue.
 
     A task that waits is executed exactly once.
     """
@@ -135,7 +135,7 @@ async def test_a_record_is_damaged(
                     await consumer.ack(delivery)
             if state is dead:
                 await backend.dead_letters.redrive(KEY)
-                await until(lambda: _is_empty(backend), PATIENCE)
+                await until(lambda: _is_empty(backend), "the queue has no dead letter")
         assert len(executed) == len(set(executed))
         if state is not done:
             assert (await backend.health()).details["anomalies"]
@@ -169,7 +169,7 @@ async def test_a_purge_with_a_damaged_record(
 async def test_a_record_is_damaged_in_flight(
     verb: str, damage: Damage, redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """A5, U29: a delivery whose record is damaged can be settled like any other, and loses no attempt."""
+    """U29: a delivery whose record is damaged can be settled like any other, and loses no attempt."""
     async with opened(redis_server.url, redis_prefix) as backend, housekept(backend):
         await publish(backend, "t")
         async with backend.subscribe([KEY], "c") as consumer, asyncio.timeout(PATIENCE):
@@ -231,7 +231,7 @@ _SHARED = [
 async def test_a_key_has_a_wrong_type(
     key: str, redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """A5, U29: a key of a wrong type is put aside, not deleted; calls work again, and other queues continue."""
+    """U29: a key of a wrong type is put aside, not deleted; calls work again, and other queues continue."""
     async with opened(redis_server.url, redis_prefix) as backend:
         settings = QueueSettings(max_inflight=50, result_ttl=60.0)
         await backend.control.configure(KEY, settings)
@@ -256,7 +256,7 @@ async def test_a_key_has_a_wrong_type(
                     for delivery in (await consumer.receive(10, 0.1)).deliveries:
                         await settled(consumer, delivery)
                         executed.add(delivery.task.id)
-            await until(lambda: _limited(backend, 0 if key == "" else 50), PATIENCE)
+            await until(lambda: _limited(backend, 0 if key == "" else 50), "the settings apply")
             assert (await backend.control.ledger("other")).balanced
         aside = name.replace(f"{partition}:", f"{partition}:aside:", 1)
         assert any(redis_server.call("EXISTS", kept) for kept in (aside, name))
@@ -284,7 +284,7 @@ async def housekept_anyway(backend: RedisBackend) -> AsyncIterator[None]:
 async def test_packed_numbers_are_cut(
     key: str, redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """A5, U29: the numbers, limits, history or tenants of a queue are cut: calls work again, with the same limits."""
+    """U29: the numbers, limits, history or tenants of a queue are cut: calls work again, with the same limits."""
     async with opened(redis_server.url, redis_prefix) as backend:
         settings = QueueSettings(order=Order.FAIR, tenant_max_inflight=50, max_inflight=40)
         await backend.control.configure(KEY, settings)
@@ -309,7 +309,7 @@ async def test_packed_numbers_are_cut(
                         for delivery in (await consumer.receive(10, 0.1)).deliveries:
                             await settled(consumer, delivery)
                             executed.add(delivery.task.id)
-                await until(lambda: _limited(backend, 40), PATIENCE)
+                await until(lambda: _limited(backend, 40), "the settings apply")
             assert (await backend.control.ledger(KEY)).balanced
 
 

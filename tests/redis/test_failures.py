@@ -195,7 +195,7 @@ async def test_errors_that_a_real_server_makes(each_redis: RedisServer, redis_pr
             "return redis.call('LPUSH', KEYS[1], 1)",
             "return redis.pcall('LPUSH', KEYS[1], 1)",
         ):
-            assert isinstance(await failing(link, "EVAL", script, 1, key), Misconfigured)
+            assert isinstance(await failing(link, "EVAL", script, 1, key), ScriptError)
         for script in (
             "return redis.error_reply('TQ stale not yours')",
             "return {err = 'TQ stale not yours'}",

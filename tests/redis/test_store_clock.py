@@ -60,7 +60,7 @@ async def passed(backend: RedisBackend, since: float, seconds: float = 0.01) -> 
 
 
 async def test_it_never_decreases(backend: RedisBackend, clock: WallClock) -> None:
-    """A4: after steps back, the store's time continues at the normal pace, and it is right once the clock is."""
+    """U29: after steps back, the store's time continues at the normal pace, and it is right once the clock is."""
     now = await store_time(backend)
     for offset in (-HOUR, -2 * HOUR, -2 * HOUR - 0.02, -2 * HOUR - 0.025, -HOUR):
         clock.set(offset)
@@ -78,7 +78,7 @@ async def test_it_never_decreases(backend: RedisBackend, clock: WallClock) -> No
 
 
 async def test_random_steps(backend: RedisBackend, clock: WallClock) -> None:
-    """A4: whatever the steps of the clock, small and large, the store's time never decreases by a millisecond."""
+    """U29: whatever the steps of the clock, small and large, the store's time never decreases by a millisecond."""
     chance, now, offset = random.Random(4), 0.0, 0.0
     for _ in range(200):
         offset += chance.choice((-1, 1)) * 10 ** chance.uniform(-4, 4)
@@ -93,7 +93,7 @@ async def test_random_steps(backend: RedisBackend, clock: WallClock) -> None:
 async def test_calls_continue(
     backend: RedisBackend, clock: WallClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A4: after a step back, receives end in time, tasks become due, and a rate limit allows deliveries again."""
+    """U29: after a step back, receives end in time, tasks become due, and a rate limit allows deliveries again."""
     settings = QueueSettings(rate_limit=RateLimit(max_tokens=2))
     await backend.control.configure(KEY, settings)
     async with backend.subscribe([KEY], "c") as consumer, housekept(backend):
@@ -114,7 +114,7 @@ async def test_calls_continue(
 async def test_a_dead_consumer(
     backend: RedisBackend, server: RedisServer, redis_prefix: str, clock: WallClock
 ) -> None:
-    """A4: the deliveries of a killed consumer come back after the lease, although the clock was set back."""
+    """U29: the deliveries of a killed consumer come back after the lease, although the clock was set back."""
     async with opened(server.url, redis_prefix) as dead:
         await publish(dead, "a")
         lost = dead.subscribe([KEY], "dead")
@@ -134,7 +134,7 @@ async def test_a_dead_consumer(
 async def test_a_store_with_another_clock(
     server: RedisServer, redis_prefix: str, clock: WallClock
 ) -> None:
-    """A4: the first receive takes as long as its timeout, even if the clocks of store and process differ."""
+    """U29: the first receive takes as long as its timeout, even if the clocks of store and process differ."""
     for offset in (-HOUR, HOUR):
         clock.set(offset)
         async with (

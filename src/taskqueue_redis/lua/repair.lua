@@ -12,10 +12,11 @@ end
 -- Puts keys aside that exist and have another type. Returns whether there was one.
 local function check(prefix, kind, names)
   local found = false
-  for name in string.gmatch(names, '%S+') do
-    local actual = call('TYPE', prefix .. name).ok
+  for i = 1, #names do
+    local name = prefix .. names[i]
+    local actual = call('TYPE', name).ok
     if actual ~= kind and actual ~= 'none' then
-      put_aside(prefix .. name)
+      put_aside(name)
       found = true
     end
   end
@@ -50,14 +51,14 @@ end
 
 local function repair_queue(key)
   local name = PARTITION .. ':q:' .. key
-  local found = check(name, 'hash', ' /t /b /x /p /o /a /T /W /h')
+  local found = check(name, 'hash', {'', '/t', '/b', '/x', '/p', '/o', '/a', '/T', '/W', '/h'})
   if call('TYPE', name).ok ~= 'hash' and call('EXISTS', name) == 1 then put_aside(name) end
-  found = check(name, 'string', '/n /f') or found
-  found = check(name, 'zset', '/e /k /d /dead /m /u /v /J') or found
-  found = check(name, 'list', '/l') or found
+  found = check(name, 'string', {'/n', '/f'}) or found
+  found = check(name, 'zset', {'/e', '/k', '/d', '/dead', '/m', '/u', '/v', '/J'}) or found
+  found = check(name, 'list', {'/l'}) or found
   for priority = 0, 9 do
-    found = check(name, 'stream', '/s' .. priority .. ' /r' .. priority) or found
-    found = check(name, 'zset', '/z' .. priority .. ' /w' .. priority .. ' /g' .. priority) or found
+    found = check(name, 'stream', {'/s' .. priority, '/r' .. priority}) or found
+    found = check(name, 'zset', {'/z' .. priority, '/w' .. priority, '/g' .. priority}) or found
   end
   local flow = call('GET', name .. '/f')
   if flow and #flow ~= 192 then
@@ -79,15 +80,15 @@ local function repair_queue(key)
 end
 
 if ARGV[3] == '0' then
-  check(PARTITION .. ':', 'zset', 'due deadlines processing results forget alive')
-  check(PARTITION .. ':', 'set', 'queues ready')
-  check(PARTITION .. ':', 'hash', 'subs')
-  check(PARTITION .. ':', 'stream', 'journal')
-  check(PARTITION .. ':', 'list', 'damaged')
+  check(PARTITION .. ':', 'zset', {'due', 'deadlines', 'processing', 'results', 'forget', 'alive'})
+  check(PARTITION .. ':', 'set', {'queues', 'ready'})
+  check(PARTITION .. ':', 'hash', {'subs'})
+  check(PARTITION .. ':', 'stream', {'journal'})
+  check(PARTITION .. ':', 'list', {'damaged'})
   local tokens = call('ZRANGE', PARTITION .. ':alive', 0, 999)
   for i = 1, #tokens do
-    check(PARTITION, 'hash', ':c:' .. tokens[i])
-    check(PARTITION, 'set', ':k:' .. tokens[i] .. ' :o:' .. tokens[i])
+    check(PARTITION, 'hash', {':c:' .. tokens[i]})
+    check(PARTITION, 'set', {':k:' .. tokens[i], ':o:' .. tokens[i]})
   end
   for _, set in ipairs({'due', 'deadlines', 'processing', 'results', 'forget'}) do
     local keys = call('ZRANGE', PARTITION .. ':' .. set, 0, 999)
