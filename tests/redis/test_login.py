@@ -71,7 +71,7 @@ async def who(link: RedisClient) -> bytes:
 
 
 async def test_credentials_of_a_provider(make_server: MakeServer) -> None:
-    """Row B: a provider of credentials is asked for each connection, whichever of redis-py's methods it has."""
+    """U28: a provider of credentials is asked for each connection, whichever of redis-py's methods it has."""
     server = protected(make_server)
 
     class Asynchronous(Provider):
@@ -88,7 +88,7 @@ async def test_credentials_of_a_provider(make_server: MakeServer) -> None:
 
 @pytest.mark.parametrize("nothing", [None, (), ("",), ("user", ""), ("user", None), "text"])
 async def test_a_provider_without_credentials(redis_server: RedisServer, nothing: Any) -> None:
-    """Row B: a provider that returns no credentials is an error; the client does not log in as the default user."""
+    """U28: a provider that returns no credentials is an error; the client does not log in as the default user."""
     async with linked(
         redis_server.url, credential_provider=lambda: Provider(nothing), **SHORT
     ) as link:
@@ -99,7 +99,7 @@ async def test_a_provider_without_credentials(redis_server: RedisServer, nothing
 async def test_a_provider_that_fails(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Row B: an error of a provider is an outage, and its text, which may have a secret, is not shown."""
+    """U28: an error of a provider is an outage, and its text, which may have a secret, is not shown."""
 
     def fail() -> None:
         raise ValueError(SECRET)
@@ -114,7 +114,7 @@ async def test_a_provider_that_fails(
 
 
 async def test_a_provider_that_blocks(redis_server: RedisServer) -> None:
-    """Row B: a provider that blocks delays neither the event loop nor the end, and it has one thread at most."""
+    """U28: a provider that blocks delays neither the event loop nor the end, and it has one thread at most."""
     release = threading.Event()
     provider = Provider(release.wait)
     try:
@@ -136,7 +136,7 @@ async def test_a_provider_that_blocks(redis_server: RedisServer) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 3])
 async def test_renewed_credentials(make_server: MakeServer, protocol: int) -> None:
-    """Row B: a streaming provider renews the login of open connections; the listener connects again if it must."""
+    """U28: a streaming provider renews the login of open connections; the listener connects again if it must."""
 
     class Streaming(Provider, StreamingCredentialProvider):
         renew: Callable[[Any], None]
@@ -196,7 +196,7 @@ def change_password(server: RedisServer, password: str) -> None:
 async def test_a_password_file_that_follows_later(
     make_server: MakeServer, redis_prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Row B: a new password is an outage until its file follows, also if the file is empty or absent for a moment."""
+    """U28: a new password is an outage until its file follows, also if the file is empty or absent for a moment."""
     server = protected(make_server)
     file = tmp_path / "password"
     file.write_text(SECRET)
@@ -225,7 +225,7 @@ async def test_a_password_file_that_follows_later(
 async def test_an_outage_by_a_password_ends_no_call_as_a_wrong_configuration(
     make_server: MakeServer, redis_prefix: str, tmp_path: Path
 ) -> None:
-    """Row B: at the start a wrong password is an error at once; afterwards calls say that the store is unavailable."""
+    """U28: at the start a wrong password is an error at once; afterwards calls say that the store is unavailable."""
     server = protected(make_server)
     file = tmp_path / "password"
     file.write_text("wrong")
@@ -246,7 +246,7 @@ async def test_an_outage_by_a_password_ends_no_call_as_a_wrong_configuration(
 
 
 async def test_rights_that_are_missing_for_a_while(make_server: MakeServer) -> None:
-    """Row B: rights that are taken away after the start are an outage, and everything continues once they are back.
+    """U28: rights that are taken away after the start are an outage, and everything continues once they are back.
 
     This holds for commands, keys and channels; a consumer that waited is woken by a task that was published meanwhile.
     """
@@ -275,7 +275,7 @@ async def test_rights_that_are_missing_for_a_while(make_server: MakeServer) -> N
 
 
 async def test_configuring_without_rights(make_server: MakeServer) -> None:
-    """Row B: `configure` checks the servers again; what is wrong then is an outage."""
+    """U28: `configure` checks the servers again; what is wrong then is an outage."""
     server = protected(make_server)
     url = f"redis://tq:{SECRET}@127.0.0.1:{server.port}"
     async with opened(url, "tq", operation_timeout=0.5) as backend:
@@ -296,7 +296,7 @@ async def test_configuring_without_rights(make_server: MakeServer) -> None:
 
 
 async def test_a_name_that_may_not_be_set(make_server: MakeServer) -> None:
-    """Row B: a connection works without its name if the access list forbids the name, as before."""
+    """U28: a connection works without its name if the access list forbids the name, as before."""
     server = protected(make_server)
     server.call("ACL", "SETUSER", "tq", "-client|setname")
     async with linked(f"redis://tq:{SECRET}@127.0.0.1:{server.port}") as link:
@@ -324,7 +324,7 @@ async def test_no_worker_ends(
     away: tuple[str, ...],
     back: tuple[str, ...],
 ) -> None:
-    """Row B: an outage by a password or right that is longer than every timeout ends no worker."""
+    """U28: an outage by a password or right that is longer than every timeout ends no worker."""
     server = protected(make_server)
     url = f"redis://tq:{SECRET}@127.0.0.1:{server.port}"
     limits: dict[str, Any] = {

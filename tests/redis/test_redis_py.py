@@ -23,7 +23,7 @@ from tests.redis.servers import RedisServer
 
 
 async def test_options_of_a_url(redis_server: RedisServer) -> None:
-    """Row B: the options for database, name and protocol are those of redis-py."""
+    """U28: the options for database, name and protocol are those of redis-py."""
     url = f"{redis_server.url}?db=3&client_name=mine&protocol=3"
     async with linked(url) as link:
         (line,) = [
@@ -36,7 +36,7 @@ async def test_options_of_a_url(redis_server: RedisServer) -> None:
 
 
 async def test_the_database_on_a_socket(make_server: MakeServer, tmp_path: Path) -> None:
-    """Row B: a URL with a socket selects a database."""
+    """U28: a URL with a socket selects a database."""
     path = tmp_path / "s"
     server = make_server(config={"unixsocket": str(path)}).start()
     async with linked(f"unix://{path}?db=5") as link:
@@ -48,7 +48,7 @@ async def test_the_database_on_a_socket(make_server: MakeServer, tmp_path: Path)
 
 @pytest.mark.oldest
 async def test_resp3(each_redis: RedisServer, redis_prefix: str) -> None:
-    """Row B: with RESP3, tasks are published, received, settled and notified like with RESP2."""
+    """U28: with RESP3, tasks are published, received, settled and notified like with RESP2."""
     url = f"{each_redis.url}?protocol=3"
     async with opened(url, redis_prefix) as backend, opened(url, redis_prefix) as other:
         consumer = backend.subscribe(["k"], "c")
@@ -65,7 +65,7 @@ async def test_resp3(each_redis: RedisServer, redis_prefix: str) -> None:
 
 
 async def test_messages_during_the_login() -> None:
-    """Row B: with RESP3, a message that arrives with the answer to the login, even in parts, is read as a whole."""
+    """U28: with RESP3, a message that arrives with the answer to the login, even in parts, is read as a whole."""
     hello = b"%1\r\n$5\r\nproto\r\n:3\r\n"
     push = b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n"
 
@@ -84,7 +84,7 @@ async def test_messages_during_the_login() -> None:
 
 
 async def test_a_shared_connection_that_dies_silently(redis_server: RedisServer) -> None:
-    """Row B: a shared connection is checked while it is idle, and closed if Redis does not answer."""
+    """U28: a shared connection is checked while it is idle, and closed if Redis does not answer."""
     async with (
         FaultProxy(("127.0.0.1", redis_server.port)) as proxy,
         linked(
@@ -123,7 +123,7 @@ REPLIES = {
 @pytest.mark.parametrize("reply", REPLIES)
 @pytest.mark.parametrize("scheme", ["redis+sentinel", "redis+cluster"])
 async def test_invalid_replies_about_the_servers(scheme: str, reply: str) -> None:
-    """Row B: an invalid reply of a Sentinel or node is a failure of the store like any other, and not a raw error."""
+    """U28: an invalid reply of a Sentinel or node is a failure of the store like any other, and not a raw error."""
     async with Puppet(lambda _, __: REPLIES[reply]) as puppet:
         service = "/main" if scheme == "redis+sentinel" else ""
         url = puppet.url.replace("redis", scheme) + service
@@ -146,7 +146,7 @@ def remapped(address: tuple[str, int]) -> tuple[str, int]:
 async def test_remapped_addresses(
     tmp_path: Path, redis_cluster: Cluster, redis_prefix: str
 ) -> None:
-    """Row B: a function maps the addresses that Sentinels, nodes and redirections name to reachable ones."""
+    """U28: a function maps the addresses that Sentinels, nodes and redirections name to reachable ones."""
     values = {"address_remap": f"{__name__}:remapped"}
     async with AsyncExitStack() as stack:
         servers = [*redis_cluster.masters]
@@ -211,7 +211,7 @@ def run(code: str, *, within: float = 60.0) -> str:
 
 
 def test_redis_py_is_imported_late() -> None:
-    """Row B: importing this package and reading its settings do not import redis-py; creating a backend does."""
+    """U28: importing this package and reading its settings do not import redis-py; creating a backend does."""
     code = (
         "import sys; from taskqueue_redis.backend import RedisBackend; "
         "from taskqueue_redis.config import RedisSettings; values = RedisSettings(_env_file=None); "
@@ -221,7 +221,7 @@ def test_redis_py_is_imported_late() -> None:
 
 
 def test_a_fork_during_the_import() -> None:
-    """Row B: a process that is forked while another thread imports redis-py can create a backend."""
+    """U28: a process that is forked while another thread imports redis-py can create a backend."""
     code = """
 import os, sys, threading
 from taskqueue_redis.backend import RedisBackend

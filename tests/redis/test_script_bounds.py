@@ -136,7 +136,7 @@ async def test_the_largest_receive_with_ordering_keys(
 async def test_bytes_per_script_call(
     redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Large tasks and results: each script call passes and returns a bounded number of bytes, in the same order."""
+    """U27: each script call passes and returns a bounded number of bytes, in the same order."""
     async with calm(redis_server, redis_prefix) as backend:
         await backend.control.configure(KEY, QUEUES[name])
         calls = Calls(backend, monkeypatch)
@@ -204,7 +204,7 @@ async def test_queues_take_turns_with_large_tasks(
 async def test_recovery_of_a_lost_answer_is_paged(
     redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a lost answer, receipts are read in pages, and bodies only of the deliveries that were lost."""
+    """U27: after a lost answer, receipts are read in pages, and bodies only of the deliveries that were lost."""
     async with calm(redis_server, redis_prefix) as backend:
         ids = [f"t{n}" for n in range(400)]
         await backend.publisher.publish(*(Task(key=KEY, id=i, payload=LARGE) for i in ids))
@@ -233,7 +233,7 @@ def lost(*_: Any, **__: Any) -> None:
 async def test_many_tenants_at_their_limit(
     redis_server: RedisServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One script call looks at a limited number of tenants that are at their limit; the receive finds the others."""
+    """U27: one script call looks at few tenants that are at their limit; the receive finds the others."""
     async with calm(redis_server, redis_prefix) as backend:
         limits = QueueSettings(order=Order.FAIR, tenant_max_inflight=1)
         await backend.control.configure(KEY, limits)

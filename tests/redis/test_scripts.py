@@ -244,11 +244,10 @@ async def everything(workload: Workload) -> None:
     await until(lambda: consumer.asleep or waiting.done(), "it waits")
     await workload.clock.advance(2)
     await asyncio.wait_for(waiting, PATIENCE)
-    for partition in backend._context.scripts.partitions.names:
-        await backend._context.scripts.run("repair", partition, 0)
-    for token in [consumer.token]:  # sends a heartbeat without waiting for its interval
-        for partition in backend._context.scripts.partitions.names:
-            await backend._context.scripts.run("beat", partition, token)
+    scripts = backend._context.scripts
+    for partition in scripts.partitions.names:
+        await scripts.run("repair", partition, 0)
+        await scripts.run("beat", partition, consumer.token)  # without waiting for its interval
 
 
 async def every_transition_of_slots(backend: RedisBackend) -> None:

@@ -75,7 +75,7 @@ async def rotating(
 
 
 async def test_an_authority_that_is_replaced(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Row B: the file of authorities is read for each connection; until it follows, a new certificate is an outage."""
+    """U28: the file of authorities is read for each connection; until it follows, a new certificate is an outage."""
     async with rotating(redis_server.port, folder=tmp_path) as (proxy, context, link, _):
         assert await link.command(KEY, "PING") == b"PONG"
         link.started = True
@@ -98,7 +98,7 @@ async def test_an_authority_that_is_replaced(redis_server: RedisServer, tmp_path
 async def test_a_client_certificate_that_is_replaced(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Row B: the client's certificate and its encrypted key are read for each connection."""
+    """U28: the client's certificate and its encrypted key are read for each connection."""
     clients = trustme.CA()
     files = write_client_files(clients, tmp_path, SECRET.encode())
     options = f"?ssl_password={SECRET}"
@@ -122,7 +122,7 @@ async def test_a_client_certificate_that_is_replaced(
 async def test_an_encrypted_key_without_its_password(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Row B: an encrypted key without a password, or with a wrong one, is an error at once, and nothing asks for it."""
+    """U28: an encrypted key without a password, or with a wrong one, is an error at once, and nothing asks for it."""
     files = write_client_files(trustme.CA(), tmp_path, SECRET.encode())
     for options in ("", "?ssl_password=wrong"):
         async with rotating(redis_server.port, folder=tmp_path, options=options, **files) as (
@@ -135,7 +135,7 @@ async def test_an_encrypted_key_without_its_password(
 
 
 def test_flags_for_verification() -> None:
-    """Row B: options of the URL change the verification, for authorities that Python 3.13 refuses."""
+    """U28: options of the URL change the verification, for authorities that Python 3.13 refuses."""
     url = "rediss://127.0.0.1?ssl_exclude_verify_flags=VERIFY_X509_STRICT"
     strict = ssl.create_default_context().verify_flags
     assert tls_context(url=url).verify_flags == strict & ~ssl.VERIFY_X509_STRICT
@@ -147,7 +147,7 @@ def test_flags_for_verification() -> None:
 
 @pytest.mark.parametrize("handshake", [False, True])
 async def test_a_silent_server(handshake: bool) -> None:  # noqa: FBT001
-    """Row B: attempts to connect to a server that does not answer, with or without TLS, leave no socket open."""
+    """U28: attempts to connect to a server that does not answer, with or without TLS, leave no socket open."""
     writers: set[asyncio.StreamWriter] = set()
     opened = 0
 
@@ -184,7 +184,7 @@ async def test_a_silent_server(handshake: bool) -> None:  # noqa: FBT001
 
 
 async def test_secrets_are_in_no_representation(make_server: MakeServer) -> None:
-    """Row B: no representation of settings and addresses shows a secret, nor does the traceback of an error."""
+    """U28: no representation of settings and addresses shows a secret, nor does the traceback of an error."""
     urls = [
         f"rediss://user:{SECRET}@h?ssl_password={SECRET}",
         f"redis+sentinel://:{SECRET}@127.0.0.1/main",
