@@ -14,38 +14,43 @@ lift_refusal()
 
 -- If maintenance has not run for a while, every consumer gets a whole lease before its deliveries are taken back.
 local real = store_time()
-local guard = call('HMGET', META, 'swept', 'armed', 'sweeper', 'checked')
-local armed = tonumber(guard[2]) or real
-if not guard[1] or real - guard[1] > 3 * period or not guard[2] then
-  armed = real
-  call('HSET', META, 'armed', text(real))
-end
-call('HSET', META, 'swept', text(real))
+local armed, others, continues, was_behind, checks
+do -- blocks, because Lua limits the number of local variables
+  local guard = call('HMGET', META, 'swept', 'armed', 'sweeper', 'checked')
+  armed = tonumber(guard[2]) or real
+  if not guard[1] or real - guard[1] > 3 * period or not guard[2] then
+    armed = real
+    call('HSET', META, 'armed', text(real))
+  end
+  call('HSET', META, 'swept', text(real))
 
--- One process continues while work is left; the others run at their usual interval.
-local sweeper, ends_at, was_behind = string.match(guard[3] or '', '^(.*):(%d+):(%d)$')
-local claimed = sweeper and tonumber(ends_at) >= real
-local others, continues = claimed and sweeper ~= process, claimed and sweeper == process
-local checks = not continues or real - (tonumber(guard[4]) or 0) >= period
+  -- One process continues while work is left; the others run at their usual interval.
+  local sweeper, ends_at, behind = string.match(guard[3] or '', '^(.*):(%d+):(%d)$')
+  local claimed = sweeper and tonumber(ends_at) >= real
+  others, continues, was_behind = claimed and sweeper ~= process, claimed and sweeper == process, behind
+  checks = not continues or real - (tonumber(guard[4]) or 0) >= period
+end
 
 local promoted = promote_due(budget)
 
 local expired = {}
-local late = call('ZRANGEBYSCORE', PARTITION .. ':deadlines', '-inf', text(now), 'LIMIT', 0, budget)
-for i = 1, #late do
-  local q = queue(late[i])
-  local ids = call('ZRANGEBYSCORE', q.name .. '/e', '-inf', text(now), 'LIMIT', 0, budget - #expired)
-  for j = 1, #ids do
-    local r = read_record(call('HGET', q.name .. '/t', ids[j]))
-    if r and is_live(r) then
-      end_live(q, ids[j], r, EXPIRED, 'expired')
-      expired[#expired + 1] = {q.key, ids[j], r.attempt}
-    else -- the record is damaged; the task is found by its entry
-      call('ZREM', q.name .. '/e', ids[j])
+do
+  local late = call('ZRANGEBYSCORE', PARTITION .. ':deadlines', '-inf', text(now), 'LIMIT', 0, budget)
+  for i = 1, #late do
+    local q = queue(late[i])
+    local ids = call('ZRANGEBYSCORE', q.name .. '/e', '-inf', text(now), 'LIMIT', 0, budget - #expired)
+    for j = 1, #ids do
+      local r = read_record(call('HGET', q.name .. '/t', ids[j]))
+      if r and is_live(r) then
+        end_live(q, ids[j], r, EXPIRED, 'expired')
+        expired[#expired + 1] = {q.key, ids[j], r.attempt}
+      else -- the record is damaged; the task is found by its entry
+        call('ZREM', q.name .. '/e', ids[j])
+      end
     end
+    index(q, '/e', ':deadlines')
+    if #expired >= budget then break end
   end
-  index(q, '/e', ':deadlines')
-  if #expired >= budget then break end
 end
 
 local recovered, dead, silent, rest = 0, {}, {}, budget
@@ -66,68 +71,70 @@ recovered = recovered + end_hung(budget)
 -- `ends`: when the tasks ended, according to the list of ends; nil for tasks whose results have expired, because a task
 -- that has a result is skipped in that list.
 local forgotten = 0
-local function forget(q, ids, ends)
-  if #ids == 0 then return end
-  local records, over = call('HMGET', q.name .. '/t', unpack(ids)), {}
-  local results = call('EXISTS', q.name .. '/k') == 1
-  for i = 1, #ids do
-    local r = read_record(records[i])
-    if records[i] and not r then
-      over[#over + 1] = ids[i] -- the record is damaged
-    elseif r and is_over(r) and (not ends or r.at == ends[i]) and not (results and call('ZSCORE', q.name .. '/k', ids[i])) then
-      if r.at + q.window > now then remember(q, ids[i], r.at) else over[#over + 1] = ids[i] end
+do
+  local function forget(q, ids, ends)
+    if #ids == 0 then return end
+    local records, over = call('HMGET', q.name .. '/t', unpack(ids)), {}
+    local results = call('EXISTS', q.name .. '/k') == 1
+    for i = 1, #ids do
+      local r = read_record(records[i])
+      if records[i] and not r then
+        over[#over + 1] = ids[i] -- the record is damaged
+      elseif r and is_over(r) and (not ends or r.at == ends[i]) and not (results and call('ZSCORE', q.name .. '/k', ids[i])) then
+        if r.at + q.window > now then remember(q, ids[i], r.at) else over[#over + 1] = ids[i] end
+      end
     end
+    if #over == 0 then return end
+    forgotten = forgotten + call('HDEL', q.name .. '/t', unpack(over))
+    call('HDEL', q.name .. '/x', unpack(over))
+    call('HDEL', q.name .. '/p', unpack(over))
   end
-  if #over == 0 then return end
-  forgotten = forgotten + call('HDEL', q.name .. '/t', unpack(over))
-  call('HDEL', q.name .. '/x', unpack(over))
-  call('HDEL', q.name .. '/p', unpack(over))
-end
 
-local old = call('ZRANGEBYSCORE', PARTITION .. ':results', '-inf', text(now), 'LIMIT', 0, budget)
-local looked = 0
-for i = 1, #old do
-  local q = queue(old[i])
-  local ids = call('ZRANGEBYSCORE', q.name .. '/k', '-inf', text(now), 'LIMIT', 0, budget - looked)
-  if #ids > 0 then
-    call('ZREM', q.name .. '/k', unpack(ids))
-    call('HDEL', q.name .. '/o', unpack(ids))
-    forget(q, ids)
-  end
-  looked = looked + #ids
-  index(q, '/k', ':results')
-  if looked >= budget then break end
-end
-
-looked = 0
-local ended = call('ZRANGEBYSCORE', PARTITION .. ':forget', '-inf', text(now), 'LIMIT', 0, budget)
-for i = 1, #ended do
-  local q = queue(ended[i])
-  local list = q.name .. '/l'
-  local items = call('LRANGE', list, 0, budget - looked - 1)
-  local ids, ends, head = {}, {}, nil
-  for j = 1, #items do
-    local at, id = string.match(items[j], '^(%d+):(.*)$')
-    at = tonumber(at)
-    if at + q.window > now then
-      head = at
-      break
+  local old = call('ZRANGEBYSCORE', PARTITION .. ':results', '-inf', text(now), 'LIMIT', 0, budget)
+  local looked = 0
+  for i = 1, #old do
+    local q = queue(old[i])
+    local ids = call('ZRANGEBYSCORE', q.name .. '/k', '-inf', text(now), 'LIMIT', 0, budget - looked)
+    if #ids > 0 then
+      call('ZREM', q.name .. '/k', unpack(ids))
+      call('HDEL', q.name .. '/o', unpack(ids))
+      forget(q, ids)
     end
-    ids[j], ends[j] = id, at
+    looked = looked + #ids
+    index(q, '/k', ':results')
+    if looked >= budget then break end
   end
-  forget(q, ids, ends)
-  call('LTRIM', list, #ids, -1)
-  if not head then
-    local first = call('LINDEX', list, 0)
-    head = first and tonumber(string.match(first, '^(%d+):'))
+
+  looked = 0
+  local ended = call('ZRANGEBYSCORE', PARTITION .. ':forget', '-inf', text(now), 'LIMIT', 0, budget)
+  for i = 1, #ended do
+    local q = queue(ended[i])
+    local list = q.name .. '/l'
+    local items = call('LRANGE', list, 0, budget - looked - 1)
+    local ids, ends, head = {}, {}, nil
+    for j = 1, #items do
+      local at, id = string.match(items[j], '^(%d+):(.*)$')
+      at = tonumber(at)
+      if at + q.window > now then
+        head = at
+        break
+      end
+      ids[j], ends[j] = id, at
+    end
+    forget(q, ids, ends)
+    call('LTRIM', list, #ids, -1)
+    if not head then
+      local first = call('LINDEX', list, 0)
+      head = first and tonumber(string.match(first, '^(%d+):'))
+    end
+    if head then
+      call('ZADD', PARTITION .. ':forget', text(head + q.window), q.key)
+    else
+      call('ZREM', PARTITION .. ':forget', q.key)
+    end
+    looked = looked + #ids
+    if looked >= budget then break end
   end
-  if head then
-    call('ZADD', PARTITION .. ':forget', text(head + q.window), q.key)
-  else
-    call('ZREM', PARTITION .. ':forget', q.key)
-  end
-  looked = looked + #ids
-  if looked >= budget then break end
 end
 
 -- Checks one queue for inconsistencies that only other programs can cause: wrong counters, unknown members of its groups.

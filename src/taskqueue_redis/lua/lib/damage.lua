@@ -11,19 +11,16 @@ local function note_damage(q, id)
   end
 end
 
--- Returns the tenant and the ordering key in a body.
-local function whose(body)
-  local size = #body > 3 and string.byte(body, 2) * 256 + string.byte(body, 3) or 0
-  local sound, header = pcall(cmsgpack.unpack, sub(body, 4, 3 + size))
-  if size == 0 or not sound or type(header) ~= 'table' then return '', '' end
-  return header.tenant or '', header.ordering_key or ''
-end
-
 -- Returns a new record for a task with this body, and stores it. `more`: the counters of an entry in a stream. Without
 -- them, there was one attempt more than retries were scheduled.
 local function rebuilt(q, id, state, place, priority, seq, body, more)
   note_damage(q, id)
-  local r = new_record(tonumber(priority), UNKNOWN, whose(body))
+  local size, tenant, entity = #body > 3 and string.byte(body, 2) * 256 + string.byte(body, 3) or 0, nil, nil
+  if size > 0 then -- the fields of the task that are not at their defaults
+    local sound, header = pcall(cmsgpack.unpack, sub(body, 4, 3 + size))
+    if sound and type(header) == 'table' then tenant, entity = header.tenant, header.ordering_key end
+  end
+  local r = new_record(tonumber(priority), UNKNOWN, tenant, entity)
   r.state, r.place, r.seq = state, place, tonumber(seq)
   local attempt, losses, prior = string.match(more or '', '^(%d+):(%d+):(%d+)')
   if attempt then
