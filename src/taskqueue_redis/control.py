@@ -214,9 +214,20 @@ class RedisControl(_ScriptCaller):
         for partition, reply in zip(names, outcomes, strict=True):
             if isinstance(reply, BaseException):
                 continue
-            due, late, over, taken_back, anomalies, given_up, remaining, steps, step, left, own, damaged = (
-                reply
-            )
+            (
+                due,
+                late,
+                over,
+                taken_back,
+                anomalies,
+                given_up,
+                remaining,
+                steps,
+                step,
+                left,
+                own,
+                damaged,
+            ) = reply
             promoted += due
             expired += [Expired(key.decode(), task_id.decode(), n) for key, task_id, n in late]
             forgotten += over
