@@ -17,6 +17,7 @@
     ├── SubscriptionClosed          the subscription was closed before the call
     ├── BackendUnavailable          the store is unavailable; the same call may succeed later
     ├── SettingsConflict            another process has changed the settings since they were read
+    ├── QueueInUse                  a queue that has tasks or subscriptions cannot be deleted
     └── ProtocolViolation           a frame or a call breaks the socket protocol
 
 Each exception has a ``code``: a short, stable identifier, which is also sent in HTTP errors and socket frames.
@@ -38,6 +39,7 @@ __all__ = [
     "PublishError",
     "PublishUnconfirmed",
     "QueueFull",
+    "QueueInUse",
     "SettingsConflict",
     "SubscriptionClosed",
     "TaskQueueError",
@@ -169,6 +171,12 @@ class SettingsConflict(TaskQueueError):
     """The settings have changed since they were read. Read them again, and repeat the change."""
 
     code = "settings_conflict"
+
+
+class QueueInUse(TaskQueueError):
+    """A queue was not deleted, because it has tasks, dead letters or subscriptions."""
+
+    code = "queue_in_use"
 
 
 class ProtocolViolation(TaskQueueError):

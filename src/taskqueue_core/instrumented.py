@@ -255,6 +255,7 @@ class InstrumentedControl:
         self.progress = inner.progress
         self.cancel = inner.cancel
         self.purge = inner.purge
+        self.delete = inner.delete
         self.workers = inner.workers
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:

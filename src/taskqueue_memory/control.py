@@ -7,8 +7,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
-from taskqueue_core.authoring.helpers import checked_progress, checked_settings, workers_of
-from taskqueue_core.capabilities import Durability, Maintained, QueueSettings
+from taskqueue_core.authoring.helpers import (
+    checked_progress,
+    checked_settings,
+    demand_unused,
+    workers_of,
+)
+from taskqueue_core.capabilities import DeletedQueue, Durability, Maintained, QueueSettings
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import (
     DeadLetter,
@@ -90,6 +95,21 @@ class MemoryControl:
                 done += self._store.cancel(record)
         return done
 
+    async def delete(self, key: str) -> DeletedQueue:
+        queue = self._store.known(key)
+        demand_unused(
+            key,
+            waiting=queue.states[State.WAITING],
+            scheduled=queue.states[State.SCHEDULED],
+            running=queue.states[State.IN_FLIGHT],
+            dead=queue.states[State.DEAD],
+            consumers=len(queue.subscribers),
+        )
+        deleted = key in self._store.queues
+        if deleted:
+            self._store.delete(queue)
+        return DeletedQueue(deleted=deleted, forgotten=len(queue.records))
+
     async def workers(self) -> tuple[WorkerInfo, ...]:
         queues = self._store.queues.values()
         return workers_of(
@@ -102,6 +122,7 @@ class MemoryControl:
         recovered, self._store.recovered = self._store.recovered, 0
         idle = self._store.forget_tenants()
         expired, forgotten = tuple(self._store.expire()), self._store.forget()
+        removed = self._store.remove_idle()
         timers, now = self._store.timers, self._store.clock.now()
         late = now - min(timers.deadlines.first, timers.ends.first, idle)
         unclaimed = sorted(
@@ -114,6 +135,7 @@ class MemoryControl:
             expired=expired,
             forgotten=forgotten,
             recovered=recovered,
+            removed=removed,
             unclaimed=tuple(unclaimed),
             behind=late if late >= 0 else None,
             again_in=3 * (time.perf_counter() - start) if late >= 0 else None,

@@ -44,6 +44,15 @@ class Steps:
             if not (queue.subscribers or queue.published or queue.settings.version):
                 self.queues.pop(queue.key, None)
 
+    def delete(self, queue: QueueState) -> None:
+        """Delete a queue that has no tasks and no subscriptions, with its settings."""
+        del self.queues[queue.key]
+        if queue.settings.version:
+            if self.journal is not None:
+                self.journal.write_settings(queue.key, QueueSettings(), self.clock.now())
+            self.signals.bind(queue.key, queue.settings.bound_to, ())
+        self.signals.notify(queue.key)
+
     def find(self, key: str, task_id: str) -> TaskRecord | None:
         queue = self.queues.get(key)
         return queue.records.get(task_id) if queue else None

@@ -223,3 +223,17 @@ class MemoryStore(Steps):
         now, queues = self.clock.now(), self.queues.values()
         fair = (queue.fair for queue in queues if queue.fair is not None)
         return min((turns.forget(now, _CHUNK) for turns in fair), default=math.inf)
+
+    def remove_idle(self) -> int:
+        """Delete the queues without settings that have been empty for their `queue_ttl`. Return their number."""
+        now, gone = self.clock.now(), list[QueueState]()
+        for queue in self.queues.values():
+            if queue.records or queue.subscribers or queue.settings.version:
+                queue.empty = None
+            elif queue.empty is None or queue.empty[0] != queue.published:
+                queue.empty = queue.published, now
+            elif queue.empty[1] + queue.settings.queue_ttl <= now:
+                gone.append(queue)
+        for queue in gone:
+            self.delete(queue)
+        return len(gone)

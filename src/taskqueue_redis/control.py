@@ -11,8 +11,13 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.authoring.helpers import checked_progress, checked_settings, workers_of
-from taskqueue_core.capabilities import Durability, Maintained, Order, QueueSettings
+from taskqueue_core.authoring.helpers import (
+    checked_progress,
+    checked_settings,
+    demand_unused,
+    workers_of,
+)
+from taskqueue_core.capabilities import DeletedQueue, Durability, Maintained, Order, QueueSettings
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
 from taskqueue_core.limits import check_name
 from taskqueue_core.rate_limit import RateLimit
@@ -182,6 +187,24 @@ class RedisControl(_ScriptCaller):
     async def purge(self, key: str) -> int:
         return await self._of_all("purge", key)
 
+    async def delete(self, key: str) -> DeletedQueue:
+        deleted, forgotten, over = False, 0, False
+        while not over:
+            known, number, over, uses = await self._of(
+                "delete", key, _CHUNK, QueueSettings().model_dump_json()
+            )
+            waiting, scheduled, running, dead, consumers = map(int, uses)
+            demand_unused(
+                key,
+                waiting=waiting,
+                scheduled=scheduled,
+                running=running,
+                dead=dead,
+                consumers=consumers,
+            )
+            deleted, forgotten = deleted or bool(known), forgotten + number
+        return DeletedQueue(deleted=deleted, forgotten=forgotten)
+
     async def workers(self) -> tuple[WorkerInfo, ...]:
         await self._context.wakeups.join_all()
         consumers: dict[bytes, _Consumer] = {}
@@ -194,7 +217,7 @@ class RedisControl(_ScriptCaller):
         return workers_of(consumers.values())
 
     async def maintain(self) -> Maintained:
-        promoted = forgotten = recovered = 0
+        promoted = forgotten = recovered = removed = 0
         expired: list[Expired] = []
         unclaimed: set[str] = set()
         behind, took = list[float](), list[float]()
@@ -227,11 +250,13 @@ class RedisControl(_ScriptCaller):
                 left,
                 own,
                 damaged,
+                idle,
             ) = reply
             promoted += due
             expired += [Expired(key.decode(), task_id.decode(), n) for key, task_id, n in late]
             forgotten += over
             recovered += taken_back
+            removed += idle
             self._report(partition, int(anomalies), given_up)
             self._report_steps(partition, int(steps), seconds(step))
             await self._report_damage(partition, damaged)
@@ -249,6 +274,7 @@ class RedisControl(_ScriptCaller):
             expired=tuple(expired),
             forgotten=forgotten,
             recovered=recovered,
+            removed=removed,
             unclaimed=tuple(sorted(unclaimed)),
             behind=max(behind, default=None),
             again_in=again_in,

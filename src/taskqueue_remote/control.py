@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 from pydantic import ValidationError
 
-from taskqueue_core.capabilities import Maintained, QueueSettings
+from taskqueue_core.capabilities import DeletedQueue, Maintained, QueueSettings
 from taskqueue_core.errors import CapabilityMissing, ConfigurationError
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.server_address import path
@@ -114,6 +114,11 @@ class RemoteControl:
     async def purge(self, key: str) -> int:
         target = path("queues", key, "purge")
         return (await self._client.ask("POST", target, Count, query={"confirm": key})).count
+
+    async def delete(self, key: str) -> DeletedQueue:
+        """Delete a queue. If a response was lost, a repeated call may report that there was no such queue."""
+        target = path("queues", key)
+        return await self._client.ask("DELETE", target, DeletedQueue, query={"confirm": key})
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         pages = [page async for page in self._pages("/v1/workers", _Workers)]

@@ -13,6 +13,7 @@ from taskqueue_core.errors import (
     LeaseLost,
     PublishUnconfirmed,
     QueueFull,
+    QueueInUse,
     SettingsConflict,
     TaskQueueError,
     UnknownKey,
@@ -30,6 +31,7 @@ _ERRORS: dict[str, type[TaskQueueError]] = {
         LeaseLost,
         PublishUnconfirmed,
         QueueFull,
+        QueueInUse,
         SettingsConflict,
         UnknownKey,
     )

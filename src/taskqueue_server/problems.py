@@ -20,6 +20,7 @@ _STATUS: dict[type[errors.TaskQueueError], int] = {
     errors.InvalidInput: 422,
     errors.IdConflict: 409,
     errors.SettingsConflict: 409,
+    errors.QueueInUse: 409,
     errors.LeaseLost: 409,
     errors.PublishUnconfirmed: 503,
     errors.BackendUnavailable: 503,

@@ -222,6 +222,22 @@ def test_an_unused_queue(cli: Cli, store: Shared) -> None:
     assert cli("queue", "pause", "a/b").code == 2
 
 
+def test_a_queue_is_deleted(cli: Cli, store: Shared) -> None:
+    """A8: `queue delete` asks first, refuses a queue that is in use, and says what it did."""
+    publish(store, "a")
+    assert cli("queue", "delete", KEY).code == 2, "deleted without a confirmation"
+    used = cli("queue", "delete", KEY, "--yes", "--json")
+    assert used.code == 1
+    assert "waiting tasks: 1" in used.told["error"]["detail"]
+    asyncio.run(store.control.purge(KEY))
+    done = cli("queue", "delete", KEY, "--yes")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.split() == f"✔ {KEY} deleted, with 1 ended task".split()
+    again = cli("queue", "delete", KEY, "--yes", "--json")
+    assert (again.code, again.told["deleted"]) == (0, False)
+    assert cli("queue", "list", "--json").told == []
+
+
 def test_queues_are_listed(cli: Cli, store: Shared) -> None:
     """The list of queues shows waiting tasks, running tasks and limits; stats shows the limits, too."""
     assert "taskqueue publish" in cli("queue", "list").out

@@ -241,6 +241,12 @@ class SharedStore(RecordStore):
         else:
             self._write("REPLACE INTO buckets VALUES (?, ?, ?)", key, bucket.tokens, bucket.at)
 
+    def remove(self, key: str) -> None:
+        for table in ("counters", "settings", "buckets"):
+            self._write(f"DELETE FROM {table} WHERE key = ?", key)  # noqa: S608
+        self._settings.pop(key, None)
+        self._buckets.pop(key, None)
+
     def queues(self) -> set[str]:
         return {
             key for (key,) in self._run("SELECT key FROM counters UNION SELECT key FROM settings")

@@ -190,6 +190,13 @@ class DictStore(RecordStore):
         else:
             self._new.buckets[key] = bucket
 
+    def remove(self, key: str) -> None:
+        """Delete counters, settings and the rate-limit bucket of a queue."""
+        for name in [name for name in self._new.counters if name[0] == key]:
+            del self._new.counters[name]
+        self._new.settings.pop(key, None)
+        self._new.buckets.pop(key, None)
+
     def queues(self) -> set[str]:
         """Return the keys of all queues that have counters or settings."""
         return {key for key, _ in self._new.counters} | self._new.settings.keys()

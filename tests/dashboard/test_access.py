@@ -112,6 +112,7 @@ async def test_some_queues_only(it: Running, signed_in: httpx2.AsyncClient) -> N
     for method, path in (
         ("GET", "/queues/bravo"), ("GET", "/queues/bravo/dead"), ("GET", "/tasks/bravo/one"),
         ("POST", "/queues/bravo/pause"), ("POST", "/queues/bravo/purge"), ("POST", "/tasks/bravo/one"),
+        ("POST", "/queues/bravo/delete"),
         ("POST", "/queues/bravo/settings"), ("POST", "/queues/bravo/dead"),
         ("GET", "/live?view=queue&key=bravo"), ("GET", "/live?view=task&key=bravo&id=one"),
     ):  # fmt: skip

@@ -130,6 +130,26 @@ async def test_purging(it: Running, client: httpx2.AsyncClient) -> None:
     assert await it.count(State.CANCELLED) == 2
 
 
+async def test_deleting(it: Running, client: httpx2.AsyncClient) -> None:
+    """A8, security 3: a deletion requires that the operator types the queue name, and that the queue is not in use."""
+    await it.publish("one")
+    await it.context.control.configure("k", QueueSettings(capacity=9))
+    for confirm in ("", "K", "other"):
+        answer = await post(client, "/queues/k/delete", confirm=confirm)
+        assert answer.status_code == 422
+        assert "Type the name of the queue exactly." in answer.text
+    answer = await post(client, "/queues/k/delete", confirm="k")
+    assert answer.status_code == 409
+    assert "waiting tasks: 1" in answer.text
+    assert await it.count(State.WAITING) == 1
+    await it.context.control.purge("k")
+    page = await followed(client, await post(client, "/queues/k/delete", confirm="k"))
+    assert "Deleted." in page
+    assert await it.context.control.queues() == ()
+    page = await followed(client, await post(client, "/queues/k/delete", confirm="k"))
+    assert "the queue does not exist" in page
+
+
 async def test_dead_letters(it: Running, client: httpx2.AsyncClient) -> None:
     """Dead letters can be redriven one at a time, by selection, by filter or all at once.
 

@@ -8,6 +8,7 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Published, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_memory.records import _SMALL, QueueState, TaskRecord
@@ -275,3 +276,39 @@ def test_records_of_one_task_are_distinguished() -> None:
     """Two records of one task are distinct, so that an old record is not mistaken for the current one (fault M5)."""
     queue, task = QueueState("k"), Task(key="k")
     assert len({TaskRecord(queue=queue, task=task), TaskRecord(queue=queue, task=task)}) == 2
+
+
+async def test_idle_queues_are_removed(backend: MemoryBackend, clock: ManualClock) -> None:
+    """A8: a queue that has been idle and empty for its `queue_ttl` is removed, unless it has settings (laws 1, 7)."""
+    ttl = QueueSettings().queue_ttl
+    await backend.control.configure("set", QueueSettings(capacity=9))
+    for key in ("idle", "used", "set"):
+        await backend.publisher.publish(Task(key=key, id="t"))
+    consumer = backend.subscribe(["used", "idle", "set"], "w")
+    deliveries = (await consumer.receive(3, 0)).deliveries
+    await consumer.ack(*(delivery for delivery in deliveries if delivery.task.key != "used"))
+    removed = []
+    for _ in range(3):
+        await clock.advance(ttl)
+        removed.append((await backend.control.maintain()).removed)
+    assert removed == [0, 0, 0], "a queue with a subscription was removed"
+    await consumer.close()
+    for _ in range(3):
+        removed.append((await backend.control.maintain()).removed)
+        await clock.advance(ttl)
+    assert removed[3:] == [0, 1, 0]
+    assert await backend.control.queues() == ("set", "used")
+
+
+async def test_retry_tokens_are_bounded(backend: MemoryBackend) -> None:
+    """A8: a task keeps the tokens of its last retries, which are duplicates when repeated, and no more."""
+    task = Task(key="k", id="t")
+    for number in range(3 * LIMITS.retry_tokens):
+        told = await backend.publisher.schedule_retry(task, 1e10, token=str(number))
+        assert told.status is Published.ACCEPTED
+    record = backend._store.find("k", "t")
+    assert record is not None
+    assert len(record.tokens) == LIMITS.retry_tokens
+    for number in range(2 * LIMITS.retry_tokens, 3 * LIMITS.retry_tokens):
+        told = await backend.publisher.schedule_retry(task, 1e10, token=str(number))
+        assert told.status is Published.DUPLICATE

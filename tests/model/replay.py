@@ -228,6 +228,22 @@ class Replay(Spec):
         purged = sum(self.cancel(name) for name in names)
         return [purged, int(purged < budget), upto]
 
+    def on_delete(self, words: list[bytes], answer: Any) -> Any:
+        """Delete a queue that is not in use. Whether an unused name is known to Redis is taken from its answer."""
+        key = words[0].decode()
+        uses = [self.count(key, name) for name in ("waiting", "scheduled", "in_flight", "dead")]
+        uses.append(sum(key in consumer.keys for consumer in self.consumers.values()))
+        if any(uses):
+            return [answer[0], 0, 1, uses]
+        old = [name for name, _ in self.of(key)]
+        for name in old:
+            del self.tasks[name], self.bodies[name]
+        for table in (self.open, self.later, self.last, self.terms, self.versions):
+            table.pop(key, None)
+        for place in [place for place in self.counts if place[0] == key]:
+            del self.counts[place]
+        return [answer[0], len(old), 1, uses]
+
     def on_promote(self, words: list[bytes], _: Any) -> Any:
         """Make due tasks available."""
         promoted = self.promote_due(int(words[0]))

@@ -236,6 +236,9 @@ async def everything(workload: Workload) -> None:
     await control.statuses("alpha", "1")
     await backend.dead_letters.list("alpha")
     await backend.health()
+    await publish(backend, "gone", key="delta")
+    await control.purge("delta")
+    await control.delete("delta")
     while (await consumer.receive(1000, 0)).deliveries:
         pass
     due = Task(key="alpha", id="due", not_before=workload.clock.now() + 1)

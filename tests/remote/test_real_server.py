@@ -10,7 +10,7 @@ import taskqueue_core.queue
 from taskqueue_cli.commands.dead_letters import act_on_all
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.config import Settings
-from taskqueue_core.errors import InvalidInput, QueueFull, SettingsConflict
+from taskqueue_core.errors import InvalidInput, QueueFull, QueueInUse, SettingsConflict
 from taskqueue_core.queue import Queue
 from taskqueue_core.queue_settings import pause_queue
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
@@ -108,6 +108,14 @@ async def test_the_whole_life_of_a_task_is_visible(
     ledger = await control.ledger("k")
     assert ledger == await store.control.ledger("k")
     assert ledger.balanced
+    await control.configure("other", QueueSettings(paused=True))
+    await remote.publisher.publish(Task(key="other", id="t"))
+    with pytest.raises(QueueInUse, match="waiting tasks: 1"):
+        await control.delete("other")
+    await control.purge("other")
+    done = await control.delete("other")
+    assert (done.deleted, done.forgotten) == (True, 1)
+    assert await control.queues() == ("k",)
     assert await control.maintain() is not None
 
 

@@ -112,6 +112,21 @@ class TestQueues:
         ledger = (await api.get("/v1/queues/k/ledger")).json()
         assert (ledger["in_flight"], ledger["cancelled"]) == (1, 2)
 
+    async def test_delete(self, api: httpx2.AsyncClient, backend: MemoryBackend) -> None:
+        """A8: a deletion needs the name again, is refused while the queue is in use, and says what it did."""
+        await backend.publisher.publish(Task(key="k"), Task(key="k"))
+        for unconfirmed in ("", "?confirm=", "?confirm=K"):
+            answer = await api.delete(f"/v1/queues/k{unconfirmed}")
+            problem(answer, 422, "invalid_input", "confirm")
+        told = problem(await api.delete("/v1/queues/k?confirm=k"), 409, "queue_in_use")
+        assert "waiting tasks: 2" in told["detail"]
+        assert "purge" in told["detail"]
+        await backend.control.purge("k")
+        answer = await api.delete("/v1/queues/k?confirm=k")
+        assert answer.json() == {"deleted": True, "forgotten": 2}
+        assert (await api.delete("/v1/queues/k?confirm=k")).json()["deleted"] is False
+        assert (await api.get("/v1/queues")).json()["queues"] == []
+
 
 class TestDeadLetters:
     """Pages, redrive and discard of dead letters."""

@@ -122,6 +122,7 @@ class TestScopes:
             ("POST", "/v1/queues/b/pause", None),
             ("POST", "/v1/queues/b/resume", None),
             ("POST", "/v1/queues/b/purge?confirm=b", None),
+            ("DELETE", "/v1/queues/b?confirm=b", None),
             ("GET", "/v1/queues/b/dead-letters", None),
             ("GET", "/v1/queues/b/dead-letters/x", None),
             ("DELETE", "/v1/queues/b/dead-letters/x", None),

@@ -118,7 +118,7 @@ def _action(verb: str, done: str, *, permanent: bool) -> Callable[..., None]:
             what = f"{len(ids)} dead letters" if ids else "all dead letters"
             matching = " that match the conditions" if any(conditions.values()) else ""
             ending = ", permanently" if permanent else ""
-            _confirm(f"{verb.capitalize()} {what} of {key}{matching}{ending}?", as_json=as_json)
+            confirm(f"{verb.capitalize()} {what} of {key}{matching}{ending}?", as_json=as_json)
         count = with_backend(
             server, lambda backend: _act(backend, verb, key, ids or [], conditions)
         )
@@ -149,7 +149,8 @@ def _check_selection(
         )
 
 
-def _confirm(question: str, *, as_json: bool) -> None:
+def confirm(question: str, *, as_json: bool) -> None:
+    """Ask for confirmation, and exit if it is not given. Raises `BadParameter` if it is impossible to ask."""
     if as_json or not sys.stdin.isatty():
         raise typer.BadParameter(
             "cannot ask for confirmation with --json or without a terminal: add --yes",

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, with_backend
+from taskqueue_cli.commands.dead_letters import Yes, confirm
 from taskqueue_cli.commands.stats import check_known, count, read_queues
 from taskqueue_cli.limits import (
     NONE,
@@ -281,6 +282,23 @@ def reset(
 ) -> None:
     """Reset all settings of a queue to their defaults, including those that are not limits."""
     _change(key, partial(reset_settings, version=version), server, as_json=as_json)
+
+
+@queue.command()
+def delete(
+    key: Key, *, yes: Yes = False, server: ServerUrl = None, as_json: AsJson = False
+) -> None:
+    """Delete a queue with its settings and the records of its ended tasks. It must have no tasks and no consumers."""
+    if not yes:
+        confirm(f"Delete the queue {key} with its settings, permanently?", as_json=as_json)
+    done = with_backend(server, lambda backend: control_of(backend).delete(key))
+    if as_json:
+        print_json({"key": key, "deleted": done.deleted, "forgotten": done.forgotten})
+    elif done.deleted:
+        ended = f"{count(done.forgotten)} ended task{'' if done.forgotten == 1 else 's'}"
+        console.print(f"[green]✔[/] [bold]{key}[/] deleted, with {ended}")
+    else:
+        note(f"there is no queue {key!r}; nothing was deleted", "yellow")
 
 
 def _binding_change(key: str, names: list[str]) -> dict[str, Any]:

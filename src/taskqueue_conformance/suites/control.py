@@ -11,7 +11,7 @@ from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import QueueSettings
-from taskqueue_core.errors import SettingsConflict
+from taskqueue_core.errors import QueueInUse, SettingsConflict
 from taskqueue_core.tasks import Ledger, Settled, State
 
 
@@ -250,3 +250,57 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.state("t1") is None, "not forgotten after its windows"
         assert await bench.state("t2") is State.WAITING
         await bench.expect(done=1, waiting=1)
+
+    async def test_delete(self, bench: Bench) -> None:
+        """A deleted queue is unknown: no settings, counters, records or results of it are left (laws 1, 7)."""
+        await bench.configure(max_losses=9)
+        subscription, delivery = await bench.running("t1")
+        await bench.publish("t2")
+        await subscription.ack(delivery, results=[b"1"])
+        await bench.control.purge(KEY)
+        await subscription.close()
+        done = await bench.control.delete(KEY)
+        assert (done.deleted, done.forgotten) == (True, 2)
+        assert KEY not in await bench.control.queues()
+        assert await bench.control.ledger(KEY) == Ledger()
+        assert await bench.control.settings(KEY) == QueueSettings()
+        assert await bench.control.statuses(KEY, "t1", "t2") == (None, None)
+        assert await bench.control.results(KEY, "t1") == (None,)
+        again = await bench.control.delete(KEY)
+        assert (again.deleted, again.forgotten) == (False, 0)
+
+    async def test_a_deleted_queue_can_be_used_again(self, bench: Bench) -> None:
+        """After a deletion, a known id is new, and a receipt from before is stale (laws 2, 4, 7)."""
+        subscription, old = await bench.running("t1")
+        await subscription.redeliver(old)
+        await bench.control.cancel(KEY, "t1")
+        await subscription.close()
+        assert (await bench.control.delete(KEY)).deleted
+        subscription = await bench.subscribed("t1", "t2")
+        deliveries = await bench.take(subscription, 2)
+        assert ids(deliveries) == ["t1", "t2"]
+        await bench.stale(subscription.ack(old))
+        assert await subscription.ack(*deliveries) == (Settled.OK, Settled.OK)
+        await bench.expect(done=2)
+
+    async def test_delete_what_is_in_use(self, bench: Bench) -> None:
+        """A queue with waiting, scheduled or running tasks or with subscriptions is not deleted (law 1)."""
+        await bench.publish("waiting")
+        await bench.publish("scheduled", not_before=bench.now + 3600)
+
+        async def refused() -> None:
+            before = await bench.control.ledger(KEY)
+            with pytest.raises(QueueInUse):
+                await bench.control.delete(KEY)
+            assert await bench.control.ledger(KEY) == before
+
+        await refused()
+        subscription = bench.subscribe()
+        delivery = await bench.one(subscription)
+        await refused()
+        await bench.control.cancel(KEY, "scheduled")
+        await refused()
+        await subscription.ack(delivery)
+        await refused()
+        await subscription.close()
+        assert (await bench.control.delete(KEY)).deleted

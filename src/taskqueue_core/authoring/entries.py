@@ -46,8 +46,8 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     updated_at: float = 0.0
     last: tuple[str, str, Settled] | None = None
     """the last settlement: its receipt, its name and its result"""
-    tokens: set[str] = msgspec.field(default_factory=set)
-    """tokens of the retries scheduled so far, used to detect repeated calls"""
+    tokens: list[str] = msgspec.field(default_factory=list)
+    """tokens of the last retries, the oldest first, used to detect repeated calls"""
     history: list[Failure] = msgspec.field(default_factory=list)
     reason: str | None = None
     progress: float | str | None = None
@@ -146,7 +146,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         if self.state is State.DEAD:
             self.prior = self.attempt
         self.fail(error, now)
-        self.tokens.add(token)
+        self.tokens = [*self.tokens[1 - LIMITS.retry_tokens :], token]
         self.attempt += 1
         self.losses, self.reason = 0, None
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, Self, overload
 
 from taskqueue_core.capabilities import Durability, QueueSettings
 from taskqueue_core.clock import Clock
-from taskqueue_core.errors import InvalidInput, LeaseLost, SubscriptionClosed
+from taskqueue_core.errors import InvalidInput, LeaseLost, QueueInUse, SubscriptionClosed
 from taskqueue_core.limits import LIMITS, check_json, check_name
 from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.tasks import (
@@ -331,3 +331,22 @@ def encodable(text: str | None) -> str | None: ...
 def encodable(text: str | None) -> str | None:
     """Return the text with lone surrogates, which cannot be encoded in UTF-8, replaced by question marks."""
     return None if text is None else text.encode(errors="replace").decode()
+
+
+def demand_unused(
+    key: str, *, waiting: int, scheduled: int, running: int, dead: int, consumers: int
+) -> None:
+    """Raise `QueueInUse` if a queue that is to be deleted has tasks, dead letters or subscriptions."""
+    uses = {
+        "waiting tasks": waiting,
+        "scheduled tasks": scheduled,
+        "running tasks": running,
+        "dead letters": dead,
+        "consumers": consumers,
+    }
+    counts = ", ".join(f"{use}: {number}" for use, number in uses.items() if number)
+    if counts:
+        raise QueueInUse(
+            f"queue {key!r} is in use ({counts}): purge its tasks, let running tasks end, discard its dead letters "
+            "and stop its consumers before you delete it"
+        )

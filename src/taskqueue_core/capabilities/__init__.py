@@ -1,6 +1,6 @@
 """The optional capabilities of a backend: one protocol per capability, which the conformance kit tests."""
 
-from taskqueue_core.capabilities.control import Control, Maintained
+from taskqueue_core.capabilities.control import Control, DeletedQueue, Maintained
 from taskqueue_core.capabilities.dead_letters import DeadLetters
 from taskqueue_core.capabilities.require import (
     HasControl,
@@ -32,6 +32,7 @@ __all__ = [
     "Control",
     "DeadLettering",
     "DeadLetters",
+    "DeletedQueue",
     "Durability",
     "Endpoint",
     "EndpointInfo",

@@ -19,12 +19,23 @@ class Maintained(msgspec.Struct, frozen=True, kw_only=True):
     """number of ended tasks whose records were deleted, because their results and deduplication windows had expired"""
     recovered: int = 0
     """number of deliveries that ended because their consumer crashed, or made no progress for `max_processing_time`"""
+    removed: int = 0
+    """number of idle queues that were removed, see the setting ``queue_ttl``"""
     unclaimed: tuple[str, ...] = ()
     """names of the queues that have waiting tasks but no subscription"""
     behind: float | None = None
     """seconds since the oldest work that is left became due; ``None`` if this pass left nothing"""
     again_in: float | None = None
     """seconds after which the next pass should start; ``None`` for the usual interval"""
+
+
+class DeletedQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """What the deletion of a queue did."""
+
+    deleted: bool = False
+    """whether the queue existed"""
+    forgotten: int = 0
+    """number of ended tasks whose records and results were deleted"""
 
 
 class Control(Protocol):
@@ -66,6 +77,13 @@ class Control(Protocol):
         Ends exactly the tasks that were published before the call, also those that become due during it; no others.
         """
 
+    async def delete(self, key: str) -> DeletedQueue:
+        """Delete a queue with its settings, its counters and the records and results of its ended tasks. Idempotent.
+
+        An id that was published before is new afterwards. Raises `QueueInUse`, and deletes nothing, if the queue has
+        waiting, scheduled or running tasks, dead letters, or subscriptions.
+        """
+
     async def workers(self) -> tuple[WorkerInfo, ...]:
         """Return all workers that have an open subscription, whichever server they are connected to."""
 
@@ -73,8 +91,8 @@ class Control(Protocol):
         """Run one maintenance pass of limited size. Idempotent; several servers may call it at once (law 10).
 
         A pass makes due tasks available, expires tasks past their deadline, ends the deliveries of crashed consumers,
-        deletes old records, repairs records that another program has changed, and reports queues that have waiting
-        tasks but no subscription. A pass that leaves work sets `Maintained.behind`, and `Maintained.again_in` to three
-        times its duration, unless another process continues: so maintenance takes at most a quarter of the store's
-        time until it has caught up.
+        deletes old records, removes idle queues, repairs records that another program has changed, and reports queues
+        that have waiting tasks but no subscription. A pass that leaves work sets `Maintained.behind`, and
+        `Maintained.again_in` to three times its duration, unless another process continues: so maintenance takes at
+        most a quarter of the store's time until it has caught up.
         """

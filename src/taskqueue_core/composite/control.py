@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from taskqueue_core.capabilities import Control, Maintained
+from taskqueue_core.capabilities import Control, DeletedQueue, Maintained
 from taskqueue_core.composite.backend import CompositeBackend, QueuePart
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, SettingsConflict
@@ -83,6 +83,13 @@ class JointControl(ABC):
     async def purge(self, key: str) -> int:
         return sum(await self._each(key, lambda control, name: control.purge(name)))
 
+    async def delete(self, key: str) -> DeletedQueue:
+        parts = await self._each(key, lambda control, name: control.delete(name))
+        return DeletedQueue(
+            deleted=any(part.deleted for part in parts),
+            forgotten=sum(part.forgotten for part in parts),
+        )
+
     async def workers(self) -> tuple[WorkerInfo, ...]:
         """Return the workers of all members. A connection with subscriptions at several members counts once."""
         results = await gather_all(member.control.workers() for member in self._composite.members)
@@ -124,6 +131,7 @@ class JointControl(ABC):
             ),
             forgotten=sum(done.forgotten for done in results),
             recovered=sum(done.recovered for done in results),
+            removed=sum(done.removed for done in results),
             unclaimed=tuple(
                 sorted(
                     {composite.public_name(n, key) for n, done in members for key in done.unclaimed}

@@ -12,10 +12,11 @@ import msgspec
 from taskqueue_core.authoring.helpers import (
     checked_progress,
     checked_settings,
+    demand_unused,
     encodable,
     workers_of,
 )
-from taskqueue_core.capabilities import Durability, Maintained, QueueSettings
+from taskqueue_core.capabilities import DeletedQueue, Durability, Maintained, QueueSettings
 from taskqueue_core.limits import check_name
 from taskqueue_core.recordstore.store import Record
 from taskqueue_core.recordstore.transitions import STEP, Transitions
@@ -30,6 +31,7 @@ from taskqueue_core.tasks import (
     WorkerInfo,
 )
 
+_ENDED = (State.DONE, State.EXPIRED, State.CANCELLED, State.DISCARDED)
 _PASS = 8
 """maximum number of steps in one maintenance pass"""
 
@@ -160,6 +162,32 @@ class RecordControl:
     async def purge(self, key: str) -> int:
         """End all waiting and scheduled tasks as ``cancelled``, in several steps, and return their number."""
         return await self._transitions.sweep(key, [State.WAITING, State.SCHEDULED], self._cancel)
+
+    async def delete(self, key: str) -> DeletedQueue:
+        """Delete a queue without tasks and subscriptions, and its records in several steps."""
+        store, forgotten = self._transitions.store, 0
+        while True:
+            with self._transitions.step():
+                counters = store.counters(key)
+                demand_unused(
+                    key,
+                    waiting=counters["waiting"],
+                    scheduled=counters["scheduled"],
+                    running=counters["in_flight"],
+                    dead=counters["dead"],
+                    consumers=len(self._transitions.subscriptions.of(key)),
+                )
+                records = [
+                    record for state in _ENDED for record in store.in_state(key, state, STEP)
+                ]
+                for record in records:
+                    store.drop(record)
+                forgotten += len(records)
+                if not records:
+                    deleted = key in store.queues()
+                    self._transitions.remove(key)
+                    return DeletedQueue(deleted=deleted, forgotten=forgotten)
+            await asyncio.sleep(0)
 
     def _cancel(self, record: Record, now: float) -> None:
         self._transitions.move(record, State.CANCELLED, now)

@@ -158,3 +158,7 @@ class RecordStore(ABC):
     @abstractmethod
     def queues(self) -> set[str]:
         """Return the names of all queues that have counters or settings."""
+
+    @abstractmethod
+    def remove(self, key: str) -> None:
+        """Delete the counters, the settings and the rate-limit bucket of a queue that has no records."""

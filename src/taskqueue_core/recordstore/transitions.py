@@ -146,6 +146,12 @@ class Transitions:
         self._room.add(key)
         return changed
 
+    def remove(self, key: str) -> None:
+        """Delete what the store keeps of a queue without records, and notify its publishers."""
+        self.store.remove(key)
+        self._touched.add(key)
+        self._room.add(key)
+
     def room(self, key: str, now: float) -> QueueRoom:
         """Return how many deliveries the limits of a queue allow now."""
         settings = self.store.settings(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import DeletedQueue, QueueSettings
 from taskqueue_core.composite.backend import CompositeBackend
 from taskqueue_core.composite.control import JointControl
 from taskqueue_core.errors import InvalidInput
@@ -66,6 +66,16 @@ class ShardedControl(JointControl):
         await self._generations.succeed(key, settings.shards, settings)
         self._composite.refresh_plans()
         return requested.model_copy(update={"version": results.version})
+
+    async def delete(self, key: str) -> DeletedQueue:
+        """Delete a queue whose number of shards was never changed: other processes remember the shards of others."""
+        if len(await self._generations.read(key)) > 1:
+            raise InvalidInput(
+                "key",
+                "a queue whose number of shards was changed",
+                "queues whose number of shards was never changed",
+            )
+        return await super().delete(key)
 
     async def _inside(self, settings: QueueSettings) -> QueueSettings:
         """Replace the queues in ``bound_to`` with their shards. Raises `InvalidInput` if a queue has several shards."""

@@ -46,6 +46,7 @@ end
 if q.limited then save_flow(q) else call('DEL', q.name .. '/f') end
 q.timed = q.timed or f.processing > 0
 q.opened, q.changed = true, true
+call('ZADD', PARTITION .. ':idle', text(now + cjson.decode(ARGV[5]).queue_ttl * 1000000), q.key)
 
 -- With fair order, tenants with waiting tasks take turns from now on; otherwise no longer. The limits of resting
 -- tenants are checked again.

@@ -1,4 +1,4 @@
---@ base room life queue states record counts streams flow tenants lanes cold damage journal places ends promote returns timing
+--@ base room life queue states record counts streams flow tenants lanes cold damage journal places ends promote returns timing / removal
 -- One run of maintenance, with a limited amount of work. Several processes may run it at the same time.
 -- ARGV: microseconds after which a silent consumer's lease expires, usual maximum interval between two runs, budget of
 -- each kind of work, milliseconds after which an unregistered member without deliveries is removed, calling process.
@@ -6,8 +6,8 @@
 -- the number of anomalies so far, consumers whose lease has expired as {token, worker}, queues with waiting tasks but no
 -- consumer ("" if not checked), how often the clock of Redis was set back so far and by how many microseconds the last
 -- time, for how many microseconds the work that is left has been due ("" if none is left), how many microseconds this run
--- took if the caller should continue ("" otherwise; 0 if it has just caught up), and the names of damaged tasks as "queue
--- task"; instead of the task, "/" stands for the numbers or limits of the queue.
+-- took if the caller should continue ("" otherwise; 0 if it has just caught up), the names of damaged tasks as "queue task"
+-- (instead of the task, "/" stands for the numbers or limits of the queue), and how many queues were removed.
 local lease, period, budget, process = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7]
 local timed, started = pcall(function() return os.clock() end) -- TIME does not change during a script
 lift_refusal()
@@ -142,6 +142,7 @@ local function check(q)
   local removed = 0
   recount(q)
   if q.waiting > q.held then call('SADD', PARTITION .. ':ready', q.key) end -- a right may have been missing for a moment
+  call('ZADD', PARTITION .. ':idle', 'NX', text(now + QUEUE_TTL), q.key) -- an earlier version created the queue
   if q.sorted then repair_keys(q) end
   for i = 1, #q.lanes do
     for _, kind in ipairs({'s', 'r'}) do
@@ -163,7 +164,7 @@ end
 local function lateness()
   local late
   local function due(at, time) if at and tonumber(at) <= time then late = math.max(late or 0, time - at) end end
-  for _, name in ipairs({':due', ':deadlines', ':results', ':forget', ':processing'}) do
+  for _, name in ipairs({':due', ':deadlines', ':results', ':forget', ':processing', ':idle'}) do
     due(call('ZRANGE', PARTITION .. name, 0, 0, 'WITHSCORES')[2], now)
   end
   if #silent > 0 then
@@ -179,6 +180,7 @@ if checks then
   local some = call('SRANDMEMBER', PARTITION .. ':queues')
   if some then check(queue(some)) end
 end
+local removed = rarely().remove_idle(100)
 save_all()
 if checks then
   unclaimed = {}
@@ -202,4 +204,4 @@ local seen = call('HMGET', META, 'anomalies', 'steps', 'step')
 local damaged = call('LRANGE', PARTITION .. ':damaged', 0, budget - 1)
 if #damaged > 0 then call('LTRIM', PARTITION .. ':damaged', #damaged, -1) end
 return {promoted, expired, forgotten, recovered, seen[1] or '0', dead, unclaimed, seen[2] or '0', seen[3] or '0',
-  behind and text(behind) or '', took, damaged}
+  behind and text(behind) or '', took, damaged, removed}

@@ -80,7 +80,7 @@ local function repair_queue(key)
 end
 
 if ARGV[3] == '0' then
-  check(PARTITION .. ':', 'zset', {'due', 'deadlines', 'processing', 'results', 'forget', 'alive'})
+  check(PARTITION .. ':', 'zset', {'due', 'deadlines', 'processing', 'results', 'forget', 'idle', 'alive'})
   check(PARTITION .. ':', 'set', {'queues', 'ready'})
   check(PARTITION .. ':', 'hash', {'subs'})
   check(PARTITION .. ':', 'stream', {'journal'})

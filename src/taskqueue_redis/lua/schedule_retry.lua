@@ -58,7 +58,7 @@ else
   if deadline == '' then deadline = nil end
 end
 if error then fail(cold, r.attempt, error) end
-cold.k[token] = true
+keep_token(cold, token, r.attempt)
 cold.r = nil
 r.attempt, r.losses = r.attempt + 1, 0
 schedule(q, r, id, body, at)

@@ -1,4 +1,4 @@
-"""Queues: statistics, scaling and purge."""
+"""Queues: statistics, scaling, purge and deletion."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from math import ceil
 import msgspec
 from starlette.responses import Response
 
+from taskqueue_core.capabilities import DeletedQueue
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Ledger
 from taskqueue_server.api.models import Count, LedgerOut, QueueOut, QueuesOut
@@ -107,6 +108,17 @@ async def purge(call: RequestContext) -> Response:
     return answer(Count(await call.context.control.purge(key)))
 
 
+async def delete(call: RequestContext) -> Response:
+    """Delete a queue with its settings, and the records and results of its ended tasks. This cannot be undone.
+
+    A queue with tasks, dead letters or consumers is not deleted: the response is 409. Idempotent: ``deleted`` is false
+    if there was no such queue.
+    """
+    key = call.name("key")
+    call.confirm(key)
+    return answer(await call.context.control.delete(key))
+
+
 _KEY = "/v1/queues/{key}"
 _CONFIRM = Query("confirm", NAME, "the queue's key, to confirm", required=True, example="emails")
 _TASKS_PER_WORKER = Query(
@@ -130,6 +142,15 @@ OPERATIONS = (
     _operation("GET", f"{_KEY}/ledger", ledger, {200: LedgerOut}, id="queues_ledger"),
     _operation("GET", "/v1/ledger", total, {200: LedgerOut}, id="queues_total", scope=Scope.SERVER),
     _operation("POST", f"{_KEY}/purge", purge, {200: Count}, id="queues_purge", query=(_CONFIRM,)),
+    _operation(
+        "DELETE",
+        _KEY,
+        delete,
+        {200: DeletedQueue},
+        id="queues_delete",
+        query=(_CONFIRM,),
+        problems=(409,),
+    ),
     Operation(
         "GET",
         "/v1/scaling/{key}",

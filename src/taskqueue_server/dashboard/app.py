@@ -49,6 +49,7 @@ OPERATIONS = (
     _operation("POST", "/queues/{key}/pause", queues.pause),
     _operation("POST", "/queues/{key}/settings", queues.settings),
     _operation("POST", "/queues/{key}/purge", queues.purge),
+    _operation("POST", "/queues/{key}/delete", queues.delete),
     _operation("GET", "/queues/{key}/dead", dead_letters.dead_letters),
     _operation("POST", "/queues/{key}/dead", dead_letters.act),
     _operation("GET", "/tasks/{key}/{id}", tasks.task),

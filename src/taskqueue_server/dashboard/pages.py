@@ -61,6 +61,8 @@ NOTICES: Mapping[str, str] = {
     "intake-resumed": "Intake resumed. New tasks are accepted again.",
     "saved": "Settings saved.",
     "purged": "Cancelled waiting and scheduled tasks: {n}.",
+    "deleted": "Deleted. The queue and its settings no longer exist.",
+    "unknown-queue": "No change: the queue does not exist.",
     "redriven": "Redriven: {n}. The tasks wait at the end of the queue.",
     "discarded": "Discarded permanently: {n}.",
     "cancelled": "Cancelled.",

@@ -1,4 +1,4 @@
-"""The page of one queue: statistics, pause, settings and purge."""
+"""The page of one queue: statistics, pause, settings, purge and deletion."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from taskqueue_core.errors import (
     CapabilityMissing,
     ConfigurationError,
     InvalidInput,
+    QueueInUse,
     SettingsConflict,
 )
 from taskqueue_core.queue_settings import pause_queue
@@ -77,6 +78,18 @@ async def purge(call: RequestContext) -> Response:
         )
     number = await call.context.control.purge(key)
     return see_other(path("queues", key), "purged", number)
+
+
+async def delete(call: RequestContext) -> Response:
+    """Delete the queue if its name was typed as confirmation, and show the overview."""
+    key, form = call.name("key"), await read_form(call)
+    if form.text("confirm") != key:
+        return await _page(call, key, 422, errors={"delete": "Type the name of the queue exactly."})
+    try:
+        done = await call.context.control.delete(key)
+    except (QueueInUse, InvalidInput) as error:
+        return await _page(call, key, 409, errors={"delete": str(error)})
+    return see_other(path(), "deleted" if done.deleted else "unknown-queue")
 
 
 async def _page(

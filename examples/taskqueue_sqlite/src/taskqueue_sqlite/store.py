@@ -231,6 +231,12 @@ class SQLiteStore(RecordStore):
         else:
             self._run("REPLACE INTO buckets VALUES (?, ?, ?)", key, bucket.tokens, bucket.at)
 
+    def remove(self, key: str) -> None:
+        """Delete the counters, the settings and the token bucket of a queue."""
+        for table in ("counters", "settings", "buckets"):
+            self._run(f"DELETE FROM {table} WHERE key = ?", key)  # noqa: S608 - only names from this method
+        self._settings.pop(key, None)
+
     def queues(self) -> set[str]:
         """Return the keys of all queues that have records or settings."""
         return {

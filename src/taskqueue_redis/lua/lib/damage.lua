@@ -26,7 +26,12 @@ local function rebuilt(q, id, state, place, priority, seq, body, more)
   if attempt then
     r.attempt, r.losses, r.prior = tonumber(attempt), tonumber(losses), tonumber(prior)
   else
-    for _ in pairs(read_cold(q, id).k) do r.attempt = r.attempt + 1 end
+    local retried = 0 -- a task has tokens of its last retries only, each with its attempt
+    for _, at in pairs(read_cold(q, id).k) do
+      retried = retried + 1
+      if at ~= true then r.attempt = math.max(r.attempt, at + 1) end
+    end
+    r.attempt = math.max(r.attempt, retried + 1)
   end
   if place == FRESH or place == AGAIN then
     r.fence = r.seq

@@ -1,6 +1,7 @@
 -- One queue: its names, and the numbers that nearly every script reads and changes, packed in one string that
 -- `save_all` writes. Counters that change less often are in the hash, see `add`.
 local NUMBERS, SIZE = '<dddddddddddddddd', 128
+local QUEUE_TTL = 86400000000 -- microseconds; the default of the setting
 local queues = {}
 local at_end = {} -- functions to call at the end of the script
 local replicas = 0 -- number of replicas that must have the writes before the call is confirmed
@@ -62,7 +63,10 @@ local function save_all()
     local packed = pack(NUMBERS, q.waiting, q.back, q.in_flight, q.published, q.delivered, q.done, q.last, q.due, q.window,
       q.extras and 1 or 0, q.journal and 1 or 0, q.replicas, q.fresh, kind, q.laned, q.held) .. q.lanes
     if packed ~= q.known then
-      if not q.known then call('SADD', PARTITION .. ':queues', key) end
+      if not q.known then
+        call('SADD', PARTITION .. ':queues', key)
+        call('ZADD', PARTITION .. ':idle', 'NX', text(now + QUEUE_TTL), key)
+      end
       call('SET', q.name .. '/n', packed)
       q.known = packed
     end

@@ -1,0 +1,42 @@
+--@ base room queue states record counts streams flow tenants lanes cold damage journal places removal
+-- Deletes a queue that has no tasks and no subscriptions, with its settings and the records of its ended tasks. Deletes a
+-- limited number of records per call.
+-- ARGV: key, maximum number, the default settings as JSON.
+-- Returns 1 if the queue existed, 0 if not; how many records were deleted; whether none is left; what the queue is in use
+-- by, see `uses`, in which case nothing was deleted.
+local q, budget = queue(ARGV[3]), tonumber(ARGV[4])
+lift_refusal()
+if not q.known then return {0, 0, 1, {0, 0, 0, 0, tonumber(call('HGET', PARTITION .. ':subs', q.key)) or 0}} end
+local used, total = uses(q), 0
+for i = 1, #used do total = total + used[i] end
+if total > 0 then
+  save_all()
+  return {1, 0, 1, used}
+end
+
+local forgotten = 0
+local function forget(ids)
+  if #ids == 0 then return end
+  forgotten = forgotten + call('HDEL', q.name .. '/t', unpack(ids))
+  call('HDEL', q.name .. '/x', unpack(ids))
+  call('HDEL', q.name .. '/p', unpack(ids))
+  call('HDEL', q.name .. '/o', unpack(ids))
+  call('ZREM', q.name .. '/k', unpack(ids))
+end
+
+local ids = call('LRANGE', q.name .. '/l', 0, budget - 1)
+for i = 1, #ids do ids[i] = string.match(ids[i], ':(.*)$') end
+forget(ids)
+call('LTRIM', q.name .. '/l', #ids, -1)
+forget(call('ZRANGE', q.name .. '/k', 0, budget - #ids - 1))
+local left = call('EXISTS', q.name .. '/l', q.name .. '/k') > 0
+if left then
+  index(q, '/k', ':results')
+else
+  if q.journal then
+    noting().note(q, 'configured', '', {attempt = 0, losses = 0, priority = 0}, '', nil, nil, ARGV[5])
+  end
+  remove(q, true)
+end
+save_all()
+return {1, forgotten, left and 0 or 1, used}

@@ -1,0 +1,70 @@
+-- Removal of queues that have no tasks.
+
+-- Returns what a queue is in use by: waiting, scheduled and running tasks, dead letters, subscriptions.
+local function uses(q)
+  recount(q)
+  return {q.waiting, call('ZCARD', q.name .. '/d'), q.in_flight, call('ZCARD', q.name .. '/dead'),
+    tonumber(call('HGET', PARTITION .. ':subs', q.key)) or 0}
+end
+
+local function is_used(q)
+  local u = uses(q)
+  return u[1] + u[2] + u[3] + u[4] + u[5] > 0
+end
+
+-- Deletes the keys of a queue without tasks. If it has settings, these and its counters are kept, unless all is to go.
+local function remove(q, all)
+  local names, fields = {}, {'large', 'idle', 'purging', 'purged'}
+  for _, set in ipairs({'b', 'd', 'e', 'dead', 'x', 'p', 'o', 'k', 'l', 'a', 'm', 'v', 'T', 'u', 'h', 'J'}) do
+    names[#names + 1] = q.name .. '/' .. set
+  end
+  for priority = 0, 9 do
+    for _, kind in ipairs({'s', 'z', 'r', 'w', 'g'}) do names[#names + 1] = stream_of(q, kind, priority) end
+    fields[#fields + 1], fields[#fields + 2] = 's' .. priority, 'r' .. priority
+  end
+  call('DEL', q.name .. '/t', unpack(names))
+  for _, name in ipairs({':due', ':deadlines', ':results', ':forget', ':processing'}) do
+    call('ZREM', PARTITION .. name, q.key)
+  end
+  if all or not call('HGET', q.name, 'version') then
+    call('DEL', q.name, q.name .. '/n', q.name .. '/f', q.name .. '/W')
+    call('ZREM', PARTITION .. ':idle', q.key)
+    call('SREM', PARTITION .. ':queues', q.key)
+    call('SREM', PARTITION .. ':ready', q.key)
+    queues[q.key] = nil -- nothing is saved
+  else
+    call('HDEL', q.name, unpack(fields))
+    q.lanes, q.laned, q.extras, q.due, q.fresh = '', 0, false, math.huge, 0
+  end
+end
+
+-- Sets when it is checked next whether a queue is idle.
+local function check_later(q)
+  local settings = call('HGET', q.name, 'settings')
+  local ttl = settings and cjson.decode(settings).queue_ttl
+  call('ZADD', PARTITION .. ':idle', text(now + (ttl and ttl * 1000000 or QUEUE_TTL)), q.key)
+end
+
+-- Removes queues that were empty at the last check and have had no task since then: each task gets a new sequence
+-- number. A queue is empty if it has no task, not even a record of an ended one, and nobody subscribes to it. Checks a
+-- limited number. Returns how many were removed.
+local function remove_idle(limit)
+  local removed = 0
+  local keys = call('ZRANGEBYSCORE', PARTITION .. ':idle', '-inf', text(now), 'LIMIT', 0, limit)
+  for i = 1, #keys do
+    local q = queue(keys[i])
+    local held = call('EXISTS', q.name .. '/t', q.name .. '/o', q.name .. '/l', q.name .. '/b') > 0
+      or call('ZRANGEBYSCORE', q.name .. '/u', text(now), '+inf', 'LIMIT', 0, 1)[1] -- rate limits of tenants
+    local mark = call('HGET', q.name, 'idle')
+    if held or is_used(q) then
+      if mark then call('HDEL', q.name, 'idle') end
+    elseif mark == text(q.last) then
+      remove(q)
+      removed = removed + 1
+    else
+      call('HSET', q.name, 'idle', text(q.last))
+    end
+    if queues[q.key] then check_later(q) end
+  end
+  return removed
+end
