@@ -7,7 +7,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from taskqueue_core.rate_limit import RateLimit
 from tests.chaos.cast import Actor
@@ -17,10 +17,14 @@ from tests.chaos.nemesis import Fault
 from tests.redis.resp import RedisError
 
 if TYPE_CHECKING:
+    from tests.chaos.edges import Edges
     from tests.chaos.world import World
 
 _DELAY = 0.02
 _SLICE = 7
+_HOUR = 3600.0
+_DISCARD_PORT = 9
+"""a port of this machine on which no server listens"""
 _SQUEEZED = {"max_inflight": 2, "rate_limit": RateLimit(max_tokens=50)}
 _RIGHTS = (("resetchannels", "&*"), ("-evalsha", "+evalsha"), ("-xreadgroup", "+xreadgroup"))
 """rights that Redis takes away and gives back"""
@@ -34,6 +38,10 @@ class Afflictions:
         self.world = world
         self.cut_off: set[tuple[str, int]] = set()
         self._one_at_a_time: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @property
+    def _edges(self) -> Edges:
+        return cast("Edges", self.world)
 
     async def inflict(self, fault: Fault) -> None:
         """Begin a fault, wait for its length and end it. Faults of the same target run one after the other."""
@@ -92,6 +100,19 @@ class Afflictions:
                 await asyncio.sleep(fault.length)
                 await self._call("ACL", "SETUSER", "default", "nopass")
                 redis.login = None
+            case "unreplicate":
+                async with self._configured("min-replicas-to-write", "1", "0"):
+                    await asyncio.sleep(fault.length)
+            case "demote":
+                await self._call("REPLICAOF", "127.0.0.1", _DISCARD_PORT)
+                await asyncio.sleep(fault.length)
+                await self._call("REPLICAOF", "NO", "ONE")
+            case "rotate":
+                await self._edges.rotate(fault.length)
+            case "shift":
+                self._edges.clock.set(-_HOUR)
+                await asyncio.sleep(fault.length)
+                self._edges.clock.set(0.0)
             case _:
                 raise ValueError(f"Redis cannot be hit by {fault.kind}")
 
@@ -126,6 +147,8 @@ class Afflictions:
                 await asyncio.sleep(fault.length)
                 await swap(self.world, key)
                 await limit(self.world, key, **shape.limits.get(key, {}))
+            case "damage":
+                await self._edges.damage(key)
             case _:
                 raise ValueError(f"a queue cannot be hit by {fault.kind}")
 

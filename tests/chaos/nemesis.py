@@ -14,7 +14,8 @@ class Fault(msgspec.Struct, frozen=True):
     """One fault of a schedule. Equal values mean the same fault in every replay."""
 
     kind: str
-    """kill, stop, freeze, pause, forget, fill, idle, cut, block, deafen, lose, slow, slice, squeeze or swap"""
+    """kill, stop, freeze, pause, forget, fill, idle, unreplicate, demote, rotate, shift, cut, block, deafen, lose, slow,
+    slice, squeeze, swap or damage"""
     target: str
     """redis, consumer, producer, server, worker, ``link-`` and one of these names, or queue"""
     number: int
@@ -101,6 +102,17 @@ _SECRETS = (
     Offer("cut", "link-producer", 4),
     Offer("lose", "link-consumer", 4),
 )
+_EDGES = (
+    Offer("unreplicate", "redis", 2, 0.2, 0.8),  # min-replicas-to-write is 1, without a replica
+    Offer("demote", "redis", 2, 0.2, 0.8),  # Redis becomes a read-only replica of a master that does not answer
+    Offer("rotate", "redis", 2, 0.1, 0.8),  # a new password; its file follows after the fault's length
+    Offer("shift", "redis", 3, 0.2, 1.0),  # the clock of Redis is set back by an hour, and forward again
+    Offer("kill", "redis", 2, 0.05, 0.6),
+    Offer("damage", "queue", 4),  # the record of a waiting task loses its end
+    Offer("cut", "link-consumer", 2),
+    Offer("cut", "link-producer", 1),
+    Offer("lose", "link-consumer", 2),
+)
 
 MENUS: Mapping[str, tuple[Offer, ...]] = {
     "redis": _REDIS,
@@ -111,6 +123,7 @@ MENUS: Mapping[str, tuple[Offer, ...]] = {
     "secrets": _SECRETS,
     "limits": (*_REDIS, *_PROCESSES, *_LINKS, *_QUEUES),
     "order": (*_REDIS, *_PROCESSES, *_LINKS, *_ORDER),
+    "edges": _EDGES,
 }
 
 

@@ -14,6 +14,7 @@ import msgspec
 from taskqueue_core.capabilities import Order
 from taskqueue_core.rate_limit import RateLimit
 from tests.chaos.checker import Figures
+from tests.chaos.edges import Edges
 from tests.chaos.nemesis import Fault, describe, schedule
 from tests.chaos.replicas import Replicas
 from tests.chaos.world import Shape, World
@@ -109,9 +110,12 @@ def carry_out(told: Scenario, shape: Shape | None = None) -> Report:
 
 
 async def _carry_out(told: Scenario, shape: Shape | None, folder: Path) -> Report:
-    kind, shape = World, shape or Shape()
+    kind: type[World] = World
+    shape = shape or Shape()
     if told.menu == "servers":
         kind, shape = Replicas, msgspec.structs.replace(shape, tasks=min(shape.tasks, _OVER_HTTP))
+    if told.menu == "edges":
+        kind = Edges
     if told.menu == "limits":
         shape = msgspec.structs.replace(shape, limits=_LIMITS)
     if told.menu == "order":

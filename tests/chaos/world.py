@@ -63,6 +63,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     tenants: int = 0
     priorities: tuple[int, ...] = (5, 5, 5, 8)
     hanging: tuple[str, ...] = ()
+    large: float = 0.0
+    """share of the tasks whose payload has nearly the largest size"""
     limits: Mapping[str, Mapping[str, Any]] = {}
     """limits and order settings, by queue key"""
     liveness: float = 30.0
@@ -100,6 +102,7 @@ class World:
         self.links: dict[tuple[str, int], FaultProxy] = {}
         self.terms = self.shape.terms or Terms(lease=self.shape.lease, liveness=self.shape.liveness)
         self.more = dict(env or {})
+        self.credentials: dict[str, Any] = {}
         self.backend: Backend
         """backend of this process, connected without a breakable link"""
         self._backends: list[Backend] = []
@@ -152,6 +155,7 @@ class World:
             answer_timeout=shape.answer_timeout,
             operation_timeout=shape.operation_timeout,
             _env_file=None,
+            **self.credentials,
         )
         backend = RedisBackend(settings=settings)
         self._backends.append(backend)
@@ -211,6 +215,7 @@ class World:
                 "tenants": shape.tenants,
                 "priorities": shape.priorities,
                 "hanging": shape.hanging,
+                "large": shape.large,
                 "before": self.cast.logs(role, number),
             }
         return common | {

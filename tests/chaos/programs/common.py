@@ -56,6 +56,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     priorities: tuple[int, ...] = (5, 5, 5, 8)
     hanging: tuple[str, ...] = ()
     """queues in which some deliveries are left unsettled until the store revokes them"""
+    large: float = 0.0
+    """share of the tasks whose payload has nearly the largest size"""
     simple: bool = False
     """whether to publish only tasks that are acked at once, without delays, deadlines or failures"""
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from taskqueue_core.limits import LIMITS
 from tests.chaos.programs.common import Setup
 
 Will = Literal["ack", "retry", "back", "bury", "hang"]
@@ -28,6 +29,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     lifetime: float | None = None
     tenant: str | None = None
     ordering_key: str | None = None
+    padding: int = 100
+    """number of bytes that the payload has in addition to the plan"""
 
 
 def plan_of(setup: Setup, number: int) -> Plan:
@@ -51,6 +54,7 @@ def plan_of(setup: Setup, number: int) -> Plan:
         priority=chance.choice(setup.priorities),
         delay=chance.uniform(0.05, 0.6) if chance.random() < _DELAYED else None,
         lifetime=chance.uniform(0.3, 3.0) if chance.random() < _MORTAL else None,
+        padding=LIMITS.payload - 100 if more.random() < setup.large else 100,
     )
 
 

@@ -72,7 +72,7 @@ class Producer:
     def _made(self, plan: Plan, not_before: float | None, deadline: float | None) -> Task:
         return Task.of(
             plan.key,
-            {"will": plan.will, "padding": "x" * 100},
+            {"will": plan.will, "padding": "x" * plan.padding},
             id=plan.id,
             priority=plan.priority,
             not_before=not_before,
