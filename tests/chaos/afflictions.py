@@ -87,6 +87,13 @@ class Afflictions:
             case "idle":
                 async with self._configured("timeout", "1", "0"):
                     await asyncio.sleep(fault.length)
+            case _:
+                await self._world_of_redis(fault)
+
+    async def _world_of_redis(self, fault: Fault) -> None:
+        """Change what Redis depends on: rights, passwords, replicas or the clock."""
+        redis = self.world.redis
+        match fault.kind:
             case "deny":
                 away, back = _RIGHTS[round(fault.start * 1000) % len(_RIGHTS)]
                 await self._call("ACL", "SETUSER", "default", away)

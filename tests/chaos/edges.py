@@ -27,7 +27,14 @@ for _ = 1, 20 do
 end
 """
 """a script that cuts the record of some live task with the usual priority, and returns the task's id"""
-_LARGE: Mapping[str, Any] = {"tasks": 2000, "limit": 1000, "take": 1000, "large": 0.01}
+_LARGE: Mapping[str, Any] = {
+    "tasks": 2000,
+    "limit": 1000,
+    "take": 1000,
+    "large": 0.01,
+    "lease": 4.0,
+}
+"""changes to the shape of such a run; faults that follow each other may keep heartbeats away for longer than usual"""
 
 
 class Edges(World):

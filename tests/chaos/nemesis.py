@@ -14,8 +14,8 @@ class Fault(msgspec.Struct, frozen=True):
     """One fault of a schedule. Equal values mean the same fault in every replay."""
 
     kind: str
-    """kill, stop, freeze, pause, forget, fill, idle, unreplicate, demote, rotate, shift, cut, block, deafen, lose, slow,
-    slice, squeeze, swap or damage"""
+    """kill, stop, freeze, pause, forget, fill, idle, deny, lock, unreplicate, demote, rotate, shift, cut, block, deafen,
+    lose, slow, slice, squeeze, swap or damage"""
     target: str
     """redis, consumer, producer, server, worker, ``link-`` and one of these names, or queue"""
     number: int
@@ -104,9 +104,15 @@ _SECRETS = (
 )
 _EDGES = (
     Offer("unreplicate", "redis", 2, 0.2, 0.8),  # min-replicas-to-write is 1, without a replica
-    Offer("demote", "redis", 2, 0.2, 0.8),  # Redis becomes a read-only replica of a master that does not answer
-    Offer("rotate", "redis", 2, 0.1, 0.8),  # a new password; its file follows after the fault's length
-    Offer("shift", "redis", 3, 0.2, 1.0),  # the clock of Redis is set back by an hour, and forward again
+    Offer(
+        "demote", "redis", 2, 0.2, 0.8
+    ),  # Redis becomes a read-only replica of a master that does not answer
+    Offer(
+        "rotate", "redis", 2, 0.1, 0.8
+    ),  # a new password; its file follows after the fault's length
+    Offer(
+        "shift", "redis", 3, 0.2, 1.0
+    ),  # the clock of Redis is set back by an hour, and forward again
     Offer("kill", "redis", 2, 0.05, 0.6),
     Offer("damage", "queue", 4),  # the record of a waiting task loses its end
     Offer("cut", "link-consumer", 2),
