@@ -9,11 +9,10 @@ from msgspec import structs
 
 from taskqueue_core.authoring.helpers import checked_keys
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import DeletedQueue, QueueSettings
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.composite.backend import CompositeBackend, Member, QueuePart, ReceivePlan
 from taskqueue_core.composite.control import JointControl
 from taskqueue_core.composite.subscription import JointSubscription
-from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import check_name
 from taskqueue_core.migration.publisher import MigratingPublisher
 from taskqueue_core.migration.routing import (
@@ -155,14 +154,6 @@ class MigratingControl(JointControl):
         results = await self._router.members[number].control.configure(key, settings)
         self._router.copied_to[key] = results.bound_to
         return results.model_copy(update={"moved_to": None}) if ours(results) else results
-
-    async def delete(self, key: str) -> DeletedQueue:
-        """Delete a queue from both backends, unless a migration is in progress, which needs the queue's settings."""
-        if await self._router.phase(fresh=True) is not MigrationPhase.IDLE:
-            raise InvalidInput(
-                "key", "a queue during a migration", "a queue before or after the migration"
-            )
-        return await super().delete(key)
 
     async def _repair(self) -> None:
         if any(member.down_for for member in self._router.members):
