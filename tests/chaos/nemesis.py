@@ -14,8 +14,8 @@ class Fault(msgspec.Struct, frozen=True):
     """One fault of a schedule. Equal values mean the same fault in every replay."""
 
     kind: str
-    """kill, stop, freeze, pause, forget, fill, idle, deny, lock, unreplicate, demote, rotate, shift, cut, block, deafen,
-    lose, slow, slice, squeeze, swap or damage"""
+    """kill, stop, freeze, pause, forget, fill, idle, deny, lock, unreplicate, demote, rotate, shift, cut, block,
+    deafen, lose, slow, slice, squeeze, swap or damage"""
     target: str
     """redis, consumer, producer, server, worker, ``link-`` and one of these names, or queue"""
     number: int
