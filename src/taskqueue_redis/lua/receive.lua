@@ -7,7 +7,7 @@
 -- that have work; and the keys that are stopped by a limit, each with the time at which the limit may allow deliveries
 -- ("" if that takes an event). An entry consists of sequence number, id, body and counters ("" for none).
 local token, turn, limit, look = ARGV[3], tonumber(ARGV[4]), math.min(tonumber(ARGV[5]), 1000), ARGV[6] == '1'
-local EXPIRED_AT_MOST = 1000
+local EXPIRED_AT_MOST = 250
 local current_turn = tonumber(call('HGET', PARTITION .. ':c:' .. token, 'turn'))
 if not current_turn then return redis.error_reply('TQ GONE no such consumer') end
 if turn < current_turn then return redis.error_reply('TQ LATE the caller has given this receive up') end
@@ -15,8 +15,9 @@ lift_refusal()
 sign_of_life(token)
 local due = call('ZRANGE', PARTITION .. ':due', 0, 0, 'WITHSCORES')
 if due[2] and tonumber(due[2]) <= now then
-  rarely().promote_due(1000)
+  rarely().promote_due(250)
   save_all()
+  bytes = 0
   due = call('ZRANGE', PARTITION .. ':due', 0, 0, 'WITHSCORES')
 end
 
@@ -181,17 +182,19 @@ local function consider(key)
   local q = queue(key)
   if q.waiting > q.held and is_open(q) then candidates[#candidates + 1] = q end
 end
-local asked = 7
-while asked <= #ARGV and #candidates < limit do
+local asked, most = 7, math.min(limit, 250)
+while asked <= #ARGV and #candidates < most do
   consider(ARGV[asked])
   asked = asked + 1
 end
-local more = asked <= #ARGV
-if look or #candidates < limit then
-  for i = asked, #ARGV do seen[ARGV[i]] = true end
+for i = asked, #ARGV do -- too many for one call
+  seen[ARGV[i]] = true
+  unfinished[#unfinished + 1] = ARGV[i]
+end
+if look or #candidates < most then
   local ready = call('SINTER', PARTITION .. ':ready', PARTITION .. ':k:' .. token)
   for i = 1, #ready do
-    if #candidates < limit then
+    if #candidates < most then
       consider(ready[i])
     elseif not seen[ready[i]] then
       others[#others + 1] = ready[i]
@@ -226,5 +229,5 @@ for i = 1, #candidates do leftover[#leftover + 1] = candidates[i].key end
 save_all()
 for q in pairs(doubtful) do rarely().recount(q) end
 if next(doubtful) then save_all() end
-more = more or #leftover > 0 or #others > 0 or (left > 0 and #expired > 0)
+local more = #leftover > 0 or #others > 0 or (left > 0 and #expired > 0)
 return {text(now), due[2] or '', more and 1 or 0, expired, groups, leftover, others, closed}

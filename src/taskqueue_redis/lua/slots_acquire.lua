@@ -41,21 +41,31 @@ for i = 1, #ids do
 end
 if taken > 0 then most = taken end -- the number of slots in the answer that was lost
 
-local function better(a, b)
-  if a.priority ~= b.priority then return a.priority > b.priority end
-  local first, second = server_of(a.server).last == model, server_of(b.server).last == model
-  if first ~= second then return first end
-  return held(a) < held(b) -- endpoints that were registered earlier come first
+-- Classes of endpoints that are equally good: by priority, and by whether their server ran this model last. Within a
+-- class, the endpoints with the fewest leases come first, then those that were registered earlier.
+local classes, ranks = {}, {}
+for i = 1, #open do
+  local p = open[i]
+  local rank = 2 * p.priority + yes(server_of(p.server).last == model)
+  if not classes[rank] then classes[rank], ranks[#ranks + 1] = {}, rank end
+  classes[rank][#classes[rank] + 1] = p
 end
-
-local best = true
-while taken < most and best do
-  best = nil
-  for i = 1, #open do
-    local p = open[i]
-    if held(p) < p.slots and (not best or better(p, best)) and room_of(server_of(p.server)) > 0 then best = p end
+table.sort(ranks, function(a, b) return a > b end)
+for i = 1, #ranks do
+  local class = classes[ranks[i]]
+  while taken < most and #class > 0 do
+    local fewest, left = math.huge, {}
+    for j = 1, #class do fewest = math.min(fewest, held(class[j])) end
+    for j = 1, #class do
+      local p, full = class[j], false
+      if taken < most and held(p) == fewest then
+        full = fewest >= p.slots or room_of(server_of(p.server)) <= 0
+        if not full then add(p, give(p, server_of(p.server), holder, ttl, seed)) end
+      end
+      if not full then left[#left + 1] = p end
+    end
+    class = left
   end
-  if best then add(best, give(best, server_of(best.server), holder, ttl, seed)) end
 end
 
 if taken < most and idle then

@@ -40,6 +40,8 @@ from taskqueue_redis.wakeups import RedisRoomSignal, channel_of
 
 _OTHER_POOL = 1
 """answer of the script ``slots_renew`` for a token that an earlier pool has issued"""
+_AT_ONCE = 500
+"""maximum number of leases that one script call assigns"""
 
 
 class RedisSlots:
@@ -159,11 +161,15 @@ class RedisSlots:
         check_ttl(ttl)
         if not pairs:
             return ()
-        args: list[Arg] = []
-        for (lease, job), token in zip(pairs, _tokens([lease for lease, _ in pairs]), strict=True):
-            args += token, lease.model, job
-        reply = await self._run("slots_assign", microseconds(ttl), *args)
-        return _answered([lease for lease, _ in pairs], reply)
+        assigned: list[SlotLease | None] = []
+        for start in range(0, len(pairs), _AT_ONCE):
+            leases = [lease for lease, _ in pairs[start : start + _AT_ONCE]]
+            args: list[Arg] = []
+            for (lease, job), token in zip(pairs[start:], _tokens(leases), strict=False):
+                args += token, lease.model, job
+            reply = await self._run("slots_assign", microseconds(ttl), *args)
+            assigned += _answered(leases, reply)
+        return tuple(assigned)
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         return (await self._extend(leases, ttl, "1"))[0]

@@ -200,7 +200,7 @@ local function release(q, r, id)
     return release(q, r, heir)
   end
   h.place, h.fence = FRESH, next_seq(q)
-  bytes = bytes + #body
+  bytes = bytes + math.max(#body, 8192) -- because of the commands
   enter_stream(q, h, heir, body, deadline_of(q, heir))
   enter_lane(q, h)
   call('HSET', q.name .. '/t', heir, write_record(h))

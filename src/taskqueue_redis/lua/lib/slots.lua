@@ -10,14 +10,14 @@ local HOT = '<BBBBddddddddds'
 local LEASE = '<BBBBddddc32s'
 local match = string.match
 local places, servers, freed = {}, {}, {}
-local SWEPT, HOUR, LATE_OF_JOB, LATE_NOTES, LATE_BYTES = 1000, 3600000000, 8, 1000, 16777216
+local SWEPT, HOUR, LATE_OF_JOB, LATE_NOTES, LATE_BYTES = 500, 3600000000, 8, 1000, 16777216
 
 -- Combines two names unambiguously, by storing the length of the first.
 local function named(first, second) return #first .. ':' .. first .. second end
 
 local function yes(flag) return flag and 1 or 0 end
 
-local EPOCH, fence
+local EPOCH, fence, counted -- `counted`: whether the last fence has changed
 do
   local told = call('HMGET', POOL, 'epoch', 'fence')
   EPOCH, fence = told[1], tonumber(told[2])
@@ -35,8 +35,7 @@ local function demand_pool()
 end
 
 local function next_fence()
-  fence = fence + 1
-  call('HSET', POOL, 'fence', text(fence))
+  fence, counted = fence + 1, true
   return text(fence)
 end
 
@@ -334,6 +333,7 @@ end
 
 -- Stores the endpoints that have changed, and notifies the models for which slots have become free.
 local function save_places()
+  if counted then call('HSET', POOL, 'fence', text(fence)) end
   for id, p in pairs(places) do
     if p and p.changed then
       if p.removed and held(p) <= 0 then forget(p) else call('HSET', p.name, 'h', hot(p)) end

@@ -1,0 +1,273 @@
+"""Every script at its largest size, measured by a meter: commands, bytes and milliseconds of each script call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import taskqueue_redis
+from taskqueue_core.capabilities import Endpoint, Order, QueueSettings, Seen
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import Delivery, Task
+from taskqueue_redis import RedisBackend
+from taskqueue_redis.scripts.runner import source
+from tests.redis.backends import until
+from tests.redis.servers import RedisServer
+
+SCRIPTS = tuple(
+    sorted(path.stem for path in (Path(taskqueue_redis.__file__).parent / "lua").glob("*.lua"))
+)
+LARGE = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
+_AT_ONCE = 1000
+_HOUR = 3600.0
+
+
+class Cost(NamedTuple):
+    """What one script call may cost at most, or what the most expensive call of a script has cost."""
+
+    commands: int
+    """number of Redis commands that the script executes"""
+    bytes: int
+    """number of bytes of its arguments and its answer"""
+    milliseconds: float = 0.0
+
+
+class Meter:
+    """Measures the script calls of a backend, one at a time."""
+
+    def __init__(self, backend: RedisBackend, server: RedisServer) -> None:
+        """Begin to measure."""
+        self.costs: dict[str, Cost] = {}
+        """by script, the maximum of each figure"""
+        self._connection = server.connect()
+        self._lock = asyncio.Lock()
+        scripts: Any = backend._context.scripts
+        self._inner = scripts.run
+        scripts.run = self._run
+        for name in SCRIPTS:
+            self._connection.call("SCRIPT", "LOAD", source(name))
+
+    def close(self) -> None:
+        """Close the connection to the server."""
+        self._connection.close()
+
+    async def _run(self, name: str, partition: str, *args: Any, **options: Any) -> Any:
+        async with self._lock:
+            commands, spent = self._executed(), self._spent()
+            reply = await self._inner(name, partition, *args, **options)
+            spent, commands = self._spent() - spent, self._executed() - commands
+        # Do not count EVALSHA, and INFO.
+        now = Cost(commands - 3, size_of(args) + size_of(reply), spent * 1000)
+        before = self.costs.get(name, now)
+        self.costs[name] = Cost(*map(max, zip(before, now, strict=True)))
+        return reply
+
+    def _executed(self) -> int:
+        return int(self._info("stats")["total_commands_processed"])
+
+    def _spent(self) -> float:
+        """Return the processor time of the thread that executes scripts: other processes do not influence it much."""
+        info = self._info("cpu")
+        return sum(float(info[f"used_cpu_{kind}_main_thread"]) for kind in ("user", "sys"))
+
+    def _info(self, section: str) -> dict[str, str]:
+        lines = self._connection.call("INFO", section).decode().splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def size_of(value: Any) -> int:
+    """Return the number of bytes in a reply or in arguments."""
+    if isinstance(value, bytes | str):
+        return len(value)
+    return sum(map(size_of, value)) if isinstance(value, list | tuple) else 8
+
+
+async def received(consumer: Any, number: int) -> list[Delivery]:
+    """Receive as often as necessary, each time with the largest limit."""
+    taken: list[Delivery] = []
+    while len(taken) < number:
+        answer = await consumer.receive(LIMITS.call, 0)
+        assert answer.deliveries or answer.again
+        taken += answer.deliveries
+    return taken
+
+
+def _tasks(key: str, number: int, *, tenants: int = 1, start: int = 0, **fields: Any) -> list[Task]:
+    return [
+        Task(key=key, id=f"t{n}", tenant=f"u{n % tenants}" if tenants > 1 else None, **fields)
+        for n in range(start, start + number)
+    ]
+
+
+async def _lives(backend: RedisBackend, key: str, tasks: list[Task], result: bytes | None) -> None:
+    """Publish tasks, and let each be released, adopted and acked."""
+    await backend.publisher.publish(*tasks)
+    await backend.publisher.publish(*tasks)
+    async with backend.subscribe([key], "c") as consumer:
+        taken = await received(consumer, len(tasks))
+        await consumer.redeliver(*taken)
+        taken = await received(consumer, len(tasks))
+        consumer._receiver.mark_all_uncertain()
+        await consumer.receive(1, 0)
+        async with backend.subscribe([key], "c") as heir:
+            adopted = await heir.adopt(*(delivery.receipt for delivery in taken))
+            assert all(adopted)
+        taken = await received(consumer, len(tasks))
+        await backend.control.statuses(key, *(task.id for task in tasks[:_AT_ONCE]))
+        await consumer.ack(*taken, results=[result] * len(taken))
+    await backend.control.results(key, *(task.id for task in tasks[:_AT_ONCE]))
+    await backend.control.statuses(key, *(task.id for task in tasks[:_AT_ONCE]))
+
+
+async def _plain(backend: RedisBackend) -> None:
+    await backend.control.configure("plain", QueueSettings(journal=True))
+    await _lives(backend, "plain", _tasks("plain", 4000), b"1")
+
+
+async def _large(backend: RedisBackend) -> None:
+    await _lives(backend, "large", _tasks("large", 100, payload=LARGE), LARGE)
+
+
+async def _tenants(backend: RedisBackend) -> None:
+    settings = QueueSettings(
+        order=Order.FAIR, tenant_max_inflight=10, max_processing_time=_HOUR, journal=True
+    )
+    await backend.control.configure("tenants", settings)
+    await _lives(backend, "tenants", _tasks("tenants", 3000, tenants=1000), b"1")
+
+
+async def _ordered(backend: RedisBackend) -> None:
+    for turn in range(2):
+        tasks = [Task(key="ordered", id=f"{turn}-{n}", ordering_key=f"k{n}") for n in range(1000)]
+        await backend.publisher.publish(*tasks)
+    async with backend.subscribe(["ordered"], "c") as consumer:
+        for _ in range(2):
+            await consumer.ack(*await received(consumer, 1000))
+
+
+async def _expired_and_due(backend: RedisBackend) -> None:
+    soon = backend.now() + 1.5
+    for key, number in (("dates", 1500), ("other", 600), ("third", 600)):
+        await backend.publisher.publish(*_tasks(key, number, deadline=soon))
+        later = _tasks(key, number, start=number, not_before=soon)
+        await backend.publisher.publish(*later)
+    await until(lambda: backend.now() > soon, "the tasks are due, or expired")
+    async with backend.subscribe(["dates"], "c") as consumer:
+        await received(consumer, 1000)
+        scripts = backend._context.scripts
+        await scripts.run("promote", scripts.partitions.names[0], 500)
+        await backend.control.maintain()
+
+
+async def _dead(backend: RedisBackend) -> None:
+    for key, payload, number in (("dead", b"1", 1000), ("heavy", LARGE, 40)):
+        await backend.publisher.publish(*_tasks(key, number, payload=payload))
+        async with backend.subscribe([key], "c") as consumer:
+            for verb in (backend.dead_letters.redrive, backend.dead_letters.discard):
+                for delivery in await received(consumer, number):
+                    await consumer.dead_letter(delivery, "why", "x" * LIMITS.text)
+                await backend.dead_letters.list(key, limit=LIMITS.batch)
+                await verb(key)
+
+
+async def _fan_out(backend: RedisBackend) -> None:
+    bound = tuple(f"copy{n}" for n in range(100))
+    await backend.control.configure("source", QueueSettings(bound_to=bound))
+    await backend.publisher.publish(*_tasks("source", 250))
+
+
+async def _limited(backend: RedisBackend) -> None:
+    settings = QueueSettings(order=Order.FAIR, tenant_max_inflight=1)
+    await backend.control.configure("limited", settings)
+    await backend.publisher.publish(*_tasks("limited", 6000, tenants=3000))
+    async with backend.subscribe(["limited"], "c") as consumer:
+        await received(consumer, 3000)
+        await backend.control.configure("limited", settings.model_copy(update={"version": 1}))
+        await consumer.receive(1000, 0)
+
+
+async def _purged(backend: RedisBackend) -> None:
+    await backend.publisher.publish(*_tasks("purged", 2000, tenants=1000))
+    settings = QueueSettings(order=Order.FAIR, tenant_max_inflight=1)
+    await backend.control.configure("purged", settings)
+    await backend.control.stats("purged")
+    await backend.control.purge("purged")
+
+
+async def _returned(backend: RedisBackend) -> None:
+    await backend.publisher.publish(*_tasks("returned", 2000))
+    async with backend.subscribe(["returned"], "c") as consumer:
+        await received(consumer, 2000)
+
+
+async def _single(backend: RedisBackend) -> None:
+    await backend.publisher.publish(*_tasks("single", 3, payload=LARGE))
+    async with backend.subscribe(["single"], "c") as consumer:
+        one, two, three = await received(consumer, 3)
+        await backend.control.progress(one, "x" * LIMITS.text)
+        await backend.control.cancel("single", one.task.id)
+        for _ in range(20):
+            await backend.publisher.schedule_retry(
+                two.task, backend.now() + _HOUR, error="x" * LIMITS.text
+            )
+        await backend.publisher.schedule_retry(three.task, backend.now(), settles=three)
+
+
+async def _many_queues(backend: RedisBackend) -> None:
+    keys = [f"queue{n}" for n in range(LIMITS.keys)]
+    await backend.publisher.publish(*(Task(key=key, id="t") for key in keys))
+    async with backend.subscribe(keys, "c") as consumer:
+        await received(consumer, LIMITS.keys)
+        scripts = backend._context.scripts
+        await scripts.run("beat", scripts.partitions.names[0], consumer.token)
+        await backend.control.workers()
+        await backend.control.queues()
+        await backend.control.maintain()
+    scripts.promises_checked = False
+    await scripts.check_promises()
+    await scripts.run("health", scripts.partitions.names[0])
+
+
+async def _slots(backend: RedisBackend) -> None:
+    pool = backend.slots
+    servers = [f"server{n}" for n in range(100)]
+    for server in servers:
+        endpoint = Endpoint(model="m", server=server, url=f"http://{server}", slots=LIMITS.batch)
+        await pool.register(endpoint)
+        await pool.reconcile("m", server, Seen(active=0), settled=0.0)
+    await pool.configure("m", b'"' + b"x" * (LIMITS.document - 2) + b'"')
+    await pool.documents()
+    leases = list(await pool.acquire("m", "h", ttl=_HOUR, limit=LIMITS.batch))
+    jobs = [(lease, f"job{n}") for n, lease in enumerate(leases)]
+    assigned = [lease for lease in await pool.assign(*jobs, ttl=_HOUR) if lease]
+    renewed = [lease for lease in await pool.renew(*assigned, ttl=_HOUR) if lease]
+    await pool.leave("m", "job0", renewed[0].token, LARGE)
+    await pool.leave("m", "job0", "stale", LARGE)
+    await pool.late("m", "job0")
+    await pool.inspect()
+    await pool.rest("m", "server0", 1.0)
+    await pool.reconcile("m", renewed[0].server, Seen(active=0, jobs=frozenset()), settled=0.0)
+    await pool.release(*renewed)
+    await pool.acquire("m", "h", ttl=0.001, limit=LIMITS.batch)
+    await asyncio.sleep(0.01)
+    await pool.leave("m", "job0", "stale", b"1")
+    await pool._restore(renewed[:1], _HOUR)
+
+
+SCENARIOS: tuple[Callable[[RedisBackend], Awaitable[None]], ...] = (
+    _plain, _large, _tenants, _ordered, _expired_and_due, _dead, _fan_out, _limited, _purged, _returned, _single,
+    _many_queues, _slots,
+)  # fmt: skip
+
+
+async def measure(backend: RedisBackend, server: RedisServer) -> dict[str, Cost]:
+    """Run every script at its largest size, and return the maximum of each figure by script."""
+    meter = Meter(backend, server)
+    try:
+        for scenario in SCENARIOS:
+            await scenario(backend)
+    finally:
+        meter.close()
+    return meter.costs
