@@ -17,7 +17,11 @@ from tests.redis.backends import until
 from tests.redis.servers import RedisServer
 
 SCRIPTS = tuple(
-    sorted(path.stem for path in (Path(taskqueue_redis.__file__).parent / "lua").glob("*.lua"))
+    sorted(
+        path.stem
+        for path in (Path(taskqueue_redis.__file__).parent / "lua").glob("*.lua")
+        if path.stem != "install"
+    )
 )
 LARGE = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
 _AT_ONCE = 1000
@@ -260,6 +264,56 @@ SCENARIOS: tuple[Callable[[RedisBackend], Awaitable[None]], ...] = (
     _plain, _large, _tenants, _ordered, _expired_and_due, _dead, _fan_out, _limited, _purged, _returned, _single,
     _many_queues, _slots,
 )  # fmt: skip
+
+
+_MB = 1024 * 1024
+BOUNDS: dict[str, Cost] = {
+    "ack": Cost(9000, 5 * _MB),
+    "adopt": Cost(2000, 5 * _MB),
+    "beat": Cost(20, 1000),
+    "cancel": Cost(40, 1000),
+    "configure": Cost(7000, 20_000),
+    "dead_letter": Cost(40, 10_000),
+    "dead_letters": Cost(3100, 5 * _MB),
+    "health": Cost(20, 1000),
+    "join": Cost(2100, 300_000),
+    "leave": Cost(6000, 1000),
+    "maintain": Cost(20_000, 300_000),
+    "pending": Cost(600, 100_000),
+    "progress": Cost(40, 10_000),
+    "promises": Cost(1200, 300_000),
+    "promote": Cost(9000, 1000),
+    "publish": Cost(9000, 5 * _MB),
+    "purge": Cost(9000, 1000),
+    "queues": Cost(20, 300_000),
+    "receive": Cost(9000, 13 * _MB),
+    "redeliver": Cost(6000, 100_000),
+    "redrive": Cost(9000, 10_000),
+    "result": Cost(600, 5 * _MB),
+    "schedule_retry": Cost(60, 300_000),
+    "slots_acquire": Cost(6000, 200_000),
+    "slots_assign": Cost(6000, 400_000),
+    "slots_configure": Cost(20, 100_000),
+    "slots_documents": Cost(20, 100_000),
+    "slots_late": Cost(3000, 3 * _MB),
+    "slots_leave": Cost(3000, 300_000),
+    "slots_look": Cost(6000, 1 * _MB),
+    "slots_reconcile": Cost(6000, 1 * _MB),
+    "slots_register": Cost(40, 10_000),
+    "slots_release": Cost(6000, 200_000),
+    "slots_renew": Cost(6000, 400_000),
+    "slots_restore": Cost(3000, 10_000),
+    "slots_steer": Cost(40, 1000),
+    "sort": Cost(9000, 1000),
+    "stats": Cost(600, 10_000),
+    "status": Cost(1100, 5 * _MB),
+    "workers": Cost(1200, 300_000),
+}
+"""by script, the maximum number of commands and bytes of one call
+
+The lists of a whole installation (``promises``, ``queues``, ``workers``, ``slots_documents``, ``slots_look``) grow with
+the number of queues, consumers and endpoints; here there are about 1,100, 2 and 100.
+"""
 
 
 async def measure(backend: RedisBackend, server: RedisServer) -> dict[str, Cost]:

@@ -16,14 +16,14 @@ from taskqueue_core.tasks import Delivery, Published, Settled, Task
 from taskqueue_redis import RedisBackend
 from taskqueue_redis.receiver import Receiver
 from tests.redis.backends import KEY, opened, publish
+from tests.redis.largest import BOUNDS, LARGE, SCRIPTS, measure, received, size_of
 from tests.redis.recount import recounted
 from tests.redis.servers import RedisServer
 
 BYTES = 4 * 1024 * 1024
 """number of bytes after which a script ends its work"""
-AT_ONCE = 64
+AT_ONCE = 32
 """number of large bodies that a script reads at once"""
-LARGE = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
 MOST = BYTES + (AT_ONCE + 1) * LIMITS.payload
 """upper limit of the bytes that one script call passes or returns"""
 QUEUES: dict[str, QueueSettings] = {
@@ -54,28 +54,11 @@ class Calls:
         return [passed + returned for script, passed, returned in self.sizes if script == name]
 
 
-def size_of(value: Any) -> int:
-    """Return the number of bytes in a reply or in arguments."""
-    if isinstance(value, bytes | str):
-        return len(value)
-    return sum(map(size_of, value)) if isinstance(value, list | tuple) else 8
-
-
 @asynccontextmanager
 async def calm(server: RedisServer, prefix: str) -> AsyncIterator[RedisBackend]:
     """Open a backend whose leases do not expire during a test."""
     async with opened(server.url, prefix, lease=60.0) as backend:
         yield backend
-
-
-async def received(consumer: Any, number: int) -> list[Delivery]:
-    """Receive as often as necessary, each time with the largest limit."""
-    taken: list[Delivery] = []
-    while len(taken) < number:
-        answer = await consumer.receive(LIMITS.call, 0)
-        assert answer.deliveries or answer.again
-        taken += answer.deliveries
-    return taken
 
 
 async def fill(backend: RedisBackend, number: int, **fields: Any) -> None:
@@ -288,6 +271,22 @@ async def test_a_fan_out_is_divided(
                     f"t{n}" for n in range(1, 40, 2)
                 ]
         recounted(redis_server, redis_prefix)
+
+
+async def test_every_script_at_its_largest_size(
+    redis_server: RedisServer, redis_prefix: str
+) -> None:
+    """Each script executes a bounded number of commands and passes a bounded number of bytes, however much there is."""
+    assert set(BOUNDS) == set(SCRIPTS)
+    async with opened(redis_server.url, redis_prefix, lease=60.0, housekeeping=60.0) as backend:
+        costs = await measure(backend, redis_server)
+    assert set(costs) == set(BOUNDS)
+    above = {
+        name: cost
+        for name, cost in costs.items()
+        if cost.commands > BOUNDS[name].commands or cost.bytes > BOUNDS[name].bytes
+    }
+    assert not above, "these scripts exceed their bounds"
 
 
 SIZES = st.sampled_from([1, 63, 64, 65, 250, 999, 1000, 1001, 2500])

@@ -67,7 +67,7 @@ end
 if q.journal or noted_before then -- if the journal is switched off, this is the last entry about the queue
   noting().note(q, 'configured', '', {attempt = 0, losses = 0, priority = 0}, '', nil, nil, ARGV[5])
 end
-if q.sorted then sort_some(q, 500) end
+if q.sorted then sort_some(q, 250) end
 unsort(q)
 save_all()
 local first = call('LINDEX', q.name .. '/l', 0)

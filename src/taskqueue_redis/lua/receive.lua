@@ -112,6 +112,7 @@ local function serve_returned(q, priority, count)
     end
   end
   q.back = q.back - #popped / 2
+  bytes = bytes + 4096 * #popped -- because of the commands
   return give(q, 'r' .. priority, name, read(q, name, count))
 end
 
@@ -148,9 +149,10 @@ end
 
 local function serve(q, want)
   if want > AT_ONCE and not q.at_once then
-    q.at_once = not call('HGET', q.name, 'large') and want or AT_ONCE -- entries per read
+    local costly = call('HGET', q.name, 'large') or q.extras and call('EXISTS', q.name .. '/e') == 1
+    q.at_once = costly and AT_ONCE or want -- entries per read
   end
-  if q.sorted and q.waiting > q.laned + q.held then q.sorting = rarely().sort_some(q, 500) > 0 end
+  if q.sorted and q.waiting > q.laned + q.held then q.sorting = rarely().sort_some(q, 250) > 0 end
   full = full or bytes >= BYTES
   if q.limited and rarely().flow_of(q).floor > 0 then return rarely().serve_floor(q, want, serve_class) end
   local served = 0
