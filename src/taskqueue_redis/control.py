@@ -38,6 +38,8 @@ from taskqueue_redis.scripts.task_record import dead_letter_of, ledger_of, pairs
 _CHUNK = 500
 _SOON = 0.5
 """seconds until the next maintenance pass after maintenance has caught up, because the load probably continues"""
+_AT_ONCE = 250
+"""maximum number of tasks that one script call moves, so that it blocks Redis only briefly"""
 _log = logging.getLogger("taskqueue.redis")
 
 
@@ -66,7 +68,7 @@ class _ScriptCaller:
         """Run a script repeatedly, for a chunk of a queue's tasks each time; return how many tasks it has changed."""
         total, position, over = 0, b"", False
         while not over:
-            number, over, position, *_ = await self._of(script, key, *args, position, _CHUNK)
+            number, over, position, *_ = await self._of(script, key, *args, position, _AT_ONCE)
             total += number
         return total
 
@@ -137,7 +139,7 @@ class RedisControl(_ScriptCaller):
             )
         remaining, cursor = (1, b"0") if changed.order is Order.FAIR else (0, b"")
         while remaining or cursor:  # sort the waiting tasks by tenant
-            remaining, cursor = await self._of("sort", key, _CHUNK, cursor)
+            remaining, cursor = await self._of("sort", key, _AT_ONCE, cursor)
         return changed
 
     async def ledger(self, key: str) -> Ledger:
@@ -362,8 +364,8 @@ class RedisDeadLetters(_ScriptCaller):
         if task_ids:
             total = 0
             while task_ids:
-                some = task_ids[:_CHUNK]
-                moved, _, _, done = await self._of("redrive", key, verb, "", _CHUNK, *some)
+                some = task_ids[:_AT_ONCE]
+                moved, _, _, done = await self._of("redrive", key, verb, "", _AT_ONCE, *some)
                 total, task_ids = total + moved, task_ids[done:]
             return total
         return await self._of_all("redrive", key, verb)

@@ -65,7 +65,11 @@ class Meter:
         # Do not count EVALSHA, and INFO.
         now = Cost(commands - 3, size_of(args) + size_of(reply), spent * 1000)
         before = self.costs.get(name, now)
-        self.costs[name] = Cost(*map(max, zip(before, now, strict=True)))
+        self.costs[name] = Cost(
+            max(before.commands, now.commands),
+            max(before.bytes, now.bytes),
+            max(before.milliseconds, now.milliseconds),
+        )
         return reply
 
     def _executed(self) -> int:
@@ -286,7 +290,7 @@ BOUNDS: dict[str, Cost] = {
     "publish": Cost(9000, 5 * _MB),
     "purge": Cost(9000, 1000),
     "queues": Cost(20, 300_000),
-    "receive": Cost(9000, 13 * _MB),
+    "receive": Cost(6000, 9 * _MB),
     "redeliver": Cost(6000, 100_000),
     "redrive": Cost(9000, 10_000),
     "result": Cost(600, 5 * _MB),

@@ -22,7 +22,7 @@ from tests.redis.servers import RedisServer
 
 BYTES = 4 * 1024 * 1024
 """number of bytes after which a script ends its work"""
-AT_ONCE = 32
+AT_ONCE = 16
 """number of large bodies that a script reads at once"""
 MOST = BYTES + (AT_ONCE + 1) * LIMITS.payload
 """upper limit of the bytes that one script call passes or returns"""

@@ -12,7 +12,7 @@ while (left > 0 or at <= #ARGV) and bytes < BYTES do
     q, lane, token, known, left = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3] == '1', tonumber(ARGV[at + 4])
     at = at + 5
   end
-  local n = q.sorted and math.min(left, AT_ONCE) or left -- the end of a sorted task may make another task available
+  local n = q.sorted and math.min(left, 64) or left -- the end of a sorted task may make another task available
   left = left - n
   local name, place = q.name .. '/' .. lane, sub(lane, 1, 1) == 's' and FRESH or AGAIN
   local ids = {}

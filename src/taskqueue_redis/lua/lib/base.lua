@@ -5,7 +5,7 @@ local META = PARTITION .. ':meta'
 local call, pack, unpack_struct = redis.call, struct.pack, struct.unpack
 local sub, floor = string.sub, math.floor
 local BYTES, LARGE = 4194304, 4096 -- number of bytes after which a script ends its work; from which size a body is large
-local AT_ONCE = 32 -- maximum number of entries that a script reads at once if their bodies may be large
+local AT_ONCE = 16 -- maximum number of entries that a script reads at once if their bodies may be large
 local bytes = 0 -- size of the bodies that this script has read or written so far
 
 local meta = call('HMGET', META, 'epoch', 'time', 'ahead')
