@@ -42,7 +42,7 @@ end
 
 -- Promotes due tasks, so that they come before the tasks that become available now.
 local function promote_first(q)
-  if q.due <= now then promote(q, 1000) end
+  if q.due <= now then promote(q, 500) end
 end
 
 local function promote_due(limit)

@@ -3,10 +3,12 @@
 -- Redis refuses this if it has no memory left, as long as the script has written nothing.
 local function be_refused(q) call('SADD', PARTITION .. ':queues', q.key) end
 
+local before = 500 -- number of due tasks that this script may still promote
+
 -- Promotes due tasks, so that they come before the tasks that are published now.
 local function promote_before(q)
   be_refused(q)
-  promote(q, 1000)
+  if before > 0 then before = before - (promote(q, before)) end
 end
 
 -- Checks whether a task is known and still within the deduplication window. Returns 0, or why the task is not stored.
