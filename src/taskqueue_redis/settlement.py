@@ -16,10 +16,6 @@ T = TypeVar("T")
 _ANSWERS = {b"ok": Settled.OK, b"dead": Settled.DEAD, b"lost": Settled.LEASE_LOST}
 
 
-_AT_ONCE = 500
-"""maximum number of acks per script call"""
-
-
 class _Ack(NamedTuple):
     tail: str
     """the end of the receipt: lane, token and key"""
@@ -118,7 +114,7 @@ class Settlement:
 
     async def _ack(self, partition: str, acks: Sequence[_Ack]) -> Sequence[Settled]:
         answers: list[Settled] = []
-        for part in split(acks, _AT_ONCE, lambda ack: len(ack.result)):
+        for part in split(acks, LIMITS.batch, lambda ack: len(ack.result)):
             answers += await self._ack_part(partition, part)
         return answers
 
