@@ -20,9 +20,10 @@ SCRIPTS = tuple(
     sorted(
         path.stem
         for path in (Path(taskqueue_redis.__file__).parent / "lua").glob("*.lua")
-        if path.stem != "install"
+        if path.stem not in {"install", "repair"}
     )
 )
+"""all scripts, except those that run once per process, or after another script has failed"""
 LARGE = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
 _AT_ONCE = 1000
 _HOUR = 3600.0
