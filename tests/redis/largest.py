@@ -203,6 +203,7 @@ async def _purged(backend: RedisBackend) -> None:
     await backend.control.configure("purged", settings)
     await backend.control.stats("purged")
     await backend.control.purge("purged")
+    await backend.control.delete("purged")
 
 
 async def _returned(backend: RedisBackend) -> None:
@@ -280,6 +281,7 @@ BOUNDS: dict[str, Cost] = {
     "configure": Cost(7000, 20_000),
     "dead_letter": Cost(40, 10_000),
     "dead_letters": Cost(3100, 5 * _MB),
+    "delete": Cost(9000, 1000),
     "health": Cost(20, 1000),
     "join": Cost(2100, 300_000),
     "leave": Cost(6000, 1000),
