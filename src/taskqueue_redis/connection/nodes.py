@@ -6,15 +6,22 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from taskqueue_redis.addresses import HostAddress
+from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.background import SingleFlight
 from taskqueue_redis.connection.connection import RedisConnection
 from taskqueue_redis.connection.failures import NotReached, Policy, Unreachable
 
-if TYPE_CHECKING:
-    from taskqueue_redis.connection.connector import Connector
+
+class NodeConnector(Protocol):
+    """The part of `Connector` that a node uses. Importing `Connector` itself imports redis-py, which takes long."""
+
+    settings: RedisSettings
+
+    async def open(self, place: HostAddress) -> RedisConnection:
+        """Open a connection to a server. Raises `Unreachable`."""
 
 
 class Backoff:
@@ -48,7 +55,7 @@ class Node:
     def __init__(
         self,
         place: HostAddress,
-        connector: Connector,
+        connector: NodeConnector,
         reopened: Callable[[], None] | None = None,
     ) -> None:
         """Create the node without connecting. ``reopened`` is called whenever the shared connection was replaced."""
