@@ -46,7 +46,8 @@ class RedisPublisher:
         self._publishes: Coalescer[Task, Confirmation] = Coalescer(self._send)
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        check_size("tasks", tasks)
+        if len(tasks) > 1:
+            check_size("tasks", tasks)
         self._context.ensure_open()
         if not self._scripts.promises_checked:
             await self._scripts.check_promises()
@@ -117,6 +118,8 @@ class RedisPublisher:
         await self._publishes.sent()
 
     async def _send(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
+        if len(tasks) == 1:
+            return await self._run(partition, tasks, *_script_args(tasks))
         # Encode the next part while Redis executes the current one, but send it only afterwards: if the server does not
         # know the script yet and refuses a call, a later part could otherwise be executed before an earlier one.
         replicated = self._scripts.waits_for_replicas(task.key for task in tasks)
