@@ -66,8 +66,8 @@ app = typer.Typer(
     help="A task queue with pluggable backends: run a server, run workers, publish tasks, inspect queues.",
     epilog=(
         "Exit codes: 0 success; 1 failed; 2 wrong usage, input or configuration; 3 too many attempts failed in a row; "
-        "4 store or server unavailable; 130 interrupted. Settings come from TASKQUEUE_... variables, "
-        ".env and taskqueue.toml."
+        "4 store or server unavailable, or access refused; 130 interrupted. Settings come from "
+        "TASKQUEUE_... variables, .env and taskqueue.toml."
     ),
     no_args_is_help=True,
     rich_markup_mode="rich",

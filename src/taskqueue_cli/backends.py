@@ -57,7 +57,7 @@ class JournalKeeper(Protocol):
     """
 
     def variables(self, path: Path) -> Mapping[str, str]:
-        """Return environment variables that make the server's backend write the file; none if `keep_journal` does."""
+        """Return variables that make the server's backend write the file; empty if `keep_journal` writes it."""
 
     async def keep_journal(
         self, key: str, path: Path, since: float, store: Mapping[str, str]
@@ -121,7 +121,7 @@ def _load(group: str, backend: str) -> object:
 
 @contextmanager
 def run_embedded(backend: str, directory: str) -> Iterator[RunningStore]:
-    """Run the embedded store of the named backend, and set the environment variables that tell the backend where it is.
+    """Run the embedded store of the named backend, and set environment variables with which the backend finds it.
 
     An empty ``directory`` means a folder in the user's data folder. Raises `ConfigurationError`.
     """

@@ -20,7 +20,7 @@ _SERVER = "server"
 def open_backend(name: str | None = None, settings: Settings | None = None) -> InstrumentedBackend:
     """Create the configured backend, or the backend called ``name``, with the installed plugins.
 
-    If ``TASKQUEUE_MIGRATE_FROM`` is set, tasks move from that backend to the new one (docs/migration.md). If
+    If ``TASKQUEUE_MIGRATE_FROM`` names an old backend, the result combines both backends (docs/migration.md). If
     ``TASKQUEUE_SHARDING`` is set, queues may have shards (docs/shards.md). Raises `ConfigurationError`.
     """
     settings = settings or load_settings(Settings)

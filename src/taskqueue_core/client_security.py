@@ -17,7 +17,9 @@ def check_token(token: str | None) -> None:
     if token is not None and not (
         token.isascii() and token.isprintable() and token == token.strip()
     ):
-        raise ConfigurationError("TASKQUEUE_TOKEN: must be printable ASCII, no spaces around it")
+        raise ConfigurationError(
+            "TASKQUEUE_TOKEN: must be printable ASCII without spaces around it"
+        )
 
 
 def trusting(

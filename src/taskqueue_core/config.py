@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     tls_key: Path | None = None
     """file with the certificate's private key (PEM), unless the certificate file contains the key"""
     allowed_hosts: Annotated[frozenset[str], *_CommaLower] = frozenset()
-    """allowed values of the header ``Host``, with or without a port, if clients authenticate; if empty, any value"""
+    """if clients authenticate: allowed values of the header ``Host``, with or without a port; empty allows any value"""
     origins: Annotated[frozenset[str], *_CommaLower] = frozenset()
     """other origins whose web pages may use the server, for example ``https://queue.example``"""
     processes: int = Field(1, ge=1, le=64)

@@ -1,4 +1,4 @@
-"""All exceptions of the package, in one hierarchy.
+"""The exceptions of the package, in one hierarchy. Some modules define further subclasses.
 
 ::
 
@@ -116,7 +116,8 @@ class QueueFull(PublishError):
     """The queue refused the task; nothing was stored.
 
     ``code`` is the `Refusal` that the backend gave, or else ``queue_full``. ``retry_after`` is the number of seconds
-    after which a retry is likely to succeed, ``depth`` the number of tasks that counted against the queue's capacity.
+    after which a retry is likely to succeed. ``depth`` is the number of tasks that counted against the capacity. Both
+    may be ``None``.
     """
 
     code = "queue_full"

@@ -1,6 +1,7 @@
 """The wrapper around a backend. It calls hooks, records spans and metrics, and refuses unsupported ordering keys.
 
-A hook is called, and a span recorded, once per batch. Without plugins and OpenTelemetry, calls only pass checks.
+A hook is called, and a span recorded, once per batch. Without plugins and OpenTelemetry, calls are only checked
+and passed on.
 """
 
 from __future__ import annotations

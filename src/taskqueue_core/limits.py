@@ -36,7 +36,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1000
     """maximum number of tasks in an HTTP request, receipts in a frame, or ids in a look-up"""
     call: int = 10_000
-    """maximum number of tasks, deliveries or receipts in one call of a backend, and of the ``limit`` of a receive"""
+    """maximum number of tasks, deliveries or receipts in one call of a backend; maximum ``limit`` of a receive"""
     credit: int = 10_000
     """maximum number of a worker's deliveries on one socket: those that it has, plus those that it has credit for"""
     body: int = 16 * 1024 * 1024
@@ -154,7 +154,9 @@ def check_headers(field: str, value: object) -> None:
     """Check the headers of a task: names and values must be printable text, within the limits on number and size."""
     if not isinstance(value, Mapping) or len(value) > LIMITS.headers:
         raise InvalidInput(
-            field, kind_of(value), f"a mapping of at most {LIMITS.headers} names to texts"
+            field,
+            kind_of(value),
+            f"a mapping of names to texts with at most {LIMITS.headers} items",
         )
     size = 0
     for name, text in value.items():

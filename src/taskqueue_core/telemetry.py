@@ -59,7 +59,7 @@ def active() -> bool:
 
 
 def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ...]]:
-    """Record a span and metrics of a publish. Yields its tasks: those without a trace context get the span's.
+    """Record a span and metrics of a publish. Yields the tasks; those without a trace context get that of the span.
 
     If all tasks already have a trace context, their publisher has recorded them, so nothing more is recorded.
     """

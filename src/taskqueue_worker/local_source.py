@@ -119,7 +119,9 @@ class LocalTaskSource:
 
     async def _log_late(self, results: Mapping[str, bool]) -> None:
         if late := list(results.values()).count(False):
-            _log.warning("%d outcomes came too late: this worker no longer held their tasks", late)
+            _log.warning(
+                "outcomes came too late, because this worker no longer held their tasks: %d", late
+            )
 
     async def _watch_revocations(self) -> None:
         revocation = revocation_of(self._backend, self._subscription)
@@ -185,4 +187,4 @@ class LocalTaskSource:
         if settling.done():
             settling.result()
         if self._settlements.unsettled:
-            _log.warning("%d outcomes were not confirmed in time", self._settlements.unsettled)
+            _log.warning("outcomes not confirmed in time: %d", self._settlements.unsettled)

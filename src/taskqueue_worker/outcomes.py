@@ -56,7 +56,7 @@ class Reject(Exception):
 
 
 def outcome_of_value(value: object, limit: int) -> Outcome:
-    """Return the outcome for a value that a handler returned: a rejection if its JSON exceeds ``limit`` bytes."""
+    """Return the outcome for a handler's return value: a rejection if it has no JSON of up to ``limit`` bytes."""
     if value is None:
         return _NO_RESULT
     if isinstance(value, Retry | Reject):
@@ -141,8 +141,10 @@ def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence
     if value is None:
         return [outcome_of_value(None, limit)] * len(jobs)
     if not isinstance(value, list | tuple) or len(value) != len(jobs):
-        count = len(value) if isinstance(value, list | tuple) else "no list of"
-        failed = Failed(f"the batch handler returned {count} results for {len(jobs)} tasks")
+        failed = Failed(
+            f"the batch handler returned a {kind_of(value)}; "
+            f"it must return a list with one result per task ({len(jobs)}), or nothing"
+        )
         _log.warning("%s: %s", call.handler.key, failed.error)
         return [failed] * len(jobs)
     return [

@@ -52,9 +52,10 @@ class Quarantine:
         probes: int = 5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a counter without failures. After ``limit`` failures, the worker pauses for ``cooldown`` seconds.
+        """Create a counter without failures.
 
-        Each failed probe doubles the pause, up to ``longest`` seconds. After ``probes`` failed probes, the worker ends.
+        After ``limit`` failures in a row, the worker pauses for ``cooldown`` seconds. Each failed probe doubles the
+        pause, up to ``longest`` seconds. After ``probes`` failed probes, the worker ends.
         """
         self._limit = limit
         self._cooldown = cooldown

@@ -58,7 +58,7 @@ class HandlerRunner:
         on_outcome: Callable[[Outcome], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """Create a runner without running tasks.
+        """Create an idle runner.
 
         ``on_outcome`` is called with each outcome before the outcome is reported. ``on_fatal`` is called when a
         handler raises an exception that ends the process, such as `SystemExit`.

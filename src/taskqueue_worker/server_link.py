@@ -94,9 +94,9 @@ Work = Delivered | Revoked
 
 
 class ServerLink:
-    """A task source that receives from a server. It reconnects until `leave`, or until the server refuses the worker.
+    """A task source that receives from a server.
 
-    The methods are thread-safe.
+    It reconnects until `leave` is called or the server refuses the worker. The methods are thread-safe.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class ServerLink:
 
     def _give_up(self) -> None:
         if self._session.unconfirmed:
-            _log.warning("%d outcomes were not confirmed in time", self._session.unconfirmed)
+            _log.warning("outcomes not confirmed in time: %d", self._session.unconfirmed)
         self._finished.set()
         if self._connection:
             self._connection.abort()
@@ -274,7 +274,7 @@ class ServerLink:
             case Welcomed(connection_id, adopted, lost):
                 self._connected = True
                 self.result_limit = self._session.limits.result
-                note = f"; kept {adopted} deliveries, lost {lost}" if adopted or lost else ""
+                note = f"; deliveries kept: {adopted}, lost: {lost}" if adopted or lost else ""
                 _log.info("connected to %s as %s%s", self._address.shown, connection_id, note)
             case Draining():
                 _log.info("the server is shutting down")

@@ -44,5 +44,5 @@ def test_logs_for_people_are_short() -> None:
 
 def test_a_position_is_printed_unless_it_is_the_first(cli: Cli) -> None:
     """A publish prints the position of the task in the queue, unless the task is the first."""
-    assert "ahead of it" not in cli("publish", "k", "--id", "a").out
-    assert "1 ahead of it" in cli("publish", "k", "--id", "b").out
+    assert "already waiting" not in cli("publish", "k", "--id", "a").out
+    assert "already waiting in the queue: 1" in cli("publish", "k", "--id", "b").out

@@ -136,7 +136,7 @@ def test_refusals() -> None:
     assert refusal(TASK, bounded, 99) is None
     full = refusal(TASK, bounded, 100)
     assert full is not None
-    assert full.reason == "100 of 100 tasks wait for their first delivery"
+    assert full.reason == "tasks waiting for their first delivery: 100; capacity: 100"
     assert (full.code, full.depth, full.retry_after) == (Refusal.QUEUE_FULL, 100, 1.0)
     paused = refusal(TASK, QueueSettings(capacity=1, intake_paused=True), 5)
     assert paused is not None

@@ -104,7 +104,7 @@ async def test_a_failed_call_fails_each(end: str) -> None:
         await ledger_when(backend, lambda ledger: ledger.scheduled == 3)
     found = [await status(backend, one) for one in ids]
     assert [(one.state, one.attempt) for one in found] == [(State.SCHEDULED, 2)] * 3
-    word = {"raises": "ValueError: all", "hangs": "timeout"}.get(end, "results for 3 tasks")
+    word = {"raises": "ValueError: all", "hangs": "timeout"}.get(end, "one result per task (3)")
     assert all(one.error is not None and word in one.error for one in found)
 
 

@@ -191,7 +191,10 @@ def _print(result: _BatchResult) -> None:
         if name not in {"lines", "faults"} and fields[name]
     )
     mark = "[green]✔[/]" if result.stored else "[red]✘[/]"
-    console.print(f"{mark} {result.lines:,} lines: {', '.join(counts) or 'nothing to publish'}")
+    plural = "" if result.lines == 1 else "s"
+    console.print(
+        f"{mark} {result.lines:,} line{plural}: {', '.join(counts) or 'nothing to publish'}"
+    )
     for fault in result.faults:
         note(f"line {fault['line']}: {fault['status']}: {fault['detail']}", "red")
     failed = sum(result.statuses[name] for name in ("invalid", "refused", "conflict"))

@@ -70,9 +70,7 @@ def listing(
         table.add_row(letter.task.id, *numbers, Text(letter.reason), Text(last_error))
     console.print(table)
     if len(dead_letters) == limit:
-        console.print(
-            f"[dim]There may be more than {limit} dead letters; use --limit to list more."
-        )
+        console.print("[dim]There may be more dead letters; use --limit to list more.")
 
 
 @dlq.command()
@@ -115,7 +113,8 @@ def _action(verb: str, done: str, *, permanent: bool) -> Callable[..., None]:
         conditions = {"reason": reason, "error": error, "older_than": older_than}
         _check_selection(ids, conditions, everything=everything)
         if (permanent or everything) and not yes:
-            what = f"{len(ids)} dead letters" if ids else "all dead letters"
+            plural = "" if ids and len(ids) == 1 else "s"
+            what = f"{len(ids)} dead letter{plural}" if ids else "all dead letters"
             matching = " that match the conditions" if any(conditions.values()) else ""
             ending = ", permanently" if permanent else ""
             confirm(f"{verb.capitalize()} {what} of {key}{matching}{ending}?", as_json=as_json)

@@ -35,7 +35,7 @@ migrate = typer.Typer(
 _PHASE_TEXTS = {
     MigrationPhase.IDLE: "not started: all tasks are in the old backend",
     MigrationPhase.STARTED: "started: new tasks go to the new backend; the old one is drained",
-    MigrationPhase.FINISHED: "finished: nothing is left in the old backend",
+    MigrationPhase.FINISHED: "finished: new tasks go to the new backend; the old one is closed",
     MigrationPhase.ROLLED_BACK: "rolled back: new tasks go to the old backend; the new one is drained",
     MigrationPhase.INTERRUPTED: "interrupted: repeat the command",
 }

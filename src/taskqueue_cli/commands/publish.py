@@ -54,7 +54,7 @@ def publish(
     ] = None,
     tenant: Annotated[str | None, option("Tenant that the task belongs to.")] = None,
     ordering_key: Annotated[
-        str | None, option("Ordering key: tasks with the same key run one after another.")
+        str | None, option("Tasks with the same ordering key run one after another.")
     ] = None,
     max_attempts: Annotated[
         int | None,
@@ -124,7 +124,7 @@ async def _publish(backend: Backend, fields: TaskFields, wait: float) -> Confirm
 def payload_of(argument: str | None) -> bytes:
     """Return the JSON text of a PAYLOAD argument, read from stdin for ``-`` or from a file for ``@FILE``.
 
-    Raises `InvalidInput` if the text is not JSON.
+    Raises `InvalidInput` if the file cannot be read, or if the text is not JSON.
     """
     if argument is None:
         return b"null"
@@ -165,5 +165,5 @@ def _headers(texts: list[str]) -> dict[str, str]:
 def _print(confirmation: Confirmation) -> None:
     text = f"[green]✔[/] {confirmation.status.value}  {confirmation.task_id}"
     if confirmation.position:
-        text += f"  [dim]{confirmation.position:,} ahead of it"
+        text += f"  [dim]already waiting in the queue: {confirmation.position:,}"
     console.print(text)

@@ -165,7 +165,8 @@ def change(
     shards: Annotated[
         int | None,
         option(
-            "Number of store partitions to spread the queue over; must be 1 for a queue with limits.",
+            "Number of shards, spread over the partitions of the store. Must be 1 for a queue with copies, fair order, "
+            "a floor share, or a limit on capacity, rate or tasks in flight.",
             metavar="N",
         ),
     ] = None,

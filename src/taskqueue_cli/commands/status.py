@@ -25,7 +25,7 @@ class NoTask(TaskQueueError):
 
 
 class NoResult(TaskQueueError):
-    """There is no result: the task is unknown, has not succeeded or gave none, or its result has expired."""
+    """The task has no result: it is unknown, has not succeeded or returned nothing, or its result has expired."""
 
     code = "no_result"
 

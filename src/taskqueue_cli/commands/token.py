@@ -154,7 +154,7 @@ def revoke(
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke all or some tokens of a name. Within ten seconds, the server closes connections that use them."""
+    """Revoke all or some tokens of a name. Within ten seconds, the server closes connections with revoked tokens."""
     from taskqueue_server.auth.tokens import Tokens  # noqa: PLC0415 - slow to import
     from taskqueue_server.auth.tokens_file import remove  # noqa: PLC0415 - slow to import
 

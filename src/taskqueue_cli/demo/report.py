@@ -80,7 +80,7 @@ class Report(DemoReport, frozen=True, kw_only=True):
             ),
             Check(
                 stats.lost >= 1 and stats.redelivered >= stats.lost,
-                f"{stats.lost:,} deliveries of the killed worker were redelivered",
+                f"deliveries of the killed worker that were redelivered: {stats.lost:,}",
             ),
             Check(
                 self.duplicates == self.resent,
@@ -141,16 +141,12 @@ class Report(DemoReport, frozen=True, kw_only=True):
     def notes(self) -> tuple[Text, ...]:
         found = self.comparison
         counts = {
-            "were changed during the run": found.changed,
-            "could be read neither by the worker nor by the check": found.unreadable,
+            "files that were changed during the run": found.changed,
+            "files that neither the worker nor the check could read": found.unreadable,
         }
         return (
             *(Text(f"wrong result: {path}", "red") for path in found.mismatches[:_MAX_SHOWN]),
-            *(
-                Text(f"{number:,} files {what}", "yellow")
-                for what, number in counts.items()
-                if number
-            ),
+            *(Text(f"{what}: {number:,}", "yellow") for what, number in counts.items() if number),
         )
 
     def footer(self) -> tuple[Text, ...]:

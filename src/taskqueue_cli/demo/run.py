@@ -26,7 +26,7 @@ from taskqueue_core.tasks import Published, QueueStats, Task
 
 _BATCH = 200
 _FIRST_SHARE = 0.6
-"""share of the tasks that is published before the workers are paused; paused workers get some of the other tasks"""
+"""share of the tasks that are published first; some of the others are published while the workers are paused"""
 _DONE_BEFORE_KILL = 0.5
 _STALL_SECONDS = 60.0
 _RETRY = RetryPolicy(base=0.2, cap=1.0)
@@ -103,7 +103,7 @@ class _Job:
         resent = tasks[: min(part, _BATCH)]
         await self._publish(resent)
         self._view.event(
-            f"published the first {len(resent):,} tasks twice: {self._duplicates:,} duplicates found"
+            f"tasks published twice: {len(resent):,}; duplicates found: {self._duplicates:,}"
         )
         enough = min(part - 1, round(total * _DONE_BEFORE_KILL))
         await self._wait_until(lambda stats: stats.ledger.done >= enough)
@@ -132,7 +132,7 @@ class _Job:
         await self._publish(rest[:_BATCH])
         victim, held = await self._cluster.kill_busiest_worker()
         self._view.event(
-            f"{victim.name} killed (SIGKILL, pid {victim.process.pid}) while holding {held:,} deliveries",
+            f"{victim.name} killed (SIGKILL, pid {victim.process.pid}); deliveries that it held: {held:,}",
             "red",
         )
         replacement = await self._cluster.start_worker()

@@ -78,7 +78,7 @@ class Child(msgspec.Struct, eq=False):
             await self.process.wait()
 
     async def first_line(self) -> bytes:
-        """Wait for the first line that the process prints on stdout; empty if stdout is not piped."""
+        """Return the first line that the process prints on stdout; empty if it prints nothing or is not piped."""
         return await self.process.stdout.readline() if self.process.stdout else b""
 
     def tail(self) -> str:

@@ -31,7 +31,7 @@ class DemoFailed(TaskQueueError):
 
 
 def run_command(demo: Callable[[PlainView], Coroutine[Any, Any, None]], *, as_json: bool) -> None:
-    """Run a demo, and exit with 1 if a check of its report fails."""
+    """Run a demo. Exit with 1 if a check of its report fails, or with 130 if it is interrupted before the report."""
     view = view_for(as_json=as_json)
     try:
         asyncio.run(_interruptible(demo(view)))

@@ -39,7 +39,7 @@ class PlainView:
         self._began = time.monotonic()
         self._last_update = self._began
         self.report: DemoReport | None = None
-        """the report of the run, once it has ended"""
+        """the report of the run; ``None`` until the run has ended"""
 
     def begin(self, heading: Text) -> AbstractContextManager[object]:
         """Print the heading. Enter the returned context for the duration of the run."""

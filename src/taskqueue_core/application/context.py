@@ -52,7 +52,7 @@ class Context:
 
     @property
     def shard_changed(self) -> bool:
-        """Whether the connection's previous task from this queue had another shard, whose cached data may not apply."""
+        """Whether the connection's previous task from this queue came from another shard; cached data may not fit."""
         return self._delivery.shard_changed
 
     @property
@@ -67,16 +67,17 @@ class Context:
 
     @property
     def revoked(self) -> bool:
-        """Whether the delivery no longer belongs to this handler: it was cancelled, lost, timed out or released.
+        """Whether the delivery no longer belongs to this handler: cancelled, lost, timed out or released.
 
-        Its result will be discarded. An async handler is cancelled as well; a synchronous handler should check this.
+        The handler's result will be discarded. An async handler is cancelled as well; a synchronous handler should
+        check this property.
         """
         return self._revoked
 
     def progress(self, value: float | str) -> None:
         """Report progress: a number from 0 to 1, or text, which is truncated if it is too long. Raises `InvalidInput`.
 
-        Never blocks, so there is nothing to await. If several reports follow quickly, only the last report is sent.
+        Never blocks, so there is nothing to await. If reports follow one another quickly, earlier ones may be skipped.
         """
         if isinstance(value, str):
             self._report(self._delivery.receipt, clean_text(value))

@@ -119,9 +119,9 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     def lose(self, max_losses: int, now: float) -> bool:
         """Count a loss. Return whether the task now has more losses than ``max_losses`` and must become a dead letter.
 
-        If the owner of the delivery reported the loss, call `settle` before this method, which then changes the result
-        of that settlement to `Settled.DEAD` if the task becomes a dead letter. If the backend ended the delivery
-        itself, `receipt` must still be set, so that no earlier result is changed.
+        If the owner of the delivery reported the loss, call `settle` first. If the task becomes a dead letter, this
+        method then changes the result of that settlement to `Settled.DEAD`. If the backend itself ends the delivery,
+        `receipt` must still be set, so that the result of an earlier settlement is not changed.
         """
         self.losses += 1
         self.fail("lost with its consumer", now)
@@ -142,7 +142,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return token or f"attempt:{settles.attempt if settles else self.handed_out}"
 
     def retry(self, token: str, error: str | None, now: float) -> None:
-        """Prepare the next attempt, and record the error. The current delivery must already have ended."""
+        """Prepare the next attempt, and record the error. The caller ends the delivery and changes the state."""
         if self.state is State.DEAD:
             self.prior = self.attempt
         self.fail(error, now)

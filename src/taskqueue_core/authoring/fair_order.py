@@ -33,8 +33,8 @@ def cost(weight: int) -> int:
 def joins_at(at: int, *, alone: bool) -> int:
     """Return the spent amount with which a new tenant starts, so that each other tenant has a turn first.
 
-    ``at`` is the amount that the tenant whose turn is next has spent. If the new tenant is ``alone``, ``at`` is the
-    amount that the tenant with the last turn had spent at that turn.
+    ``at`` is the spent amount of the tenant whose turn is next. If the new tenant is ``alone``, it is the amount
+    that the tenant with the most recent turn had spent before that turn.
     """
     return at if alone else at + TURN
 
@@ -42,8 +42,7 @@ def joins_at(at: int, *, alone: bool) -> int:
 def returns_at(spent: int, at: int) -> int:
     """Return the spent amount with which a tenant continues after a pause. Turns that it missed are not made up for.
 
-    ``spent`` is the amount that it had spent before the pause, and ``at`` the amount that the tenant whose turn is next
-    has spent.
+    ``spent`` is the tenant's own amount before the pause, and ``at`` is the amount of the tenant whose turn is next.
     """
     return min(max(spent, at), at + TURN)
 

@@ -118,7 +118,7 @@ class LocalSubscription(SubscriptionBase):
 
 
 class Working(Protocol):
-    """The attributes of an open subscription that `workers_of` reads."""
+    """An open subscription, with the attributes from which `workers_of` builds a `WorkerInfo`."""
 
     consumer: str
     keys: tuple[str, ...]
@@ -261,10 +261,13 @@ def refusal(
     elif settings.intake_paused:
         code, reason = Refusal.INTAKE_PAUSED, "the intake is paused"
     elif settings.capacity is not None and waiting >= settings.capacity:
-        reason = f"{waiting} of {settings.capacity} tasks wait for their first delivery"
+        reason = f"tasks waiting for their first delivery: {waiting}; capacity: {settings.capacity}"
         code, depth = Refusal.QUEUE_FULL, waiting
     elif settings.tenant_capacity is not None and of_tenant >= settings.tenant_capacity:
-        reason = f"{of_tenant} of the tenant's {settings.tenant_capacity} tasks wait for their first delivery"
+        reason = (
+            f"the tenant's tasks waiting for their first delivery: {of_tenant}; "
+            f"capacity for each tenant: {settings.tenant_capacity}"
+        )
         code, depth = Refusal.TENANT_FULL, of_tenant
     else:
         return None
@@ -317,7 +320,8 @@ def checked_results(
     if not results:
         return (None,) * len(deliveries)
     if len(results) != len(deliveries):
-        raise InvalidInput("results", f"{len(results)} results", f"none, or {len(deliveries)}")
+        got = f"a sequence of length {len(results)}"
+        raise InvalidInput("results", got, f"none, or one per delivery ({len(deliveries)})")
     for result in results:
         if result is not None:
             check_json("results", result, LIMITS.result)

@@ -74,7 +74,7 @@ class Control(Protocol):
     async def purge(self, key: str) -> int:
         """End all waiting and scheduled tasks as ``cancelled``, and return their number. Running tasks continue.
 
-        Ends exactly the tasks that were published before the call, also those that become due during it; no others.
+        Scheduled tasks that become due during the call are ended, too; tasks that are published during it are not.
         """
 
     async def delete(self, key: str) -> DeletedQueue:
@@ -92,7 +92,9 @@ class Control(Protocol):
 
         A pass makes due tasks available, expires tasks past their deadline, ends the deliveries of crashed consumers,
         deletes old records, removes idle queues, repairs records that another program has changed, and reports queues
-        that have waiting tasks but no subscription. A pass that leaves work sets `Maintained.behind`, and
-        `Maintained.again_in` to three times its duration, unless another process continues: so maintenance takes at
-        most a quarter of the store's time until it has caught up.
+        that have waiting tasks but no subscription.
+
+        A pass that leaves work sets `Maintained.behind`. Unless another process continues, it also sets
+        `Maintained.again_in` to three times its own duration, so that maintenance takes at most a quarter of the
+        store's time until it has caught up.
         """

@@ -50,7 +50,7 @@ def _require(backend: Backend, capability: Capability) -> None:
 
 
 def _name(backend: object) -> str:
-    """Return the class of the backend that its author wrote, without the wrappers of this package around it."""
+    """Return the class name of the backend itself, not of the wrappers that this package puts around it."""
     while type(backend).__module__.startswith("taskqueue_core.") and hasattr(backend, "inner"):
         backend = backend.inner
     return type(backend).__name__

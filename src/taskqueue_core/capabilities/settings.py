@@ -85,7 +85,7 @@ class QueueSettings(BaseModel):
     intake_paused: bool = False
     """whether new tasks are refused; stored tasks are still delivered"""
     moved_to: _Name | None = None
-    """name of the queue that replaces this queue, which then refuses new tasks, but still detects duplicates"""
+    """name of the queue that replaces this one; if set, new tasks are refused, but duplicates still detected"""
     max_processing_time: float | None = Field(
         default=None, gt=0, le=365 * 86_400, allow_inf_nan=False
     )
@@ -103,9 +103,9 @@ class QueueSettings(BaseModel):
     floor_share: float = Field(default=0, ge=0, le=0.5)
     """share of deliveries that is reserved for the lowest priority with waiting tasks; 0 reserves nothing"""
     bound_to: tuple[_Name, ...] = Field(default=(), max_length=100)
-    """names of queues that each get a copy of every task published to this queue, which stores no tasks itself"""
+    """names of queues that each get a copy of every task published here; this queue stores one only if it is listed"""
     shards: int = Field(default=1, ge=1, le=1000)
-    """number of shards of the queue, in different partitions of the store; each shard has its own order"""
+    """number of shards of the queue, spread over the partitions of the store; each shard has its own order"""
 
     @model_validator(mode="after")
     def _fits(self) -> QueueSettings:

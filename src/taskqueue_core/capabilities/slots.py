@@ -282,8 +282,7 @@ class SlotPool(Protocol):
         """Compare an endpoint's leases with its server's report, and return the leases that ended.
 
         ``observed`` is ``None`` if the server did not answer. An endpoint with ``reports`` then becomes unhealthy, and
-        its unassigned leases end. Leases with a job are kept, and those that were missed remain
-        missed.
+        its unassigned leases end. Leases with a job are kept, and missed leases remain missed.
 
         If the server answered, a healthy endpoint stays healthy. An unhealthy endpoint becomes healthy if the server
         runs no more jobs than there are leases with a job, or no more than it ran at least ``settled`` seconds ago: the

@@ -25,8 +25,8 @@ class Handover(Protocol):
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
         """Move deliveries that belong to the same worker id to this subscription, in one atomic step.
 
-        Return the delivery for each receipt, which stays valid, or ``None`` if the receipt is stale or belongs to
-        another worker. Closing the previous subscription no longer releases these deliveries.
+        Return the delivery for each receipt, or ``None`` if the receipt is stale or belongs to another worker. The
+        receipts stay valid. Closing the previous subscription no longer releases these deliveries.
         """
 
 

@@ -111,13 +111,13 @@ class JointControl(ABC):
         )
 
     async def maintain(self) -> Maintained:
-        """Run maintenance in every member, then repair queue settings that an interrupted change left behind."""
+        """Run maintenance in every member, then complete changes of queue settings that were interrupted."""
         composite = self._composite
         results = await gather_all(
             composite.at_leisure(member, member.control.maintain, Maintained())
             for member in composite.members
         )
-        # If a repair fails here, the next maintenance pass completes it.
+        # If a repair fails here, a later maintenance pass completes it.
         with contextlib.suppress(BackendUnavailable, SettingsConflict, TimeoutError):
             await self._repair()
         members = list(enumerate(results))

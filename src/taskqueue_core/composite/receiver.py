@@ -17,7 +17,7 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Received
 
 RECEIVE_BACKOFF = 0.05
-"""seconds to wait for one source before the next is called, and before a plan that could not be computed is retried"""
+"""seconds to wait for one source before calling the next one, and before trying again to compute a plan"""
 _UNSEEN = 1.0
 """seconds after which deliveries are released if no receive call has returned them"""
 

@@ -11,7 +11,7 @@ from taskqueue_core.tasks import Delivery, Expired, Received
 
 
 class Source:
-    """A member's subscription, with at most one receive in progress, and the deliveries that no caller has yet."""
+    """A member's subscription, with at most one receive in progress, and its deliveries that are not passed on yet."""
 
     def __init__(
         self, composite: CompositeBackend, number: int, keys: tuple[str, ...], consumer: str
@@ -85,9 +85,9 @@ class Source:
             self.kept.append(result)
 
     def give(self, limit: int) -> list[Delivery]:
-        """Remove and return up to ``limit`` deliveries that were received but not yet returned."""
+        """Remove and return up to ``limit`` deliveries that have been received, but not passed on."""
         return [self.kept.popleft() for _ in range(min(limit, len(self.kept)))]
 
     def take_back(self, deliveries: list[Delivery]) -> None:
-        """Put deliveries back, ahead of the other deliveries that no caller has yet."""
+        """Put deliveries back, ahead of the others that have not been passed on yet."""
         self.kept.extendleft(reversed(deliveries))

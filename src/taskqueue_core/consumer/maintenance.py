@@ -21,7 +21,7 @@ _log = logging.getLogger("taskqueue.housekeeping")
 
 
 async def run_maintenance(control: Control) -> None:
-    """Run maintenance about every two seconds, and sooner after a pass that left work, until cancelled.
+    """Run maintenance until cancelled: about every two seconds, or after the pause that a pass with work left asks for.
 
     Log only the first of several failures in a row.
     """
@@ -60,7 +60,7 @@ class _Report:
         self._logged = set[str]()
 
     def add(self, done: Maintained) -> None:
-        """Log the results of a pass. The figures of passes that follow each other at once are added up."""
+        """Log the results of a pass. While passes leave work, their figures are added up and logged at the end."""
         self._expired += len(done.expired)
         self._recovered += done.recovered
         if done.again_in is None and (self._expired or self._recovered):

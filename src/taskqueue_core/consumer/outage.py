@@ -62,7 +62,7 @@ _log = logging.getLogger("taskqueue.consuming")
 
 
 async def close(subscription: Subscription) -> None:
-    """Close a subscription to release its deliveries. Never raises: after a failure, they stay leased until expiry."""
+    """Close a subscription to release its deliveries. Never raises: after a failure, their leases expire."""
     for attempt in range(1, _TRIES + 1):
         try:
             await subscription.close()

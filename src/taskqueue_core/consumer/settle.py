@@ -114,7 +114,7 @@ class Settler:
     async def settle_outcomes(
         self, outcomes: Sequence[tuple[Delivery, Outcome]]
     ) -> dict[str, bool]:
-        """Settle deliveries by the retry policies of their queues, which each call reads from the store."""
+        """Settle deliveries according to the retry policies of their queues, which each call reads from the store."""
         results: dict[str, bool] = {}
         remaining = list(outcomes)
         await self._outage.retry_until_available(

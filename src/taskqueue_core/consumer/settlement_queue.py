@@ -46,7 +46,7 @@ class SettlementQueue:
         self._settled = asyncio.Event()
         self._ended = False
         self.unsettled = 0
-        """number of outcomes that were put, but are not settled yet"""
+        """number of outcomes that have been put, but not settled yet"""
 
     def put(self, delivery: Delivery, outcome: Outcome) -> None:
         """Queue an outcome without waiting. Callers can await `room` to limit the length of the queue."""

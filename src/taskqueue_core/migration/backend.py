@@ -143,7 +143,7 @@ class MigratingControl(JointControl):
         return settings.model_copy(update={"moved_to": None}) if ours(settings) else settings
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """Replace the settings of a queue, on both backends once the migration has started."""
+        """Replace the settings of a queue; once the migration has started, on both backends."""
         check_name("key", key)
         number, result = await self._router.authority(key)
         result.followed_by(settings)

@@ -17,7 +17,7 @@ _SKEW = 1.0
 
 
 class MigratingPublisher(JointPublisher):
-    """Implementation of `Publisher` during a migration. Each task id is stored on one side only."""
+    """Implementation of `Publisher` during a migration. If both sides are available, each id is stored on one only."""
 
     moving = "the queue is being moved to another backend"
 

@@ -48,7 +48,7 @@ class MigrationPhase(StrEnum):
     STARTED = "started"
     """the new side accepts tasks; the old side is being drained"""
     FINISHED = "finished"
-    """the old side was found empty, and remains closed"""
+    """the old side was found empty, or the finish was forced; it remains closed"""
     ROLLED_BACK = "rolled_back"
     """the old side accepts tasks; the new side is being drained"""
     INTERRUPTED = "turning"
@@ -213,7 +213,7 @@ class MigrationRouter:
         self._open.clear()
 
     async def seal(self) -> None:
-        """Record that the drained side was found empty."""
+        """Record that the migration is finished."""
         await self._update(NEW, MARKER, paused=True)
         self._phase = None
 

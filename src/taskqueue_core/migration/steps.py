@@ -90,7 +90,7 @@ async def rollback(backend: MigratingBackend, *, force: bool = False) -> Migrati
 
 
 async def finish(backend: MigratingBackend, *, force: bool = False) -> MigrationStatus:
-    """Record that the drained side is empty. Raises `MigrationUnfinished` if not; ``force`` ignores remaining tasks."""
+    """Finish a migration. Raises `MigrationUnfinished` if it cannot be finished; ``force`` ignores tasks that are left."""
     result = await status(backend)
     if result.phase in (MigrationPhase.IDLE, MigrationPhase.INTERRUPTED) or result.open_queues:
         raise MigrationUnfinished(
@@ -99,7 +99,8 @@ async def finish(backend: MigratingBackend, *, force: bool = False) -> Migration
     if result.unfinished and not force:
         batch = ", ".join(result.unfinished[:5])
         raise MigrationUnfinished(
-            f"the {result.leaves} backend still has tasks in {len(result.unfinished)} queues: {batch}"
+            f"the {result.leaves} backend still has tasks; number of queues: {len(result.unfinished)} ({batch}); "
+            "wait until it is empty, or force the finish"
         )
     if result.phase is MigrationPhase.STARTED:
         await backend.router.seal()

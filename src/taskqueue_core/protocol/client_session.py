@@ -7,7 +7,7 @@
         └───────────── disconnected ──────────────────┴──────────────────┘     bye ─> closed
 
 One session lasts over many connections. It tracks which receipts are held, how much credit the server has left, and
-which outcomes the server has not confirmed, so that a reconnect repeats nothing and loses nothing. Not thread-safe.
+which outcomes the server has not confirmed, so that the worker can resume after a reconnect. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ Event = Welcomed | Delivered | Revoked | Draining | StoreChanged | Complained
 class ClientSession:
     """The worker's side of the protocol. `receive` reads a frame and returns events; `outgoing` yields frames to send.
 
-    ``capacity`` is the maximum number of deliveries that the worker runs at once.
+    ``capacity`` is the maximum number of deliveries that the worker has at once, running or waiting to run.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ClientSession:
 
     @property
     def held(self) -> int:
-        """The number of deliveries that the worker is running."""
+        """The number of deliveries for which the worker has not reported an outcome."""
         return len(self._held)
 
     @property
@@ -228,11 +228,11 @@ class ClientSession:
         return [Revoked(running)] if running else []
 
     def resize(self, capacity: int) -> None:
-        """Set the maximum number of deliveries that run at once. New deliveries above it are released."""
+        """Set the maximum number of deliveries that the worker has at once. New deliveries above it are released."""
         self._capacity = capacity
 
     def settle(self, receipt: str, outcome: Outcome) -> bool:
-        """Queue an outcome, and keep it until the server confirms it. Return False if its delivery is not running."""
+        """Queue an outcome, and keep it until the server confirms it. Return False if the delivery is not held."""
         if receipt not in self._held:
             return False
         self._drop(receipt)

@@ -106,11 +106,17 @@ class RecordStore(ABC):
 
     @abstractmethod
     def first_waiting(self, key: str) -> Record | None:
-        """Return the key's waiting record with the highest priority and, among equals, the lowest ``seq``."""
+        """Return the key's waiting record with the highest priority and, among equals, the lowest ``seq``.
+
+        Return ``None`` if the key has no waiting record.
+        """
 
     @abstractmethod
     def in_state(self, key: str, state: State, limit: int, after: int = 0) -> Sequence[Record]:
-        """Return up to ``limit`` records of a key in a state, sorted by ``seq``, which must be above ``after``."""
+        """Return up to ``limit`` records of a key that are in a state and have a ``seq`` above ``after``.
+
+        The records are sorted by ``seq``.
+        """
 
     @abstractmethod
     def due(self, key: str, until: float, limit: int) -> Sequence[Record]:

@@ -1,4 +1,4 @@
-"""All changes of records in a `RecordStore`: each happens inside one step, and only `move` changes a task's state."""
+"""Changes of records in a `RecordStore`: each happens inside one step, and `move` changes the state of a task."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class Transitions:
         """Call ``change``, in several steps, for all records in these states, oldest first, and return their number.
 
         Records that come into these states after the call are not included. A scheduled record that becomes due during
-        the call is changed instead of made available.
+        the call is changed, too, instead of becoming available.
         """
         with self.step():
             sweep = _Sweep(key, states, change, self._place)

@@ -39,7 +39,7 @@ class ShardedControl(JointControl):
         return settings.model_copy(update={"shards": last.shards, "moved_to": moved})
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """Replace the settings of a queue, and return when every shard has them."""
+        """Replace the settings of a queue, and return the new settings once every shard has them."""
         check_name("key", key)
         reject_shard_name("key", key)
         first = await self._inner.settings(key)
