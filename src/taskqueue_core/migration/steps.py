@@ -90,7 +90,7 @@ async def rollback(backend: MigratingBackend, *, force: bool = False) -> Migrati
 
 
 async def finish(backend: MigratingBackend, *, force: bool = False) -> MigrationStatus:
-    """Finish a migration. Raises `MigrationUnfinished` if it cannot be finished; ``force`` ignores tasks that are left."""
+    """Finish a migration. Raises `MigrationUnfinished` if it cannot be finished; ``force`` ignores remaining tasks."""
     result = await status(backend)
     if result.phase in (MigrationPhase.IDLE, MigrationPhase.INTERRUPTED) or result.open_queues:
         raise MigrationUnfinished(
