@@ -26,7 +26,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     header_bytes: int = 8 * 1024
     """maximum number of bytes of a task's header names and values together"""
     retry_tokens: int = 100
-    """maximum number of retry tokens that a task keeps to detect repeated calls: those of its last retries"""
+    """maximum number of retry tokens that are kept for a task to detect repeated calls; the oldest are dropped first"""
     text: int = 4 * 1024
     """maximum number of characters of an error, reason or progress text; longer text is cut, but refused in a frame"""
     frame: int = 1024 * 1024

@@ -20,7 +20,7 @@ class Maintained(msgspec.Struct, frozen=True, kw_only=True):
     recovered: int = 0
     """number of deliveries that ended because their consumer crashed, or made no progress for `max_processing_time`"""
     removed: int = 0
-    """number of idle queues that were removed, see the setting ``queue_ttl``"""
+    """number of idle queues that were removed; see the setting ``queue_ttl``"""
     unclaimed: tuple[str, ...] = ()
     """names of the queues that have waiting tasks but no subscription"""
     behind: float | None = None
@@ -80,7 +80,7 @@ class Control(Protocol):
     async def delete(self, key: str) -> DeletedQueue:
         """Delete a queue with its settings, its counters and the records and results of its ended tasks. Idempotent.
 
-        An id that was published before is new afterwards. Raises `QueueInUse`, and deletes nothing, if the queue has
+        Afterwards, an id that was published before counts as new. Raises `QueueInUse`, and deletes nothing, if the queue has
         waiting, scheduled or running tasks, dead letters, or subscriptions.
         """
 

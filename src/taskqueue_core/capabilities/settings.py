@@ -67,7 +67,7 @@ class QueueSettings(BaseModel):
     result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
     """seconds for which the result of a task is kept"""
     queue_ttl: float = Field(default=86_400.0, ge=60, le=365 * 86_400, allow_inf_nan=False)
-    """seconds after which an idle queue is removed: one without subscriptions, tasks and records of ended tasks"""
+    """seconds for which a queue without subscriptions, tasks and records of ended tasks is kept"""
     durability: Durability | None = None
     """durability of confirmed tasks, which the store must support; ``None``: the store's default"""
     replicas: int = Field(default=1, ge=1, le=100)

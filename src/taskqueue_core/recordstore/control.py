@@ -164,7 +164,7 @@ class RecordControl:
         return await self._transitions.sweep(key, [State.WAITING, State.SCHEDULED], self._cancel)
 
     async def delete(self, key: str) -> DeletedQueue:
-        """Delete a queue without tasks and subscriptions, and its records in several steps."""
+        """Delete a queue that is not in use; its records are deleted in several steps. Raises `QueueInUse`."""
         store, forgotten = self._transitions.store, 0
         while True:
             with self._transitions.step():

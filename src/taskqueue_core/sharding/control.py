@@ -68,7 +68,7 @@ class ShardedControl(JointControl):
         return requested.model_copy(update={"version": results.version})
 
     async def delete(self, key: str) -> DeletedQueue:
-        """Delete a queue whose number of shards was never changed: other processes remember the shards of others."""
+        """Delete a queue. Raises `InvalidInput` if its number of shards was ever changed, as it may be cached."""
         if len(await self._generations.read(key)) > 1:
             raise InvalidInput(
                 "key",
