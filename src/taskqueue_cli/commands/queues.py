@@ -289,7 +289,7 @@ def reset(
 def delete(
     key: Key, *, yes: Yes = False, server: ServerUrl = None, as_json: AsJson = False
 ) -> None:
-    """Delete a queue with its settings and the records of its ended tasks. It must have no other tasks and no consumers."""
+    """Delete a queue with its settings and records. It must have no consumers and only ended tasks."""
     if not yes:
         confirm(f"Delete the queue {key} with its settings, permanently?", as_json=as_json)
     done = with_backend(server, lambda backend: control_of(backend).delete(key))

@@ -80,8 +80,8 @@ class Control(Protocol):
     async def delete(self, key: str) -> DeletedQueue:
         """Delete a queue with its settings, its counters and the records and results of its ended tasks. Idempotent.
 
-        Afterwards, an id that was published before counts as new. Raises `QueueInUse`, and deletes nothing, if the queue has
-        waiting, scheduled or running tasks, dead letters, or subscriptions.
+        Afterwards, an id that was published before counts as new. Raises `QueueInUse`, and deletes nothing, if the
+        queue has waiting, scheduled or running tasks, dead letters, or subscriptions.
         """
 
     async def workers(self) -> tuple[WorkerInfo, ...]:

@@ -68,7 +68,10 @@ class ShardedControl(JointControl):
         return requested.model_copy(update={"version": results.version})
 
     async def delete(self, key: str) -> DeletedQueue:
-        """Delete a queue. Raises `InvalidInput` if its number of shards was ever changed, as it may be cached."""
+        """Delete a queue. Raises `InvalidInput` if its number of shards was ever changed.
+
+        Other processes never forget the shards of such a queue, so deleting it is not safe.
+        """
         if len(await self._generations.read(key)) > 1:
             raise InvalidInput(
                 "key",
