@@ -53,7 +53,7 @@ class ReadPartition(InputPartition):
 
     range: Range
     last: bool
-    """whether this is the last range of its shard, after which damaged and missing entries must also be reported"""
+    """whether damaged and missing entries after this range are reported too; at most for the last range of a shard"""
 
 
 def spark_schema() -> StructType:
@@ -62,7 +62,7 @@ def spark_schema() -> StructType:
 
 
 def choice_of(options: ReadOptions, schema: StructType) -> Choice:
-    """Return the columns and rows to read. Raises `InvalidInput` if ``schema`` does not match `TRANSITIONS`."""
+    """Return the columns and rows to read. Raises `InvalidInput` if ``schema`` has a column unlike `TRANSITIONS`."""
     known = {field.name: field for field in spark_schema()}
     for field in schema:
         own = known.get(field.name)
@@ -77,7 +77,7 @@ def choice_of(options: ReadOptions, schema: StructType) -> Choice:
 
 
 class JournalReader(DataSourceReader):
-    """A batch reader of a journal, by default of all transitions that exist when Spark plans the read."""
+    """A batch reader of a journal. By default, it reads all transitions that exist when Spark plans the read."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         options.check(stream=False)
@@ -211,7 +211,7 @@ def _between(journal: Journal, shard: str, low: int, high: int, choice: Choice) 
 def parts_of(
     journal: Journal, part: Range, splits: int, *, last: bool = False
 ) -> list[InputPartition]:
-    """Return the partitions that read a range.
+    """Divide a range into partitions.
 
     ``splits``: maximum number of partitions; 0 for the default. ``last``: whether damaged and missing entries after the
     range must also be reported.
@@ -231,7 +231,7 @@ def parts_of(
 
 
 def pinned(options: ReadOptions) -> str:
-    """Return the current end of the journal as a value of the option ``endingOffsets``."""
+    """Return where a read that is planned now would end, as a value of the option ``endingOffsets``."""
 
     def poll() -> dict[str, ReadRange]:
         with open_journal(options, torn=True) as journal:
@@ -239,7 +239,7 @@ def pinned(options: ReadOptions) -> str:
 
     with ThreadPoolExecutor(
         1
-    ) as thread:  # an event loop may already run in the main thread, as in a notebook
+    ) as thread:  # an event loop may already be running in this thread, as in a notebook
         spans = thread.submit(poll).result()
     return ending(options.ending, spans).text
 
@@ -260,9 +260,9 @@ def read_journal(
     """Return the transitions of a journal. ``options``: options of the data source.
 
     ``pin``: fix the end of the read now, so that every evaluation of the DataFrame reads up to the same transition. A
-    full journal may lose its oldest transitions between two evaluations. Gaps in the numbers then show the loss; but if
-    ``startingOffsets`` names positions, the read fails, unless ``failOnDataLoss`` is false. ``pushdown``: let Spark's
-    filters restrict the read, and set the Spark option that this requires.
+    full journal may still lose its oldest transitions between two evaluations. The later evaluation then has a gap in
+    the numbers. It fails instead if ``startingOffsets`` names positions and ``failOnDataLoss`` is true, the default.
+    ``pushdown``: let Spark's filters restrict the read, and set the Spark option that this requires.
 
     Raises `InvalidInput`, `ConfigurationError`, `BackendUnavailable`.
     """

@@ -32,7 +32,7 @@ TRANSITIONS = pa.schema(
 
 An entry that cannot be read is a row with the event `DAMAGED`, whose ``reason`` says where and why. It belongs to no
 run: its ``run`` is empty and its ``seq`` is 0. If the last transitions of a run are missing, a row with the event
-`MISSING` follows them: it has the run and the next number, so that the numbers show this gap like any other.
+`MISSING` has the run and the number after the missing ones, so that the numbers show this gap like any other.
 """
 DAMAGED = "damaged"
 MISSING = "missing"
@@ -55,7 +55,7 @@ Values: TypeAlias = Sequence[bytes]
 
 
 class Damaged(Exception):
-    """Raised for a journal entry that no version of this package can have written."""
+    """Raised for a journal entry that no version of this package could have written."""
 
 
 def batch_of(
@@ -69,7 +69,7 @@ def batch_of(
 ) -> pa.RecordBatch:
     """Return the transitions numbered ``start`` to ``end`` from steps that are sorted by number.
 
-    ``schema`` has some of the columns of `TRANSITIONS`. Raises `Damaged` for an invalid step.
+    ``schema``: the columns to return, all or some of `TRANSITIONS`. Raises `Damaged` for an invalid step.
     """
     try:
         block = _Block(steps)

@@ -20,7 +20,7 @@ from pathlib import Path
 from taskqueue_core.errors import ConfigurationError
 
 _MODULE = "--add-modules=jdk.incubator.vector"
-"""option that adds a Java module which Spark requests but does not need, and which a minimal Java runtime lacks"""
+"""option with which Spark adds a Java module; Spark does not need the module, and a minimal Java runtime lacks it"""
 _LEAST = 17
 _WAIT = 60
 """timeout of ``java -version``, in seconds"""
@@ -29,7 +29,7 @@ _WAIT = 60
 def ensure_java() -> None:
     """Ensure that Spark finds a Java that is new enough. Set ``JAVA_HOME`` if necessary.
 
-    An existing ``JAVA_HOME`` is neither checked nor changed. Raises `ConfigurationError` if there is no such Java.
+    An existing ``JAVA_HOME`` is neither checked nor changed. Raises `ConfigurationError` if no such Java is installed.
     """
     if os.environ.get("JAVA_HOME"):
         return
@@ -48,7 +48,7 @@ def ensure_java() -> None:
 
 
 def _release(java: str) -> int:
-    """Return the major version of a Java program; 0 if the program does not run."""
+    """Return the major version of a Java program; 0 if it cannot be determined."""
     try:
         requested = subprocess.run(  # noqa: S603 - Spark would run the same program, so it is trusted
             [java, "-version"], capture_output=True, timeout=_WAIT, check=False
@@ -62,7 +62,8 @@ def _release(java: str) -> int:
 def _home_of(java: Path, release: str) -> Path:
     """Return a Java home directory whose program starts ``java`` without the option `_MODULE`.
 
-    The directory is stored in the user's cache directory, or in a temporary directory if other users could change it.
+    The directory is in the user's cache directory. If it cannot be written there, or if other users could change it
+    there, it is in a temporary directory.
     """
     program = (
         "#!/bin/sh\n"
@@ -105,7 +106,7 @@ def _write(home: Path, program: str) -> None:
 
 
 def _trusted(home: Path, program: str) -> bool:
-    """Return whether the directory has the expected content, and only this user can change it."""
+    """Return whether the directory has the expected content, and can be changed only by this user."""
     paths = [home, home / "bin", home / "bin/java"]
     try:
         facts = [path.lstat() for path in paths]

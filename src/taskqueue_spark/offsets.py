@@ -76,7 +76,7 @@ def renamed(offsets: Offsets, runs: Mapping[str, str]) -> dict[str, str]:
 def checked(offsets: Offsets, spans: Mapping[str, ReadRange], *, fail: bool) -> Offsets:
     """Return the offsets, each moved to the nearest position that still exists, or to the start of the shard's new run.
 
-    With ``fail``, raise `HistoryMissing` if transitions between the old and the new position no longer exist.
+    With ``fail``, raise `HistoryMissing` if an offset would have to be moved, or if a shard that was read is gone.
     """
     result = Offsets()
     names = renamed(offsets, {shard: span.run for shard, span in spans.items()})
@@ -119,8 +119,8 @@ def admitted(
 ) -> Offsets:
     """Return the end of the next micro-batch: after about ``rows`` transitions, or ``seconds`` of journal time.
 
-    It ends at the same time in all shards, so that no shard is ahead, and is never empty if there are new
-    transitions. Transitions of one Redis script and of one microsecond stay together, even if they exceed the limit.
+    It is never empty if there are new transitions. Unless a clock was set back, it ends at the same time in all shards,
+    so that no shard is ahead. Transitions with the same time then stay together, even if they exceed the limit.
     """
     step = _Step(journal, start, ends)
     indexes = step.whole
@@ -154,7 +154,7 @@ class _Step:
         self.behind = [shard for shard, end in self.whole.items() if self._start[shard] < end]
 
     def to_row(self, number: int) -> dict[str, int]:
-        """Return all shards' positions at the earliest time before which one of them has ``number`` new transitions."""
+        """Return the positions of all shards at the time when the first of them has ``number`` new transitions."""
         first: tuple[int, str, int] | None = None
         for shard in self.behind:
             index = self._journal.after(shard, self._start[shard], number, self.whole[shard])
@@ -171,7 +171,10 @@ class _Step:
         return {**self._start, shard: index}
 
     def within(self, span: int, most: dict[str, int]) -> dict[str, int]:
-        """Return the positions ``span`` microseconds after the first new transition, but none beyond ``most``."""
+        """Return the positions ``span`` microseconds after the first new transition, but none beyond ``most``.
+
+        Return ``most`` if there would be nothing to read otherwise.
+        """
         times = [self._journal.time(shard, self._start[shard]) for shard in self.behind]
         first = min((time for time in times if time is not None), default=None)
         if first is None:

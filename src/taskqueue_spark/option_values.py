@@ -43,7 +43,7 @@ class OptionValues(dict[str, str]):
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return whether the value is ``true``; any value other than ``true`` and ``false`` is invalid."""
+        """Return whether the value is ``true``; ``default`` if it is not set. Only ``true`` and ``false`` are valid."""
         both = ("true", "false") if default else ("false", "true")
         return self.choice(name, *both) == "true"
 

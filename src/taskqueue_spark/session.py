@@ -33,7 +33,7 @@ SMALL_DATA = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
 }
-"""settings for small data, for which compiling takes Java longer than it saves"""
+"""settings for small data, for which Java's compiler costs more time than it saves"""
 
 
 def session(

@@ -1,4 +1,4 @@
-"""The Spark data source ``format("taskqueue")``: it reads journals, dead letters and tasks, and publishes tasks.
+"""The Spark data source ``format("taskqueue")``: it reads journals, dead letters and tasks, and writes tasks.
 
 Spark imports this module for every Python data source, so it imports other modules of this package only when they are
 needed.
@@ -20,7 +20,8 @@ class TaskQueueDataSource(DataSource):
     """The data source and sink, which Spark finds if this package is installed.
 
     The option ``resource`` names what to read: ``journal`` (the default), ``dead_letters`` or ``tasks``. A journal can
-    be read in a batch or as a stream, the other two only in a batch. Tasks can be written in a batch or as a stream.
+    be read in a batch or as a stream, the other two only in a batch. Writing rows, in a batch or as a stream, publishes
+    them as tasks. With ``dead_letters``, writing redrives or discards the dead letters that the rows name.
     """
 
     @classmethod
@@ -49,7 +50,7 @@ class TaskQueueDataSource(DataSource):
         from taskqueue_spark.batch_reader import FilteringReader, JournalReader  # noqa: PLC0415
 
         options = ReadOptions.of(self.options)
-        # Use the reader that accepts filters only if pushdown is requested; otherwise Spark rejects that reader.
+        # Use the reader that accepts filters only if pushdown is requested, because Spark rejects it by default.
         return (FilteringReader if options.pushdown else JournalReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark defines this signature

@@ -1,4 +1,4 @@
-"""Reading the current content of the store: dead letters, and live tasks.
+"""Reading the current content of the store: dead letters, and tasks (by default only live tasks).
 
 Reading neither delivers nor changes tasks. A read has one Spark partition per queue. The rows of a queue are read page
 by page, so they do not form a snapshot: the column ``as_of`` is the time at which a row was read.
@@ -100,7 +100,7 @@ class _QueuePartition(InputPartition):
 
 
 class StoreReader(DataSourceReader):
-    """A batch reader of dead letters or live tasks."""
+    """A batch reader of dead letters or tasks."""
 
     def __init__(self, options: Mapping[str, str], schema: spark.StructType) -> None:
         """Create a reader of the columns in ``schema``, in order. Raises `InvalidInput` or `ConfigurationError`."""
@@ -155,9 +155,10 @@ class StoreReader(DataSourceReader):
 
 
 async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
-    """Yield pages of the dead letters that exist when the read begins, each once.
+    """Yield pages of dead letters. Each dead letter is included at most once.
 
-    Dead letters may be redriven during the read, and tasks that become dead letters during the read may be included.
+    Dead letters that are redriven during the read may be left out. Tasks that become dead letters during the read may
+    be included.
     """
     dead_letters, observed, after = dead_letters_of(backend), set[str](), None
     await backend.health()  # a remote backend learns the server's clock from the first response

@@ -42,7 +42,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the first parameter of a command, a class of options, with one parameter for each field of that class."""
+    """Return a command with one parameter for each shared option, instead of one parameter for all of them."""
     hints = get_type_hints(command, include_extras=True)
     first, *own = (
         parameter.replace(annotation=hints[parameter.name])
@@ -50,7 +50,7 @@ def _with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     kind: type[EngineOptions] = first.annotation
     annotations = get_type_hints(kind, include_extras=True)
-    # List the options for Spark last.
+    # Put the options of `EngineOptions`, which all commands have, at the end.
     names = sorted(annotations, key=EngineOptions.__annotations__.__contains__)
     defaults = {field.name: field.default for field in fields(kind)}
 

@@ -29,7 +29,7 @@ _EXTRA = {
 }  # fmt: skip
 _OURS = re.compile(r"taskqueue_core\.errors\.([A-Za-z]+): ([^\n]*)")
 _ASIDE = ("WARN", "Using ", "Setting ", "To adjust ")
-"""beginnings of lines that Spark prints at every start, and that do not describe an error"""
+"""beginnings of lines that Spark prints at every start; these lines do not describe an error"""
 _LOG_END = 20_000
 
 
@@ -150,7 +150,7 @@ def _failures(log: Path) -> Iterator[None]:
 
 
 def _error_of(text: str) -> SparkFailed:
-    """Return an error with this package's last error message in ``text``, or else with its last cause or first line."""
+    """Return an error with a message from ``text``: this package's last error, else the last cause or first line."""
     if ours := _OURS.findall(text):
         name, message = ours[-1]
         kind = getattr(errors, name, TaskQueueError)

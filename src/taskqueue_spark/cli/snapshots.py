@@ -1,4 +1,7 @@
-"""The snapshot of a journal that a command reads, in the folder of ``--out`` or in a temporary folder."""
+"""The snapshot of a journal that a command reads.
+
+It is the snapshot that ``--from`` names, or a new one in the folder of ``--out`` or in a temporary folder.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from taskqueue_spark.cli.session import Work, check_installed, explain_missing_m
 from taskqueue_spark.cli.spark_types import DataFrame
 
 _SMALL = 100_000
-"""number of transitions below which compiling takes Java longer than it saves"""
+"""number of transitions below which Java's compiler costs more time than it saves"""
 
 
 class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,7 +48,8 @@ def snapshot_tables(
     """Open a snapshot, and yield it with a builder of tables.
 
     ``live``: whether to query the store; ``None``: query it if the journal is in Redis and read to its end. ``wishes``:
-    parameters of the tables. Raises errors like `open_snapshot`, and `InvalidInput` for ``wishes`` before Spark starts.
+    parameters of the tables. Raises the errors of `open_snapshot`, and `InvalidInput` for invalid ``wishes`` before
+    Spark starts.
     """
     with explain_missing_modules():
         from taskqueue_spark.report import build  # noqa: PLC0415 - imports Spark, which is slow

@@ -68,7 +68,7 @@ class Choice(NamedTuple):
     """The columns and rows of a journal to read."""
 
     schema: pa.Schema = TRANSITIONS
-    """the columns to read, some of `TRANSITIONS`"""
+    """the columns to read, all or some of `TRANSITIONS`"""
     events: frozenset[str] | None = None
     keys: frozenset[str] | None = None
     since: int | None = None
@@ -131,7 +131,7 @@ class Journal(Protocol):
         """Return the time (microseconds) of the first transition at or after a position; ``None`` if there is none."""
 
     def at(self, shard: str, time: int, start: int, end: int) -> int:
-        """Return the first position from ``start`` on whose transition is at or after a time; ``end`` if none is."""
+        """Return the first position from ``start`` on with a transition at or after ``time``; at most ``end``."""
 
     def rows(self, shard: str, start: int, end: int) -> int:
         """Return the approximate number of transitions from ``start`` up to, but not including, ``end``."""
@@ -150,8 +150,8 @@ class Journal(Protocol):
     def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:
         """Yield the transitions of a range in order, and rows about entries that cannot be read.
 
-        Raises `HistoryMissing` if history is missing of a kind that ``watch`` names. With `Watch.NOTHING`, yields
-        nothing if the shard now has another run.
+        Raises `HistoryMissing` for the kinds of missing history that ``watch`` names. With `Watch.NOTHING`, yields no
+        transitions if the shard now has another run.
         """
 
     def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:

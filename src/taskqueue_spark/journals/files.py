@@ -43,7 +43,7 @@ def tag_of(file: BinaryIO) -> str:
 
 
 def line_start(file: BinaryIO, position: int, end: int) -> int:
-    """Return the start of the first line that begins at or after a position; ``end`` if none begins before it."""
+    """Return the start of the first line that begins between ``position`` and ``end``; ``end`` if there is none."""
     if position == 0:
         return 0
     file.seek(position - 1)
@@ -74,9 +74,9 @@ def first_timed(file: BinaryIO, start: int, end: int) -> tuple[int, int, int] | 
 
 
 def before(file: BinaryIO, position: int) -> tuple[ParsedLine | None, bool]:
-    """Return the last transition before a position, and whether damaged lines follow it.
+    """Return the last transition before a position (``None`` if not found), and whether damaged lines follow it.
 
-    The search goes back by at most the maximum length of a line.
+    The search covers about `LONGEST` bytes before the position.
     """
     spoilt = False
     end, rest = position, b""

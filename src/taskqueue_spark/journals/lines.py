@@ -141,7 +141,7 @@ class LinesJournal(Journal):
         return iter(())
 
     def _open_range(self, part: Range) -> BinaryIO | None:
-        """Open the file of a range, even if it was renamed; return ``None`` if no file has its first line."""
+        """Open the file of a range, even if it was renamed. Return ``None`` if no file with its first line is found."""
         for path in (part.shard, *files_of(self._path)):
             with suppress(BackendUnavailable):
                 file = opened(path)
@@ -230,7 +230,7 @@ class _Reading:
         self._last, self._torn = lines[-1], False
 
     def _time(self) -> int:
-        """Return a time for a damaged line: that of the previous transition, or else of the first transition."""
+        """Return a time for a damaged line: that of the previous transition, or else of the first one, or else 0."""
         if self._last is not None:
             return self._last.time
         index = self._file.tell()

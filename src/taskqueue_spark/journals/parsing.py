@@ -122,7 +122,7 @@ def time_of(line: bytes) -> int | None:
 
 
 def batch_of_lines(lines: Sequence[ParsedLine], schema: pa.Schema = TRANSITIONS) -> pa.RecordBatch:
-    """Return an Arrow batch of lines. ``schema`` has some of the columns of `TRANSITIONS`."""
+    """Return an Arrow batch of lines. ``schema``: the columns to return, all or some of `TRANSITIONS`."""
     columns = [_column(lines, field.name, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

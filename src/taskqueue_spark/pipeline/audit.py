@@ -2,9 +2,9 @@
 
 A life of a task begins with a publish, or with a retry after the task's end. Each life has one verdict (`VERDICTS`),
 and possibly anomalies (`ANOMALIES`); docs/pipeline.md explains them. The counts of a queue's verdicts add up to its
-number of lives, and unless there is a fault, to the sum of the columns ``published`` and ``earlier`` of `conservation`.
+number of lives. Unless there is a fault, the columns ``published`` and ``earlier`` of `conservation` have the same sum.
 
-The ``reason`` of a loss says how it was detected. *not in the store*: the store does not have the task, and its last
+The column ``reason`` says how a loss was detected. *not in the store*: the store does not have the task, and its last
 event is older than the grace period. *its run ended*: the shard has a later run, because its store was
 restarted empty or replaced. *published again*: the store accepted the id for a new task while the task was alive.
 
@@ -95,7 +95,7 @@ def audit(
     row or with a null state is not in the store. Query the store before you read the journal, or query each task before
     its ``dedupe_window`` has passed, because the store remembers finished tasks for that long. ``as_of``: the time of
     the query, if ``live`` does not contain it; by default, the time of the last transition. ``grace_seconds``: the
-    minimum age of the last event of a lost task. ``live`` is evaluated twice; store it first if it queries a store.
+    minimum age of the last event of a lost task. ``live`` is evaluated twice; cache it first if it queries the store.
     """
     result = _lives(steps(transitions))
     if live is None:
@@ -141,7 +141,7 @@ def _asked_at(transitions: DataFrame, live: DataFrame, as_of: datetime | None) -
 
 
 def _columns(*, looked: bool) -> list[str]:
-    """Return the columns of an audit. ``looked``: whether the store was queried; if so, ``_now`` is a task's state."""
+    """Return the columns of an audit. ``looked``: whether the store was queried for the states of tasks (``_now``)."""
     state = name_of("_state", _STATES)
     ended, over = (f"coalesce({state} in ({name_list(names)}), false)" for names in (ENDED, OVER))
     hidden = f"coalesce(_hole < coalesce(_next, {2**62}), false)"

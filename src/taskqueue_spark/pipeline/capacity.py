@@ -63,9 +63,9 @@ def advice(
 
     If there is no recommendation, ``reason`` says why. The section "Tables" of docs/pipeline.md describes the columns.
 
-    ``whole``: the transitions are all those of their runs, so that a number without a row means missing history;
-    ``False`` for transitions that were selected by key or event. ``sample``: maximum number of deliveries of a key that
-    are replayed, from its busiest time. Raises `InvalidInput` for arguments out of range.
+    ``whole``: whether ``transitions`` has all transitions of its runs, so that a number without a row means missing
+    history; ``False`` for transitions that were selected by key or event. ``sample``: maximum number of deliveries of a
+    key that are replayed, from its busiest time. Raises `InvalidInput` for arguments out of range.
     """
     check_target(target_wait, percentile)
     if sample < LEAST:

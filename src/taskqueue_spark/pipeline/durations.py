@@ -114,5 +114,5 @@ def run_ends(transitions: DataFrame) -> DataFrame:
 
 
 def _poisoned(event: str, reason: str) -> str:
-    """Return the SQL condition for a task that losses made a dead letter, so that its last outcome is unknown."""
+    """Return the SQL condition for a task that became a dead letter because of losses, without a last outcome."""
     return f"({event} = 'dead_lettered' and {reason} <=> '{POISONED}')"

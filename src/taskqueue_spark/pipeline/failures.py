@@ -1,4 +1,4 @@
-"""Repeated failures: errors that differ only in numbers, ids or quoted texts count as the same failure."""
+"""Repeated failures: errors that differ only in numbers, ids or quoted text count as the same failure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _RULES = (
     (r"\b(?=[0-9a-fA-F]{0,128}\d)(?=\d{0,128}[a-fA-F])[0-9a-fA-F]{6,}\b", "<hex>"),
     (r"\b(?=[A-Za-z]{0,128}\d)(?=\d{0,128}[A-Za-z])[A-Za-z0-9]{16,}\b", "<id>"),
     (r"(?:(?<![\w>)])[+-])?\d+(?:[.,_]\d{1,30}){0,30}(?:[eE][+-]?\d{1,4}\b)?", "<number>"),
-    # Replace a list of values of one kind, of any length, by a single value.
+    # Replace a list of values of one kind, of any length, with a single value.
     (r"(?<=<(number|text|hex|id|time|address|path)>)[,;]? ?<\1>", ""),
     (r"\s+", " "),
 )  # fmt: skip

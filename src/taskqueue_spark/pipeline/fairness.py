@@ -74,7 +74,7 @@ def fairness(transitions: DataFrame, by: str = "tenant", window: str = "1 minute
 
 
 def _of_workers(rows: DataFrame, length: int) -> DataFrame:
-    """Return, per key, worker and window, the change in the worker's presence (1 or -1), and the deliveries.
+    """Return, per key, worker and window, the change in the worker's presence (1, 0 or -1), and the deliveries.
 
     A worker is present from the window of its first delivery to that of its last. Rows without a member contain the
     change in the number of waiting tasks of the key.

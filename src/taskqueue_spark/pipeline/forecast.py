@@ -36,8 +36,8 @@ def advise(
 ) -> dict[str, Any]:
     """Return the columns of `capacity.advice` for one key, from the times when tasks became available, began and ended.
 
-    The arrays contain times in seconds, in the order of ``arrived``; their equal length is at least 2. If no number of
-    slots meets the target, ``unreachable`` gives the reason.
+    Each array has one value per task, for at least 2 tasks, which are sorted by ``arrived``. Times are in seconds. If
+    no number of slots meets the target, ``unreachable`` gives the reason.
 
     The number of slots must exceed the load, so that the slots can process the arrivals. If all arrivals are within
     the target wait plus the mean running time, they are a single burst, and how often bursts come is unknown. The

@@ -33,7 +33,7 @@ from taskqueue_spark.columns import TRANSITIONS
 def alone(folder: Path, lock: Path, other: str) -> Iterator[None]:
     """Hold a file lock, which the operating system releases even if the process is killed.
 
-    Raises `ConfigurationError` if another process holds the lock. ``other``: description of that process for the error.
+    Raises `ConfigurationError` if another process holds the lock. ``other``: what that process does, for the error.
     """
     with lock.open("w") as file:
         try:
@@ -46,7 +46,7 @@ def alone(folder: Path, lock: Path, other: str) -> Iterator[None]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file by one rename, so that readers see either the old or the new content, and never a part."""
+    """Replace a file by one rename, so that readers see either the old or the new content, and never a part of it."""
     temporary = path.with_name(f".{path.name}.new")
     try:
         with temporary.open("wb") as file:

@@ -90,7 +90,7 @@ def concurrency(transitions: DataFrame, by: str = "key", *, step: str = "1 minut
 
 
 def _levels(edges: DataFrame, group: list[str]) -> DataFrame:
-    """Return, for each start or end of an execution, how many executions then ran, until the next start or end."""
+    """Return, for each start or end of an execution, how many executions ran from then until the next start or end."""
     names = ", ".join(group)
     in_turn = f"partition by {names} order by step"
     cells = (

@@ -28,7 +28,7 @@ from taskqueue_spark.store_tables import ledgers, live_states
 _THERE = (*LIVE, "dead_lettered")
 """verdicts of tasks that should still be in the store"""
 _CHUNK = 8
-"""maximum number of Spark tasks that query the store at the same time, to limit the load of the store"""
+"""maximum number of Spark tasks that query the store at the same time, to limit the load on the store"""
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,13 +68,17 @@ class ReportBuild:
         self.made: dict[str, DataFrame] = {}
 
     def table(self, name: str) -> DataFrame:
-        """Return a table by its name. At the first call, create and write it."""
+        """Return a table by its name. Create and write it on the first call."""
         if name not in self.made:
             self.made[name] = tables.write(self.select(TABLES[name](self)), self.out, name)
         return self.made[name]
 
     def all(self, stage: Callable[[str], AbstractContextManager[Any]]) -> Mapping[str, DataFrame]:
-        """Create each table in the context that ``stage`` returns for its name. Its ``note`` is the number of rows."""
+        """Create all tables, but those from the store only if it is to be queried.
+
+        Each table is created in the context that ``stage`` returns for its name. The ``note`` of the context is set to
+        the number of rows.
+        """
         for name in TABLES:
             if self.wishes.store is None and name in {"asked", "live", "ledgers"}:
                 continue

@@ -22,7 +22,7 @@ def count(number: float | None) -> str:
 
 
 def short(number: float) -> str:
-    """Return a number as short text for an axis: 0.5, 20, 1.5k, 3M."""
+    """Return a number as short text for an axis: 0.5, 2,000, 15k, 3M."""
     for least, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(number) >= least:
             return f"{number / (1e3 if unit == 'k' else least):g}{unit}"

@@ -49,7 +49,7 @@ def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> 
 def _rise(
     key: str, windows: dict[int, WindowCounts], start: int, options: StreamOptions
 ) -> FailureTrend | None:
-    """Return an episode if the share of failures in a window exceeds the limits in ``options``; ``None`` otherwise."""
+    """Return an episode if failures rise in a window, as the limits in ``options`` define it; ``None`` otherwise."""
     bad, all_of_them = failed(windows.get(start, WindowCounts()))
     share = bad / all_of_them if all_of_them else 0.0
     if all_of_them < options.failure_least or share < options.failure_share:

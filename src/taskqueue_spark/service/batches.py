@@ -1,8 +1,8 @@
 """Processing a batch: write it to the archive, update the state, and commit.
 
-All files of a batch are complete before the state is replaced, which is the step that commits the batch. If the
-process ends earlier, Spark repeats the batch. The repeated batch finds its transitions in the archive, and has the
-same result.
+All files of a batch are complete before the state is replaced. Replacing the state commits the batch. If the process
+ends earlier, Spark repeats the batch. The repeated batch uses the transitions in the archive, if there are any, and has
+the same result.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class StreamOptions:
     failure_least: int = 20
     """minimum number of executions in a window for a report of rising failures"""
     keep: int = 120
-    """number of earlier windows that can still change, and with whose share of failures a new window is compared"""
+    """number of earlier windows that are kept: they can still change, and new windows are compared with them"""
     ledger: bool = True
     """whether to compare the journal with the ledgers of the store, if the store has any"""
 

@@ -64,8 +64,8 @@ def run(
 
     ``say`` is called with a text for each batch. The service finishes the current batch before it stops. If the
     process ends earlier, the next run continues from the same position, and no transition is lost or repeated. Raises
-    Spark's error if the query fails, and `ConfigurationError` if the folder was not written by the service, or is in
-    use.
+    Spark's error if the query fails, and `ConfigurationError` if the folder contains a snapshot, or is used by another
+    process.
     """
     for folder in (options.archive, options.folder / "open"):
         folder.mkdir(parents=True, exist_ok=True)

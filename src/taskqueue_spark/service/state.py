@@ -17,7 +17,7 @@ ENDS = ("done", "expired", "cancelled", "discarded")
 
 
 class Position(msgspec.Struct, kw_only=True):
-    """A record of how far the transitions of a run and shard were read."""
+    """A record of how far the transitions of a run and shard have been read."""
 
     last: int
     """the highest number that was read"""
@@ -32,8 +32,9 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     """An interruption of the numbers of a journal."""
 
     kind: Literal["missing", "reset", "back"]
-    """``missing``: transitions are missing; ``reset``: another run of the shard began, because the store was emptied;
-    ``back``: numbers were used again, because the store was restored without its latest transitions"""
+    """``missing``: transitions are missing; ``reset``: another run of the shard began, because the store was emptied or
+    its process restarted; ``back``: numbers were used again, because the store was restored without its latest
+    transitions"""
     shard: int
     run: str
     first: int
@@ -62,7 +63,7 @@ class QueueCounts(msgspec.Struct, kw_only=True):
 
     @property
     def imbalance(self) -> int:
-        """The number of published tasks that no other count contains."""
+        """The number of published tasks that no other count contains; negative if the other counts have more tasks."""
         return self.published - sum(self.ended.values()) - sum(self.live.values()) - self.expired
 
     @property

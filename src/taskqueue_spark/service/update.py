@@ -103,8 +103,8 @@ def advance(
 ) -> set[int]:
     """Update the state with a batch, after `note_positions`. Return the hours whose windows changed.
 
-    An hour is given as the Unix time of its beginning. ``cut``: transitions are missing, so no queue's counts are
-    complete.
+    An hour is given as the Unix time of its beginning. ``cut``: whether transitions are missing or numbers were used
+    again; no queue's counts are complete then.
     """
     torn = {
         shard

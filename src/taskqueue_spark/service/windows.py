@@ -15,7 +15,7 @@ from taskqueue_spark.pipeline.tables import replace_file
 from taskqueue_spark.service.state import WindowCounts
 
 LEAST = 0.001
-"""upper limit of the first class of durations, in seconds"""
+"""lower limit of the first class of durations, in seconds; shorter durations are counted in this class too"""
 _GROWTH = 1.1
 CLASSES_PER_E = 1 / math.log(_GROWTH)
 """number of duration classes between 1 s and e s; the limits of a class are 10 % above those of the previous class.
@@ -42,7 +42,7 @@ METRICS = pa.schema(
 
 
 def seconds_of(index: int) -> float:
-    """Return the middle of a class of durations in seconds, which is within 5 % of every duration in the class."""
+    """Return the middle of a class of durations in seconds. It is within 5 % of each duration of at least `LEAST`."""
     return LEAST * math.exp((index + 0.5) / CLASSES_PER_E)
 
 

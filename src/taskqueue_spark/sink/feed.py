@@ -1,4 +1,4 @@
-"""Publishing the tasks of one partition in order, with waits for full queues and with retries."""
+"""Publishing the tasks of one partition in order, waiting for full queues and retrying failed calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from taskqueue_spark.sink.options import SinkOptions
 _HELD = 10_000
 """while more tasks than this wait for full queues, no further rows are read"""
 _HELD_BYTES = 64 * 1024 * 1024
-"""while the payloads of the waiting tasks have more bytes than this, no further rows are read"""
+"""while the payloads of the waiting tasks have more bytes than this in total, no further rows are read"""
 _CHUNK_BYTES = 1024 * 1024
 """maximum size in bytes of the payloads in one publish; a single larger task is published alone"""
 _SLICE = 30.0
@@ -45,9 +45,9 @@ _RESET = "queue_reset"
 class Feed:
     """A publisher of chunks of tasks. Leaving its context (``async with``) waits until all tasks are published.
 
-    The tasks of a queue are stored in the order in which they arrive; if only a tenant's limit is reached, this holds
-    for the tasks of each tenant. Therefore only one chunk is published at a time, while the caller prepares the next
-    one. If a full queue refuses tasks, they wait, and so do later tasks of the same queue.
+    The tasks of a queue are stored in the order in which they arrive. If a tenant's limit is reached, this is true only
+    among the tasks of one tenant. To keep the order, only one chunk is published at a time, while the caller prepares
+    the next one. If a full queue refuses tasks, they wait, and so do later tasks of the same queue.
     """
 
     def __init__(self, backend: Backend, options: SinkOptions) -> None:
@@ -81,7 +81,7 @@ class Feed:
             raise failures.exceptions[0] from None
 
     async def send(self, tasks: Sequence[Task]) -> None:
-        """Publish tasks after all earlier tasks. Return once the last chunk has been sent.
+        """Publish tasks after all earlier tasks. Return once publishing the last chunk has begun.
 
         If publishing these or earlier tasks fails, the caller is cancelled, and leaving the context raises the error.
         """
@@ -96,7 +96,7 @@ class Feed:
                 await self._progress.wait()
             await self._wait_for_rate(len(chunk))
             self._under_way = self._group.create_task(self._publish(chunk))
-            # Let the chunk be sent before the caller prepares the next chunk.
+            # Let the call begin before the caller prepares the next chunk.
             await asyncio.sleep(0)
 
     async def _wait_for_rate(self, number: int) -> None:

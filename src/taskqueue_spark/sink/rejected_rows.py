@@ -1,8 +1,8 @@
 """Rows that are not valid tasks, written to Parquet files with the reasons, so that they can be corrected.
 
 A partition writes a hidden file, whose name begins with a dot. The commit of the job renames it, so there is one file
-per partition, even if Spark retried a task. All other hidden files of the job, for example of a killed task, are
-removed.
+per partition, even if a Spark task was retried. All other hidden files of the job, for example of a Spark task that
+was killed, are removed.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def check_columns(
     allowed: dict[str, tuple[type[spark.DataType], ...]],
     needed: Sequence[str],
 ) -> None:
-    """Raise `InvalidInput` if a schema lacks a column in ``needed``, or has a column that is not in ``allowed``."""
+    """Raise `InvalidInput` if a schema lacks a column in ``needed``, or has a name or type that ``allowed`` lacks."""
     for field in schema.fields:
         if field.name not in allowed:
             raise InvalidInput(
@@ -80,7 +80,7 @@ def check_columns(
 
 
 class TaskReader(msgspec.Struct, frozen=True):
-    """A converter to tasks, for rows of one schema."""
+    """A converter of rows to tasks. All rows have the same schema."""
 
     names: tuple[str, ...]
     queue: str | None

@@ -2,7 +2,7 @@
 
 Spark may send a row several times. This has no effect while the task exists and for the ``dedupe_window`` of its queue
 afterwards; the option ``replayHorizon`` checks that the window is long enough. A published task stays published even if
-the job fails, because a worker may already have it. `TaskWriter.abort` therefore withdraws nothing.
+the job fails, because a consumer may already have it. `TaskWriter.abort` therefore withdraws no task.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
                 await check_window(backend, queue, self._options.replay_horizon)
 
     def check_from_executor(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """Check the store from a Spark worker, because only workers write to it. The driver may not even reach it."""
+        """Check the store from a Spark worker, because only Spark workers write to it. The driver may lack access."""
         for _ in iterator:
             asyncio.run(self.check_store())
         return Sent()
@@ -144,7 +144,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         _log.info("published: %s", ", ".join(f"{getattr(total, n):,} {n}" for n in _COUNTS))
 
     def abort(self, messages: list[WriterCommitMessage | None], *_: object) -> None:
-        """Remove hidden files, but no tasks: workers may have them. Spark also calls this after a failed commit."""
+        """Remove hidden files, but no tasks: consumers may have them. Spark also calls this after a failed commit."""
         hidden = [item.hidden for item in messages if isinstance(item, Sent) and item.hidden]
         # Spark may call this method on a different writer than the one that wrote the rows.
         self._sweep({self._job, *map(job_of, hidden)})
