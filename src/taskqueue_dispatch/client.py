@@ -1,4 +1,4 @@
-"""A client that submits a job until the server has confirmed it, even if requests or answers are lost."""
+"""Submission of a job with retries until the server confirms it, even if requests or answers are lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taskqueue_core.tasks import encode_json
 
 _BACKOFF = RetryPolicy(base=0.1, cap=10.0, jitter=0.5)
 _MAX_RETRY_AFTER = 60.0
-"""largest ``Retry-After`` in seconds that is obeyed"""
+"""maximum number of seconds for which a ``Retry-After`` is obeyed; a larger value is reduced to this one"""
 _TRY_SECONDS = 30.0
 _MAX_ANSWER_BYTES = 64 * 1024
 _KEY = "idempotency_key"
@@ -88,7 +88,7 @@ class _Submission:
             try:
                 answer = msgspec.json.decode(body, type=dict[str, Any])
             except _UNREADABLE:
-                return self.pause("an incomplete response", None)
+                return self.pause("an unreadable response", None)
             return Confirmed(idempotency_key=self.key, tries=self.tries, answer=answer)
         if status not in _RETRIED:
             raise SubmitRefused(status, _problem(body), self.key)
@@ -102,7 +102,7 @@ class _Submission:
             pause = max(pause, min(requested, _MAX_RETRY_AFTER) * (1 + self._uniform() / 2))
         if self.tries >= self._attempts or self._clock() + pause >= self._deadline:
             raise PublishUnconfirmed(
-                f"the job was not confirmed in {self.tries} tries, the last of which ended with {why}; "
+                f"the job was not confirmed (tries: {self.tries}); the last try ended with {why}; "
                 f"submit it again with the same {_KEY}",
                 task_id=self.key,
             )
@@ -123,12 +123,12 @@ async def submit_until_confirmed(
     """POST a job to ``…/queue/submit`` until it is confirmed; one idempotency key ensures that it is stored once.
 
     ``submission`` is the JSON object that the server expects; if it has no idempotency key, a random key is used.
-    The request is retried after 408, 425, 429, 500, 502, 503, 504, an incomplete response, a broken connection or a
-    timeout, for up to ``attempts`` tries and ``deadline`` seconds. Pauses grow exponentially, and are at least as long
-    as ``Retry-After``, of which at most 60 seconds are obeyed.
+    The request is retried after 408, 425, 429, 500, 502, 503, 504, an unreadable response, a broken connection or a
+    timeout, for up to ``attempts`` tries and ``deadline`` seconds. Pauses grow exponentially up to about 10 seconds. A
+    longer ``Retry-After`` is obeyed for up to 60 seconds.
 
-    Raises `InvalidInput`, `SubmitRefused` for any other unsuccessful answer, and `PublishUnconfirmed` if tries or time
-    are used up: its ``task_id`` is the idempotency key with which to try again later.
+    Raises `InvalidInput`; `SubmitRefused` for any other unsuccessful answer; and `PublishUnconfirmed` if the tries or
+    the time are used up. The ``task_id`` of `PublishUnconfirmed` is the idempotency key with which to try again later.
     """
     attempt = _Submission(submission, attempts, deadline, uniform, clock)
     while True:
@@ -203,7 +203,7 @@ def _problem(body: bytes) -> str:
 
 
 def _seconds(header: str | None) -> float | None:
-    """Return a ``Retry-After`` header (a number or a date) as seconds from now, or ``None`` if it is not valid."""
+    """Return a ``Retry-After`` header (a number or a date) as seconds from now; ``None`` if missing or invalid."""
     if header is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The dispatcher's settings, from variables ``TASKQUEUE_DISPATCH_…`` or ``.env``. Commas separate items of lists."""
+"""The dispatcher's settings, from variables ``TASKQUEUE_DISPATCH_…`` or ``.env``. Commas separate a list's items."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class DispatchSettings(BaseSettings):
     health_interval: _Seconds = 10.0
     """seconds between two health checks of a server"""
     settled: _Seconds = 5.0
-    """minimum seconds between the two health reports that end a job's lease because both omit the job
+    """minimum seconds between two health reports; if both omit a job, the second one ends the lease of the job
 
-    Choose a longer time than a server needs until it reports a new job.
+    Choose a time longer than a server needs to report a new job.
     """
     partition: _Seconds = 30.0
     """seconds for which a server may be unreachable before the jobs that it runs count as lost"""
@@ -54,7 +54,7 @@ class DispatchSettings(BaseSettings):
     busy_rest: _Seconds = 0.5
     """seconds for which a busy endpoint is paused if its response has no ``Retry-After``"""
     webhook_secrets: Annotated[tuple[SecretStr, ...], *COMMAS] = ()
-    """secrets (``whsec_…``) with which every callback is signed; set the old and the new secret during a rotation"""
+    """secrets (``whsec_…``) with which every callback is signed; during a rotation, set both the old and the new one"""
     callback_ports: Annotated[tuple[int, ...], *COMMAS] = (443, 8443)
     callback_http: bool = False
     """whether to allow callbacks to http:// URLs, which anyone on the network path can read and change"""

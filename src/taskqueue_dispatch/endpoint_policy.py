@@ -1,4 +1,4 @@
-"""The networks and hosts in which endpoints may be registered."""
+"""The check that the URL of an endpoint belongs to an allowed network or host."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ODD = set('\\"<>^`{|}')
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _EXPECTED = (
-    "the networks and hosts of TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED, a setting of the server"
+    "the networks and hosts in TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED, a setting of the server"
 )
 _RESOLVE_SECONDS = 5.0
 
 
 async def resolve(host: str) -> tuple[str, ...]:
-    """Return the addresses of a host name from the system's resolver, or an empty tuple if there are none."""
+    """Return the addresses of a host name from the system's resolver, or an empty tuple if the lookup fails."""
     try:
         async with asyncio.timeout(_RESOLVE_SECONDS):
             return await look_up(host, 0, threads="look-up-endpoints")

@@ -56,7 +56,7 @@ _decoder = msgspec.json.Decoder(_Pushed)
 
 
 def accepted_note(remote_id: str) -> bytes:
-    """Return a note, to be stored with the slot, that records the id under which the server knows the job."""
+    """Return a note that contains the server's id for the job. The caller stores the note with the slot."""
     return msgspec.json.encode({"status": "accepted", "accepted": remote_id})
 
 
@@ -164,7 +164,7 @@ class JobAttempt:
     async def _final_answer(self) -> Answer | None:
         """Poll once more after the slot was revoked, because the server may have finished the job.
 
-        Return ``None`` if the answer is not final, or if the job was not sent or cannot be polled.
+        Return ``None`` if the server does not report an end, or if the job was not sent or cannot be polled.
         """
         if not (self._sent and self._asks):
             return None

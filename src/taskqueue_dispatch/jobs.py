@@ -36,7 +36,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def task_of(submission: Submission) -> Task:
-    """Return a job as a task. The same idempotency key always gives the same task id. Raises `InvalidInput`."""
+    """Return a job as a task. The same model, tenant and idempotency key give the same task id.
+
+    Raises `InvalidInput`.
+    """
     model, url = submission.model, submission.callback_url
     headers = {_MODEL: model}
     if url is not None:

@@ -163,7 +163,8 @@ class Checks:
             _log.warning("released slots whose jobs are not running on the server", extra=figures)
             self._ended(ended)
         if observed is not None and (info.overdue or (observed.active and not info.healthy)):
-            # Check again soon: a lease ends only at a second report, and an endpoint may need one to become healthy.
+            # Check again soon: a lease ends only at a second report, and some endpoints become healthy only at a second
+            # report.
             return min(settings.settled, settings.health_interval)
         return settings.health_interval
 

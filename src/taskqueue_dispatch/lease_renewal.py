@@ -130,7 +130,10 @@ class LeaseRenewer:
         return requested
 
     async def renew(self, *models: str) -> bool:
-        """Renew all leases or, if ``models`` are given, only their leases with a job. Return whether all succeeded."""
+        """Renew all leases or, if ``models`` are given, only those of their leases that have a job.
+
+        Return whether all calls to the store succeeded.
+        """
         held = [
             lease
             for lease in self._held
@@ -141,7 +144,8 @@ class LeaseRenewer:
         for start in range(0, len(held), LIMITS.batch):
             good = await self._renew_batch(held[start : start + LIMITS.batch]) and good
         if any(lease.doubted for lease in held):
-            # Give holders time to replace tokens that changed during the call, before the renewal below decides.
+            # Give holders time to replace tokens that changed during the call. Then the renewal below decides whether
+            # the leases are lost.
             await asyncio.sleep(_CHECK_SECONDS)
         doubted = [lease for lease in held if lease.doubted and lease in self._held]
         for start in range(0, len(doubted), LIMITS.batch):

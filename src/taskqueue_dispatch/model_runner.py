@@ -40,9 +40,9 @@ _MAX_SLOTS = 64
 _IDLE_SECONDS = 30.0
 """longest wait in seconds for a job while the queue is empty, and for a notification of the slot pool"""
 _UNSETTLED = 256
-"""number of ended but unsettled jobs from which on no jobs are received, because the results are in memory"""
+"""number of ended but unsettled jobs at which the runner stops receiving, because their results are in memory"""
 _GRACE_SECONDS = 0.3
-"""seconds in which a stopping loop may finish its current pass"""
+"""maximum number of seconds that a stopping loop gets to finish its current pass"""
 _FINAL_SECONDS = 0.5
 """maximum number of seconds for each of the last store calls during shutdown"""
 _log = logging.getLogger("taskqueue.dispatch")
@@ -247,7 +247,7 @@ class ModelRunner:
         self._check_later(self._turns.offer(*leases))
 
     async def _serve_waiters(self) -> None:
-        """Give every other free slot, or all if no job is queued, to callers in this process that wait for a slot."""
+        """Give every other free slot, or all of them if no job is queued, to callers that wait for a slot."""
         share = len(self._free)
         if self._receive is None and self._context.waiters.wanting(self.model):
             share, odd = divmod(share, 2)
@@ -292,7 +292,7 @@ class ModelRunner:
         self._give_to_waiters(len(self._free))
         self._keep_one_slot()
         if not self._free:
-            # Start another pass, which acquires a slot: jobs are received only for slots that are held.
+            # Start another pass, which acquires a slot: the runner waits for a job only while it holds a slot.
             self.check_now()
             return
         shared = self._turns.is_shared(self._free[0].lease)
@@ -316,7 +316,7 @@ class ModelRunner:
             self._return_slot(self._free.pop())
 
     def _better_slot_returns(self, freed: Sequence[SlotLease]) -> bool:
-        """Return whether a returned slot is on a server that has this model loaded, and the free slot is not."""
+        """Return whether a returned slot is on a server that has this model loaded, and a free slot is not."""
         switches = any(held.lease.switched for held in self._free)
         return switches and any(lease.job is not None for lease in freed)
 
@@ -345,7 +345,7 @@ class ModelRunner:
         self._return_slot(held)
 
     async def _start_jobs(self, deliveries: Sequence[Delivery]) -> None:
-        """Assign a slot to each delivery and start its job. Redeliver deliveries without a slot or with a lost one."""
+        """Assign a slot to each delivery and start its job. Redeliver deliveries that get no slot or lose it."""
         if not deliveries:
             return
         self._kept_shared = False

@@ -37,7 +37,10 @@ def mark_of(model: str) -> str:
 
 
 def job_id(model: str, idempotency_key: str | None = None, tenant: str | None = None) -> str:
-    """Return a job id: the model's prefix, then random digits, or a digest of tenant and idempotency key."""
+    """Return a job id: the model's prefix, and random digits.
+
+    With an idempotency key, a digest of the tenant and the key takes the place of the random digits.
+    """
     if idempotency_key is None:
         return f"{mark_of(model)}-{secrets.token_hex(16)}"
     check_name("idempotency_key", idempotency_key)

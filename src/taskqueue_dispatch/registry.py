@@ -63,8 +63,9 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 class ModelRegistry:
     """The registered models. Safe for concurrent use, in any number of replicas.
 
-    Methods that change something raise `InvalidInput` and `BackendUnavailable`. If such a call fails halfway,
-    the change is completed by the next refresh of any replica, or by repeating the call.
+    Methods that change something raise `InvalidInput`, `BackendUnavailable`, and `SettingsConflict` if other clients
+    keep changing the queue's settings. If such a call fails halfway, the change is completed by the next refresh of any
+    replica, or by repeating the call.
     """
 
     def __init__(
@@ -86,15 +87,15 @@ class ModelRegistry:
         self._listeners: list[Callable[[], None]] = []
 
     def view(self, model: str) -> ModelView | None:
-        """Return a model as of the last refresh, or ``None`` if it has neither endpoints nor a configuration."""
+        """Return a model from the cache, or ``None`` if it has neither endpoints nor a configuration."""
         return self._views.get(model)
 
     def known(self) -> tuple[ModelView, ...]:
-        """Return all models as of the last refresh."""
+        """Return all models from the cache."""
         return tuple(self._views.values())
 
     def listen(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` after each change of the models, but not after changes of leases and pauses."""
+        """Call ``callback`` after each change of the models, but not after changes to leases and pauses."""
         self._listeners.append(callback)
 
     async def register(
@@ -346,5 +347,7 @@ def _applied(config: ModelConfig, settings: QueueSettings, slots: int) -> QueueS
         fault = error.errors(include_url=False, include_context=False)[0]["msg"]
         text = fault.removeprefix("Value error, ")
         raise InvalidInput(
-            "settings of the queue", text, "settings that the model's configuration permits"
+            "settings of the queue",
+            text,
+            "settings that can be combined with the model's configuration",
         ) from None

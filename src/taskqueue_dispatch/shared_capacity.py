@@ -52,8 +52,9 @@ class CapacityTurns:
     def offer(self, *leases: SlotLease) -> float:
         """Give the other models precedence, and return the number of seconds for which they have it.
 
-        The next turn begins with the next acquired slot. The period is longer if a server has another model loaded:
-        two models may each hold a slot on the server that has the other model loaded, and both need time to release it.
+        The next turn begins with the next acquired slot. The period is longer if a server has another model loaded.
+        Two models may each hold a slot on the server that has the other model loaded, and both then need time to
+        release their slots.
         """
         for lease in leases:
             self._turn_began.pop(lease.server, None)
@@ -69,7 +70,7 @@ class CapacityTurns:
         return -max(own, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
-        """Return whether several models share the slot's server, and have more slots than it may run jobs at once."""
+        """Return whether several models share the slot's server and have, together, more slots than it may run jobs."""
         endpoints = [
             info
             for view in self._registry.known()

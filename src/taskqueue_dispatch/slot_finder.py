@@ -28,7 +28,7 @@ from taskqueue_dispatch.wait_queue import SlotWaiters, Waiter
 _IDLE = 0.05
 """seconds after which the idle slot of another dispatcher, kept for its next job, may be taken over"""
 _RELEASE_SECONDS = 1.0
-"""longest wait for releases, in seconds: `aclose` cancels those that take longer, `release` leaves them to run"""
+"""longest wait for releases, in seconds: `aclose` cancels those that take longer, `release` lets them continue"""
 _BACKOFF = RetryPolicy(base=0.05, cap=1.0)
 _PREFIX = "find:"
 """prefix of request ids in leases, so that a request never takes over the lease of a job"""
@@ -88,7 +88,7 @@ class SlotPermit:
         return lease
 
     async def release(self) -> None:
-        """Release the slot. Idempotent. Never raises: during an outage, the release is retried in the background."""
+        """Release the slot. Idempotent. Raises no error of the store: a failed release is retried in the background."""
         if self._forgotten.detach() is not None:
             await self._finder.release(self._held)
 
@@ -106,13 +106,15 @@ class FoundLeased(msgspec.Struct, frozen=True):
 
 
 FoundNone = NoSlots
-"""The result of `find_endpoint` if no slot is free and the request may not wait."""
+"""The result of `find_endpoint` if the request gets no slot and may not wait for one."""
 
 
 class FoundQueued:
-    """A position in the wait queue. Await it once to get the permit; cancelling or dropping it gives up the position.
+    """A position in the wait queue. Await it once to get the permit.
 
-    Raises `TimeoutError` if no slot became free in time, and `BackendUnavailable` if the dispatcher is shutting down.
+    The position is given up if the wait is cancelled or this object is dropped. Awaiting raises `TimeoutError` if no
+    slot becomes free in time, `BackendUnavailable` if the dispatcher shuts down or the store is unavailable, and
+    `InvalidInput` the second time.
     """
 
     def __init__(self, slot: _WaitingPosition, position: int) -> None:

@@ -165,7 +165,7 @@ class Jobs:
         check_name("job_id", job_id)
         mark = _mark_in(job_id)
         known = [view.key for view in self._registry.known() if mark_of(view.model) == mark]
-        # If no queue is known, ask the store: the cached registry may lack a model that is new or has no endpoints.
+        # If no cached model matches, ask the store: the cache may lack a model that is new or has no endpoints.
         if not known:
             known = [key for key in await self._control.queues() if _is_of(key, mark)]
         return tuple(known)

@@ -107,7 +107,7 @@ class Submitter:
     ) -> None:
         """Create a submitter without any I/O.
 
-        ``check_callback`` raises `InvalidInput` for a forbidden URL. Without ``check_callback``, all URLs are refused.
+        ``check_callback`` raises `InvalidInput` for a forbidden URL. Without it, all callback URLs are refused.
         """
         self._backend = backend
         self._queue = Queue(backend)
@@ -118,11 +118,13 @@ class Submitter:
         self._check_callback = check_callback
 
     async def submit(self, submission: Submission) -> Leased | Queued | NoSlots:
-        """Store a job, and return whether it can run at once. With an idempotency key, it is stored only once.
+        """Store a job, and return whether it can run at once, or why it was refused.
 
-        Raises `InvalidInput`, `IdConflict` if the key belongs to a job with another payload, `QueueFull` if the queue
-        has moved, and `BackendUnavailable` or `PublishUnconfirmed` if it is unknown whether the job was
-        stored: submit it again with the same key.
+        Jobs with the same model, tenant and idempotency key are stored only once.
+
+        Raises `InvalidInput`, `IdConflict` if the key belongs to a job with another payload, and `QueueFull` if the
+        queue has moved. After `BackendUnavailable` or `PublishUnconfirmed`, it is unknown whether the job was stored:
+        submit it again with the same key.
         """
         task = task_of(submission)
         if submission.callback_url is not None:

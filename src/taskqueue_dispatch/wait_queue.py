@@ -32,7 +32,10 @@ class Waiter:
 
 
 class _ModelQueue:
-    """The waiting callers of one model, in order of arrival and by tenant, because an operator may change the order."""
+    """The waiting callers of one model, in order of arrival and also by tenant.
+
+    Both orders are kept, because an operator may switch between FIFO and fair order while callers wait.
+    """
 
     def __init__(self) -> None:
         self.all: OrderedDict[int, Waiter] = OrderedDict()

@@ -1,4 +1,4 @@
-"""HTTP operations for results that GPU servers push, authenticated by the token of the job's slot."""
+"""HTTP operations for results that GPU servers push, and for the results that were pushed too late."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _LEASE_TOKEN = Query(
 async def push(call: RequestContext) -> Response:
     """Report how a job ended, so that the dispatcher need not poll. The token of the job's slot is the only credential.
 
-    The answer is 409 if the token is no longer valid, because the slot was released, for example after a result, or
-    was assigned again. The report is then ignored, but kept for an hour.
+    The answer is 409 if the token is no longer valid. In this case, the slot was released, for example after a result,
+    or assigned again. The report is then ignored, but kept for an hour.
     """
     token = _token(call)
     dispatcher, known = dispatcher_of(call), await job_of(call)
@@ -64,7 +64,7 @@ def _token(call: RequestContext) -> str:
 
 
 async def late(call: RequestContext) -> Response:
-    """Return up to 8 of a job's reports from the last hour that arrived too late and were ignored, oldest first."""
+    """Return a job's reports that arrived too late and were ignored: the last 8 of the last hour, oldest first."""
     job_id, dispatcher = call.name("job_id"), dispatcher_of(call)
     mark = job_id.partition("-")[0]
     # Do not read the job's own record here, because it may have expired.

@@ -1,1 +1,1 @@
-"""Callbacks: signed requests that tell a client how its job ended. They are stored as tasks in a queue of their own."""
+"""Callbacks: HTTP requests that report to a client how its job ended. They are stored as tasks in their own queue."""

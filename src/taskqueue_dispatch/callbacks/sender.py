@@ -54,14 +54,14 @@ _FIELD = "callback_url"
 _FINAL_SECONDS = 0.5
 """maximum number of seconds for the last store call during shutdown"""
 _GRACE_SECONDS = 2.0
-"""seconds in which requests in progress may finish during shutdown"""
+"""maximum number of seconds that requests in progress get to finish during shutdown"""
 _SUCCESS = range(200, 300)
 _GONE = 410
 _THROTTLED = {429, 502, 504}
 _THROTTLE_SECONDS = 30.0
 """delay in seconds after a response with a status in ``_THROTTLED`` and without ``Retry-After``"""
 _MAX_RETRY_AFTER = 6 * 3600.0
-"""largest ``Retry-After`` in seconds that is obeyed"""
+"""maximum number of seconds for which a ``Retry-After`` is obeyed; a larger value is reduced to this one"""
 _POLL_SECONDS, _MAX_POLL_SECONDS = 1.0, 30.0
 """minimum and maximum seconds between checks of a job that is past its deadline but has not ended"""
 _RETRY = RetryPolicy(base=5.0, cap=6 * 3600.0, jitter=0.2)
@@ -220,7 +220,10 @@ class Sender:
                 _log.info("another process took over a callback")
 
     async def _is_due(self, subscription: Subscription, delivery: Delivery) -> bool:
-        """Return whether to send a callback now. An expiry callback is sent only if its job has expired."""
+        """Return whether to send a callback now. An expiry callback is sent only if its job has expired.
+
+        If the job may still expire, the callback is checked again later; otherwise it is cancelled.
+        """
         task = delivery.task
         if QUEUE not in task.headers:
             return True
@@ -229,7 +232,7 @@ class Sender:
         state = None if status is None else status.state
         if state is State.EXPIRED:
             return True
-        # The callback of a done job is stored already, unless the dispatcher was killed before it could store it.
+        # The callback of a done job is stored already, unless the dispatcher was killed before storing it.
         unreported = state is State.DONE and not await self._ensure_reported(task)
         if unreported or (state is not None and state.live):
             delay = min(delivery.attempt * _POLL_SECONDS, _MAX_POLL_SECONDS)

@@ -45,7 +45,9 @@ def run(
     ] = 0,
     keep_going: Annotated[
         bool,
-        typer.Option("--keep-going", help="Keep everything running afterwards, until Ctrl-C."),
+        typer.Option(
+            "--keep-going", help="Keep the servers running after the report, until Ctrl-C."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

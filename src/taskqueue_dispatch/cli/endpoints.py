@@ -31,7 +31,7 @@ from taskqueue_dispatch.registry import endpoint_state
 Server = Annotated[str, argument("Name of the server.", metavar="SERVER")]
 _REFRESH_SECONDS = 1.0
 _SLOTS_WIDTH = 14
-"""width of the slots column in characters: so narrow that each line shows the slots in one state"""
+"""width of the slots column in characters: narrow enough that each line shows the slots in one state"""
 _COLOURS = {"ok": "green", "warn": "yellow", "paused": "yellow", "bad": "red"}
 _REGISTERED = ("model", "server", "endpoint", "slots", "priority", "reports", "together")
 
@@ -94,12 +94,15 @@ def register(
     ] = None,
     no_reports: Annotated[
         bool,
-        typer.Option("--no-reports", help="The server has no health endpoint that lists its jobs."),
+        typer.Option(
+            "--no-reports",
+            help="The server does not report its running jobs, so do not check its health.",
+        ),
     ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Register an endpoint (a model on a server), or change it. A drained endpoint is used again."""
+    """Register an endpoint (a model on a server), or change it. A drained or removed endpoint is used again."""
     values = (model, machine, endpoint, slots, priority, not no_reports, together)
     body = dict(zip(_REGISTERED, values, strict=True))
     info = run_request(url, lambda server: _register(server, body))

@@ -78,7 +78,7 @@ def submit(
     idempotency_key: Annotated[
         str | None,
         option(
-            "Idempotency key: submitting again with the same key has no effect. Default: random."
+            "Idempotency key: submitting again with the same key does not store a second job. Default: random."
         ),
     ] = None,
     wait: Annotated[
@@ -92,7 +92,7 @@ def submit(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit one job. Exits with 1 if there are no slots or, with --wait, if the job is not done in time."""
+    """Submit one job. Exits with 1 if the job is refused or, with --wait, if it is not done in time."""
     key = secrets.token_hex(16) if idempotency_key is None else idempotency_key
     optional = {"callback_url": callback_url, "tenant": tenant}
     body = {

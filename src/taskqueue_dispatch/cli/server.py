@@ -55,7 +55,7 @@ class DispatchServer(HttpClient):
         if answer.status == _NOT_FOUND and problem.code:
             return NotFound(problem.detail)
         if problem.code == NoSlotsError.code:
-            return NoSlotsError(f"no slots for the job: {problem.detail}")
+            return NoSlotsError(f"the job was refused: {problem.detail}")
         return to_error(problem, shown)
 
 

@@ -91,7 +91,9 @@ class GpuServers:
         )
         self.crashed = frozenset(running)
         await server.crash()
-        view.event(f"{CRASHES} crashed while running {len(self.crashed)} jobs", "red")
+        view.event(
+            f"{CRASHES} crashed; number of jobs that it was running: {len(self.crashed)}", "red"
+        )
         try:
             await asyncio.sleep(_DOWN_SECONDS)
         finally:
@@ -111,7 +113,7 @@ class GpuServers:
         finally:
             server.mode = Mode.OK
         view.event(
-            f"{name} reports correctly again; it had concealed {len(self.denied)} running jobs"
+            f"{name} reports correctly again; number of running jobs that it concealed: {len(self.denied)}"
         )
 
     async def _run(self, server: str, job: GpuJob) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def answer_of(prompt: str) -> dict[str, Any]:
 
 
 def make_plan(jobs: int, seed: int) -> DispatchDemoPlan:
-    """Return the plan of a run. A seed always gives the same jobs; only the names of models and the keys differ."""
+    """Return the plan of a run. The same arguments give the same jobs, except for the names of models and the keys."""
     run = secrets.token_hex(3)
     rng = random.Random(seed)  # noqa: S311 - no secret depends on these values
     models = _models(run)

@@ -106,7 +106,7 @@ class JobsProgress(msgspec.Struct, frozen=True, kw_only=True):
             f"{model.name} {model.ended:,}/{model.jobs:,}, {model.queued:,} queued"
             for model in self.models
         )
-        return f"{models} · {self.busy} slots busy · {self.callbacks:,} callbacks"
+        return f"{models} · busy slots: {self.busy} · callbacks: {self.callbacks:,}"
 
 
 def _marks(info: EndpointInfo) -> Text:

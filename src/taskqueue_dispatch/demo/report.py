@@ -45,7 +45,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """number of dead letters"""
     retried: int
     redelivered: int
-    """number of redeliveries that do not count as failures, because the job's server was busy or down"""
+    """number of redeliveries that do not count as failures, for example because the job's server was busy or down"""
     lost: int
     """number of jobs that are neither done nor dead letters"""
     duplicates: int
@@ -140,7 +140,7 @@ class DispatchDemoReport(DemoReport, frozen=True, kw_only=True):
                 f"the ledgers balance, and {self.resent:,} jobs submitted twice were stored once",
             ),
             Check(right == done, f"{right:,} of {done:,} results are as expected"),
-            Check(duplicates == 0, f"{duplicates:,} jobs ran to completion twice"),
+            Check(duplicates == 0, f"jobs that ran to completion more than once: {duplicates:,}"),
             Check(
                 not any(model.crowded for model in self.models),
                 "no server ran more jobs at once than it has slots",
@@ -162,7 +162,7 @@ class DispatchDemoReport(DemoReport, frozen=True, kw_only=True):
                 f"{calls.delivered:,} of {calls.expected:,} callbacks delivered, each signed; "
                 f"{calls.refused:,} were refused at first",
             ),
-            Check(self.held == 0, f"{self.held:,} slots are assigned to a job at the end"),
+            Check(self.held == 0, f"slots that are assigned to a job at the end: {self.held:,}"),
         )
 
     def to_dict(self) -> dict[str, Any]:

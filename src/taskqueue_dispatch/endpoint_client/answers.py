@@ -12,7 +12,8 @@ status of a POST       meaning
 ====================== ==================================================================================
 
 When a job's status is polled, only the body can report that the job has failed: 404 and 410 are `Missing`, 408, 425,
-429 and 503 are `Busy`, and any other unusable answer is `EndpointUnreachable`, so the server is polled again.
+429 and 503 are `Busy`, and any other unusable answer is `EndpointUnreachable`, so the server is polled again. An
+exception is a response that is too large or compressed, which is a `JobFailedAnswer`: see `EndpointClient.ask`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class JobAcceptedAnswer(msgspec.Struct, frozen=True):
-    """The answer if the server has accepted the job, with the id under which the server knows it."""
+    """The answer if the server has accepted the job, with the server's id for the job."""
 
     remote_id: str
 
@@ -49,7 +50,7 @@ class JobRunningAnswer(msgspec.Struct, frozen=True):
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """The answer if the server does not know the job: the job never arrived, or the server has restarted."""
+    """The answer if the server does not know the job: perhaps the job never arrived, or the server has restarted."""
 
 
 class Busy(msgspec.Struct, frozen=True):
@@ -59,7 +60,7 @@ class Busy(msgspec.Struct, frozen=True):
 
 
 class EndpointUnreachable(msgspec.Struct, frozen=True):
-    """The result if no complete response arrived, a proxy reported that, or the response to a poll is unusable."""
+    """The result if no complete response arrived, a proxy could not get one, or the response to a poll is unusable."""
 
     error: str
     sent: bool
@@ -89,7 +90,7 @@ DONE = frozenset({"success", "completed", "done"})
 """statuses of a job that succeeded, in any letter case; a status in neither `DONE` nor `FAILED` means running"""
 FAILED = frozenset({"failed", "error"})
 LONGEST_REST = 300.0
-"""largest ``Retry-After`` in seconds that is obeyed"""
+"""maximum number of seconds for which a ``Retry-After`` is obeyed; a larger value is reduced to this one"""
 
 _GOOD = frozenset({200, 201, 202})
 _BUSY = frozenset({408, 425, 429, 503})
@@ -213,7 +214,7 @@ def _by_status(body: bytes, requested: str, config: ModelConfig) -> Answer:
     fields = None if problem else _fields(body)
     if fields is None:
         return EndpointUnreachable(
-            problem or f"{len(body)} bytes of JSON that is not an object", sent=True
+            problem or f"JSON that is not an object; length in bytes: {len(body)}", sent=True
         )
     names = _names(config)
     given = _id(fields, names)
@@ -223,7 +224,9 @@ def _by_status(body: bytes, requested: str, config: ModelConfig) -> Answer:
     if ended is not None:
         return ended
     if not _status_of(fields):
-        return EndpointUnreachable(f"{len(body)} bytes of JSON without a status", sent=True)
+        return EndpointUnreachable(
+            f"JSON without a status; length in bytes: {len(body)}", sent=True
+        )
     return JobRunningAnswer(_progress(fields))
 
 
@@ -283,7 +286,7 @@ def _error(fields: Mapping[str, msgspec.Raw]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a server's error as one line of at most 1000 printable characters, or a default if it is not text."""
+    """Return a server's error as one line of at most 1000 printable characters; a default if empty or not text."""
     if not isinstance(value, str) or not value.strip():
         return "the server reported a failure"
     return "".join(c if c.isprintable() else " " for c in value[:_ERROR_TEXT]).strip()

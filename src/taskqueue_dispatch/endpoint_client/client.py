@@ -63,8 +63,8 @@ class EndpointClient:
 
     It follows no redirects, uses no proxy, cookie or credential from the environment, and verifies certificates. A host
     name that is not listed in ``endpoints_allowed`` is resolved for each connection; if it has a forbidden address, no
-    connection is made, and the result is `EndpointUnreachable`. Whatever a server does, a call ends in time, reads no
-    more than its limit, and does not raise.
+    connection is made, and the call returns the same as for a server that cannot be reached. Whatever a server does, a
+    call ends in time, reads no more than its limit, and does not raise.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class EndpointClient:
         The server gets the task's payload unchanged, the task's id as ``X-Job-Id`` and ``Idempotency-Key``, the number
         of the attempt, and the lease's token for pushing the result. It never gets the client's callback URL.
         ``X-Model-Switched: true`` means that the server's previous job was for another model. A sync model must answer
-        within ``max_poll_time``, or the job has failed; an async model must accept the job within the shorter of that
-        time and a minute.
+        within ``max_poll_time``, or the attempt has failed; an async model must accept the job within that time or a
+        minute, whichever is shorter.
         """
         headers = [
             *_POST_HEADERS,

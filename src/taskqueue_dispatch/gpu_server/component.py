@@ -42,7 +42,9 @@ class _ProblemError(Exception):
 
 
 class GpuServer:
-    """The ASGI application. It runs a job once for each ``Idempotency-Key``, and again only if that run failed.
+    """The ASGI application. It runs a job once for each ``Idempotency-Key``.
+
+    The job runs again only if it failed, or if it is no longer among the ended jobs that the application keeps.
 
     A synchronous server answers a dispatcher with the result. With ``asynchronous``, it answers at once; the result is
     polled, and also pushed if ``dispatcher`` is given. A job counts as active until its handler returns.

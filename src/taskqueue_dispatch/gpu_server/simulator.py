@@ -28,7 +28,7 @@ _ENDING = 1.0
 
 
 class Mode(StrEnum):
-    """How the simulated server behaves. A change affects new requests; `FAIL` also affects jobs that already run."""
+    """How the simulated server behaves. A change affects new requests; `FAIL` also affects jobs already running."""
 
     OK = "ok"
     BUSY = "busy"
@@ -40,7 +40,7 @@ class Mode(StrEnum):
     BAD_GATEWAY = "bad_gateway"
     """respond with 502 at once, except to health checks"""
     HANG = "hang"
-    """never respond to any request"""
+    """respond to no request, except to the controls"""
     SICK = "sick"
     """respond with 500 to health checks, and run jobs as usual"""
     DRIP = "drip"
@@ -318,7 +318,7 @@ class LocalServer(uvicorn.Server):
                 connection.transport.abort()
 
     async def wait_closed(self) -> None:
-        """Wait for up to a second after `cut` until requests have ended."""
+        """Wait until requests have ended, for up to a second after `cut`."""
         if self._serving is not None:
             await self._serving
 

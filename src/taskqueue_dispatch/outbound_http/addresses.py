@@ -59,7 +59,8 @@ _ISATAP, _ISATAP_MASK = 0x0000_5EFE, 0xFCFF_FFFF
 def may_be_reached(address: Address, exceptions: Iterable[Network] = ()) -> bool:
     """Return whether an address is public, or in one of the networks that an operator allows (``exceptions``).
 
-    An IPv6 address that contains an IPv4 address, for example with NAT64, is allowed only if both addresses are.
+    Multicast, broadcast and unspecified addresses are never allowed. An IPv6 address that contains an IPv4 address, for
+    example with NAT64, is allowed only if both addresses are.
     """
     exceptions = tuple(exceptions)
     if _in(address, _NEVER):

@@ -121,7 +121,7 @@ class CachedLookup:
             if waiter[0] > now or not waiter[1].done()
         }
         if len(self._requests) >= _MANY:
-            raise NotReached("too many name lookups at once")
+            raise NotReached("too many different host names were looked up within a few seconds")
 
 
 def _read_exception(requested: asyncio.Task[tuple[str, ...]]) -> None:

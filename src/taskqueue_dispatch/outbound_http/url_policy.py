@@ -18,7 +18,7 @@ _HTTP = 80
 
 
 class UrlPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules for URLs that may be called. Only public addresses are allowed, except those in ``networks``."""
+    """The rules for URLs that may be called. Public addresses and those in ``networks`` are allowed."""
 
     ports: frozenset[int] = frozenset({443, 8443})
     http: bool = False
