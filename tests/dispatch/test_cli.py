@@ -159,7 +159,7 @@ def test_no_slots(cli: Cli) -> None:
     done = cli("submit", "nobody-runs-it", "--json")
     assert done.code == 1
     assert done.told["error"]["code"] == "no_slots"
-    assert "no slots" in done.err
+    assert "no endpoint with slots" in done.err
 
 
 def test_a_job_that_fails(cli: Cli, gpu: str) -> None:
