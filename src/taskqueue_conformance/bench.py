@@ -269,7 +269,7 @@ class Bench:
         await self.configure(key, **settings)
 
     async def arrange(self, key: str = KEY, **settings: Any) -> None:
-        """Change the given settings of a queue. They order its deliveries."""
+        """Change the given settings of a queue. These settings determine the order of its deliveries."""
         alone = set(settings) == {"floor_share"}
         self._require(Capability.FLOOR_SHARE if alone else Capability.FAIR_ORDER)
         await self.configure(key, **settings)

@@ -1,4 +1,4 @@
-"""Tests that a setting is stored if its capability is declared, or refused with an error that names the setting."""
+"""Tests that a setting is stored if its capability is declared, and otherwise refused with an error that names it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DeclaredSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_order_is_kept_or_refused(self, bench: Bench) -> None:
-        """With ``fair_order``, its settings are stored; without it, each is refused with an error that names it."""
+        """With ``fair_order``, its settings are stored; otherwise, each is refused with an error naming it."""
         await _kept_or_refused(bench, Capability.FAIR_ORDER, {"order": Order.FAIR, **FAIR})
 
     @needs(Capability.CONTROL)
@@ -52,7 +52,7 @@ class DeclaredSuite(Harness):
         assert await bench.control.settings(KEY) == QueueSettings()
 
     async def test_order_per_entity_or_refused(self, bench: Bench) -> None:
-        """With ``ordering_keys``, an ordering key is stored; without it, the key is refused. A tenant is stored."""
+        """With ``ordering_keys``, an ordering key is stored; without it, the key is refused, but a tenant is stored."""
         if has(bench.backend, Capability.ORDERING_KEYS):
             await bench.publish("t1", ordering_key="e")
             assert (await bench.one(bench.subscribe())).task.ordering_key == "e"

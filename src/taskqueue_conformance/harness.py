@@ -86,7 +86,7 @@ class Harness:
     async def stored(self, backend: Backend) -> int:
         """Return the number of records that the store has, of every kind: rows, keys, and members of keys.
 
-        Optional: the test that nothing remains after the end applies to classes that define it.
+        Optional: the test that ended tasks leave no records behind applies to classes that define it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define stored(backend)")
 

@@ -19,7 +19,7 @@ from taskqueue_conformance.harness import Harness
 SEED = "TASKQUEUE_KIT_SEED"
 """environment variable with the seed of the random histories; without it, each run has another seed"""
 SHRINKING = 45
-"""seconds of real time for which Hypothesis shortens a history that fails, so that a test ends within a minute"""
+"""maximum time, in seconds of real time, for which Hypothesis looks for a shorter history that fails"""
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ PARTS = ("bench", "declared", "harness", "histories", "model", "processes", "slo
 pytest.register_assert_rewrite(*(f"{_KIT}.{part}" for part in PARTS))
 
 _counted = pytest.StashKey[dict[str, Counter[str]]]()
-"""for each test class, by node id: how many tests each missing need leaves out, and under ``""`` how many apply"""
+"""for the node id of each test class: number of tests left out, by missing need; under ``""``, number that apply"""
 _lines = pytest.StashKey[list[str]]()
 """lines of the summary at the end of the run"""
 _explained = pytest.StashKey[bool]()

@@ -43,7 +43,7 @@ class Process:
         )
         try:
             self._process.start()
-        except Exception as error:  # noqa: BLE001 - the class depends on what cannot be sent
+        except Exception as error:  # noqa: BLE001 - the class of the error depends on what cannot be sent
             pytest.fail(
                 f"another process did not start ({error}): `opener` must return a function of a module, or "
                 "functools.partial of one, whose arguments can be sent to another process"
@@ -68,7 +68,7 @@ class Process:
         self._pipe.send(message)
 
     def messages(self) -> list[Any]:
-        """Return all messages of the program that are there, also those that it sent before it was killed."""
+        """Return the program's messages that have not been read yet, even if it has been killed since."""
         found = []
         try:
             while self._pipe.poll():
@@ -84,7 +84,7 @@ class Process:
 
 
 class Processes:
-    """The processes of one test, and a backend in the process of the test which uses the system's clock too."""
+    """The processes of one test. `here` opens a backend like theirs in the process of the test."""
 
     def __init__(self, bench: Bench, open_backend: Callable[[], Backend]) -> None:
         self.bench = bench
@@ -108,14 +108,14 @@ class Processes:
             await backend.aclose()
 
     async def close(self) -> None:
-        """End all processes."""
+        """Kill all processes."""
         for process in self._running:
             await process.kill()
 
 
 @asynccontextmanager
 async def processes(bench: Bench) -> AsyncIterator[Processes]:
-    """Yield what starts processes on the store of ``bench``; at the end, end all of them."""
+    """Yield a `Processes` for the store of ``bench``; at the end, kill all processes that it has started."""
     opened = Processes(bench, bench.harness.opener(bench.backend))
     try:
         yield opened
@@ -150,7 +150,7 @@ async def _open_and_run(
 
 
 async def hold(backend: Backend, pipe: Connection, consumer: str, names: list[str]) -> None:
-    """Publish tasks, receive as many, and report their ids. At the next message of the test, ack them.
+    """Publish tasks, receive the same number of tasks, and report their ids. At the test's next message, ack them.
 
     While the program waits, its event loop is free, so that the backend can give signs of life.
     """
@@ -168,7 +168,7 @@ async def hold(backend: Backend, pipe: Connection, consumer: str, names: list[st
 
 
 async def wait(backend: Backend, pipe: Connection, consumer: str) -> None:
-    """Report that a receive waits, and then each task that is received and acked."""
+    """Repeatedly report that a receive is waiting, report the task that it has received, and ack the task."""
     async with backend.subscribe([KEY], consumer) as subscription:
         await subscription.receive(1, 0)
         while True:
@@ -181,7 +181,7 @@ async def wait(backend: Backend, pipe: Connection, consumer: str) -> None:
 
 
 async def race(backend: Backend, pipe: Connection, consumer: str, limit: int) -> None:
-    """At a message of the test, receive and ack until nothing is left; report the ids, and the answers of the acks."""
+    """At the test's next message, receive and ack until nothing is left; report the ids and the answers to the acks."""
     async with backend.subscribe([KEY], consumer) as subscription:
         await subscription.receive(1, 0)
         pipe.send("waiting")
@@ -202,7 +202,7 @@ async def race(backend: Backend, pipe: Connection, consumer: str, limit: int) ->
 
 
 async def toil(backend: Backend, pipe: Connection, name: str) -> None:
-    """Publish, receive, settle and retry until the process is killed; report what it begins, and what was confirmed."""
+    """Publish, receive, settle and retry until killed; report each publish and each ack before and after the call."""
     async with backend.subscribe([KEY], name) as subscription:
         for number in itertools.count():
             task_id = f"{name}-{number}"

@@ -94,7 +94,7 @@ class BackendSuite(
     InputsSuite,
     DeclaredSuite,
 ):
-    """Tests of the contract and of all capabilities that the class declares. The backend must declare the same.
+    """Tests of the contract and of all capabilities that the class declares. The backend must declare the same ones.
 
     ::
 

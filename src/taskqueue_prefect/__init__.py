@@ -5,7 +5,7 @@ queue with classes of this package; in other processes it does nothing. The path
 
     task.delay() -> server: `task_queue.TaskQueue` -> `enqueue` -> the backend's publisher
     a worker's socket: `task_queue.MultiQueue` -> `delivery` -> the backend's subscription, and the ack
-    `reconcile`: enqueues scheduled runs of the database again if they are missing from the queue
+    `reconcile`: enqueues scheduled runs again if the database has them but the queue does not
 
 `plugin` is the entry point, `patches` lists the parts of Prefect that are replaced, and `context` has the state of one
 event loop.

@@ -1,4 +1,4 @@
-"""A check that the plugin is in use. Prefect's server imports this module when it starts, even without plugins."""
+"""A check that the plugin is in use. Prefect's server imports this module at its start, even with plugins disabled."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Host:
             LOG.error("a background task of the task queue failed", exc_info=error)
 
     async def prepare(self, key: str) -> None:
-        """Configure a queue if it has no settings yet, but keep existing settings. Checks at most every 30 seconds."""
+        """Configure a queue if it has no settings yet. Do nothing if the queue was checked recently."""
         now = time.monotonic()
         if now - self._checked_at.get(key, -_SETTINGS_CHECK_SECONDS) < _SETTINGS_CHECK_SECONDS:
             return
@@ -120,7 +120,7 @@ class Host:
         self._checked_at[key] = now
 
     def forget(self) -> None:
-        """Forget which queues were checked, because the store may be empty after an outage."""
+        """Forget which queues have been checked, because the store may be empty after an outage."""
         self._checked_at.clear()
 
     async def aclose(self) -> None:

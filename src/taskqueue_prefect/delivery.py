@@ -1,14 +1,14 @@
-"""Delivery of runs to one worker's socket: a run is received only after the previous run was acknowledged.
+"""Delivery of runs to one worker's socket: a run is received only once the previous run has been acknowledged.
 
 The handler of the socket is Prefect's code. Its calls mean the following:
 
 ===================================== ===========================================================================
 it creates a `MultiQueue`             a worker has subscribed; the current asyncio task is the handler
-it observes the worker                a message of the worker, which *acknowledges* the run sent before
+it observes the worker                the worker has sent a message, which *acknowledges* the previous run
 it asks for a run                     the previous run is acknowledged; receive the next one
 it asks whether the socket is up      there is no run; read from the socket to detect a disconnect
 it passes a run to ``retry``          the socket broke before the acknowledgement
-its asyncio task ends, in any way     release the run that was sent and not acknowledged
+its asyncio task ends, in any way     release the run that was sent but not acknowledged
 ===================================== =====================================================================
 """
 
@@ -77,7 +77,7 @@ class ClientListener:
             self._on_disconnect()
 
     async def stop(self) -> None:
-        """Stop listening, so that the handler receives the worker's next message. `is_down` keeps its value."""
+        """Stop listening, so the handler gets the worker's next message. `is_down` stays true after a disconnect."""
         if self._received is None or self.is_down:
             return
         self._received.cancel()
@@ -113,12 +113,12 @@ class SharedQueueDelivery:
         self._subscription: Subscription | None = None
         self._outage = OutageRetry(self._log_outage)
         self._sent: Delivery | None = None
-        """the run that was sent to the worker and is not acknowledged yet"""
+        """the run that was sent to the worker and has not been acknowledged yet"""
         self._state = ""
         self._settle_task: asyncio.Task[None] | None = None
         self._take_task: asyncio.Task[tuple[Delivery, TaskRun]] | None = None
         self._changed = asyncio.Event()
-        """set when a run was received or the worker has disconnected"""
+        """set when a run has been received, or receiving it has failed, or the worker has disconnected"""
         self._listener = ClientListener(self._changed.set)
         _current.set(self)
         if (handler := asyncio.current_task()) is not None:
@@ -194,7 +194,7 @@ class SharedQueueDelivery:
                     return delivery, run
 
     async def _is_still_held(self, delivery: Delivery) -> bool:
-        """Return whether the lease of a delivery is still valid. It may expire while the process is suspended."""
+        """Return whether the lease of a delivery is valid. The lease may expire while the process is suspended."""
         task = delivery.task
         poll = partial(self._host.control.statuses, task.key, task.id)
         (status,) = await self._outage.retry_until_available(poll)
@@ -264,7 +264,7 @@ class SharedQueueDelivery:
         results = await self._settlements.ack([(delivery, msgspec.json.encode(run))])
         if run.worker is not None and not all(results.values()):
             LOG.warning(
-                "an acknowledgement came too late: run %s is delivered again", delivery.task.id
+                "an acknowledgement came too late: run %s will be delivered again", delivery.task.id
             )
 
     async def _send_to_dead_letters(self, delivery: Delivery, reason: str) -> None:

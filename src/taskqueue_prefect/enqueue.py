@@ -1,9 +1,9 @@
 """Enqueuing task runs whose state Prefect has accepted.
 
-A run is enqueued within an HTTP request and its database transaction. Therefore this module never waits for a full
-queue or an unavailable store. Instead the response is 503, the transaction is rolled back, and Prefect's clients
-retry. If a transaction is rolled back after its run was enqueued, the delivered run is dropped, because the database
-does not have it.
+A run is enqueued within an HTTP request and its database transaction. Therefore this module does not wait for room in
+a full queue, and waits at most ``patience`` seconds for the store. If the run cannot be enqueued, the response is 503,
+the transaction is rolled back, and Prefect's clients retry. If a transaction is rolled back after its run was enqueued,
+the delivered run is dropped, because the database does not have it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
     """Log the setup, run maintenance and reconciliation in the background, and close the host at the end.
 
     A nested call does nothing, because Prefect may start an application more than once. Raises `QueueNotInUse` if
-    there are ``faults`` and the settings are strict.
+    there are ``faults`` and the setting ``strict`` is true.
     """
     if host.serves:
         yield

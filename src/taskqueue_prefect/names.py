@@ -1,4 +1,4 @@
-"""Conversion of Prefect's task keys and client ids to the names that queues and consumers may have, and back."""
+"""Conversion of Prefect's task keys and client ids to valid names of queues and consumers, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of Prefect's server that this package replaces, and a check that its source code is supported.
+"""The parts of Prefect's server that this package replaces, and a check that Prefect's source code is supported.
 
 ========================================== ====================================================================
 ``prefect.server.task_queue``              ``TaskQueue`` and ``MultiQueue``, before other modules import them
@@ -7,8 +7,8 @@
 ``prefect.server.api.server``              ``create_app``: its applications open and close a `Host`
 ========================================== ====================================================================
 
-The socket's handler, the orchestration and the API remain Prefect's code. `faults` reports where the source code of
-the installed release differs from the supported source code, which is the same in many releases.
+The socket's handler, the orchestration and the API remain Prefect's code. `faults` reports classes that were
+not replaced, and parts of the installed release whose source code differs from the supported source code.
 """
 
 from __future__ import annotations

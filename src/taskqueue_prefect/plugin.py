@@ -24,7 +24,7 @@ hookimpl = pluggy.HookimplMarker("prefect-experimental")
 
 @hookimpl
 def setup_environment(ctx: Any = None) -> None:  # noqa: ARG001 - Prefect passes this argument
-    """Make Prefect's server use the configured queue. Idempotent, because Prefect calls it more than once."""
+    """Make Prefect's server use the configured queue. Idempotent, because Prefect calls this hook more than once."""
     install()
 
 
@@ -57,7 +57,7 @@ Action = Callable[[ModuleType], None]
 
 
 def after_import(actions: Mapping[str, Action]) -> None:
-    """Call each module's action after its import, or now if it is already loaded. Only the first call has an effect."""
+    """Call each action once its module is imported, or now if it already is. Only the first call has an effect."""
     for finder in sys.meta_path:
         if isinstance(finder, ImportHookFinder):
             return

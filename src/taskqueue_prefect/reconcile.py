@@ -1,8 +1,8 @@
 """Reconciling the queue with the database: scheduled runs that are missing from the queue are enqueued again.
 
 A run is missing if it was never enqueued, if the store has lost it, or if the worker that accepted it is gone. It is
-enqueued again only after it has been missing for some time. All replicas may reconcile at the same time, because each
-repair has a token that makes it idempotent.
+enqueued again only after it has been missing for some time. All replicas may reconcile at the same time, because
+enqueuing the same run a second time has no effect.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Reconciler:
         self._missing_since: dict[Mark, float] = {}
         """time (monotonic clock) at which each run, in its current state, was first found missing from the queue"""
         self._reported: set[Mark] = set()
-        """runs for which an error was logged already"""
+        """runs for which an error has already been logged"""
         self._full_queues: set[str] = set()
         """queues that were full in the current pass, and are not tried again until the next pass"""
 
@@ -131,7 +131,7 @@ class Reconciler:
         )
 
     async def _restore(self, run: Run, key: str, status: TaskStatus | None) -> bool:
-        """Enqueue a run again; return whether it was stored. Log an error that concerns only this run or its queue."""
+        """Enqueue a run again; return whether it was stored. Raises only errors of an outage, and logs all others."""
         if key in self._full_queues:
             return False
         try:

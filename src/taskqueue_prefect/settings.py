@@ -24,7 +24,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "TASKQUEUE_REDIS_LEASE": ("INFLIGHT_VISIBILITY_TIMEOUT",),
     "TASKQUEUE_PREFECT_MAX_LOSSES": ("STREAM_MAX_RETRIES",),
 }
-"""our variables, each with the Prefect variables (without a prefix from `PREFIXES`) that are used if it is not set"""
+"""variables of taskqueue, each with the Prefect variables (without their prefix) that apply if it is not set"""
 PREFIXES = ("PREFECT_SERVER_TASKS_SCHEDULING_", "PREFECT_TASK_SCHEDULING_")
 MODULES: Mapping[str, str] = {
     "prefect.server.task_queue.memory": "memory",

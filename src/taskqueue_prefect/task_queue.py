@@ -1,7 +1,7 @@
 """The classes that replace the queue of Prefect's server, with the methods that the server uses.
 
 Requests call these classes to enqueue runs. The handler of a worker's socket creates a `MultiQueue`, and gets one run
-after another from it. A context variable shows whether a handler or a request calls: see `taskqueue_prefect.delivery`.
+after another from it. A context variable shows which of the two is the caller: see `taskqueue_prefect.delivery`.
 """
 
 from __future__ import annotations

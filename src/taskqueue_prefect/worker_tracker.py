@@ -20,7 +20,7 @@ class Workers:
         self._stock = stock
 
     async def observe_worker(self, task_keys: Sequence[str], worker_id: str) -> None:
-        """Record a message from a worker to its socket's handler. It acknowledges the run that was sent, if any."""
+        """Record a worker's message to its socket's handler. The message acknowledges the run that was sent, if any."""
         socket = SharedQueueDelivery.of_this_context()
         if socket is not None:
             socket.observed(worker_id)

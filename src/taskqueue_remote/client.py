@@ -22,7 +22,7 @@ from taskqueue_core.server_address import ServerAddress
 from taskqueue_remote.problems import problem_of, to_error
 
 TIME_HEADER = "taskqueue-time"
-"""response header with the time by the store's clock at which the server created the response, in Unix seconds"""
+"""name of the response header with the time of the response by the store's clock, in Unix seconds"""
 
 _DRIFT_PER_SECOND = 1e-4
 """assumed maximum drift between the clocks of two machines, in seconds per second"""
@@ -127,7 +127,7 @@ class HttpClient:
         body: object = None,
         query: Mapping[str, str | int] | None = None,
     ) -> T:
-        """Send a request and return the decoded response. If this fails, raise the same error as a local backend."""
+        """Send a request and return the decoded response. On failure, raise a `TaskQueueError`."""
         answer = await self.fetch(method, target, body=body, query=query)
         if not answer.ok:
             raise self.error(answer)
@@ -162,8 +162,8 @@ class HttpClient:
     async def post_once(self, target: str, content: bytes, content_type: str = JSON) -> Answer:
         """Send a POST request without ever repeating it, and return the response.
 
-        Raises `BackendUnavailable` if the request certainly had no effect, and `PublishUnconfirmed` if it failed but
-        may have had an effect.
+        The response may have an error status such as 400. Raises `BackendUnavailable` if the server or its store was
+        unavailable and the request had no effect, and `PublishUnconfirmed` if the request may have had an effect.
         """
         try:
             answer = await self._send("POST", target, content, content_type, None)

@@ -39,7 +39,7 @@ class _Cancelled(msgspec.Struct, frozen=True):
 
 
 class Count(msgspec.Struct, frozen=True):
-    """The number of tasks that a request changed, and where the next request continues; None if nothing is left."""
+    """The number of tasks that a request changed. ``next`` is where the next request continues; ``None`` at the end."""
 
     count: int
     next: str | None = None
@@ -108,7 +108,7 @@ class RemoteControl:
         )
 
     async def cancel(self, key: str, task_id: str) -> bool:
-        """Cancel a task that has not ended. If a response was lost, a repeated call may return False for that task."""
+        """Cancel a task that has not ended. After a lost response, a second call may return False for it."""
         return (await self._client.ask("DELETE", path("tasks", key, task_id), _Cancelled)).cancelled
 
     async def purge(self, key: str) -> int:
@@ -116,7 +116,7 @@ class RemoteControl:
         return (await self._client.ask("POST", target, Count, query={"confirm": key})).count
 
     async def delete(self, key: str) -> DeletedQueue:
-        """Delete a queue. If a response was lost, a repeated call may report that there was no such queue."""
+        """Delete a queue. If the response is lost, a second call may report that there was no such queue."""
         target = path("queues", key)
         return await self._client.ask("DELETE", target, DeletedQueue, query={"confirm": key})
 

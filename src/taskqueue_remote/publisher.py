@@ -58,7 +58,7 @@ class RemotePublisher:
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         """Publish tasks in one or more requests of limited size. A task that the server finds invalid is refused.
 
-        Raises `BackendUnavailable` if no task was stored, and `PublishUnconfirmed` if some tasks may have been stored.
+        An outage raises `BackendUnavailable` if no task was stored, and `PublishUnconfirmed` if some may be stored.
         """
         check_size("tasks", tasks)
         confirmations: list[Confirmation] = []

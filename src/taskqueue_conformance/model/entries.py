@@ -51,7 +51,7 @@ class Entry:
         return f"{self.task.key}/{self.task.id}"
 
     def inherit(self, old: Entry, *, life: bool) -> None:
-        """Copy the history of the task's earlier entry. With ``life``, a new publish restarts its attempts."""
+        """Copy the history of the task's earlier entry; with ``life`` (a new publish), only its settlements."""
         self.settled = [*old.settled, ("", "")] if life else old.settled
         if not life:
             self.attempt, self.handed, self.priors = old.attempt, old.handed, old.priors

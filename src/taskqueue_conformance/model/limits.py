@@ -86,7 +86,7 @@ class Limits:
                 allowed.add(Refusal.TENANT_FULL)
         assert answer.code in allowed, f"refused as {answer.code}, allowed: {allowed} (law 6)"
         assert answer.reason, "refused without a reason (law 6)"
-        assert answer.retry_after, "refused without a delay to retry after (law 6)"
+        assert answer.retry_after, "refused without retry_after (law 6)"
         if answer.code is not Refusal.INTAKE_PAUSED:
             least, most = of_tenant if answer.code is Refusal.TENANT_FULL else waiting
             assert answer.depth is not None

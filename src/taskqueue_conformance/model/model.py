@@ -114,7 +114,9 @@ class Model(Shelf):
         self.expired(answer.expired, span)
         assert len(answer.deliveries) <= limit, "a receive returned more deliveries than its limit"
         for delivery in answer.deliveries:
-            assert delivery.task.key in keys, "a task of a key without a subscription was delivered"
+            assert delivery.task.key in keys, (
+                "a task was delivered from a queue that is not subscribed to"
+            )
             self._delivered(owner, delivery, span, held_up)
         entries = [entry for entry in self.entries.values() if entry.task.key in keys]
         if len(answer.deliveries) < limit and not answer.again:
@@ -147,7 +149,7 @@ class Model(Shelf):
         assert deadline is None or at < deadline, (
             f"{entry.name} was delivered after its deadline (law 8)"
         )
-        assert delivery.task == entry.task, f"{entry.name} was changed on the way"
+        assert delivery.task == entry.task, f"{entry.name} was not delivered as it was published"
         assert delivery.receipt not in self._issued, (
             f"{entry.name} got a receipt used before (law 2)"
         )

@@ -120,7 +120,7 @@ class SlotModel:
                 self.end(lease, reported=False)
 
     def end(self, lease: Held, *, reported: bool = True) -> None:
-        """End a lease. With ``reported=False``, its holder does not learn this, so its note is stored as late."""
+        """End a lease. With ``reported=False``, the holder is not notified, so the lease's note is stored as late."""
         self.leases.remove(lease)
         if not reported and lease.note is not None and lease.job is not None:
             self.put_aside(lease.model, lease.job, lease.note)
@@ -260,7 +260,7 @@ class SlotModel:
         return Left.TAKEN
 
     def reconcile(self, position: Known, observed: Seen | None, settled: float) -> list[Held]:
-        """Record a server's report; end and return the leases that equal reports missed for ``settled`` seconds."""
+        """Record a server's report. End and return the leases whose jobs were missing for ``settled`` seconds."""
         if observed is None:
             return self._silent(position)
         bound = [item for item in self.leases_of(position) if item.job]

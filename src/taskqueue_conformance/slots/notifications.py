@@ -113,7 +113,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.outcome(waiting)
 
     async def test_many_want_the_same_slots(self, bench: Bench) -> None:
-        """Many concurrent calls of ``acquire`` together get exactly the existing slots (B6, C20; FIX-C4, fault H1)."""
+        """Many concurrent calls of ``acquire`` together get each slot exactly once (B6, C20; FIX-C4, fault H1)."""
         await bench.pool.serve("s1", 3)
         await bench.pool.serve("s2", 2)
         calls = [bench.slots.acquire(MODEL, f"h{n}", ttl=LONG, limit=2) for n in range(10)]
@@ -152,7 +152,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
 
     @needs("shared")
     async def test_replicas_race_for_slots(self, bench: Bench) -> None:
-        """If several processes acquire at once, each slot is granted once (C20; FIX-C4, fault H1)."""
+        """If several replicas acquire at once, each slot is granted once (C20; FIX-C4, fault H1)."""
         await bench.pool.serve(slots=5)
         replicas = [bench, await bench.replica(), await bench.replica()]
         calls = [
@@ -163,7 +163,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
 
     @needs("shared")
     async def test_one_pool_for_all_replicas(self, bench: Bench) -> None:
-        """A process can see, take over and release leases of another process (C23; OPEN-C4, fault H2)."""
+        """A replica can see, take over and release leases of another replica (C23; OPEN-C4, fault H2)."""
         other = await bench.replica()
         (lease,) = await bench.pool.serving("job-1", slots=2)
         await other.pool.expect(usable=True)
@@ -176,7 +176,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
 
     @needs("shared")
     async def test_replicas_look_in_turn(self, bench: Bench) -> None:
-        """Two reports without a job end its lease, even if they come from two processes (C22; fault H4)."""
+        """Two reports without a job end its lease, even if they come from two replicas (C22; fault H4)."""
         other = await bench.replica()
         await bench.pool.serving("job-1")
         assert await bench.pool.report(0) == []
@@ -184,7 +184,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
 
     @needs("shared")
     async def test_a_crowd_of_replicas(self, bench: Bench) -> None:
-        """Dispatchers in several processes never hold more slots than exist (B6; fault H1)."""
+        """Dispatchers on several replicas never hold more slots than exist (B6; fault H1)."""
         await _crowd(bench, [bench, await bench.replica(), await bench.replica()])
 
     @needs("durable")

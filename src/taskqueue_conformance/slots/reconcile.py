@@ -188,7 +188,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert None not in await bench.slots.renew(by_number, by_name, ttl=LONG)
 
     async def test_slots_without_a_job_are_not_missed(self, bench: Bench) -> None:
-        """A report never ends an unassigned lease, because no job was sent for it yet (C22; FIX-C5)."""
+        """A report never ends an unassigned lease, because no job has been sent for it yet (C22; FIX-C5)."""
         await bench.pool.serve()
         (lease,) = await bench.pool.take()
         for _ in range(3):

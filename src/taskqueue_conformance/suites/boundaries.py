@@ -13,7 +13,7 @@ _NEEDS: tuple[Need, ...] = ("manual_clock",)
 _TICK = 2**-10
 """nearly a millisecond; sums of such times have no rounding errors"""
 _WAIT = 4.0
-"""seconds until the time that a test looks at"""
+"""seconds until the time that a test checks"""
 
 
 class BoundariesSuite(Harness, needs=_NEEDS):
@@ -68,7 +68,7 @@ class BoundariesSuite(Harness, needs=_NEEDS):
 
     @needs(Capability.CONTROL)
     async def test_window_to_the_millisecond(self, bench: Bench) -> None:
-        """An id is known until ``dedupe_window`` after its end, and then it is a new task (law 7)."""
+        """The id of an ended task is known for ``dedupe_window``, and after that it can be published again (law 7)."""
         await bench.configure(dedupe_window=_WAIT)
         subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery)
@@ -92,7 +92,7 @@ class BoundariesSuite(Harness, needs=_NEEDS):
 
     @needs(Capability.CONTROL, Capability.FLOW)
     async def test_processing_time_to_the_millisecond(self, bench: Bench) -> None:
-        """A delivery is lost at ``max_processing_time``, and not a millisecond before (laws 2, 3)."""
+        """A delivery counts as lost at ``max_processing_time``, and not a millisecond before (laws 2, 3)."""
         await bench.limit(max_processing_time=_WAIT)
         await bench.running("t1")
         await bench.advance(_WAIT - _TICK)
@@ -102,13 +102,15 @@ class BoundariesSuite(Harness, needs=_NEEDS):
 
     @needs(Capability.CONTROL, Capability.FLOW)
     async def test_token_to_the_millisecond(self, bench: Bench) -> None:
-        """A rate limit allows the next delivery when a token is there, and not a millisecond before (law 5)."""
+        """A rate limit allows the next delivery when a token is available, and not a millisecond before (law 5)."""
         limit = RateLimit(max_tokens=1, interval=int(_WAIT), interval_unit=IntervalUnit.SECONDS)
         await bench.limit(rate_limit=limit)
         subscription = await bench.subscribed("t1", "t2")
         assert ids(await bench.take(subscription, 2)) == ["t1"]
         await bench.advance(_WAIT - _TICK)
-        assert await bench.take(subscription) == [], "a token was there a millisecond early (law 5)"
+        assert await bench.take(subscription) == [], (
+            "a token was available a millisecond early (law 5)"
+        )
         await bench.advance(_TICK)
         assert ids(await bench.take(subscription)) == ["t2"]
 

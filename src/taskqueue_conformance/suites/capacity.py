@@ -234,7 +234,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
 
 def _names(bench: Bench, count: int) -> list[str]:
-    """Return ``count`` task ids that were not used before."""
+    """Return ``count`` task ids that have not been used before."""
     bench.numbers += count
     return [f"fresh{bench.numbers - n}" for n in range(count)]
 
@@ -243,5 +243,7 @@ async def _has_room(bench: Bench, room: int, *, of: int) -> None:
     """Fail unless the queue, whose capacity is ``of``, accepts exactly ``room`` more tasks."""
     *accepted, refused = await bench.offer(*_names(bench, room + 1))
     statuses = [answer.status for answer in accepted]
-    assert statuses == [Published.ACCEPTED] * room, f"{room} more tasks must be accepted (law 6)"
+    assert statuses == [Published.ACCEPTED] * room, (
+        f"the queue must have room for {room} more (law 6)"
+    )
     check_refused(refused, Refusal.QUEUE_FULL, depth=of)

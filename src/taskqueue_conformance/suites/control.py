@@ -128,7 +128,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert (await bench.control.ledger(OTHER)).waiting == 1
 
     async def test_purge_is_exact(self, bench: Bench) -> None:
-        """A purge ends every earlier task, also if it becomes due, and no later one (laws 1, 10; issue 21)."""
+        """A purge cancels every earlier task, even one that becomes due, and no later task (laws 1, 10; issue 21)."""
         old = [f"waiting{n}" for n in range(1200)]
         soon, late = [f"soon{n}" for n in range(600)], [f"late{n}" for n in range(600)]
         await bench.publish(*old)
@@ -139,7 +139,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         while not purge.done():
             await asyncio.sleep(0)
             if not (await bench.control.ledger(KEY)).cancelled:
-                continue  # the purge has perhaps not begun
+                continue  # the purge may not have begun yet
             new.append(f"new{len(new)}")
             at = None if len(new) % 2 else bench.now + 1800
             await bench.publish(new[-1], not_before=at)
@@ -216,7 +216,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.expect(in_flight=20, expired=20)
 
     async def test_maintain_keeps_up(self, bench: Bench) -> None:
-        """A pass that leaves work says how late it is and when the next pass is to start (law 10; issue 21)."""
+        """A pass that leaves work undone reports its delay and when the next pass should start (law 10; issue 21)."""
         names = [f"t{n}" for n in range(4500)]
         await bench.publish(*names, deadline=bench.now + bench.short)
         await bench.advance(2 * bench.short)
@@ -227,8 +227,10 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
             if done.behind is None:
                 break
             assert done.behind >= 0
-            assert done.again_in is not None, "no other process continues"
-        assert sorted(expired) == sorted(names), "left without another pass"
+            assert done.again_in is not None, "work is left, but again_in is None (law 10)"
+        assert sorted(expired) == sorted(names), (
+            "no work was left, but tasks have not expired (law 10)"
+        )
 
     async def test_what_runs_on_and_on(self, bench: Bench) -> None:
         """Without ``max_processing_time``, a delivery is never ended for lack of progress (OPEN-C3)."""
@@ -270,7 +272,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert (again.deleted, again.forgotten) == (False, 0)
 
     async def test_a_deleted_queue_can_be_used_again(self, bench: Bench) -> None:
-        """After a deletion, a known id is new, and a receipt from before is stale (laws 2, 4, 7)."""
+        """After a queue is deleted, its ids can be used again, and its old receipts are stale (laws 2, 4, 7)."""
         subscription, old = await bench.running("t1")
         await subscription.redeliver(old)
         await bench.control.cancel(KEY, "t1")
@@ -284,7 +286,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.expect(done=2)
 
     async def test_delete_what_is_in_use(self, bench: Bench) -> None:
-        """A queue with waiting, scheduled or running tasks or with subscriptions is not deleted (law 1)."""
+        """A queue with waiting, scheduled or running tasks, or with a subscription, is not deleted (law 1)."""
         await bench.publish("waiting")
         await bench.publish("scheduled", not_before=bench.now + 3600)
 

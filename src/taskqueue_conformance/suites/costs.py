@@ -1,6 +1,6 @@
-"""What a backend may cost: nothing remains of what has ended, and what is idle takes no time.
+"""Costs of a backend: ended tasks leave no records behind, and idle queues take next to no time.
 
-The limits of time are far above what a backend with indexes needs, and far below what a walk over all records takes.
+The time limits are far above what a backend with indexes needs, and far below what a scan of all records takes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CostsSuite(Harness):
 
     @needs("stored", "manual_clock", Capability.CONTROL)
     async def test_nothing_remains_of_the_ended(self, bench: Bench) -> None:
-        """After every task has ended and its windows have passed, the store is as large as after the round before."""
+        """Once all tasks have ended and their windows have passed, the store is no larger than in an earlier round."""
         await bench.configure(dedupe_window=1.0, result_ttl=1.0)
         sizes = []
         for number in range(4):
@@ -42,7 +42,7 @@ class CostsSuite(Harness):
         assert sizes[-1] <= sizes[1], f"the store grows with each round: its sizes were {sizes}"
 
     async def test_tasks_of_other_keys_cost_nothing(self, bench: Bench) -> None:
-        """Thousands of tasks that wait or are scheduled under other keys do not slow down a receive."""
+        """Thousands of waiting and scheduled tasks in another queue do not slow down a receive."""
         subscription = await bench.subscribed("t1")
 
         async def receive_and_release() -> None:
@@ -55,7 +55,7 @@ class CostsSuite(Harness):
             await bench.publish(*names, key=OTHER, not_before=later)
         after = await _fastest(receive_and_release)
         assert after <= 4 * before + 0.0005, (
-            f"a receive and a release take {after * 1000:.2f} ms because of {_MANY} tasks under another key: "
+            f"a receive and a release take {after * 1000:.2f} ms because of {_MANY} tasks in another queue: "
             f"expected about {before * 1000:.2f} ms as before"
         )
 
@@ -89,7 +89,7 @@ async def _fastest(call: Callable[[], Awaitable[object]]) -> float:
 
 
 async def _round(bench: Bench, name: str) -> None:
-    """Let tasks end in every way."""
+    """Publish tasks, and let them end in different ways."""
     names = [f"{name}-{end}" for end in ("ack", "retry", "release", "lost", "cancel", "bury")]
     subscription = await bench.subscribed(*names)
     await bench.publish(f"{name}-due", not_before=bench.now + 1)

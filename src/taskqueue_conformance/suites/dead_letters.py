@@ -126,7 +126,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         assert ids(await bench.take(subscription, 4)) == ["t2", "t3", "t1", "t4"]
 
     async def test_redrive_all_and_some(self, bench: Bench) -> None:
-        """Without ids, all dead letters of a queue are redriven; ids of other tasks are ignored (C17)."""
+        """Without ids, all dead letters of a queue are redriven; ids of tasks that are not dead are ignored (C17)."""
         await _buried(bench, 4)
         assert await bench.dead_letters.redrive(KEY, "t1", "unknown", "t1") == 1
         assert await bench.dead_letters.redrive(KEY, "t1") == 0, "redrive is not idempotent"

@@ -54,7 +54,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
             assert ids(await bench.take(bench.subscribe(key), 9)) == ["t1", "t2"]
 
     async def test_copies_wake(self, bench: Bench) -> None:
-        """A copy wakes a receive that waits for a bound queue (D9)."""
+        """A copy wakes a receive that waits on a bound queue (D9)."""
         targets = await bound(bench, 2)
         receives = [bench.subscribe(key, consumer=key).receive(1, None) for key in targets]
         waiting = [await bench.start(receive) for receive in receives]
@@ -126,7 +126,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
             assert await bench.control.ledger(key) == Ledger(), "a copy was copied"
 
     async def test_dates_travel(self, bench: Bench) -> None:
-        """Copies keep priority, deadline and ``not_before``; each copy expires or becomes due by itself (law 8; D9)."""
+        """Copies keep priority, deadline and ``not_before``; each copy expires or is due on its own (law 8; D9)."""
         name, two = await bound(bench, 2)
         later = bench.now + bench.short
         await bench.publish("low", priority=1)
@@ -218,7 +218,7 @@ async def bound(bench: Bench, count: int, *, of: str = KEY) -> tuple[str, ...]:
 
 
 async def _bindable(bench: Bench, of: str, count: int) -> AsyncIterator[str]:
-    """Try names of queues, and yield those that ``of`` can be bound to; a partitioned store refuses some."""
+    """Yield up to ``count`` names of queues that ``of`` can be bound to; a partitioned store refuses some names."""
     for number in range(_TRIES):
         if not count:
             return

@@ -1,4 +1,4 @@
-"""A store that fails within a step, or carries out a commit and does not say so.
+"""A store that fails within a step, or carries out a commit but reports an error.
 
 These tests apply to classes that define `Harness.failing` or `Harness.unanswered`.
 """
@@ -17,7 +17,7 @@ from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.tasks import Published, Settled
 
 _WRITES = 60
-"""number of writes after which every call of these tests must have ended"""
+"""number of writes that are more than enough for each call in these tests"""
 
 
 class FaultsSuite(Harness):
@@ -77,7 +77,7 @@ class FaultsSuite(Harness):
 
     @needs("unanswered")
     async def test_publish_without_an_answer(self, bench: Bench) -> None:
-        """A publish that was stored without an answer raises `PublishUnconfirmed`; a resend is a duplicate (law 7)."""
+        """A stored publish with a lost answer must not raise `BackendUnavailable`; a resend is a duplicate (law 7)."""
         task = bench.task("t1")
         await bench.publish("before")
         error: BackendUnavailable | PublishUnconfirmed | None = None
@@ -98,7 +98,7 @@ class FaultsSuite(Harness):
 
     @needs("unanswered")
     async def test_settlement_without_an_answer(self, bench: Bench) -> None:
-        """An ack that was stored without an answer can be repeated, and takes effect once (laws 1, 2)."""
+        """An ack whose answer is lost can be repeated, and takes effect once (laws 1, 2)."""
         subscription, delivery = await bench.running("t1")
         with bench.harness.unanswered(bench.backend):
             await _unavailable(subscription.ack(delivery))
@@ -107,7 +107,7 @@ class FaultsSuite(Harness):
 
     @needs("unanswered")
     async def test_receive_without_an_answer(self, bench: Bench) -> None:
-        """Deliveries that no receive returned are delivered by a later one, without a loss (laws 1, 3)."""
+        """If the answer to a receive is lost, a later receive delivers its tasks, without a loss (laws 1, 3)."""
         subscription = await bench.subscribed("t1", "t2")
         with bench.harness.unanswered(bench.backend):
             await _unavailable(subscription.receive(2, 0))
@@ -120,7 +120,7 @@ class FaultsSuite(Harness):
 
 
 async def _fail_at_each_write(bench: Bench, call: Callable[[str], Awaitable[None]]) -> int:
-    """Call with a store that fails at the first write, then at the second, and so on, until a call succeeds.
+    """Repeat a call on a store that fails at the first write, then at the second, and so on, until the call succeeds.
 
     Return the number of failures. After each failure, the ledger must be as it was before.
     """

@@ -35,7 +35,9 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         taken = [await bench.take(subscription, 2) for subscription in (item, two, three)]
         assert [len(deliveries) for deliveries in taken] == [2, 1, 0]
         for subscription in (item, two, three):
-            assert (await held(subscription)).due_at is None, "due_at must be None: no task is due"
+            assert (await held(subscription)).due_at is None, (
+                "due_at must be None: the time of the next delivery is unknown"
+            )
         await two.ack(taken[1][0])
         assert ids(await bench.take(three, 2)) == ["t4"]
 
@@ -135,7 +137,9 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """A receive from a paused queue returns nothing and raises no error; other calls work as before (law 5; F6)."""
         subscription, delivery = await bench.running("running", "t1")
         await bench.limit(paused=True)
-        assert (await held(subscription)).due_at is None, "due_at must be None: no task is due"
+        assert (await held(subscription)).due_at is None, (
+            "due_at must be None: the time of the next delivery is unknown"
+        )
         await bench.publish("t2")
         await bench.publish("t3", not_before=bench.now + bench.short)
         await subscription.ack(delivery)

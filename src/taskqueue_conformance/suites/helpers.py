@@ -123,4 +123,4 @@ def check_refused(
     if code is Refusal.MOVED:
         assert answer.retry_after is None, "a queue that has moved must not suggest a retry (law 6)"
     else:
-        assert (answer.retry_after or 0) > 0, "refused without a delay to retry after (law 6)"
+        assert (answer.retry_after or 0) > 0, "refused without retry_after (law 6)"

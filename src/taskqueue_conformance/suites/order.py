@@ -196,7 +196,7 @@ class OrderSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
         assert [n for n in taken if n.startswith("s7-")] == [f"s7-{m}" for m in range(5)]
 
     async def test_equal_tenants_have_equal_shares(self, bench: Bench) -> None:
-        """In 50 deliveries, Jain's fairness index of ten tenants is 0.95 or more (law 4; OPEN-A1)."""
+        """In every 50 deliveries, Jain's fairness index of ten tenants is 0.95 or more (law 4; OPEN-A1)."""
         await bench.fair()
         for n in range(10):
             names = [f"tenant{n}-{m}" for m in range(150 if n % 3 == 0 else 40)]

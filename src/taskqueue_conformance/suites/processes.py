@@ -23,7 +23,7 @@ _NEEDS: tuple[Need, ...] = ("opener",)
 _KILLS = 8
 """number of processes that are killed under load, one after the other"""
 _VERBS = ("begun", "published", "acking", "done")
-"""what a process says before and after its calls"""
+"""messages that a process sends before and after its calls"""
 _RACED = 150
 """number of tasks in a race of three processes"""
 
@@ -32,7 +32,7 @@ class ProcessesSuite(Harness, needs=_NEEDS):
     """Tests with real processes."""
 
     async def test_killed_process_loses_its_deliveries(self, bench: Bench) -> None:
-        """The deliveries of a killed process become available by themselves, as lost (laws 1, 3, 10)."""
+        """The tasks of a killed process become available again, with one loss each (laws 1, 3, 10)."""
         async with processes(bench) as others:
             holder = await others.start(programs.hold, "killed", ["t1", "t2", "t3"])
             assert await holder.hears(bench.harness.patience) == ["t1", "t2", "t3"]
@@ -66,18 +66,19 @@ class ProcessesSuite(Harness, needs=_NEEDS):
 
     @needs("shared")
     async def test_publish_wakes_another_process(self, bench: Bench) -> None:
-        """A receive that waits in one process gets a task that another process publishes, at once (E1)."""
+        """A publish in one process immediately wakes a receive that waits in another process (E1)."""
         async with processes(bench) as others, others.here() as here:
             waiting = await others.start(programs.wait, "waiting")
             for number in range(30):
                 await _heard(waiting, bench, "waiting")
-                await asyncio.sleep(number % 6 / 1000)  # at other moments of the start of a receive
+                # Publish at different moments after a receive has started.
+                await asyncio.sleep(number % 6 / 1000)
                 await here.publish(f"t{number}")
                 await _heard(waiting, bench, [f"t{number}"])
 
     @needs("shared")
     async def test_return_wakes_another_process(self, bench: Bench) -> None:
-        """A receive that waits in one process gets a task that another process releases, at once (E1)."""
+        """A release in one process immediately wakes a receive that waits in another process (E1)."""
         async with processes(bench) as others, others.here() as here:
             subscription, delivery = await here.running("t1")
             waiting = await others.start(programs.wait, "waiting")
@@ -87,7 +88,7 @@ class ProcessesSuite(Harness, needs=_NEEDS):
 
     @needs("shared")
     async def test_race_of_processes(self, bench: Bench) -> None:
-        """Three processes that receive at the same time share the tasks, and none is delivered twice (laws 1, 2)."""
+        """Three processes that receive at the same time share the tasks, and no task is delivered twice (laws 1, 2)."""
         async with processes(bench) as others, others.here() as here:
             racers = [await others.start(programs.race, f"racer{n}", n + 1) for n in range(3)]
             for racer in racers:
@@ -105,7 +106,7 @@ class ProcessesSuite(Harness, needs=_NEEDS):
             await here.expect(done=_RACED)
 
     async def test_killed_at_any_moment(self, bench: Bench) -> None:
-        """Each call of a process that is killed has taken full effect or none, and what it confirmed stays (law 1)."""
+        """Each call of a killed process has taken full effect or none, and every confirmed effect is kept (law 1)."""
         said: dict[str, set[str]] = {verb: set() for verb in _VERBS}
         async with processes(bench) as others:
             for number in range(_KILLS):
@@ -184,5 +185,5 @@ async def _all_done(bench: Bench, names: list[str]) -> None:
     }
     assert not any(counted.values()), f"all tasks are done, but the ledger is {ledger} (law 1)"
     assert states == {"done": ledger.done}, (
-        f"the ledger does not count the tasks as they are: {ledger}, {states} (law 1)"
+        f"the ledger does not match the states of the tasks: {ledger}, {states} (law 1)"
     )

@@ -43,7 +43,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await bench.advance(seconds)
             more = await bench.take(subscription, 9)
             assert len(more) >= tokens, (
-                f"expected {tokens} deliveries in {seconds} s, got {len(more)}"
+                f"too few deliveries in {seconds} s: expected {tokens}, got {len(more)}"
             )
             taken += more
         check_rate(taken, _FAST)
@@ -163,7 +163,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             for _ in range(3):
                 taken += await bench.take(subscription, 9)
                 assert (await held(subscription)).due_at is None, (
-                    "due_at must be None: no task is due"
+                    "due_at must be None: the time of the next delivery is unknown"
                 )
             await subscription.ack(taken[-1])
         assert ids(taken) == ["t0", "t1", "t2"]

@@ -70,7 +70,7 @@ class ReplicasSuite(Harness):
 
     @needs(Capability.CONTROL, "shared")
     async def test_opening_disturbs_nothing(self, bench: Bench) -> None:
-        """Another replica that opens the store leaves the deliveries of living consumers alone (law 2)."""
+        """A replica that opens the store and runs maintenance does not affect other replicas' deliveries (law 2)."""
         subscription, delivery = await bench.running("t1")
         other = await bench.replica()
         await other.control.maintain()

@@ -134,11 +134,13 @@ class RetrySuite(Harness):
         await bench.advance(2 * bench.short)
         (again,) = await bench.take(subscription, 2)
         await subscription.ack(again)
-        assert await bench.retry(delivery.task) is ACCEPTED, "the next attempt was not retried"
+        assert await bench.retry(delivery.task) is ACCEPTED, (
+            "a retry of the next attempt was refused"
+        )
         assert (await bench.one(subscription)).attempt == 3
 
     async def test_explicit_token(self, bench: Bench) -> None:
-        """A token is accepted once, in any state of the task; another token is another retry (law 7)."""
+        """A token is accepted once, in any state of the task; another token schedules another retry (law 7)."""
         subscription, delivery = await bench.running("t1")
         first, second = "a", "b"
         await subscription.ack(delivery)

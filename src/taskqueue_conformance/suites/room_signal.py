@@ -53,7 +53,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs(Capability.FAIR_ORDER)
     async def test_tenants_room_notifies(self, bench: Bench) -> None:
-        """When capacity of a tenant becomes free, a publisher that waits for it wakes (law 6; B5)."""
+        """When a tenant's capacity becomes free, a publisher that waits for this capacity wakes (law 6; B5)."""
         await bench.fair(tenant_capacity=1)
         await bench.publish("a0", tenant="a")
         await bench.publish("b0", tenant="b")

@@ -29,7 +29,7 @@ class ScheduleSuite(Harness):
         assert ids([await bench.one(bench.subscribe())]) == ["t1"]
 
     async def test_order_of_times(self, bench: Bench) -> None:
-        """Scheduled tasks come in the order of their times; tasks with equal times in order of publishing (law 4)."""
+        """Scheduled tasks come in the order of their times, and with equal times in the order of publishing (law 4)."""
         soon, sooner = bench.now + bench.short, bench.now + bench.short / 2
         await bench.publish("b1", "b2", not_before=soon)
         await bench.publish("a1", "a2", not_before=sooner)

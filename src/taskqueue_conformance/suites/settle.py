@@ -1,4 +1,4 @@
-"""Settling: a receipt settles once, a stale receipt changes nothing, and a release is not a failure."""
+"""Settling: a receipt can be settled once, a stale receipt changes nothing, and a release is not a failure."""
 
 from __future__ import annotations
 

@@ -57,7 +57,9 @@ class TenantsSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
         await fill(bench, a=2, b=2)
         answers = await _publish(bench, "a2", "c0", "d0", "b2")
         full, code = Refusal.QUEUE_FULL, [answer.code for answer in answers]
-        assert code == [Refusal.TENANT_FULL, None, full, full], "queue_full must win (law 6)"
+        assert code == [Refusal.TENANT_FULL, None, full, full], (
+            "queue_full must be reported before tenant_full (law 6)"
+        )
         assert [answer.depth for answer in answers] == [2, None, 5, 5]
         await bench.expect(waiting=5)
 
@@ -101,7 +103,9 @@ class TenantsSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
         taken += await bench.take(two, 9)
         assert ids(taken) == ["a0", "b0", "c0", "a1", "b1"]
         for subscription in (item, two):
-            assert (await held(subscription)).due_at is None, "due_at must be None: no task is due"
+            assert (await held(subscription)).due_at is None, (
+                "due_at must be None: the time of the next delivery is unknown"
+            )
         await two.ack(taken[0])
         assert ids(await bench.take(item, 9)) == ["a2"]
         await fill(bench, d=3)
