@@ -70,7 +70,7 @@ class CapacityTurns:
         return -max(own, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
-        """Return whether the slot's server is shared: several models use it, and their slots exceed its limit on jobs."""
+        """Return whether the slot's server is shared: several models use it, and have more slots than it may run jobs."""
         endpoints = [
             info
             for view in self._registry.known()
