@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 _NEVER = float("inf")
 ROOM = 64
-"""number of items below which a heap or lane is never searched for outdated items to remove"""
+"""minimum number of items at which a whole heap or lane is searched for outdated items"""
 
 
 R = TypeVar("R")

@@ -122,7 +122,7 @@ class QueueState:
         self.alarm_at = 0.0
         self.published = 0
         self.empty: tuple[int, float] | None = None
-        """if the queue is empty: number of tasks published until then, and when maintenance found it empty"""
+        """if the queue is empty: number of tasks published until then, and when maintenance first found it empty"""
         self.fresh = 0
         """number of tasks that were never delivered, which count against the capacity"""
         self.states: Counter[State] = Counter()

@@ -31,13 +31,13 @@ class Timers:
         """time at which the timer fires; infinity if it is not set"""
 
     def schedule(self, record: TaskRecord, at: float) -> None:
-        """Set the time at which an entry becomes available. Its sequence number must be new."""
+        """Set the time at which an entry becomes available. The entry's sequence number must be new."""
         self._scheduled.add(at, record, record.seq)
         record.queue.scheduled.add(at, record, record.seq)
         self._arm(at)
 
     def watch(self, record: TaskRecord, at: float) -> None:
-        """Set the time at which a delivery without progress is taken back. Its ``watch`` number must be new."""
+        """Set the time at which a delivery without progress is taken back. The record's ``watch`` must be new."""
         self._flights.add(at, record, record.watch)
         record.queue.flights.add(at, record, record.watch)
         self._arm(at)

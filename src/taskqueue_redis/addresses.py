@@ -22,7 +22,7 @@ _OPTIONS = {
     "db", "client_name", "protocol", "health_check_interval",
     "ssl_password", "ssl_ciphers", "ssl_include_verify_flags", "ssl_exclude_verify_flags",
 }  # fmt: skip
-"""options of redis-py that a URL may have; for the others there are settings, or they would weaken the checks"""
+"""options of redis-py that a URL may contain; the others have a setting, or would weaken the checks"""
 _FORMS = (
     "redis://[user:password@]host[:port][/database], rediss:// for TLS, unix:///path/to/socket, "
     "redis+sentinel://host:port,host:port/service[/database], redis+cluster://host:port,host:port"
@@ -108,7 +108,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RefusedUrl(Exception):
-    """A URL is not supported. The arguments are what it is, and what is allowed."""
+    """A URL is not supported. The arguments: a description of the URL, and the allowed forms."""
 
 
 def is_loopback(host: str) -> bool:

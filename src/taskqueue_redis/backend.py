@@ -21,7 +21,7 @@ from taskqueue_redis.slots.pool import RedisSlots
 from taskqueue_redis.subscription import RedisSubscription
 
 _HEALTH_SECONDS = 3.0
-"""seconds within which the store must execute a write in each partition, or else counts as unavailable"""
+"""seconds that a health check allows for a write in every partition; after that, the store counts as unavailable"""
 _OUTAGE_SECONDS = 1.0
 """seconds for which `aclose` waits for a store that is unavailable"""
 

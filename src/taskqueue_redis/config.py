@@ -34,7 +34,7 @@ class RedisSettings(BaseSettings):
     credential_provider: ImportString[Callable[[], Any]] | None = None
     """``module.name`` of a class or function that returns a ``CredentialProvider`` of redis-py"""
     address_remap: ImportString[Callable[[tuple[str, int]], tuple[str, int]]] | None = None
-    """``module.name`` of a function that returns the reachable ``(host, port)`` of one that Sentinels or nodes name"""
+    """``module.name`` of a function that maps a ``(host, port)`` that Sentinels or nodes report to a reachable one"""
     sentinel_user: str = ""
     sentinel_password: SecretStr | None = None
     """password of the Sentinels, if they require one"""
@@ -71,7 +71,7 @@ class RedisSettings(BaseSettings):
     lease: float = Field(15.0, ge=1, le=3600, allow_inf_nan=False)
     """seconds without a heartbeat after which the deliveries of a consumer are given to other consumers"""
     housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)
-    """usual number of seconds between two runs of maintenance; after a gap of three times that, leases start again"""
+    """usual number of seconds between two runs of maintenance; after over three times that without any, leases restart"""
     stale_consumers: float = Field(86_400.0, ge=60, allow_inf_nan=False)
     """seconds of inactivity after which an unregistered consumer without deliveries is deleted from a consumer group"""
     appendfsync: Literal["always", "everysec", "no"] | None = None
@@ -125,7 +125,7 @@ class RedisSettings(BaseSettings):
 
     @property
     def has_password(self) -> bool:
-        """Whether this client logs in: with a password, or with what a provider of credentials returns."""
+        """Whether this client logs in: with a password or a credential provider."""
         ways = (self.password, self.password_file, self.credential_provider)
         return bool(self.address.password) or any(way is not None for way in ways)
 

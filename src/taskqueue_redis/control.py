@@ -290,7 +290,7 @@ class RedisControl(_ScriptCaller):
         if anomalies > self._anomalies.get(partition, 0):
             self._anomalies[partition] = anomalies
             _log.error(
-                "partition %s: %d inconsistent entries repaired so far", partition, anomalies
+                "partition %s: inconsistent entries repaired so far: %d", partition, anomalies
             )
 
     def _report_steps(self, partition: str, steps: int, last: float) -> None:
@@ -298,7 +298,7 @@ class RedisControl(_ScriptCaller):
             self._steps[partition] = steps
             _log.warning(
                 "partition %s: the clock of Redis was set back by %.1f s; the store's time continues "
-                "(%d such steps so far)", partition, last, steps,
+                "(steps so far: %d)", partition, last, steps,
             )  # fmt: skip
 
     async def _report_damage(self, partition: str, damaged: list[bytes]) -> None:

@@ -170,7 +170,7 @@ class Receiver:
         return tuple(key for key in self.ready if of(key) not in self._unavailable)
 
     async def _each(self, taken: _Batch, reads: Mapping[str, Coroutine[Any, Any, _Batch]]) -> None:
-        """Collect results of reads. If another partition is available, background tasks read silent and failed ones."""
+        """Collect the results of reads. Leave silent and failed partitions to background tasks if another works."""
         requested = {asyncio.create_task(read): name for name, read in reads.items()}
         late = set(requested)
         try:

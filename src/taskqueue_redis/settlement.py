@@ -27,7 +27,7 @@ class _Ack(NamedTuple):
 
 
 class Settlement:
-    """Settles deliveries, whatever subscription received them."""
+    """Settles deliveries, regardless of which subscription received them."""
 
     def __init__(self, scripts: ScriptRunner, receipts: Receipts) -> None:
         self._scripts = scripts

@@ -29,7 +29,8 @@ _CHECKS = 100
 class RedisSubscription(SubscriptionBase):
     """A consumer's subscription.
 
-    It registers at the first call of `receive`, `adopt` or `revoked`, and keeps its deliveries by sending heartbeats.
+    It registers at the first call of `receive`, `adopt` or `revoked`, or when workers or statistics are requested. It
+    keeps its deliveries by sending heartbeats.
     """
 
     def __init__(self, context: RedisContext, keys: tuple[str, ...], consumer: str) -> None:

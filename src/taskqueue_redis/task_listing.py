@@ -57,8 +57,8 @@ class TaskLister(StoreReader):
     async def read(self, key: str, states: Collection[State]) -> AsyncIterator[list[Listed]]:
         """Yield the tasks of a queue that are in one of ``states``, in batches, in no particular order.
 
-        A task that is in the queue during the whole listing is yielded at least once. It may be yielded again if the
-        queue grows or shrinks.
+        A task that is in one of these states during the whole listing is yielded at least once. It may be yielded
+        again if the queue grows or shrinks.
         """
         partition = (await self._installed()).of(key)
         name = f"{partition}:q:{key}"
@@ -98,7 +98,7 @@ class TaskLister(StoreReader):
         return self._partitions
 
     async def _pending(self, partition: str, stream: str) -> tuple[int, int]:
-        """Return the lowest and the highest sequence number in flight in a stream."""
+        """Return the lowest and the highest sequence number in flight in a stream; an empty range if there is none."""
         try:
             reply = await self._client.command(partition, "XPENDING", stream, _GROUP)
         except ScriptError:  # the consumer group does not exist, because nothing was ever delivered

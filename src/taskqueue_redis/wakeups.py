@@ -1,4 +1,4 @@
-"""Waking of waiting receives and signals, with one pub/sub connection per process and one timer per partition."""
+"""Waking waiting receives and signals, with one pub/sub connection per process and one timer per partition."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Wakeups:
             raise contract_error(failure) from failure
 
     def notify(self, key: str) -> None:
-        """Wake the next subscription of a queue, which wakes another one if it does not take all the work."""
+        """Wake the next waiting subscription of a queue. It wakes another one if it does not take all the work."""
         listening = self._listening.get(key, {})
         for subscription in listening:
             if subscription.asleep:

@@ -106,7 +106,7 @@ class Lease:
     via: str | None = None
     """previous token of this lease, which a client sends again if it did not receive the new token"""
     missed: tuple[int, float] | None = None
-    """number of jobs in the server's reports that lack this lease's job, and the time of the first with that number"""
+    """if the server's last reports lack this lease's job: the number of jobs in them, and when it was first reported"""
     mark: int = 0
     """id of the current expiry time; 0 if there is none"""
 

@@ -35,7 +35,7 @@ class SingleFlight(Generic[T]):
         return self._task is not None and not self._task.done()
 
     async def join(self) -> T | None:
-        """Return the result of the work, which is started unless it is running. Return None after `aclose`.
+        """Start the work unless it is running, and return its result, or None after `aclose`.
 
         Raises the exception of the work.
         """

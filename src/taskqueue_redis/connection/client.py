@@ -1,4 +1,4 @@
-"""The Redis client of this package: every command returns its reply, or an error that says whether it was executed.
+"""The Redis client of this package: a command returns its reply or raises an error, which says if it was executed.
 
 If an answer is lost, other client libraries send the command again without telling the caller, so it may be executed
 twice. This client does so only if the command was certainly not executed, or if the caller allows it with ``resend``.
@@ -70,7 +70,7 @@ class RedisClient:
         self.settings = settings
         self.trouble = OutageLog(settings.address.shown)
         self.started = False
-        """whether the servers were checked successfully; from then on, errors in the configuration are an outage"""
+        """whether the servers were checked successfully; from then on, configuration errors count as an outage"""
         self._topology = _topology(settings)
         self._only: Node | None = None
         """the node of a single server; None for Sentinels and clusters"""
@@ -186,7 +186,7 @@ class RedisClient:
         self._topology.reopened = call
 
     def refused(self, reply: ErrorReply) -> Failure:
-        """Return the failure that an error reply on a connection of `listener` means."""
+        """Convert an error reply on a connection of `listener` to a failure."""
         return self._classify(reply)[1]
 
     def in_charge(self, place: HostAddress) -> bool:
@@ -271,7 +271,7 @@ class RedisClient:
             policy, failure = classify(problem)
             probing |= not (says_denied(failure) or says_login(failure))
         if policy is Policy.REPAIR and self.started and not probing:
-            # A right that a script lacked ended it in the middle.
+            # The script lacked a right and ended in the middle, so a part of it may have been executed.
             if isinstance(problem, ErrorReply) and in_script(str(problem)):
                 return Policy.RESEND, AnswerLost(str(failure))
             return Policy.SEEK, NotReached(str(failure))

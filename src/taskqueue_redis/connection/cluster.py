@@ -69,7 +69,7 @@ class ClusterTopology(Topology):
         )
         doubted = str(self._doubted.place) if self._doubted else None
         try:
-            # An invalid reply raises errors of any class; it is a LookupError if the cluster has no slots.
+            # An invalid reply raises errors of any class; a cluster without slots raises a LookupError.
             await manager.initialize(last_failed_node_name=doubted)
         except Exception as error:  # noqa: BLE001
             if not isinstance(error, LookupError):
@@ -90,7 +90,7 @@ class ClusterTopology(Topology):
         return True
 
     def _reachable(self, address: tuple[Any, int]) -> tuple[str, int]:
-        # A node without a known host name is reached by the host in the settings.
+        # If the host of a node is unknown, use the first host in the settings.
         host = (
             address[0]
             if address[0] not in {None, "", "?"}

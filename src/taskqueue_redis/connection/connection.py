@@ -24,14 +24,15 @@ _pack = cast("Callable[[tuple[Word, ...]], bytes]", pack_command)
 
 _QUIET = 30.0
 _CONFIRMATIONS = {b"subscribe", b"unsubscribe"}
-"""messages of RESP3 that answer a command; others have no command"""
+"""push messages of RESP3 that answer a command; other push messages are ignored"""
 
 
 class RedisConnection(asyncio.Protocol):
-    """A connection to Redis, which takes over the socket and the parser of a connection of redis-py that has logged in.
+    """A connection to Redis.
 
-    Once it has ended, ``lost`` is the reason. After `quiet` seconds without data it sends a PING, and after `patience`
-    seconds without data it closes itself if an answer is pending.
+    It takes over the socket and the parser of a connection of redis-py that has logged in. Once it
+    has ended, ``lost`` is the reason. After `quiet` seconds without data it sends a PING, and after `patience` seconds
+    without data it closes itself if an answer is pending.
     """
 
     def __init__(self, opened: Any, incomplete: object, settings: RedisSettings) -> None:
@@ -178,7 +179,7 @@ class RedisConnection(asyncio.Protocol):
     def check(self) -> None:
         """Close the connection if an answer is overdue, send a PING if it is idle, and plan the next check."""
         # One timer is enough, because the oldest command waits longest. While data arrives, the connection works,
-        # so each piece of data starts the time limits again.
+        # so each piece of data restarts the time limits.
         if self._timer is not None:
             self._timer.cancel()
         if self.lost is not None:

@@ -50,7 +50,7 @@ class _Parser(_AsyncHiredisParser):
 
 
 class _Guarded(AbstractConnection):
-    """A connection of redis-py to an allowed address only, whose socket closes at once."""
+    """A connection of redis-py that refuses addresses which the settings do not allow, and that closes at once."""
 
     def __init__(self, *, settings: RedisSettings, **options: Any) -> None:
         self._settings = settings
@@ -75,7 +75,7 @@ class _UnixConnection(_Guarded, UnixDomainSocketConnection): ...
 
 class _TlsConnection(_Guarded, SSLConnection):
     def _connection_arguments(self) -> dict[str, Any]:
-        # redis-py would also trust the authorities of this machine. The files are read for each connection.
+        # redis-py would trust the CAs of this machine in addition to the CA file. Files are read for each connection.
         options = self.ssl_context
         try:
             context = ssl.create_default_context(cafile=options.ca_certs)
@@ -102,7 +102,7 @@ class _TlsConnection(_Guarded, SSLConnection):
 
 
 class _Login(CredentialProvider):
-    """The user and password, read for each connection from the settings or from their provider."""
+    """The user and password, read for each connection from the settings or the credential provider."""
 
     def __init__(self, settings: RedisSettings) -> None:
         self.provider = settings.credential_provider and settings.credential_provider()
@@ -135,7 +135,7 @@ class _Login(CredentialProvider):
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """Run a function that may block in a thread, which does not delay the end of the process."""
+    """Run a function that may block, in a thread that does not delay the end of the process."""
     done: Future[Any] = Future()
     done.set_running_or_notify_cancel()  # from now on, it cannot be cancelled
 
@@ -163,7 +163,7 @@ class Connector:
             self._login.provider.on_next(self._renewed)
 
     def remap(self, address: tuple[str, int]) -> tuple[str, int]:
-        """Return the address at which this process reaches a server that Sentinels or nodes of a cluster name."""
+        """Convert the address that a Sentinel or cluster node reports to the address that this process connects to."""
         remap = self.settings.address_remap
         try:
             host, port = remap(address) if remap else address
@@ -188,7 +188,7 @@ class Connector:
             "client_name": "taskqueue",
             **address.options,
         }
-        options.pop("health_check_interval", None)  # of `RedisConnection`
+        options.pop("health_check_interval", None)  # only `RedisConnection` uses it
         if not self._named:
             options["client_name"] = None
         if address.tls:
@@ -244,7 +244,7 @@ class Connector:
             raise
 
     async def aclose(self) -> None:
-        """Stop waiting for credentials, and renewing logins."""
+        """Stop reading credentials and renewing logins."""
         await self._login.reading.aclose()
         await self._renewals.aclose()
 

@@ -10,7 +10,7 @@
     ├── NoScript        the script is not loaded
     └── ScriptError     the script, or a command in it, failed
 
-Messages contain no secrets, keys or payloads: only the error code of the server, and text from this table.
+Messages contain no secrets, keys or payloads. Only a `ScriptError` contains text from the server.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from taskqueue_core.errors import ConfigurationError
 
 
 class Failure(Exception):
-    """The base class of failures. ``uncertain``: an attempt whose answer was lost may have executed the command."""
+    """The base class of failures. ``uncertain``: whether an attempt may have executed the command."""
 
     uncertain = False
 
 
 class NotReached(Failure):
-    """The command was not executed, because no server was available or the time limit had passed."""
+    """The command was not executed, for example because no server was available or the time limit had passed."""
 
 
 class AnswerLost(Failure):
-    """The command may have been executed, because it was sent and the connection ended before its answer."""
+    """The command may have been executed, for example because the connection ended before the answer arrived."""
 
     uncertain = True
 

@@ -16,7 +16,7 @@ from taskqueue_redis.connection.failures import NotReached, Policy, Unreachable
 
 
 class NodeConnector(Protocol):
-    """The part of `Connector` that a node uses. Importing `Connector` itself imports redis-py, which takes long."""
+    """The part of `Connector` that a node uses. Importing `Connector` would import redis-py, which is slow."""
 
     settings: RedisSettings
 
@@ -58,7 +58,7 @@ class Node:
         connector: NodeConnector,
         reopened: Callable[[], None] | None = None,
     ) -> None:
-        """Create the node without connecting. ``reopened`` is called whenever the shared connection was replaced."""
+        """Create the node without connecting. ``reopened`` is called after the shared connection has been replaced."""
         self.place = place
         self.connection: RedisConnection | None = None
         """the shared connection, which may be lost; None before it is opened for the first time"""

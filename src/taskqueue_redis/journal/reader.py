@@ -1,7 +1,8 @@
 """Reading the journal that the scripts write, without affecting servers and workers.
 
-An entry of a partition's journal records a step: what one script did to some tasks. The state changes (transitions) of
-a step have consecutive numbers. The id of the entry in the stream is the first of these numbers.
+An entry of a partition's journal records a step: the same change of one or more tasks by one script.
+The state changes (transitions) of a step have consecutive numbers. The id of the entry in the stream is the first of
+these numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class JournalSpan(NamedTuple):
     """The range of transition numbers in the journal of a partition."""
 
     epoch: str
-    """the installation's id; if it differs from an earlier one, the numbers have begun at 1 again"""
+    """the partition's id; if it differs from an earlier one, the numbers have begun at 1 again"""
     first: int
     """the number of the first transition that is still stored; ``last`` plus one if none is stored"""
     last: int
@@ -94,7 +95,7 @@ class JournalSteps(NamedTuple):
 
 
 Reply: TypeAlias = Sequence[tuple[bytes, list[bytes]]]
-"""entries of a stream as Redis returns them: each has an id, and a list of its fields and values in turn"""
+"""entries of a stream as Redis returns them: each has an id, and a list of alternating fields and values"""
 
 
 def steps_of(reply: Reply) -> JournalSteps | None:
@@ -222,10 +223,9 @@ class RedisJournalReader(StoreReader):
     async def at(
         self, partition: str, time: int, low: int | None = None, high: int | None = None
     ) -> int:
-        """Return the number of the first step at or after a time (microseconds), or the last number plus 1.
+        """Return the first number of the first step at or after a time (microseconds), or the last number plus 1.
 
-        ``low`` and ``high`` limit the search, if both are given. Times do not decrease within a partition, unless the
-        server's clock was set back.
+        ``low`` and ``high`` limit the search, if both are given. Times do not decrease within a partition.
         """
         if low is None or high is None:
             span = await self.span(partition)

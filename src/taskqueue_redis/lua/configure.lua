@@ -2,8 +2,8 @@
 -- Replaces the settings of a queue if the given version is the current one.
 -- ARGV: key, version that is replaced, settings as JSON, deduplication window, result_ttl, max_losses, journal ("1" or
 -- ""), durability ("" for none), number of replicas that must confirm (0 for none), queue to which this one has moved
--- (""), queues to which it is bound (JSON, "" for none), weights of tenants (JSON, "" for none), and the numbers in the
--- order of FLOWS (0 for none).
+-- ("" for none), queues to which it is bound (JSON, "" for none), weights of tenants (JSON, "" for none), and the
+-- numbers in the order of FLOWS (0 for none).
 -- Returns "ok", or the current version.
 local q = queue(ARGV[3])
 lift_refusal()
@@ -48,8 +48,8 @@ q.timed = q.timed or f.processing > 0
 q.opened, q.changed = true, true
 call('ZADD', PARTITION .. ':idle', text(now + cjson.decode(ARGV[5]).queue_ttl * 1000000), q.key)
 
--- With fair order, tenants with waiting tasks take turns from now on; otherwise no longer. The limits of resting
--- tenants are checked again.
+-- With fair order, tenants with waiting tasks take turns from now on; otherwise no longer. The limits of tenants
+-- that had reached one are checked again.
 for i = 1, #q.lanes do
   local priority = sub(q.lanes, i, i)
   if f.fair == 0 then

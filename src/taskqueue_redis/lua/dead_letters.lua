@@ -1,6 +1,6 @@
 --@ base
--- Lists dead letters, the oldest first. ARGV: key, last id of the previous page ("" for none), maximum number; with 0,
--- only the dead letter with that id.
+-- Lists dead letters, the oldest first. ARGV: key, id after which the page begins ("" for the first page), maximum
+-- number (0: only the dead letter with this id).
 -- Returns per task {id, record, cold fields, body}, and whether the rest of the page is missing because its tasks are
 -- large.
 local name = PARTITION .. ':q:' .. ARGV[3]

@@ -2,8 +2,8 @@
 -- Deletes a queue that has no tasks and no subscriptions, with its settings and the records of its ended tasks. Deletes a
 -- limited number of records per call.
 -- ARGV: key, maximum number, the default settings as JSON.
--- Returns 1 if the queue existed, 0 if not; how many records were deleted; whether none is left; what the queue is in use
--- by, see `uses`, in which case nothing was deleted.
+-- Returns 1 if the queue existed, 0 if not; how many records were deleted; whether none is left; the numbers of `uses`
+-- (unless all are 0, nothing was deleted).
 local q, budget = queue(ARGV[3]), tonumber(ARGV[4])
 lift_refusal()
 if not q.known then return {0, 0, 1, {0, 0, 0, 0, tonumber(call('HGET', PARTITION .. ':subs', q.key)) or 0}} end

@@ -1,5 +1,5 @@
 --@ base room life
--- Registers a consumer with its keys. Idempotent.
+-- Registers a consumer with its keys, and returns the time. Idempotent.
 -- ARGV: token, worker identity, time of its start, keys.
 local token = ARGV[3]
 local consumer = PARTITION .. ':c:' .. token

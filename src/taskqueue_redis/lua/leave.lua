@@ -1,5 +1,5 @@
 --@ base room queue states record counts streams flow tenants lanes cold damage journal places ends returns
--- Takes back the deliveries of a consumer without counting losses, and removes the consumer. ARGV: token, budget of a
+-- Takes back the deliveries of a consumer without counting losses, and removes the consumer. ARGV: token, budget of the
 -- call.
 -- Returns 1 once none is left.
 lift_refusal()

@@ -1,6 +1,6 @@
 --@ base room life
--- Returns the receipts of what a consumer has in flight, so that it finds the deliveries of a lost answer. A delayed
--- receive of an earlier turn is refused from now on.
+-- Returns the receipts of a consumer's deliveries in flight, so that the consumer finds those whose answer was
+-- lost. A delayed receive of an earlier turn is refused from now on.
 -- ARGV: token, turn, lane and sequence number after which the page begins ("" for the first page), maximum number.
 -- Returns per lane {key, lane, sequence numbers of the entries, tokens of their receipts}, and the lane and sequence
 -- number after which the next page begins (nothing on the last page).

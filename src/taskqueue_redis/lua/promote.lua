@@ -1,5 +1,6 @@
 --@ base room queue states record counts streams flow tenants lanes cold damage journal places ends promote
--- Makes due tasks available. ARGV: maximum number. Returns when the next task is due, or "".
+-- Makes due tasks available. ARGV: maximum number. Returns how many became available, and when the
+-- next task is due ("" for none).
 lift_refusal()
 local promoted = promote_due(tonumber(ARGV[3]))
 save_all()

@@ -5,7 +5,7 @@
 -- Returns the time; the next due time of the partition ("" for none); whether there is more; the expired tasks as {key,
 -- id, attempt}; per queue and lane {key, lane, entries}; the requested or served keys that have work left; other keys
 -- that have work; and the keys that are stopped by a limit, each with the time at which the limit may allow deliveries
--- ("" if that takes an event). An entry consists of sequence number, id, body and counters ("" for none).
+-- ("" if only an event can). An entry consists of sequence number, id, body and counters ("" for none).
 local token, turn, limit, look = ARGV[3], tonumber(ARGV[4]), math.min(tonumber(ARGV[5]), 1000), ARGV[6] == '1'
 local EXPIRED_AT_MOST = 250
 local current_turn = tonumber(call('HGET', PARTITION .. ':c:' .. token, 'turn'))
@@ -112,7 +112,7 @@ local function serve_returned(q, priority, count)
     end
   end
   q.back = q.back - #popped / 2
-  bytes = bytes + 4096 * #popped -- because of the commands
+  bytes = bytes + 4096 * #popped -- because the commands take time as well
   return give(q, 'r' .. priority, name, read(q, name, count))
 end
 
@@ -160,7 +160,7 @@ local function serve(q, want)
   return served
 end
 
--- A queue that is stopped by a limit is read again after a notification, or at a time.
+-- A queue that is stopped by a limit is read again after a notification, or when the limit may allow deliveries.
 local closed, unfinished = {}, {}
 local function is_open(q)
   if not q.limited then return true end

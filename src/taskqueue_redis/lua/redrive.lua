@@ -2,7 +2,8 @@
 -- Makes dead letters available again, or discards them, a limited number per call. Tasks that die after the first
 -- call are not included.
 -- ARGV: key, "redrive" or "discard", highest position among the dead letters ("" for all until now), maximum number,
--- ids (none for all). Returns the number of tasks, whether none is left, the highest position, and of how many ids.
+-- ids (none for all). Returns how many tasks were changed, whether none is left (0 with ids), the highest
+-- position, and how many ids were processed.
 local q, discard, budget = queue(ARGV[3]), ARGV[4] == 'discard', tonumber(ARGV[6])
 local upto = tonumber(ARGV[5]) or q.last
 local ids, moved, looked = {}, 0, 0

@@ -23,7 +23,7 @@ local function check(prefix, kind, names)
   return found
 end
 
--- Returns the sum of the counters of ended tasks.
+-- Returns how many tasks are dead letters, scheduled, expired, cancelled or discarded.
 local function ended(q)
   local n = 0
   for _, counter in ipairs({'dead', 'scheduled', 'expired', 'cancelled', 'discarded'}) do n = n + setting(q, counter, 0) end

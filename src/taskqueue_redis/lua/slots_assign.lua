@@ -24,7 +24,7 @@ local function bind(p, l, job)
   return extend(p, l)
 end
 
--- The job already has a lease: it moves to the holder of this token.
+-- Moves the lease that the job already has to the holder of `by`, the lease of the token.
 local function take_over(p, l, by)
   call('HDEL', p.name, l.fence)
   undate(p, l)

@@ -1,3 +1,3 @@
 --@ base slots
--- Returns the models and their documents, in turn.
+-- Returns alternately a model and its document.
 return call('HGETALL', POOL .. ':documents')

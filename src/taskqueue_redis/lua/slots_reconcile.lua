@@ -1,7 +1,7 @@
 --@ base room slots
 -- Compares the leases of an endpoint with the report of its server.
--- ARGV: model, server, microseconds between two reports that agree, number of jobs that the server runs ("" if it did
--- not answer), "1" if it lists them, these jobs. Returns the epoch, and per lease that has ended its endpoint's id,
+-- ARGV: model, server, minimum microseconds between two agreeing reports, number of jobs that the server runs ("" if it
+-- did not answer), "1" if it lists them, these jobs. Returns the epoch, and per lease that has ended its endpoint's id,
 -- fence, server, URL, and the lease.
 local settled, active = tonumber(ARGV[5]), tonumber(ARGV[6])
 lift_refusal()
@@ -22,7 +22,7 @@ end
 local runs = {}
 for i = 8, #ARGV do runs[ARGV[i]] = true end
 
--- The leases that exist are decisive, not the counters.
+-- The counters may be wrong, so the existing leases are counted again.
 local all, bound, lapsed = call('HGETALL', p.name), {}, {}
 local jobs_lost = call('EXISTS', JOBS) == 0
 p.unassigned, p.assigned, p.detached = 0, 0, 0

@@ -1,6 +1,6 @@
 --@ base slots
 -- Adds an endpoint, or changes it. ARGV: model, server, URL, slots, priority, "1" if its server reports its jobs,
--- number of jobs that the server runs at the same time (0: no limit). Returns the endpoint in the format of
+-- maximum number of jobs that the server runs at the same time (0: no limit). Returns the endpoint in the format of
 -- `slots_look`.
 local model, server, reports, together = ARGV[3], ARGV[4], ARGV[8] == '1', tonumber(ARGV[9])
 demand_pool()

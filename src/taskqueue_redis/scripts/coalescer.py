@@ -22,7 +22,7 @@ _BYTES = 4 * 1024 * 1024
 def split(
     items: Sequence[Item], most: int, size: Callable[[Item], int]
 ) -> Iterator[Sequence[Item]]:
-    """Divide items into parts for one script call each: at most ``most`` items, and few if they are large."""
+    """Divide items into parts for one script call each: at most ``most`` items, and fewer if they are large."""
     start = total = 0
     for end, item in enumerate(items):
         if end - start == most or total >= _BYTES:
@@ -36,7 +36,8 @@ def split(
 class Coalescer(Generic[Item, Answer]):
     """Sends items in batches and in order, with at most one batch in progress per partition.
 
-    Even if a caller is cancelled, the items of its call (at most `LIMITS.batch`) are sent together or not at all.
+    Even if a caller is cancelled, the items of its call (at most `LIMITS.batch`) are passed to
+    ``send`` together or not at all.
     """
 
     def __init__(self, send: Callable[[str, Sequence[Item]], Awaitable[Sequence[Answer]]]) -> None:

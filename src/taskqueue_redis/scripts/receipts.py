@@ -15,7 +15,7 @@ class IssuedReceipt(NamedTuple):
     fence: str
     """sequence number of the entry in its stream, which is different for each delivery of a task"""
     lane: str
-    """``s`` (first delivery) or ``r`` (redelivery), followed by the priority"""
+    """``s``, or ``r`` for an entry that was taken back and is redelivered; followed by the priority"""
     token: str
     """token of the consumer that got the delivery; it is random, so that receipts cannot be guessed"""
     key: str

@@ -101,7 +101,7 @@ class StoreClock:
         """by partition, seconds by which the store's time is ahead of `local`; under ``""`` the last one learned"""
 
     def now(self, partition: str = "") -> float:
-        """Return the time in a partition, or in the one that has answered last."""
+        """Return the time in a partition; if that is unknown, the time in the partition that answered last."""
         return self.local.now() + self._offset(partition)
 
     def call_at(self, time: float, callback: Callable[[], None], partition: str) -> Timer:

@@ -143,7 +143,7 @@ def _name_of(name: bytes, receipt: str) -> str:
 
 
 def _delivery(task: Task, receipt: str, at: float, more: bytes) -> Delivery:
-    # A receipt begins with the entry's sequence number: the time in microseconds at which the entry entered its lane.
+    # A receipt begins with the entry's sequence number, which is close to the time (microseconds) of its XADD.
     since = int(receipt.partition(".")[0]) / 1e6
     if not more:
         return Delivery(task=task, receipt=receipt, attempt=1, delivered_at=at, waiting_since=since)

@@ -31,7 +31,7 @@ _decoder = msgspec.msgpack.Decoder()
 
 
 class TaskRecord(NamedTuple):
-    """The parsed record of a task. A task in flight has the state WAITING, because a delivery changes no record."""
+    """The parsed record of a task. A task in flight has the state WAITING, because a delivery does not change that."""
 
     state: State
     attempt: int
@@ -104,7 +104,7 @@ def ledger_of(counters: Mapping[str, str]) -> Ledger:
 
 
 def pairs(reply: list[bytes]) -> dict[str, str]:
-    """Convert the flat list of a Redis hash, fields and values in turn, to a mapping."""
+    """Convert the list of alternating fields and values of a Redis hash to a mapping."""
     return {reply[n].decode(): reply[n + 1].decode() for n in range(0, len(reply), 2)}
 
 

@@ -1,4 +1,4 @@
-"""Rewriting the append-only file after each start of Redis, so that no script is ever replayed in part.
+"""Rewriting the append-only file after each start of Redis, so that no script is replayed in part.
 
 The writes of a script are one transaction in that file. A kill or a power cut can leave the last transaction
 incomplete. Redis then drops the truncated write, but keeps the writes before it. They have no effect at first, but at

@@ -119,7 +119,7 @@ class ServerChecks:
 
     def __init__(self, client: RedisClient) -> None:
         self.facts: ServerFacts | None = None
-        """result of `check_once`; None before its first call"""
+        """result of `check_once`; None until it has succeeded"""
         self.files = AofRewriter(client)
         self._client = client
         self._histories: tuple[str, ...] | None = None

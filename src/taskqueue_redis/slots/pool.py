@@ -188,7 +188,7 @@ class RedisSlots:
     async def _extend(
         self, leases: Sequence[SlotLease], ttl: float, detach: str
     ) -> tuple[tuple[SlotLease | None, ...], list[Any]]:
-        """Extend leases. Return them with the new expiry time, and the script's reply for each.
+        """Extend leases. Return the extended leases (None if one cannot be extended), and the script's reply for each.
 
         ``detach``: "1" to let the jobs continue without their holder, otherwise empty.
         """
@@ -255,7 +255,7 @@ class RedisSlots:
 
 
 def _tokens(leases: Sequence[SlotLease]) -> list[str]:
-    """Return the tokens of leases; a malformed token is replaced by an empty text."""
+    """Return the tokens of leases; a malformed token is replaced by an empty string."""
     return [lease.token if Token.read(lease.token) else "" for lease in leases]
 
 

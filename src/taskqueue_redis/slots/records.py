@@ -17,7 +17,7 @@ _GRANT = 6
 
 
 class EndpointRecord(NamedTuple):
-    """An endpoint and its leases, whose tokens are left out."""
+    """An endpoint and its leases, without their tokens."""
 
     number: int
     """position in the order of registration"""

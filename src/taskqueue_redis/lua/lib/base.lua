@@ -4,7 +4,7 @@ local PARTITION = KEYS[1]
 local META = PARTITION .. ':meta'
 local call, pack, unpack_struct = redis.call, struct.pack, struct.unpack
 local sub, floor = string.sub, math.floor
-local BYTES, LARGE = 4194304, 4096 -- number of bytes after which a script ends its work; from which size a body is large
+local BYTES, LARGE = 4194304, 4096 -- bytes after which a script stops its work; size above which a body is large
 local AT_ONCE = 16 -- maximum number of entries that a script reads at once if their bodies may be large
 local bytes = 0 -- size of the bodies that this script has read or written so far
 
@@ -15,9 +15,10 @@ end
 
 local function text(number) return string.format('%d', number) end
 
--- The store's time never decreases, even if the clock of Redis is set back. `time`: a time that was reached, at most a
--- millisecond ago while scripts run. `ahead`: by how much the store's time is ahead of the clock; it shrinks if the clock
--- is set forward again. A refused write must not end the script, because the script itself may only read.
+-- The store's time never decreases, even if the clock of Redis is set back. `time`: a time that was reached;
+-- scripts store it at most once per millisecond. `ahead`: by how much the store's time is ahead of the clock; it
+-- shrinks if the clock is set forward again. A refused write must not end the script, because the script itself may
+-- only read.
 local now = tonumber(ARGV[2])
 if not now then
   local clock, reached, ahead = call('TIME'), tonumber(meta[2]) or 0, tonumber(meta[3]) or 0

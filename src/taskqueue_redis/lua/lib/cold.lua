@@ -1,4 +1,4 @@
--- Fields that few tasks have: history, retry tokens, reason, progress, the deadline of a dead letter. They are packed
+-- Fields that few tasks have: history, retry tokens, and the reason and the deadline of a dead letter. They are packed
 -- in one value per task.
 local HISTORY = 20
 local TOKENS = 100 -- number of retry tokens that a task keeps: those of its last retries
@@ -15,7 +15,7 @@ end
 
 local function write_cold(q, id, cold) call('HSET', q.name .. '/x', id, cmsgpack.pack(cold)) end
 
--- Keeps the token of a retry with the number of its attempt, which each retry increases, so old tokens can be found.
+-- Keeps the token of a retry with the attempt before it. Each retry increases the attempt, so old tokens can be found.
 local function keep_token(cold, token, attempt)
   for known, at in pairs(cold.k) do
     if (at == true and 0 or at) <= attempt - TOKENS then cold.k[known] = nil end -- `true`: written by an earlier version

@@ -1,5 +1,5 @@
--- Records of tasks that are damaged or missing, because a file was cut or another program has changed them. Such a record
--- is built again from the place where the task's entry was found.
+-- Task records that are damaged or missing, because a file was truncated or another program has changed them. Such a
+-- record is rebuilt from the place where the task's entry was found.
 
 local UNKNOWN = string.rep('\0', 8) -- the digest of a payload that is not known; any payload counts as equal
 
@@ -12,7 +12,7 @@ local function note_damage(q, id)
 end
 
 -- Returns a new record for a task with this body, and stores it. `more`: the counters of an entry in a stream. Without
--- them, there was one attempt more than retries were scheduled.
+-- them, the attempt is derived from the retry tokens.
 local function rebuilt(q, id, state, place, priority, seq, body, more)
   note_damage(q, id)
   local size, tenant, entity = #body > 3 and string.byte(body, 2) * 256 + string.byte(body, 3) or 0, nil, nil

@@ -1,4 +1,4 @@
--- Ends of tasks. An ended task is kept for the queue's deduplication window, and as long as it has a result.
+-- Ends of tasks. The record of an ended task is kept for the queue's deduplication window, and longer if its result is.
 
 local function remember(q, id, at)
   if call('RPUSH', q.name .. '/l', text(at) .. ':' .. id) == 1 then
@@ -6,7 +6,7 @@ local function remember(q, id, at)
   end
 end
 
--- Ends an entry that was already removed from its stream or lane.
+-- Ends a task whose entry was already removed from where it was stored.
 local function finish(q, r, id, state, counter)
   r.state, r.place, r.fence, r.at = state, NOWHERE, 0, now
   add(q, counter, 1)
@@ -58,7 +58,7 @@ local function note_deadline(q, id, deadline)
   index(q, '/e', ':deadlines')
 end
 
--- Ends a live entry in whatever state it is. If it is in flight, its consumer is notified.
+-- Ends a live task, whatever its state. If it is in flight, its consumer is notified.
 local function end_live(q, id, r, state, counter)
   local fence = text(r.fence)
   local _, owner = withdraw(q, r, id, true)

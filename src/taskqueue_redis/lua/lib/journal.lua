@@ -1,6 +1,6 @@
--- The journal of queues that have it enabled: all state changes, numbered without gaps. An entry records what one
--- script did to some tasks in the same way. The id of the entry in the stream is the number of its first state change,
--- so the stream can be trimmed to an exact number. The fields have a fixed order. Fields after the ids have a value per
+-- The journal of queues that have it enabled: all state changes, numbered without gaps. An entry records the
+-- same change of one or more tasks by one script. The id of the entry in the stream is the number of its first state
+-- change, so the stream can be trimmed by number. The fields have a fixed order. Fields after the ids have a value per
 -- task, separated by NUL, or one value if it is the same for all tasks.
 local noted, notes = {}, nil
 
@@ -11,8 +11,8 @@ local function noting()
   local JOURNAL = PARTITION .. ':journal'
   local COLUMNS = {'attempt', 'losses', 'priority', 'tenant', 'ordering_key', 'due_at', 'error'}
 
-  -- A column of a group is a single value while all its tasks have the same; with the first different value it becomes
-  -- a list.
+  -- A column of a group is a single value while all its tasks have the same one; with the first different value it
+  -- becomes a list.
   local function other(g, column, value)
     local values, n = g[column], #g.ids
     if type(values) ~= 'table' then

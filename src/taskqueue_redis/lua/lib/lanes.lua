@@ -2,10 +2,10 @@
 -- queues, and also in a lane per priority and tenant (`/y`), a sorted set by position whose members name the kind of
 -- stream and the sequence number. Entries are claimed from there, while the consumer groups of the streams do not
 -- advance.
--- `/w`: the tenants with lanes, by their first entry or an earlier one. `/g`: the tenants that take turns, by what they
--- have spent. Both may contain tenants whose lanes are empty by now. `/v`: the tenants that have reached a limit, by
--- the time at which that may change. `/h`: the holder of each ordering key. `/j`: the entries that wait for an ordering
--- key. `/J`: all of these entries.
+-- `/w`: the tenants with lanes, by the position of their first entry or an earlier position. `/g`: the tenants that
+-- take turns, by what they have spent. Both may contain tenants whose lanes are empty by now. `/v`: the tenants that
+-- have reached a limit, by the time at which that may change. `/h`: the holder of each ordering key. `/j:` and a key:
+-- the tasks that wait for this ordering key. `/J`: the tasks that wait for any ordering key.
 
 local function marks_of(q, r)
   local marks = r.marks % 4
@@ -48,7 +48,7 @@ local function spend(q, spent, tenant, turns)
   return (floor(spent / TICKS) + cost) * TICKS + f.tick
 end
 
--- Adds a tenant to the rotation, behind the tenants that are already in it.
+-- Adds a tenant to the rotation, one turn behind the tenant that is next.
 local function join(q, priority, tenant)
   if flow_of(q).fair == 0 then return end
   if has_tenant_limits(q) then
@@ -92,7 +92,7 @@ local function hold(q, r, id, body)
   q.held = q.held + 1
 end
 
--- Adds an entry that becomes available, for the first time or again.
+-- Adds an entry that becomes available, for the first time or again. The entry may have to wait for its ordering key.
 local function enter_sorted(q, r, id, body, deadline, returned)
   count_fresh(q, r)
   if is_held(q, r, id) then return hold(q, r, id, body) end
@@ -101,7 +101,7 @@ local function enter_sorted(q, r, id, body, deadline, returned)
   enter_lane(q, r, returned)
 end
 
-local LOOKED_AT = 500 -- maximum of `q.looked`: the tenants at which this script has looked without finding a task to deliver
+local LOOKED_AT = 500 -- maximum of `q.looked`: number of tenants that this script has checked without finding a task
 
 -- Removes a tenant without entries. This is done when its turn comes, or once the queue has no entries left.
 local function leave_walk(q, priority, tenant)
@@ -119,8 +119,9 @@ local function left_lanes(q, n)
   end
 end
 
--- Returns the tenant whose lane has the first entry of all, the position of that entry, and the position at which the
--- next tenant follows. Returns no tenant, but a position that is not later, after too many tenants without entries.
+-- Returns the tenant that has the first entry of this priority, the position of that entry, and the position of the
+-- next tenant; nothing if there is no entry. After too many tenants without entries, returns no tenant, and a position
+-- that is not after the first entry.
 local function first_tenant(q, priority)
   local name = q.name .. '/w' .. priority
   for _ = 0, LOOKED_AT do
@@ -144,7 +145,7 @@ local function leave_held(q, r, id)
   q.held = q.held - 1
 end
 
--- Ends the rest of a tenant that may be below its limit again.
+-- Lets a tenant that had reached a limit take turns again, because it may now be below the limit.
 local function wake_tenant(q, tenant)
   if call('ZREM', q.name .. '/v', tenant) == 0 then return end
   for i = 1, #q.lanes do
@@ -163,7 +164,7 @@ local function land(q, r)
 end
 
 -- Returns to plain lanes once sorted lanes are no longer needed: from now on the consumer groups advance again. If a
--- group is missing, and with it the owners of deliveries, no entry is skipped; maintenance will find those entries.
+-- group is missing although its stream has entries, the queue stays sorted, so that no entry is skipped.
 local function unsort(q)
   if not q.sorted or flow_of(q).fair == 1 or q.waiting > 0 or call('EXISTS', q.name .. '/h') == 1 then return end
   for i = 1, #q.lanes do
@@ -200,14 +201,15 @@ local function release(q, r, id)
     return release(q, r, heir)
   end
   h.place, h.fence = FRESH, next_seq(q)
-  bytes = bytes + math.max(#body, 8192) -- because of the commands
+  bytes = bytes + math.max(#body, 8192) -- at least 8192, because the commands take time as well
   enter_stream(q, h, heir, body, deadline_of(q, heir))
   enter_lane(q, h)
   call('HSET', q.name .. '/t', heir, write_record(h))
   q.ring = true
 end
 
--- Updates tenants and ordering keys for deliveries that were executed. `ended`: ids and previous records, in turn.
+-- Updates tenants and ordering keys for deliveries that were executed. `ended`: alternately the id and the previous
+-- record of a task.
 local function settle_sorted(q, ended)
   local landed, tenants = {}, {}
   for i = 1, #ended, 2 do

@@ -1,4 +1,4 @@
--- Heartbeats of consumers, in the time of the store even if a test passes another time.
+-- Heartbeats of consumers. A time that a test passes does not apply to them.
 
 local function store_time()
   if ARGV[2] == '' then return now end

@@ -1,4 +1,4 @@
--- Where the entry of a live task is stored, and moving it.
+-- Storing, moving and removing the entries of live tasks.
 
 -- Adds an entry at the end of its lane.
 local function make_available(q, r, id, body, deadline)
@@ -92,8 +92,8 @@ local function withdraw(q, r, id, unread)
   return body, owner
 end
 
--- Counts the entries of a queue again, if a counter differs from the data because another program has changed it.
--- Missing entries then show as an imbalance of the ledger.
+-- Counts the entries of a queue again, and corrects its counters if another program has changed the data. Missing
+-- entries then show as an imbalance of the ledger.
 local function recount(q)
   local plain, back, in_flight, laned, counted = 0, 0, 0, 0, 0
   for i = 1, #q.lanes do
@@ -121,8 +121,8 @@ local function recount(q)
   call('HINCRBY', META, 'anomalies', 1)
 end
 
--- Passes an ordering key on if its holder is missing or has ended, which only another program can cause. Checks some
--- keys.
+-- Checks some ordering keys. Passes a key on if its holder is missing or has ended, which only another program can
+-- cause.
 local function repair_keys(q)
   local some = call('HRANDFIELD', q.name .. '/h', 20, 'WITHVALUES')
   for i = 1, #some, 2 do

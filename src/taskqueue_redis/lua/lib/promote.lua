@@ -1,7 +1,7 @@
 -- Makes due tasks available, in the order of their due times: a limited number, and fewer if their bodies are large.
 
--- Returns the position of the queue's purge in progress: it ends tasks up to this sequence number. A purge whose next call
--- has not come for a minute was given up.
+-- Returns the sequence number up to which the current purge of the queue ends tasks; 0 if there is no purge. A purge is
+-- considered abandoned if its next call does not come within a minute.
 local function purged_to(q)
   local upto, at = string.match(call('HGET', q.name, 'purging') or '', '^(%d+):(%d+)$')
   return upto and now < at + 60000000 and tonumber(upto) or 0

@@ -50,7 +50,7 @@ end
 
 local function stream_of(q, kind, priority) return q.name .. '/' .. kind .. priority end
 
--- Notifications are sent by pcall: a missing right to a channel must not end a script in the middle.
+-- Notifications are sent with pcall: a missing right to a channel must not end a script in the middle.
 -- Must be called at the end of every script that may have changed the numbers of a queue.
 local function save_all()
   for i = 1, #at_end do at_end[i]() end

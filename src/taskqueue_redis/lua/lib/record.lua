@@ -1,5 +1,5 @@
--- Reading and writing records of tasks. If a task has a tenant or an ordering key, or is in sorted lanes, the numbers
--- of its record are followed by two bytes of marks (see `tenants.lua`), the tenant and the ordering key.
+-- Reading and writing records of tasks. If a task has a tenant, an ordering key or marks (see `tenants.lua`), the
+-- numbers of its record are followed by two bytes of marks, the tenant and the ordering key.
 
 -- Returns nothing if the record is missing or damaged; see `damage.lua`.
 local function read_record(packed)

@@ -1,6 +1,6 @@
 -- Removal of queues that have no tasks.
 
--- Returns what a queue is in use by: waiting, scheduled and running tasks, dead letters, subscriptions.
+-- Returns how a queue is used: its numbers of waiting, scheduled and running tasks, dead letters, and subscriptions.
 local function uses(q)
   recount(q)
   return {q.waiting, call('ZCARD', q.name .. '/d'), q.in_flight, call('ZCARD', q.name .. '/dead'),
@@ -12,7 +12,7 @@ local function is_used(q)
   return u[1] + u[2] + u[3] + u[4] + u[5] > 0
 end
 
--- Deletes the keys of a queue without tasks. If it has settings, these and its counters are kept, unless all is to go.
+-- Deletes the keys of a queue without tasks. If it has settings, these and its counters are kept, except with `all`.
 local function remove(q, all)
   local names, fields = {}, {'large', 'idle', 'purging', 'purged'}
   for _, set in ipairs({'b', 'd', 'e', 'dead', 'x', 'p', 'o', 'k', 'l', 'a', 'm', 'v', 'T', 'u', 'h', 'J'}) do
@@ -38,16 +38,16 @@ local function remove(q, all)
   end
 end
 
--- Sets when it is checked next whether a queue is idle.
+-- Sets the time of the next check whether a queue is idle.
 local function check_later(q)
   local settings = call('HGET', q.name, 'settings')
   local ttl = settings and cjson.decode(settings).queue_ttl
   call('ZADD', PARTITION .. ':idle', text(now + (ttl and ttl * 1000000 or QUEUE_TTL)), q.key)
 end
 
--- Removes queues that were empty at the last check and have had no task since then: each task gets a new sequence
--- number. A queue is empty if it has no task, not even a record of an ended one, and nobody subscribes to it. Checks a
--- limited number. Returns how many were removed.
+-- Removes queues that were empty at the last check and have had no task since then, so their last sequence number is
+-- the same. A queue is empty if it has no task, not even the record of an ended one, and no subscriber. Checks a
+-- limited number of queues. Returns how many were removed.
 local function remove_idle(limit)
   local removed = 0
   local keys = call('ZRANGEBYSCORE', PARTITION .. ':idle', '-inf', text(now), 'LIMIT', 0, limit)

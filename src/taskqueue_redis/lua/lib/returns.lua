@@ -14,7 +14,7 @@ local function count_return(q, lost)
   if lost then q.losses = q.losses + 1 end
 end
 
--- `verb` is set if the owner settles by its receipt. It is stored, so that the call can be repeated.
+-- `verb` is set if the owner settles with its receipt. It is stored, so that the call can be repeated.
 local function hand_back(q, id, r, name, fence, body, lost, verb, worker)
   drop_entry(q, name, fence)
   add(q, 'in_flight', -1)
@@ -43,9 +43,9 @@ local function hand_back(q, id, r, name, fence, body, lost, verb, worker)
   return dead
 end
 
--- Takes back deliveries of a consumer, and removes the consumer once it has none. The work is limited by a budget, to
--- which each delivery and each lane counts.
--- Returns how many were taken back, what is left of the budget, and whether these were all.
+-- Takes back deliveries of a consumer, and removes the consumer once it has none. The work is limited by a budget,
+-- which each delivery, lane and key reduces by one.
+-- Returns how many were taken back, what is left of the budget, and whether the consumer was removed.
 local function take_back(token, lost, budget)
   local taken, owns, worker = 0, PARTITION .. ':o:' .. token, nil
   local lanes = call('SRANDMEMBER', owns, budget)

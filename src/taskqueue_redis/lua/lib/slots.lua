@@ -1,5 +1,6 @@
--- The slot pool. The hash POOL has its epoch, the last fence and the last id of an endpoint; 'n' and the name of an
--- endpoint: its id; 'm' and a model: its endpoints; 's' and a server: its limit, its last model, its endpoints.
+-- The slot pool. The hash POOL has the epoch of the pool, the last fence and the last id of an endpoint. Its other
+-- fields: 'n' and the name of an endpoint: the endpoint's id; 'm' and a model: the ids of the model's endpoints; 's'
+-- and a server: the server's limit on jobs, the model that it ran last, and the ids of its endpoints.
 -- Each endpoint is a hash: 'h' has the fields of HOT with its model and server, 'u' its URL; the other fields are its
 -- leases by fence.
 local POOL = PARTITION .. ':slots'
@@ -80,7 +81,7 @@ local function read_server(packed)
   return together, last, sub(packed, at)
 end
 
--- Reads what the endpoints of a server share. The ids of the endpoints are read on demand.
+-- Reads what the endpoints of a server share. The ids of the endpoints are decoded on demand.
 local function server_of(name)
   local s = servers[name]
   if not s then
@@ -183,7 +184,7 @@ local function give(p, s, holder, ttl, seed)
   return l
 end
 
--- Parses a token: the epoch, the fence, and the endpoint's id and the secret in its random part.
+-- Splits a token into the epoch, the fence, and the random part, which consists of the endpoint's id and the secret.
 local function parts_of(token) return match(token, '^(%w+)%.(%d+)%.(%w+)$') end
 
 -- Returns the endpoint and the lease of a token; nothing if the token is stale.
@@ -215,7 +216,8 @@ local function told(p, l, packed)
   return {p.id, l.fence, p.server, p.url, packed, note_of(p, l)}
 end
 
--- Late notes: DATES has them by time, LATE by number, and there is a list of numbers per job.
+-- Late notes: LATE has the notes by number, and a list of members of DATES per job. DATES has a member per note, by
+-- time.
 
 local function drop_late(member)
   local number, size, key = match(member, '^(%d+):(%d+):(.*)$')
@@ -275,7 +277,7 @@ local function finish(p, l, kept)
   freed[p] = true
 end
 
--- Ends the leases that are not bound to a job, because the endpoint may get no more jobs.
+-- Ends the leases of an endpoint that are not bound to a job, because the endpoint may get no more jobs.
 local function clear(p)
   local fences = call('ZRANGE', p.name .. ':u', 0, -1)
   if #fences < p.unassigned then -- another program has deleted leases

@@ -1,7 +1,7 @@
 -- Streams, and bodies outside of streams. An entry of a stream has the task's id as its first field, with the body as
--- value. A second field `more` is for an entry with a deadline, `again` for one that was delivered before: attempt,
--- losses, attempts before the last redrive, deadline. The sequence number is the first part of an entry's id, and is
--- the fence of receipts.
+-- value. An entry of a task that has a deadline or was delivered before has a second field, `again` if it was delivered
+-- before, else `more`, with attempt, losses, attempts before the last redrive, and deadline as value. The sequence
+-- number is the first part of an entry's id, and is the fence of receipts.
 
 -- Returns whether a task that is not in flight was never delivered, so that it counts against the capacity.
 local function is_fresh(r) return r.attempt == 1 and r.handed == 0 end
@@ -46,7 +46,7 @@ end
 -- Lets the consumer group of a stream continue after a sequence number. Returns whether the group exists.
 local function move_on(name, fence) return not redis.pcall('XGROUP', 'SETID', name, 'g', fence).err end
 
--- Returns the consumer that has an entry in flight, and since how many milliseconds; nothing if there is none.
+-- Returns the consumer that has an entry in flight, and for how many milliseconds; nothing if there is none.
 local function holder(name, fence)
   local entry = redis.pcall('XPENDING', name, 'g', fence, fence, 1)
   if not entry.err and entry[1] then return entry[1][2], entry[1][3] end

@@ -1,7 +1,7 @@
 -- The tenants of a queue that limits them: how many of their tasks were never delivered, how many are in flight, and
--- the tokens of their rate limits. A tenant without any of these is deleted. The marks of a record say how it is
--- counted, 1 for a task that was never delivered and 2 for one in flight, and since which version of the settings:
--- counting begins again when such limits are set.
+-- the tokens of their rate limits. A tenant that has no such tasks and all its tokens is deleted. The marks of a
+-- record say how its task is counted: 1 as never delivered, 2 as in flight. To this, 4 times the version of the
+-- settings since which tenants are counted is added, because counting begins again when such limits are set.
 local TENANT = '<ddddd'
 
 local function save_order(q)
@@ -44,7 +44,7 @@ local function read_tenant(f, packed)
   return s
 end
 
--- Reads several tenants by one command.
+-- Reads several tenants with one command.
 local function read_tenants(q, tenants)
   local found = call('HMGET', q.name .. '/T', unpack(tenants))
   q.tenants = q.tenants or {}
@@ -65,7 +65,7 @@ local function note_tenant(q, tenant, fresh, in_flight)
   return s
 end
 
--- Deletes tenants that had nothing left except a rate limit that was not fully available.
+-- Deletes tenants that were only kept until they had all their tokens again.
 local function forget_idle(q)
   local ids = call('ZRANGEBYSCORE', q.name .. '/u', '-inf', text(now), 'LIMIT', 0, 20)
   for i = 1, #ids do

@@ -27,8 +27,8 @@ local function servable(q)
 end
 
 -- Each delivery costs its tenant a turn, and the tenant that has spent the least is next. Returns the tenants by turn;
--- each tenant once, in the order of its last turn; the number of turns of each; what each had spent before (nothing if
--- all have the same number of turns, so that their order does not change); and whether each certainly has one turn.
+-- the same, but with each tenant only at its last turn; the number of turns of each; what each had spent before (false
+-- if all have the same number of turns, so that their order does not change); and whether each certainly has one turn.
 local function walk_on(q, priority, want)
   local name = q.name .. '/g' .. priority
   local told = call('ZRANGE', name, 0, want - 1, 'WITHSCORES')
@@ -191,8 +191,9 @@ local function claim(name, token, fences)
   return call('XCLAIM', name, 'g', token, 0, unpack(fences))
 end
 
--- Takes the next entries from their lanes and makes a consumer their owner. Returns runs of one stream, each with its
--- lane, the number, and the entries, which are fewer if another program has deleted some; nothing if no entry waits.
+-- Takes the next entries from their lanes and makes a consumer their owner. Returns {lane, number, entries} per run of
+-- entries from one stream. A run has fewer entries than that number if another program has deleted some. Returns
+-- nothing if no entry is waiting.
 local function line_up(q, priority, want, token, expire)
   local members = (flow_of(q).fair == 1 and pick_fair or pick_first)(q, priority, want, expire)
   if #members == 0 then return has_tenants(q, priority) and {} or nil end

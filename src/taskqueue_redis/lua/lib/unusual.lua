@@ -11,7 +11,8 @@ local function promote_before(q)
   if before > 0 then before = before - (promote(q, before)) end
 end
 
--- Checks whether a task is known and still within the deduplication window. Returns 0, or why the task is not stored.
+-- Checks whether a task is known and still within the deduplication window. Returns 0 if not, -1 for a
+-- duplicate, or -2 for a conflict.
 local function look_up(q, packed, digest)
   local r = read_record(packed)
   if not r then return -1 end
@@ -19,7 +20,7 @@ local function look_up(q, packed, digest)
   return (r.digest == digest or r.digest == UNKNOWN) and -1 or -2
 end
 
--- Deletes what is left of an ended task that is published again.
+-- Deletes what is left of an ended or lost task that is published again.
 local function make_way(q, id, packed)
   be_refused(q)
   local r = read_record(packed)
@@ -48,7 +49,7 @@ local function publish_unusual(q, id, digest, priority, body, about)
   return write_record(r)
 end
 
-local COPIES = 500 -- number of queues that copies may go to before the rest is left to the next call
+local COPIES = 500 -- number of copies after which further tasks are left to the next call
 
 -- Stores a copy of a task in each queue to which its queue is bound, or in none. Returns the same as for one task, and
 -- whether further tasks must wait for the next call.
