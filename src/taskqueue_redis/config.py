@@ -126,8 +126,8 @@ class RedisSettings(BaseSettings):
     @property
     def has_password(self) -> bool:
         """Whether this client logs in: with a password or a credential provider."""
-        ways = (self.password, self.password_file, self.credential_provider)
-        return bool(self.address.password) or any(way is not None for way in ways)
+        password = self.password.get_secret_value() if self.password else self.address.password
+        return bool(password or self.password_file or self.credential_provider)
 
     def password_now(self) -> str:
         """Return the password; empty if none is set. A password file is read each time. Raises `ConfigurationError`."""

@@ -128,6 +128,9 @@ def test_a_password_file_is_read_each_time(tmp_path: Path) -> None:
         ({"password_file": "/"}, "PASSWORD_FILE: cannot be read"),
         ({"url": "rediss://127.0.0.1", "tls_cert_file": "/x"}, "both or neither"),
         ({"tls_ca_file": "/x"}, "TLS_CA_FILE is allowed only"),
+        ({"user": "someone"}, "a user is set without a password"),
+        ({"user": "someone", "password": ""}, "a user is set without a password"),
+        ({"sentinel_user": "someone"}, "a user is set without a password"),
     ],
 )
 def test_settings_that_contradict_each_other(values: dict[str, Any], message: str) -> None:
