@@ -70,7 +70,7 @@ class CapacityTurns:
         return -max(own, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
-        """Return whether several models share the slot's server, and have more slots than it may run jobs at once."""
+        """Return whether several models share the slot's server and have, together, more slots than it may run jobs."""
         endpoints = [
             info
             for view in self._registry.known()

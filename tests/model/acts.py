@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.model.books import Name
+from tests.model.deliveries import Gone, Late
 from tests.model.laws import Receipt
 from tests.model.players import AGE
-from tests.model.spec import Gone, Late, Retry
+from tests.model.spec import Retry
 
 if TYPE_CHECKING:
     from tests.model.small import Small

@@ -43,14 +43,20 @@ def _received(answer: list[Any]) -> list[Any]:
     return [now, due, again, sorted(expired), given, *map(sorted, (left, others, closed))]
 
 
-def _pending(answer: list[Any]) -> list[Any]:
-    found = []
-    for key, lane, told, tokens, _ in answer:
-        for (fence, task, body, more), token in zip(_entries(told), tokens, strict=True):
-            text = (word.decode() for word in (task, more, token))
-            found.append((key.decode(), lane.decode(), int(fence), *text, body))
-    found.sort()
-    return [[key, lane, fence, task, body, *rest] for key, lane, fence, task, *rest, body in found]
+def _maintained(answer: list[Any]) -> list[Any]:
+    promoted, expired, forgotten, recovered, anomalies, dead, unclaimed, *rest = answer
+    if isinstance(unclaimed, list):
+        unclaimed.sort()
+    return [
+        promoted,
+        sorted(expired),
+        forgotten,
+        recovered,
+        anomalies,
+        sorted(dead),
+        unclaimed,
+        *rest,
+    ]
 
 
 def _stats(answer: list[Any]) -> list[Any]:
@@ -77,17 +83,9 @@ def _number(packed: bytes) -> int:
 
 _FORMS: dict[str, Callable[[list[Any]], list[Any]]] = {
     "receive": _received,
-    "pending": _pending,
     "adopt": lambda answer: [told[:3] for told in answer],
-    "purge": lambda answer: [*answer[:2], answer[2].split(b":")[0]],
-    "maintain": lambda answer: [
-        answer[0],
-        sorted(answer[1]),
-        *answer[2:5],
-        sorted(answer[5]),
-        sorted(answer[6]),
-    ],
+    "maintain": _maintained,
     "stats": _stats,
     "status": lambda answer: [_record(*told[:2]) if told else [] for told in answer],
-    "dead_letters": lambda answer: [told[0] for told in answer],
+    "dead_letters": lambda answer: [[[told[0], told[3]] for told in answer[0]], answer[1]],
 }

@@ -51,8 +51,8 @@ class Record(NamedTuple):
     told: str = ""
     settled: int = 0
     """fence of the last settled delivery; ``verb`` and ``told`` are that settlement and its answer"""
-    retries: frozenset[str] = frozenset()
-    """tokens of all retries scheduled so far"""
+    retries: frozenset[tuple[str, int]] = frozenset()
+    """tokens of the last retries, each with the attempt that preceded it"""
 
     @property
     def live(self) -> bool:
@@ -124,6 +124,10 @@ class Terms(NamedTuple):
     flow: Flow = Flow()
 
 
+BYTES = 4_194_304
+"""number of bytes of bodies after which a script ends its work"""
+
+
 class Books:
     """The state of a partition. ``now`` is the store's time in microseconds."""
 
@@ -140,6 +144,14 @@ class Books:
         self.last: dict[str, int] = {}
         self.consumers: dict[str, Consumer] = {}
         self.terms: dict[str, Terms] = {}
+        self.read = 0
+        """size of the bodies that the current call has read or written so far"""
+        self.promoted = 0
+        """number of due tasks that the current call has processed so far"""
+        self.purging: dict[str, tuple[int, int]] = {}
+        """by queue key, the highest sequence number that a purge in progress ends, and the time of its last call"""
+        self.purged: dict[str, int] = {}
+        """by queue key, how many scheduled tasks were cancelled between two calls of a purge"""
 
     def clone(self) -> Self:
         """Return an independent copy."""
@@ -149,6 +161,15 @@ class Books:
         copy.counts, copy.last = dict(self.counts), dict(self.last)
         copy.consumers, copy.terms = dict(self.consumers), dict(self.terms)
         return copy
+
+    @property
+    def sated(self) -> bool:
+        """Whether the current call has processed so many bytes that it ends its work."""
+        return self.read >= BYTES
+
+    def size(self, name: Name) -> int:  # noqa: ARG002 - for the subclass that knows bodies
+        """Return the size of a task's body. Zero here: the bodies of the small models never fill a call."""
+        return 0
 
     def count(self, key: str, counter: str) -> int:
         """Return a counter of a queue."""
@@ -224,13 +245,35 @@ class Books:
         self.add(name[0], "scheduled", 1)
 
     def promote(self, key: str, limit: int = 1000) -> int:
-        """Make due tasks available, ordered by due time; return their number."""
+        """Make due tasks available, ordered by due time, or cancel them if a purge is in progress.
+
+        Return how many became available. Fewer than ``limit`` are processed if their bodies are large.
+        """
         late = [one for one in self.later.get(key, ()) if self.tasks[key, one].due <= self.now]
         late.sort(key=lambda one: (self.tasks[key, one].due, self.tasks[key, one].seq))
+        upto, at = self.purging.get(key, (0, 0))
+        available = 0
         for task in late[:limit]:
-            self.add(key, "scheduled", -1)
-            self.make_available((key, task), self.tasks[key, task])
-        return len(late[:limit])
+            if self.sated:
+                break
+            name, r = (key, task), self.tasks[key, task]
+            self.promoted += 1
+            if r.seq <= upto and self.now < at + 60_000_000:
+                self.end_live(name, r, "cancelled")
+                self.purged = self.purged | {key: self.purged.get(key, 0) + 1}
+            else:
+                self.read += self.size(name)
+                self.add(key, "scheduled", -1)
+                self.make_available(name, r)
+                available += 1
+        return available
+
+    def promote_due(self, limit: int = 1000) -> int:
+        """Make due tasks of all queues available; return their number."""
+        available, before = 0, self.promoted
+        for key in sorted(self.later, key=lambda key: (self.due(key), key)):
+            available += self.promote(key, limit - (self.promoted - before))
+        return available
 
     def withdraw(self, name: Name, r: Record) -> Record:
         """Remove a live task from its present state and counters; the record keeps its owner, if any."""
@@ -268,6 +311,7 @@ class Books:
     def hand_back(self, name: Name, r: Record, verb: str, *, lost: bool) -> bool:
         """Take a delivery back. Return True if it was lost too often and the task is now a dead letter."""
         key = name[0]
+        self.read += self.size(name)
         self.add(key, "in_flight", -1)
         self.add(key, "redelivered", 1)
         r = r._replace(handed=r.attempt)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.model.books import Consumer, Flow, Name, Record
+from tests.model.deliveries import Received
 from tests.model.players import Plan, Todo
 from tests.model.small import Small, Step
-from tests.model.spec import Publish, Received, Retry, Spec
+from tests.model.spec import Publish, Retry, Spec
 
 
 class AcksFromAnybody(Spec):

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tests.model.books import LEDGER, OVER, Name, Record
+from tests.model.deliveries import Received
 from tests.model.explore import Broken
-from tests.model.spec import Received, Spec
+from tests.model.spec import Spec
 
 
 class Receipt(NamedTuple):

@@ -7,13 +7,15 @@ does not cover (fair order, ordering keys, hung tasks) raise an error, so that t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tests.model.answers import COUNTED, error_of, normal, plain
 from tests.model.books import OVER, Flow, Name, Record, Terms
-from tests.model.spec import Gone, Late, Publish, Retry, Spec
+from tests.model.deliveries import Gone, Late
+from tests.model.spec import Publish, Retry
 from tests.model.tracing import Call
+from tests.model.upkeep import Upkeep
 
 _FLOWS = 6
 """number of limits that the specification covers; the remaining ones concern time and order"""
@@ -23,14 +25,11 @@ class Mismatch(AssertionError):
     """An answer of Redis differs from the specification's."""
 
 
-class Replay(Spec):
+class Replay(Upkeep):
     """The specified state of one partition; `take` applies one recorded call after the other."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bodies: dict[Name, bytes] = {}
-        self.versions: dict[str, tuple[int, bytes]] = {}
-        self.swept = self.armed = 0
         self.taken = 0
         self.compared = 0
 
@@ -41,6 +40,7 @@ class Replay(Spec):
         if error.startswith("TQ RESET"):
             return
         self.now, self.real = call.now, call.real
+        self.read = self.promoted = 0
         act: Callable[..., Any] | None = getattr(self, f"on_{call.name}", None)
         if act is None:
             return  # a script that changes nothing and returns nothing about tasks
@@ -64,14 +64,26 @@ class Replay(Spec):
         while words:
             key, number = words[0].decode(), int(words[1])
             told[0] = max(told[0], self.terms_of(key).replicas)
-            at = range(2, 2 + 3 * number, 3)
-            answers = self.publish(key, [_published(words[n], words[n + 1]) for n in at])
-            for n, answer in zip(at, answers, strict=True):
-                if isinstance(answer, int) and answer >= 0:
-                    self.bodies[key, words[n].decode()] = words[n + 2]
-            told += answers
+            self.meet(key)
+            told += self.publish(key, [])  # promotes due tasks first
+            for n in range(2, 2 + 3 * number, 3):
+                told.append(self.store(key, words[n], words[n + 1], words[n + 2]))
             del words[: 2 + 3 * number]
         return told
+
+    def store(self, key: str, task: bytes, about: bytes, body: bytes) -> int | str:
+        """Publish one task, and keep its body if it is accepted."""
+        name = key, task.decode()
+        known, self.bodies[name] = self.bodies.get(name), body
+        answer = self.publish_one(key, _published(task, about))
+        if isinstance(answer, int) and answer >= 0:
+            if self.results.get(name, (None,))[0] is not None:
+                del self.results[name]
+        elif known is None:
+            del self.bodies[name]
+        else:
+            self.bodies[name] = known
+        return answer
 
     def on_schedule_retry(self, words: list[bytes], _: Any) -> Any:
         """Schedule a retry."""
@@ -82,6 +94,8 @@ class Replay(Spec):
             int(words[11] or 0),
         )  # fmt: skip
         answer = self.schedule_retry((key, task), ask)
+        if answer != "lost":
+            self.meet(key)
         if answer == "accepted" and (known is None or known.state in OVER):
             self.bodies[key, task] = words[12]
         return [0 if answer == "lost" else self.terms_of(key).replicas, answer]
@@ -100,8 +114,10 @@ class Replay(Spec):
         """Deliver tasks to a consumer."""
         token, turn, limit, look, *asked = (word.decode() for word in words)
         order: dict[str, None] = {}
-        for key in _walked(answer) if answer else ():
-            order.setdefault(key.decode())
+        for word in _walked(answer) if answer else ():
+            order.setdefault(word.decode())
+        for key in {*asked[:250], *order}:
+            self.meet(key)
         told = self.receive(
             token, int(turn), int(limit), look=look == "1", asked=asked, order=tuple(order)
         )
@@ -121,9 +137,22 @@ class Replay(Spec):
         return [r.fence, name[1], self.bodies[name], r.more]
 
     def on_pending(self, words: list[bytes], _: Any) -> Any:
-        """List the deliveries that a consumer has in flight."""
-        found = self.pending(words[0].decode(), int(words[1]))
-        return sorted([name[0], r.lane, *self.entry(name, r), r.token] for name, r in found)
+        """Return a page of the receipts of what a consumer has in flight."""
+        token, turn, after, fence, most = (word.decode() for word in words)
+        lanes: dict[str, list[tuple[int, str]]] = {}
+        for (key, _), r in self.pending(token, int(turn)):
+            if (r.lane + key, r.fence) > (after, int(fence or 0)):
+                lanes.setdefault(r.lane + key, []).append((r.fence, r.token))
+        page, left, following = list[Any](), int(most), list[Any]()
+        for lane, receipts in sorted(lanes.items()):
+            some = sorted(receipts)[:left]
+            left -= len(some)
+            numbers, owners = zip(*some, strict=True)
+            page.append([lane[2:], lane[:2], numbers, owners])
+            if left == 0:
+                following = [lane, numbers[-1]]
+                break
+        return [page, following]
 
     def on_adopt(self, words: list[bytes], _: Any) -> Any:
         """Move deliveries to another consumer."""
@@ -131,7 +160,10 @@ class Replay(Spec):
         if heir not in self.consumers:
             raise Gone
         for n in range(1, len(words), 4):
+            if self.sated:
+                break
             key, lane, fence, token = (word.decode() for word in words[n : n + 4])
+            self.meet(key)
             name = self.held(key, lane, int(fence))
             r = name and self.adopt(heir, name, int(fence), token)
             told.append(self.entry(name, r)[1:] if name and r else [])
@@ -149,19 +181,27 @@ class Replay(Spec):
         told = []
         while words:
             key, _, token, known, number = (word.decode() for word in words[:5])
+            self.meet(key)
             for n in range(5, 5 + 3 * int(number), 3):
                 name = key, words[n].decode()
+                before = self.tasks.get(name)
                 told.append(self.ack(name, int(words[n + 1]), token, known=known == "1"))
+                if self.tasks.get(name) is not before:
+                    self.keep_result(name, words[n + 2])
             del words[: 5 + 3 * int(number)]
         return told
 
     def on_redeliver(self, words: list[bytes], _: Any) -> Any:
         """Return deliveries to their queue."""
         loser, *rest = (word.decode() for word in words)
-        return [
-            self.redeliver((rest[n], rest[n + 1]), int(rest[n + 2]), rest[n + 3], loser)
-            for n in range(0, len(rest), 4)
-        ]
+        told = list[str]()
+        for n in range(0, len(rest), 4):
+            if self.sated:
+                break
+            self.meet(rest[n])
+            name = rest[n], rest[n + 1]
+            told.append(self.redeliver(name, int(rest[n + 2]), rest[n + 3], loser))
+        return told
 
     def on_dead_letter(self, words: list[bytes], _: Any) -> Any:
         """Make a delivery's task a dead letter."""
@@ -196,6 +236,7 @@ class Replay(Spec):
             int(words[3]), int(words[5]), int(words[4]), int(words[8]), Flow(*numbers[:_FLOWS])
         )
         self.configure(key, terms)
+        self.idle[key] = self.now + self.queue_ttl(key)
         return "ok"
 
     def on_cancel(self, words: list[bytes], _: Any) -> Any:
@@ -206,78 +247,28 @@ class Replay(Spec):
         """Redrive or discard dead letters."""
         key, discard, budget = words[0].decode(), words[1] == b"discard", int(words[3])
         upto = int(words[2] or self.last.get(key, 0))
+        self.meet(key)
         if not discard and self.due(key) <= self.now:
-            self.promote(key)
+            self.promote(key, 500)
         dead = sorted((r.due, name) for name, r in self.of(key) if r.state == "dead")
         names = [name for place, name in dead if place <= upto][:budget]
-        over = len(names) < budget
         if words[4:]:
-            names, over = [(key, word.decode()) for word in words[4:]], True
-        moved = sum(self.redrive(name, discard=discard) for name in names)
-        return [moved, int(over), upto]
-
-    def on_purge(self, words: list[bytes], _: Any) -> Any:
-        """Cancel the waiting and scheduled tasks of a queue."""
-        key, budget = words[0].decode(), int(words[2])
-        upto = int(words[1].split(b":")[0] or self.last.get(key, 0))
-        open_ = [(r.rank, name) for name, r in self.of(key) if r.open and r.seq <= upto]
-        later = [(r.due, r.seq, name) for name, r in self.of(key) if r.state == "scheduled"]
-        names = [name for _, name in sorted(open_, key=_by_lane)][:budget]
-        rest = sorted(later)[: budget - len(names)]
-        names += [name for _, seq, name in rest if seq <= upto]
-        purged = sum(self.cancel(name) for name in names)
-        return [purged, int(purged < budget), upto]
-
-    def on_delete(self, words: list[bytes], answer: Any) -> Any:
-        """Delete a queue that is not in use. Whether an unused name is known to Redis is taken from its answer."""
-        key = words[0].decode()
-        uses = [self.count(key, name) for name in ("waiting", "scheduled", "in_flight", "dead")]
-        uses.append(sum(key in consumer.keys for consumer in self.consumers.values()))
-        if any(uses):
-            return [answer[0], 0, 1, uses]
-        old = [name for name, _ in self.of(key)]
-        for name in old:
-            del self.tasks[name], self.bodies[name]
-        for table in (self.open, self.later, self.last, self.terms, self.versions):
-            table.pop(key, None)
-        for place in [place for place in self.counts if place[0] == key]:
-            del self.counts[place]
-        return [answer[0], len(old), 1, uses]
+            names = [(key, word.decode()) for word in words[4:]]
+        moved = looked = 0
+        for name in names:
+            if self.sated:
+                break
+            looked += 1
+            if self.redrive(name, discard=discard):
+                moved += 1
+                self.read += self.size(name)
+        over = not words[4:] and looked == len(names) < budget
+        return [moved, int(over), upto, looked]
 
     def on_promote(self, words: list[bytes], _: Any) -> Any:
         """Make due tasks available."""
         promoted = self.promote_due(int(words[0]))
         return [promoted, _moment(self.first_due())]
-
-    def on_maintain(self, words: list[bytes], _: Any) -> Any:
-        """Run a pass of maintenance."""
-        lease, period, budget = map(int, words[:3])
-        if not self.swept or not self.armed or self.real - self.swept > 3 * period:
-            self.armed = self.real
-        self.swept = self.real
-        promoted = self.promote_due(budget)
-        expired = self.expire()
-        given_up, recovered = [], 0
-        for token in self.silent(lease) if self.real - self.armed > lease else ():
-            given_up.append([token, self.consumers[token].worker])
-            recovered += self.give_up(token)
-        assert max(promoted, len(expired), recovered) < budget, "a pass took only a part"
-        told = sorted([key, task, attempt] for (key, task), attempt in expired)
-        figures = [promoted, told, self.forget(), recovered, "0"]
-        return [*figures, sorted(given_up), self.unclaimed()]
-
-    def unclaimed(self) -> list[str]:
-        """Return the queues that have waiting tasks but no subscriber."""
-        claimed = {key for consumer in self.consumers.values() for key in consumer.keys}
-        keys = {name[0] for name in self.tasks} - claimed
-        return sorted(key for key in keys if self.count(key, "waiting"))
-
-    def forget(self) -> int:
-        """Delete the records of tasks that ended longer ago than the queue's window; return their number."""
-        old = [name for name, r in self.tasks.items() if self.forgettable(name[0], r)]
-        for name in old:
-            del self.tasks[name], self.bodies[name]
-        return len(old)
 
     def on_stats(self, words: list[bytes], _: Any) -> Any:
         """Return the counters of a queue."""
@@ -287,10 +278,26 @@ class Replay(Spec):
         counters = [self.count(key, counter) for counter in COUNTED]
         return [counters, min(oldest, self.now) or "", subscribers]
 
-    def on_status(self, words: list[bytes], _: Any) -> Any:
-        """Return the full records of tasks."""
-        key = words[0].decode()
-        return [self.told_of(self.tasks.get((key, word.decode()))) for word in words[1:]]
+    def on_status(self, words: list[bytes], answer: Any) -> Any:
+        """Return the full records of tasks. The sizes of their errors and retry tokens are taken from the answer."""
+        key, told = words[0].decode(), list[Any]()
+        for word, (packed, _, cold, *_) in zip(words[1:], _padded(answer), strict=False):
+            told.append(self.told_of(self.tasks.get((key, word.decode()))))
+            self.read += len(packed or b"") + len(cold or b"")
+            if self.sated:
+                break
+        return told
+
+    def on_result(self, words: list[bytes], _: Any) -> Any:
+        """Return the results of tasks."""
+        key, told = words[0].decode(), list[bytes | None]()
+        for word in words[1:]:
+            result, until = self.results.get((key, word.decode()), (None, 0))
+            told.append(result if until > self.now else None)
+            self.read += len(told[-1] or b"")
+            if self.sated:
+                break
+        return told
 
     def told_of(self, r: Record | None) -> list[Any]:
         """Return a task's record in the form of the script's answer; empty if the task is unknown."""
@@ -302,17 +309,25 @@ class Replay(Spec):
             int(r.told == "dead"), r.settled, int(bool(r.owner)),
         ]  # fmt: skip
 
-    def on_dead_letters(self, words: list[bytes], _: Any) -> Any:
-        """List dead letters."""
+    def on_dead_letters(self, words: list[bytes], answer: Any) -> Any:
+        """List dead letters. The sizes of their errors and retry tokens are taken from the answer."""
         key = words[0].decode()
         dead = [
             name[1] for _, name in sorted((r.due, n) for n, r in self.of(key) if r.state == "dead")
         ]
         after = words[1].decode()
         if not int(words[2]):  # the caller asks for this dead letter only
-            return [after] if after in dead else []
-        start = dead.index(after) + 1 if after in dead else 0
-        return dead[start : start + int(words[2])]
+            asked = [after] if after in dead else []
+        else:
+            start = dead.index(after) + 1 if after in dead else 0
+            asked = dead[start : start + int(words[2])]
+        told = list[Any]()
+        for task, (*_, cold, body) in zip(asked, _padded(answer[0]), strict=False):
+            told.append([task, self.bodies[key, task]])
+            self.read += len(cold or b"") + len(body or b"")
+            if self.sated:
+                break
+        return [told, int(len(told) < len(asked))]
 
 
 def replay(calls: Iterable[Call]) -> Replay:
@@ -321,6 +336,14 @@ def replay(calls: Iterable[Call]) -> Replay:
     for call in calls:
         model.take(call)
     return model
+
+
+def _padded(answer: list[Any]) -> Iterator[list[Any]]:
+    """Yield the answers per task, with empty fields for an unknown task, and then only empty fields."""
+    for told in answer:
+        yield told or [None] * 4
+    while True:
+        yield [None] * 4
 
 
 def _published(name: bytes, about: bytes) -> Publish:
@@ -343,7 +366,3 @@ def _walked(answer: Any) -> list[bytes]:
 
 def _moment(time: float) -> Any:
     return int(time) if time < math.inf else ""
-
-
-def _by_lane(one: tuple[tuple[int, bool, int], Name]) -> tuple[int, bool, int]:
-    return one[0]

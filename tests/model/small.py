@@ -13,10 +13,11 @@ from typing import Any, Self
 from tests.model.acts import give_up, leave, maintain, receive, settle
 from tests.model.books import Flow, Name, Record, Terms
 from tests.model.canonical import key_of
+from tests.model.deliveries import Gone
 from tests.model.explore import Broken
 from tests.model.laws import Fate, Fates, Receipt
 from tests.model.players import AGE, Held, Plan, Todo, Worker
-from tests.model.spec import Gone, Publish, Spec
+from tests.model.spec import Publish, Spec
 
 Step = tuple[str, "Small | Broken"]
 

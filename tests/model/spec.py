@@ -10,15 +10,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tests.model.books import OVER, Books, Consumer, Name, Record, Terms
+from tests.model.books import OVER, Consumer, Name, Record, Terms
+from tests.model.deliveries import Deliveries
 
-
-class Gone(Exception):
-    """The consumer is not registered, or was given up."""
-
-
-class Late(Exception):
-    """The receive is older than the consumer's latest list of deliveries, so it is refused."""
+_TOKENS = 100
+"""number of retry tokens that a task keeps"""
+_PROMOTED = 500
+"""maximum number of due tasks that a publish makes available first"""
 
 
 class Publish(NamedTuple):
@@ -44,19 +42,7 @@ class Retry(NamedTuple):
     deadline: int = 0
 
 
-class Received(NamedTuple):
-    """The answer to a receive."""
-
-    due: int | None
-    again: bool
-    expired: list[tuple[Name, int]]
-    given: list[tuple[Name, Record]]
-    left: list[str]
-    others: list[str]
-    closed: list[tuple[str, int]]
-
-
-class Spec(Books):
+class Spec(Deliveries):
     """The specified behaviour of the scripts; each method is one atomic step."""
 
     def publish(self, key: str, tasks: Sequence[Publish]) -> list[int | str]:
@@ -65,7 +51,7 @@ class Spec(Books):
         Answers: number of tasks waiting before it, -1 (duplicate), -2 (conflict), or a refusal.
         """
         if self.due(key) <= self.now:
-            self.promote(key)
+            self.promote(key, max(0, _PROMOTED - self.promoted))
         return [self.publish_one(key, task) for task in tasks]
 
     def publish_one(self, key: str, task: Publish) -> int | str:
@@ -95,7 +81,7 @@ class Spec(Books):
         key = name[0]
         r = self.tasks.get(name)
         token = ask.name or f"attempt:{self.attempt_of(r, ask)}"
-        if r is not None and token in r.retries:
+        if r is not None and any(token == known for known, _ in r.retries):
             return "duplicate"
         if ask.fence and not self.current(r, ask.fence, ask.token):
             return "lost"
@@ -111,7 +97,9 @@ class Spec(Books):
             r = (r or Record())._replace(
                 digest=ask.digest, priority=ask.priority, deadline=ask.deadline
             )
-        r = r._replace(attempt=r.attempt + 1, losses=0, retries=r.retries | {token})
+        kept = {(known, at) for known, at in r.retries if at > r.attempt - _TOKENS}
+        kept.add((token, r.attempt))
+        r = r._replace(attempt=r.attempt + 1, losses=0, retries=frozenset(kept))
         self.schedule(name, r, ask.at)
         self.add(key, "retried", 1)
         return "accepted"
@@ -139,119 +127,6 @@ class Spec(Books):
                 gone.append(token)
         return gone
 
-    def attending(self, token: str, turn: int) -> Consumer:
-        """Return the consumer that calls, and record that it is alive."""
-        consumer = self.consumers.get(token)
-        if consumer is None:
-            raise Gone
-        if turn < consumer.turn:
-            raise Late
-        if self.real - consumer.beat > 1_000_000:
-            consumer = self.consumers[token] = consumer._replace(beat=self.real)
-        return consumer
-
-    def receive(
-        self, token: str, turn: int, limit: int, *, look: bool = True,
-        asked: Sequence[str] = (), order: Sequence[str] = (),
-    ) -> Received:  # fmt: skip
-        """Deliver up to ``limit`` tasks; ``order`` is the order in which the store happens to visit keys."""
-        consumer = self.attending(token, turn)
-        if self.first_due() <= self.now:
-            self.promote_due()
-        due = self.first_due()
-        told = Received(int(due) if due < float("inf") else None, False, [], [], [], [], [])  # noqa: FBT003
-        candidates: list[str] = []
-        seen: set[str] = set()
-
-        def consider(key: str) -> None:
-            if key not in seen:
-                seen.add(key)
-                if self.open.get(key) and self.is_open(key, told):
-                    candidates.append(key)
-
-        position = 0
-        while position < len(asked) and len(candidates) < limit:
-            consider(asked[position])
-            position += 1
-        again = position < len(asked)
-        if look or len(candidates) < limit:
-            seen.update(asked[position:])
-            place = {key: n for n, key in enumerate(order)}
-            ready = [key for key in consumer.keys if self.open.get(key)]
-            for key in sorted(ready, key=lambda one: place.get(one, len(place))):
-                if len(candidates) < limit:
-                    consider(key)
-                elif key not in seen:
-                    told.others.append(key)
-        left, candidates = self.share(token, limit, candidates, told)
-        told.left.extend(candidates)
-        again = again or bool(told.left or told.others or (left > 0 and told.expired))
-        return told._replace(again=again)
-
-    def is_open(self, key: str, told: Received) -> bool:
-        """Return whether the queue's limits allow a delivery now; if not, record until when they do not."""
-        if not self.terms_of(key).flow.limited:
-            return True
-        room, opens_at = self.room(key, self.refilled(key))
-        if room <= 0:
-            told.closed.append((key, opens_at))
-        return room > 0
-
-    def share(
-        self, token: str, left: int, keys: list[str], told: Received
-    ) -> tuple[int, list[str]]:
-        """Share the limit ``left`` among queues. Return what remains of it, and the queues that still have tasks."""
-        for _ in range(3):
-            if left <= 0 or not keys:
-                break
-            following, share = [], max(1, left // len(keys))
-            for key in keys:
-                flow = self.refilled(key)
-                room = self.room(key, flow)[0] if flow.limited else left
-                want = int(min(left, share, room))
-                given = self.serve(token, key, want, told)
-                left -= given
-                if flow.max_tokens:
-                    flow = flow._replace(tokens=flow.tokens - given)
-                    self.terms[key] = self.terms_of(key)._replace(flow=flow)
-                if self.open.get(key) and given == want and self.is_open(key, told):
-                    following.append(key)
-            keys = following
-        return left, keys
-
-    def serve(self, token: str, key: str, want: int, told: Received) -> int:
-        """Deliver from one queue: the highest priority first, returned tasks before others, each lane in its order."""
-        given = 0
-        if want <= 0:
-            return 0
-        for name, r in sorted(
-            (((key, one), self.tasks[key, one]) for one in self.open.get(key, ())),
-            key=lambda pair: pair[1].rank,
-        ):
-            if given == want:
-                break
-            if self.hand_out(token, name, r, told):
-                given += 1
-        return given
-
-    def hand_out(self, token: str, name: Name, r: Record, told: Received) -> bool:
-        """Deliver a task to a consumer; return False if its deadline has passed."""
-        key = name[0]
-        if r.place == "parked":
-            r = r._replace(place="again", fence=self.next_seq(key))
-        if r.fresh:
-            self.add(key, "fresh", -1)
-        self.add(key, "waiting", -1)
-        if 0 < r.deadline <= self.now:
-            self.finish(name, r, "expired")
-            told.expired.append((name, r.attempt))
-            return False
-        self.put(name, r._replace(owner=token, token=token))
-        self.add(key, "in_flight", 1)
-        self.add(key, "delivered", 1)
-        told.given.append((name, self.tasks[name]))
-        return True
-
     def pending(self, token: str, turn: int) -> list[tuple[Name, Record]]:
         """List a consumer's deliveries; receives of an earlier turn are refused from now on."""
         consumer = self.attending(token, sys.maxsize)
@@ -266,6 +141,7 @@ class Spec(Books):
         assert r is not None
         if self.consumers[r.owner].worker != self.consumers[heir].worker:
             return None
+        self.read += self.size(name)
         self.put(name, r._replace(owner=heir, token=token))
         return self.tasks[name]
 
@@ -348,19 +224,22 @@ class Spec(Books):
             self.make_available(name, r._replace(prior=r.attempt - 1, losses=0))
         return True
 
-    def promote_due(self, limit: int = 1000) -> int:
-        """Make due tasks of all queues available; return their number."""
-        promoted = 0
-        for key in sorted(self.later, key=lambda key: (self.due(key), key)):
-            if promoted < limit:
-                promoted += self.promote(key, limit - promoted)
-        return promoted
+    def first_deadlines(self) -> dict[str, int]:
+        """Return the earliest deadline of each queue that has live tasks with deadlines."""
+        first: dict[str, int] = {}
+        for (key, _), r in self.tasks.items():
+            if r.live and r.deadline:
+                first[key] = min(r.deadline, first.get(key, r.deadline))
+        return first
 
-    def expire(self) -> list[tuple[Name, int]]:
-        """End all live tasks whose deadline has passed."""
+    def expire(self, limit: int = 1000) -> list[tuple[Name, int]]:
+        """End live tasks whose deadline has passed, beginning with the queue that has the earliest deadline."""
+        first = self.first_deadlines()
         late = [
             (name, r) for name, r in self.tasks.items() if r.live and 0 < r.deadline <= self.now
         ]
+        late.sort(key=lambda pair: (first[pair[0][0]], pair[0][0], pair[1].deadline, pair[0][1]))
+        late = late[:limit]
         for name, r in late:
             self.end_live(name, r, "expired")
         return [(name, r.attempt) for name, r in late]
