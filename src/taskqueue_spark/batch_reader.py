@@ -53,7 +53,7 @@ class ReadPartition(InputPartition):
 
     range: Range
     last: bool
-    """whether damaged and missing entries after this range are reported too; at most for the last range of a shard"""
+    """whether damaged and missing entries after this range are also reported; true only for a shard's last range"""
 
 
 def spark_schema() -> StructType:
@@ -62,7 +62,7 @@ def spark_schema() -> StructType:
 
 
 def choice_of(options: ReadOptions, schema: StructType) -> Choice:
-    """Return the columns and rows to read. Raises `InvalidInput` if ``schema`` has a column unlike `TRANSITIONS`."""
+    """Return the columns and rows to read. Raises `InvalidInput` if a column differs from `TRANSITIONS`."""
     known = {field.name: field for field in spark_schema()}
     for field in schema:
         own = known.get(field.name)

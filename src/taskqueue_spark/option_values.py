@@ -81,7 +81,7 @@ class OptionValues(dict[str, str]):
         except ValueError:
             seconds = -1
         if not 0 < seconds < 1e9:  # noqa: PLR2004 - the limit is about 30 years; the comparison also refuses NaN
-            allowed = "a positive number below 1e9 seconds, such as 90, or with the unit s, m, h or d, such as 5m"
+            allowed = "a positive duration below 1e9 seconds: seconds (90), or a number with the unit s, m, h or d (5m)"
             raise InvalidInput(
                 f"option {name}", "text that is not a duration in this range", allowed
             )

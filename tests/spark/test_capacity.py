@@ -126,8 +126,8 @@ def test_each_key_has_advice_or_a_reason_for_none(spark: SparkSession) -> None:
     assert set(found) == {"steady", "thin", "cut", "headless", "later"}
     reasons = {key: one["reason"] for key, one in found.items()}
     assert reasons["steady"] is None
-    assert reasons["thin"] == "30 deliveries are known from start to end, 200 are needed"
-    assert reasons["later"] == "0 deliveries are known from start to end, 200 are needed"
+    assert reasons["thin"] == "deliveries known from start to end: 30; needed: 200"
+    assert reasons["later"] == "deliveries known from start to end: 0; needed: 200"
     assert reasons["cut"] == "25 % of the journal is missing"
     assert "is missing" in reasons["headless"]
     assert all(one["slots"] is None for key, one in found.items() if key != "steady")

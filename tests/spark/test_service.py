@@ -324,7 +324,7 @@ def test_the_ledger_agrees(tmp_path: Path) -> None:
     probe(state, asked(40, 40, ledger(19, 2, 17)))
     assert state.differing == {}
     probe(state, asked(40, 40, ledger(19, 2, 16)))
-    text = "the store's ledger has 19 published tasks, but accounts for 18"
+    text = "published tasks in the store's ledger: 19, accounted for: 18"
     assert state.differing == {KEY: text}
 
 

@@ -213,7 +213,7 @@ def test_losses_are_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     save(told.state, ServiceState(books={KEY: QueueCounts(published=4, expired=4)}, gaps=[gone]))
     summary = ran(Query(), told, monkeypatch)
     assert (summary.balanced, summary.lost, summary.sound) == (True, 4, False)
-    assert "4 tasks from before are lost" in summary.alerts[0]
+    assert "live tasks that were lost: 4" in summary.alerts[0]
     assert ran(Query(), told, monkeypatch).lost == 4
     save(
         told.state,

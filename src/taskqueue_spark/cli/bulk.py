@@ -43,7 +43,8 @@ def load(
     wait: Annotated[
         float,
         typer.Option(
-            min=0, help="Seconds to wait without progress if a queue is full or the store down."
+            min=0,
+            help="Seconds to wait without progress while a queue is full or the store is down.",
         ),
     ] = 3600.0,
     skip_invalid: Annotated[
@@ -55,8 +56,8 @@ def load(
 
     Columns named task_id, key, payload, headers, priority, tenant, ordering_key, deadline, not_before and max_attempts
     are the fields of a task. Without a payload column, all other columns become the payload, as one JSON object.
-    If the command is run again, even after a crash, it publishes no task twice: an id cannot be published again while
-    its task exists, or during the queue's dedupe_window afterwards.
+    The command can be run again, even after a crash: an id that was published is not published again while its task
+    exists, or during the queue's dedupe_window afterwards.
     """
     reader = kind or _FORMATS.get(path.suffix.lower())
     if reader is None:
@@ -135,8 +136,8 @@ def redrive(
 ) -> None:
     """Redrive the dead letters of the given failures, or all dead letters with --all.
 
-    The command finds the dead letters in the journal. The store skips tasks that are no longer dead letters, so a
-    second run changes nothing.
+    The command finds the dead letters in the journal. The store skips tasks that are no longer dead letters, so it is
+    safe to run the command again.
     """
     if bool(fingerprints) == everything:
         raise ConfigurationError("redrive: needs either fingerprints of failures or --all")

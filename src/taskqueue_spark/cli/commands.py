@@ -19,10 +19,10 @@ from taskqueue_spark.cli.options import EngineOptions
 
 _HELP = "Analyze a journal with Spark: lost tasks, latency, failures, capacity. Load and redrive tasks in bulk."
 _EPILOG = (
-    "The commands read the journal of the configured backend (TASKQUEUE_BACKEND), or the one that --journal or "
-    "--from names. To make a queue write a journal, run `taskqueue queue set KEY --journal` on Redis, or set "
-    "TASKQUEUE_MEMORY_JOURNAL=FILE for the memory backend. The exit code is 1 if "
-    "a check finds a loss, an imbalance or a violation."
+    "All commands except load read a journal: by default that of the configured backend (TASKQUEUE_BACKEND), or the "
+    "one that --backend, --journal or --from names. To make a queue write a journal, run `taskqueue queue set KEY "
+    "--journal` on Redis, or set TASKQUEUE_MEMORY_JOURNAL=FILE for the memory backend. The exit code is 1 if a check "
+    "finds a loss, an imbalance or a violation."
 )
 _COMMANDS: tuple[Callable[..., None], ...] = (
     report.report, tables.snapshot, tables.audit, tables.history, tables.latency, tables.throughput, tables.fairness,

@@ -88,7 +88,7 @@ class PipelineOptions(EngineOptions):
         str | None,
         _source(
             "NAME",
-            "Backend whose journal is read: redis, with its TASKQUEUE_REDIS_... settings. Default: TASKQUEUE_BACKEND.",
+            "Backend whose journal is read, for example redis (TASKQUEUE_REDIS_...). Default: TASKQUEUE_BACKEND.",
         ),
     ] = None
     journal: Annotated[
@@ -119,7 +119,7 @@ class PipelineOptions(EngineOptions):
     ] = None
     until: Annotated[str | None, option("TIME", "End time, in the same form as --since.")] = None
     keys: Annotated[
-        list[str] | None, option("KEY", "Read only this queue; may be repeated.", "--key")
+        list[str] | None, option("KEY", "Limit the result to this queue; may be repeated.", "--key")
     ] = None
 
     def __post_init__(self) -> None:

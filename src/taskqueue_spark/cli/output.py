@@ -50,7 +50,7 @@ def print_table(
     console.print(table)
     more = (len(rows) if of is None else of) - min(len(rows), _SHOWN)
     if more > 0:
-        console.print(f"[dim]… and {more:,} more rows; --out DIR writes all rows to a folder[/]")
+        console.print(f"[dim]… and {more:,} more; --out DIR writes all rows to a folder[/]")
 
 
 def _cell(value: Any) -> Text:

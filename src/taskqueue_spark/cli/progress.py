@@ -74,6 +74,6 @@ class _WatchedProgress(Progress):
     def get_renderables(self) -> Iterator[RenderableType]:
         if self.tasks and (done := self.watch()):
             count, total = done
-            text = f"{count:,} of {total:,} tasks"
+            text = f"Spark tasks: {count:,} of {total:,}"
             self.update(self.tasks[0].id, completed=count, total=total or None, done=text)
         yield self.make_tasks_table(self.tasks)

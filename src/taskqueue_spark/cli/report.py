@@ -37,8 +37,8 @@ def report(
 ) -> None:
     """Create all tables, a self-contained page about them (DIR/report.html), and its data as JSON (DIR/report.json).
 
-    The page shows conservation and rules, throughput, latency, repeated failures, fairness and recommended limits. DIR
-    is the value of --out, by default ./taskqueue-report. The exit code is 1 if a check found a fault.
+    The page shows lost tasks, broken rules, throughput, latency, repeated failures, fairness and recommended limits.
+    DIR is the value of --out, by default ./taskqueue-report. The exit code is 1 if a check found a fault.
     """
     options = replace(options, out=options.out or _DEFAULT_FOLDER)
     with snapshot_tables(options, live=live, target_wait=target_wait, percentile=percentile) as (
@@ -54,7 +54,7 @@ def report(
             extent = content.extent(build.select(build.transitions))
             length = int(content.length_of(extent.seconds, 60, least=1))
             build.wishes = msgspec.structs.replace(build.wishes, window=f"{length} seconds")
-            stage.note = f"{extent.seconds:,.1f} s, {extent.workers} workers"
+            stage.note = f"{extent.seconds:,.1f} s, {extent.workers} worker{'' if extent.workers == 1 else 's'}"
         build.all(stages.stage)
         with stages.stage("report") as stage:
             fields = content.report_content(

@@ -108,7 +108,9 @@ def open_snapshot(options: PipelineOptions, *, writes: bool = False) -> Iterator
     saved = options.saved
     source = None if saved else source_of(options)
     if saved is not None and not (saved.expanduser() / "transitions").is_dir():
-        raise ConfigurationError(f"--from: there is no table named transitions in {saved}")
+        raise ConfigurationError(
+            f"--from: there is no table named transitions in {saved}; name a folder written with --out"
+        )
     if options.out is None and options.distributed and (writes or source is not None):
         raise ConfigurationError(
             "--master and --remote need --out DIR, a folder that every machine sees under the same path"
@@ -161,7 +163,9 @@ def _take_snapshot(
         # A folder of journal files may contain copies of a file; Redis returns each transition once.
         journal = tables.distinct(journal) if source["backend"] == "lines" else journal
         snapshot = tables.snapshot(journal, path)
-        stage.note = f"{snapshot.transitions:,} transitions"
+        stage.note = (
+            f"{snapshot.transitions:,} transition{'' if snapshot.transitions == 1 else 's'}"
+        )
         if snapshot.damaged:
             stage.note += f", {snapshot.damaged:,} damaged"
     behind = {name: value for name, value in source.items() if not name.endswith("Timestamp")}

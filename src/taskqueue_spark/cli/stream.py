@@ -44,7 +44,7 @@ def stream(
         typer.Option(
             min=0,
             max=1,
-            help="Report rising failures only if at least this share of executions fails.",
+            help="Report rising failures only if at least this share of executions failed.",
         ),
     ] = 0.1,
     failure_least: Annotated[
@@ -58,9 +58,9 @@ def stream(
     """Archive the journal as it grows, store metrics, and raise alerts, until Ctrl-C or SIGTERM.
 
     DIR/transitions is an archive for --from, DIR/metrics has counts per time window, and DIR/stream/alerts.jsonl has
-    each alert once: imbalances, gaps, stuck tasks and rising failures. The next run with the same --out continues
-    where this one ended, even after a crash, and neither loses nor repeats a transition. The exit code is 1 if tasks
-    were lost or the counts do not balance.
+    all alerts: imbalances, gaps, emptied stores, stuck or waiting tasks, and rising failures. Another run with the
+    same --out continues where the last one ended, even after a crash. No transition is lost or repeated. The exit code
+    is 1 if tasks were lost or the counts do not balance.
     """
     if options.out is None or options.saved is not None or options.keys or options.end is not None:
         raise ConfigurationError(
@@ -88,10 +88,10 @@ def stream(
         print_json(summary)
     else:
         console.print(
-            f"{summary.transitions:,} transitions in the archive, {summary.batches:,} batches in this run"
+            f"transitions in the archive: {summary.transitions:,}; batches in this run: {summary.batches:,}"
         )
         if summary.lost:
-            text = f"{summary.lost:,} tasks were lost when their store was emptied"
+            text = f"tasks that were lost when their store was emptied: {summary.lost:,}"
             console.print(text, style="bold red")
         for alert in summary.alerts:
             console.print(alert, style="bold red", markup=False)

@@ -25,14 +25,14 @@ Live = Annotated[
     bool | None,
     typer.Option(
         "--live/--no-live",
-        help="Look up unfinished tasks in the store. Default: if the journal is read from Redis without --until.",
+        help="Look up unfinished tasks in the store. Default: only if the journal is read from Redis without --until.",
         show_default=False,
     ),
 ]
 Grace = Annotated[
     float,
     typer.Option(
-        help="Report a task that the store does not have as lost only if its last event is this many seconds old."
+        help="Report a task as lost only if the store does not have it this many seconds after its last event."
     ),
 ]
 TargetWait = Annotated[float, typer.Option(help="Target for a task's waiting time, in seconds.")]
@@ -84,19 +84,19 @@ def snapshot(options: PipelineOptions) -> None:
             counts = {"transitions": opened.rows, "damaged": opened.damaged}
             print_json({"out": str(options.out)} | counts)
             return
-        console.print(f"{opened.rows:,} transitions in [bold]{options.out}[/]", highlight=False)
+        console.print(f"transitions in [bold]{options.out}[/]: {opened.rows:,}", highlight=False)
         if opened.damaged:
             console.print(
-                f"[yellow]{opened.damaged:,} entries could not be read: see the subfolder 'damaged'"
+                f"[yellow]entries that could not be read: {opened.damaged:,}; see the subfolder 'damaged'"
             )
 
 
 def audit(options: PipelineOptions, *, live: Live = None, grace: Grace = 60.0) -> None:
-    """Check that no task was lost: each published task has completed, explicitly failed, or is still in the store.
+    """Check that no task was lost: each published task has ended, or is still in the store.
 
     Each life of a task, from its publish to its end, has one verdict, and the counts of the verdicts must balance. The
     exit code is 1 if they do not, if a task is lost, or if a task has an impossible history, for example two ends. If
-    part of the journal is missing, the result is "unknown", never "no loss".
+    part of the journal is missing and no fault was found, the result is "unknown", not "no loss".
     """
     with snapshot_tables(options, live=live, grace=grace) as (opened, build):
         from taskqueue_spark.report.content import audit_content  # noqa: PLC0415 - imports Spark, which is slow
@@ -120,7 +120,7 @@ def audit(options: PipelineOptions, *, live: Live = None, grace: Grace = 60.0) -
 
 
 def history(options: PipelineOptions) -> None:
-    """Check the rules R0 to R13 on the history of every task, and count the violations of each rule.
+    """Check the history of every task against the rules R0 to R13, and count the violations of each rule.
 
     The exit code is 1 if a rule was broken.
     """
@@ -162,7 +162,7 @@ def latency(
 
 
 def throughput(options: PipelineOptions, *, window: Window = None) -> None:
-    """Count every event, in total and per second."""
+    """Count the events of each kind, in total and per second."""
     columns = (
         "key", *(("window_start",) if window else ()), "seconds", "published", "delivered", "acked", "retried",
         "redelivered", "lost", "dead_lettered", "acked_per_second",
@@ -184,7 +184,7 @@ def fairness(
         str, typer.Option(help="Length of the time windows for the comparison.")
     ] = "1 minute",
 ) -> None:
-    """Show how evenly competing tenants or workers received deliveries, as Jain's index; 1 means perfectly evenly."""
+    """Show how evenly competing tenants or workers received deliveries, as Jain's index; 1 is perfectly even."""
     columns = ("key", "windows", "jain", "jain_lowest", "members", "deliveries", "jain_total")
     _table(
         options, "fairness", columns, ("key",), window=window,
@@ -193,7 +193,7 @@ def fairness(
 
 
 def failures(options: PipelineOptions) -> None:
-    """Group failed attempts by error, ignoring numbers, ids and quoted texts.
+    """Group failed attempts by error, ignoring numbers, ids and quoted text.
 
     `taskqueue pipeline redrive FINGERPRINT` redrives the dead letters of one group.
     """
@@ -240,7 +240,7 @@ def _table(
                 rows = opened.of_keys(make(pipeline, build.transitions))
                 frame = tables.write(rows, opened.results, name)
             count = tables.rows(opened.results, name)
-            stage.note = f"{count:,} rows"
+            stage.note = f"{count:,} row{'' if count == 1 else 's'}"
             shown = tables.first_rows(frame, *order)
     if options.as_json:
         out = None if options.out is None else str(options.out)

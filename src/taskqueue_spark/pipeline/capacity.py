@@ -169,7 +169,7 @@ def _reason(needed: int) -> Column:
         when unknown > {_INCOMPLETE}D * deliveries
             then format_string('%d of %d deliveries lack the time when the task became available', unknown, deliveries)
         when known < {needed}
-            then format_string('%d deliveries are known from start to end, {needed} are needed', known) end""")
+            then format_string('deliveries known from start to end: %d; needed: {needed}', known) end""")
 
 
 def _missing(transitions: DataFrame) -> DataFrame:

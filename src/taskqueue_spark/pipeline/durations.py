@@ -45,7 +45,7 @@ def steps(transitions: DataFrame) -> DataFrame:
     The columns are those of a transition (``tenant`` is the one with which the life was published) and these:
 
     - ``queue_wait`` (of a delivery): microseconds since the task was published, redriven or released, or since its
-      scheduled time, even if it was made available later. Waiting for an ordering key or a limit is included.
+      scheduled time, even if the task was made available later. Waiting for an ordering key or a limit is included.
     - ``run_time`` (of acked, retried and dead_lettered directly after a delivery): microseconds since that delivery. A
       task that becomes a dead letter because of losses has no running time.
     - ``end_to_end`` (of the first end of a life: acked, dead_lettered, expired or cancelled): microseconds since the

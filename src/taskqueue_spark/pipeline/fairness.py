@@ -114,9 +114,9 @@ def _summed(rows: DataFrame, length: int, *changes: str) -> DataFrame:
 def _windows(changes: DataFrame) -> DataFrame:
     """Return a row per member and window: ``place`` (the window), ``served`` (deliveries), and ``standing``.
 
-    A tenant is standing if it had waiting tasks when the window began and when it ended; a worker is standing if it had
-    deliveries before and after the window. A standing member has a row even if it has no event in the window, for
-    example because it starves.
+    ``standing`` is true for a tenant that had waiting tasks when the window began and when it ended, and for a worker
+    that had deliveries before and after the window. Such a member has a row even if it has no event in the window, for
+    example because it receives no deliveries.
     """
     in_turn = "partition by key, member order by place"
     last = f"if(after > 0, least(next - 1, place + {_LONGEST}), place)"

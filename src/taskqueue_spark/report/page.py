@@ -21,7 +21,7 @@ _RULES = {
     "R3": "No task is delivered after its end",
     "R4": "Every task ends once",
     "R5": "A stale receipt changes nothing",
-    "R6": "Only a retry raises the attempt, and only a loss raises the losses",
+    "R6": "Only a retry raises the attempt number, and only a loss raises the loss count",
     "R7": "First deliveries are in order",
     "R8": "Tasks of one ordering key run one at a time, in order",
     "R9": "No scheduled task is delivered before its time",
@@ -91,7 +91,11 @@ def _tiles(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         (numbers.count(failed), "attempts failed", share),
         (numbers.count(total["dead_lettered"]), "dead letters", ""),
         (numbers.count(figures["again"]), "redelivered", "lost or released by a worker"),
-        (numbers.count(figures["peak"]), "running at once, at most", f"{workers:,} workers"),
+        (
+            numbers.count(figures["peak"]),
+            "running at once, at most",
+            f"{workers:,} worker{'' if workers == 1 else 's'}",
+        ),
     ]
 
 
@@ -125,7 +129,7 @@ def _of_queue(key: str, series: Mapping[str, Any], flow: Mapping[str, Any]) -> d
         "key": key,
         "names": shown,
         "rates": over_time(
-            f"Tasks per second{of}", f"{total}, over {len(series['backlog'])} windows.", lines,
+            f"Tasks per second{of}", f"{total}. Number of windows: {len(series['backlog'])}.", lines,
             start=start, step=step, unit=_per_second,
         ),
         "backlog": over_time(

@@ -22,7 +22,7 @@ _RISES = 100
 
 
 def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> None:
-    """Check finished windows that were not checked before, in order, and record in which of them failures rise.
+    """Check finished windows that were not checked before, in order, and record those in which failures rise.
 
     ``as_of``: the time (Unix seconds) up to which all transitions are known.
     """
@@ -70,9 +70,9 @@ _POSITIONS = {
     "back": "{gap.run}/{gap.shard}/{gap.last}",
 }
 _TEXTS = {
-    "missing": "{gap.number} transitions are missing from a journal",
-    "reset": "a journal started again; {gap.number} tasks from before are lost",
-    "back": "a journal was rolled back; {gap.number} numbers were used again",
+    "missing": "transitions missing from a journal: {gap.number}",
+    "reset": "a journal started again; live tasks that were lost: {gap.number}",
+    "back": "a journal was rolled back; numbers that were used again: {gap.number}",
 }
 _log = logging.getLogger("taskqueue.pipeline")
 
@@ -167,11 +167,11 @@ def _imbalance(key: str, books: QueueCounts, differing: str | None) -> list[Cond
     parts = []
     if books.balanced is False:
         if books.adopted:
-            parts.append(f"{books.adopted} tasks were never published, or ended twice")
+            parts.append(f"tasks never published, or ended twice: {books.adopted}")
         if books.doubled:
-            parts.append(f"{books.doubled} tasks were published while they existed")
+            parts.append(f"tasks published while they existed: {books.doubled}")
         if not parts:
-            parts.append(f"{abs(books.imbalance)} tasks are unaccounted for")
+            parts.append(f"tasks unaccounted for: {abs(books.imbalance)}")
     if differing is not None:
         parts.append(differing)
     names = ("published", "ended", "live", "adopted", "doubled")

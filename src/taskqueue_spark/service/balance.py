@@ -102,7 +102,9 @@ def _ledger_fault(ledger: dict[str, int]) -> str:
     accounted = sum(ledger[name] for name in (*ENDS, *LIVE))
     if ledger["published"] == accounted:
         return ""
-    return f"the store's ledger has {ledger['published']} published tasks, but accounts for {accounted}"
+    return (
+        f"published tasks in the store's ledger: {ledger['published']}, accounted for: {accounted}"
+    )
 
 
 def _difference(base: Baseline, now: Baseline) -> str:

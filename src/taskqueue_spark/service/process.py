@@ -216,7 +216,9 @@ class _Watch:
             "offset": _json(fields["sources"][0].get("endOffset")),
         }
         behind = "" if self._lag is None else f", {self._lag} behind"
-        self._say(f"batch {fields['batchId']}: {rows} rows in {seconds:.1f} s{behind}")
+        self._say(
+            f"batch {fields['batchId']}: {rows} row{'' if rows == 1 else 's'} in {seconds:.1f} s{behind}"
+        )
 
     def _report(self, *, running: bool) -> ServiceState:
         state, matches = self._read_state()

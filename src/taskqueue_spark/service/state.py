@@ -190,7 +190,8 @@ def load(path: Path) -> ServiceState:
         ) from error
     if state.version != VERSION:
         raise ConfigurationError(
-            f"{path}: written by another version of the streaming service ({state.version}; allowed: {VERSION})"
+            f"{path}: written by another version of the streaming service (got version {state.version}; allowed: "
+            f"{VERSION}); use that version of this package, or another folder"
         )
     return state
 

@@ -26,7 +26,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | None = None
     """the key of rows that have no key"""
     chunk: int = 250
-    """maximum number of tasks in one publish; it is small, so that other clients wait only for a few milliseconds"""
+    """maximum number of tasks in one publish; it is small, so that other clients wait only a few milliseconds"""
     wait: float = 3600.0
     """seconds to wait without progress for a full queue, or for a store that is unavailable"""
     rate: float | None = None

@@ -64,7 +64,7 @@ _RULES = (
     ),
     _Rule(
         "R5", f"{_SETTLED} and before_state = 'in_flight' and worker != before_worker",
-        "{event} by another worker than the one that had the task",
+        "{event} by a worker other than the one that had the task",
     ),
     _Rule("R13", f"{_GIVEN} and before_state = 'expired'", "{event} after its deadline"),
     _Rule(
@@ -73,7 +73,7 @@ _RULES = (
     ),
     _Rule(
         "R6", f"event != 'published' and losses != {_DUE_LOSSES}",
-        "{event}, with {before_losses} losses before and {losses} after",
+        "{event}, with a loss count of {before_losses} before and {losses} after",
     ),
     _Rule(
         "R9", "event in ('available', 'delivered') and before_state = 'scheduled' and before_due_at is not null "
@@ -83,11 +83,11 @@ _RULES = (
     _Rule("R9", "event = 'delivered' and before_state = 'scheduled'", "delivered while it was scheduled"),
     _Rule(
         "R6", "event = 'published' and (attempt != 1 or losses != 0)",
-        "published as attempt {attempt} with {losses} losses", looks_back=False,
+        "published as attempt {attempt} with a loss count of {losses}", looks_back=False,
     ),
     _Rule(
         "R6", f"event = 'delivered' and losses > {_MAX_LOSSES} and not blind and not unset",
-        "delivered after {losses} losses", looks_back=False,
+        "delivered with a loss count of {losses}, which is above max_losses", looks_back=False,
     ),
     _Rule(
         "R12", "event = 'delivered' and span.paused and not blind", "delivered while its queue was paused",
