@@ -131,7 +131,7 @@ class Journal(Protocol):
         """Return the time (microseconds) of the first transition at or after a position; ``None`` if there is none."""
 
     def at(self, shard: str, time: int, start: int, end: int) -> int:
-        """Return the first position between ``start`` and ``end`` whose transition is at or after ``time``; else ``end``."""
+        """Return the first position between ``start`` and ``end`` with a time of at least ``time``; else ``end``."""
 
     def rows(self, shard: str, start: int, end: int) -> int:
         """Return the approximate number of transitions from ``start`` up to, but not including, ``end``."""
