@@ -32,7 +32,7 @@ Live = Annotated[
 Grace = Annotated[
     float,
     typer.Option(
-        help="Report a task as lost only if the store does not have it this many seconds after its last event."
+        help="Report a task as lost if the store does not have it this many seconds after its last event."
     ),
 ]
 TargetWait = Annotated[float, typer.Option(help="Target for a task's waiting time, in seconds.")]
