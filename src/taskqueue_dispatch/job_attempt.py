@@ -164,7 +164,8 @@ class JobAttempt:
     async def _final_answer(self) -> Answer | None:
         """Poll once more after the slot was revoked, because the server may have finished the job.
 
-        Return ``None`` if the server does not report an end, or if the job was not sent or cannot be polled.
+        Return ``None`` unless the server reports that the job has ended. Do not poll if the job was not sent, or if its
+        model has no path for polls.
         """
         if not (self._sent and self._asks):
             return None

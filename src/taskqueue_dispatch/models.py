@@ -56,7 +56,10 @@ class ModelConfig(BaseModel):
     order: Order = Order.FIFO
     """order of jobs; with ``fair``, tenants take turns, and ``queue_per_slot`` and ``queue_limit`` limit each tenant"""
     fair_limit: int = Field(default=10_000, ge=1, le=1_000_000_000)
-    """with fair order, maximum number of waiting jobs of all tenants; at least the limit of one tenant applies"""
+    """with fair order, maximum number of waiting jobs of all tenants together
+
+    If the limit of one tenant is larger, that limit applies instead.
+    """
     weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default={}, max_length=1000)
     """with fair order, number of turns that a tenant gets for each turn of a tenant without a weight"""
     floor_share: float = Field(default=0.05, ge=0, le=0.5)

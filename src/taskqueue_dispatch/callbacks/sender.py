@@ -222,7 +222,8 @@ class Sender:
     async def _is_due(self, subscription: Subscription, delivery: Delivery) -> bool:
         """Return whether to send a callback now. An expiry callback is sent only if its job has expired.
 
-        If the job may still expire, the callback is checked again later; otherwise it is cancelled.
+        The check is repeated later if the job has not ended, or if the callback of its success is not stored yet.
+        Otherwise, the expiry callback is cancelled.
         """
         task = delivery.task
         if QUEUE not in task.headers:

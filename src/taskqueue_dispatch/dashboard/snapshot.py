@@ -32,7 +32,7 @@ class ModelSnapshot(ModelView, frozen=True, kw_only=True):
     """One model: its configuration, its endpoints and its queue."""
 
     reading: StoreReading | None
-    """data of the model's queue; ``None`` before its first job"""
+    """data of the model's queue; ``None`` before the first job of the queue"""
 
     @property
     def free(self) -> int:

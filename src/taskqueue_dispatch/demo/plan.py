@@ -95,7 +95,7 @@ def make_plan(jobs: int, seed: int) -> DispatchDemoPlan:
     shares = [model.share for model in models]
     drawn = rng.choices(models, shares, k=max(jobs - _POISON_JOBS, 0))
     made = []
-    # The jobs that always fail are the last three, one of each model.
+    # Before the shuffle, the jobs that always fail are the last three, one of each model.
     for number, model in enumerate([*drawn, *models][:jobs]):
         poison = number >= jobs - _POISON_JOBS
         once = rng.random() < _SHARE_FAILING_ONCE

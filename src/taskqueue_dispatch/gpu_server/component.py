@@ -44,7 +44,7 @@ class _ProblemError(Exception):
 class GpuServer:
     """The ASGI application. It runs a job once for each ``Idempotency-Key``.
 
-    The job runs again only if it failed, or if it is no longer among the ended jobs that the application keeps.
+    The job runs again only if it failed, or if the application no longer keeps it: see ``keep_seconds``.
 
     A synchronous server answers a dispatcher with the result. With ``asynchronous``, it answers at once; the result is
     polled, and also pushed if ``dispatcher`` is given. A job counts as active until its handler returns.
@@ -66,9 +66,9 @@ class GpuServer:
         """Create the application without any I/O.
 
         ``direct_queue`` is the maximum number of waiting direct calls. Ended jobs are kept for ``keep_seconds``, but
-        never more than ``keep_count`` of them. ``retry_after`` is sent to refused clients as ``Retry-After``.
-        ``dispatcher`` is the URL to push results to, for example ``https://queue.example.com``; it is never taken from
-        a request.
+        at most ``keep_count`` jobs and 64 MiB of results. ``retry_after`` is sent to refused clients as
+        ``Retry-After``. ``dispatcher`` is the URL to push results to, for example ``https://queue.example.com``; it is
+        never taken from a request.
         """
         for name, value, least in (
             ("max_concurrent", max_concurrent, 1),
