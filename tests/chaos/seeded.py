@@ -30,6 +30,7 @@ MIX = (
     "servers",
     "order",
     "secrets",
+    "edges",
 )
 """menus of faults, used in turn for consecutive seeds"""
 _SECONDS = 1.8
