@@ -27,12 +27,12 @@ from taskqueue_core.errors import (
 
 
 def option(help_text: str, *names: str, **more: Any) -> Any:
-    """Declare an option. The help shows no default value, because ``help_text`` says what happens without it."""
+    """Declare an option. The help shows no default value, because ``help_text`` describes the default, if any."""
     return typer.Option(*names, help=help_text, show_default=False, **more)
 
 
 def argument(help_text: str, **more: Any) -> Any:
-    """Declare an argument. The help shows no default value, because ``help_text`` says what happens without it."""
+    """Declare an argument. The help shows no default value, because ``help_text`` describes the default, if any."""
     return typer.Argument(help=help_text, show_default=False, **more)
 
 

@@ -34,7 +34,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     before: float | None
     """time before which the task must have become a dead letter, in Unix seconds"""
     made: float
-    """time at which the filter was made; `act` skips newer dead letters, which may be tasks that it has redriven"""
+    """time at which the filter was made; `act` skips newer dead letters, which it may have redriven itself"""
 
     @classmethod
     def of(

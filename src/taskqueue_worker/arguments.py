@@ -173,6 +173,6 @@ def _describe(error: ValidationError) -> str:
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         path = ".".join(str(part)[:50] for part in fault["loc"][:4]) or "payload"
         kind = fault["type"]
-        faults.append(f"{path} {_FAULT_TEXTS.get(kind) or f'does not fit: {kind}'}")
+        faults.append(f"{path} {_FAULT_TEXTS.get(kind) or f'is invalid: {kind}'}")
     more = len(faults) - _MAX_FAULTS
     return "; ".join(faults[:_MAX_FAULTS]) + (f"; and {more} more" if more > 0 else "")

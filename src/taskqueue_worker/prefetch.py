@@ -16,7 +16,7 @@ _PREFETCH_SECONDS = 0.05
 _RATE_WINDOW_SECONDS = 0.005
 """minimum number of seconds over which the rate of ended tasks is measured"""
 _RETURN_AFTER_SECONDS = 1.0
-"""seconds without a new receive after which waiting tasks are released, if too many for the current rate are waiting"""
+"""seconds without a receive after which waiting tasks are released, if there are too many for the current rate"""
 _NOT_WAITING = -1
 
 

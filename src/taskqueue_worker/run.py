@@ -150,7 +150,7 @@ class WorkerRun:
                 self._source.resize(self._capacity)
             case QuarantinePhase.RESTING:
                 _log.warning(
-                    "quarantine: %d attempts failed in a row; no new tasks for %.1f s",
+                    "quarantine: failed attempts in a row: %d; no new tasks for %.1f s",
                     quarantine.failures,
                     quarantine.rest,
                 )

@@ -98,7 +98,7 @@ def test_whatever_does_not_hold_is_seen(change: dict[str, Any], report: Report) 
 def test_a_person_sees_every_step(terminal: bool, report: Report) -> None:  # noqa: FBT001
     """On a terminal and elsewhere, the output contains the events, the ledger and the verdict."""
     text = shown(report, terminal=terminal)
-    for words in ("3 files of", "worker-1 killed", "published", "Every task is accounted for."):
+    for words in ("(files: 3)", "worker-1 killed", "published", "Every task is accounted for."):
         assert words in text
     assert text.count("✔") == len(report.checks) + 1
 

@@ -106,15 +106,15 @@ def test_anything_else_goes_to_the_only_parameter() -> None:
 
 def test_faults_name_fields_and_no_values() -> None:
     """Fault F20: the error names the invalid fields, contains no values, and is short for any payload."""
-    assert fault(two, {"b": 5}) == "a is missing; b does not fit: string_type"
+    assert fault(two, {"b": 5}) == "a is missing; b is invalid: string_type"
     assert fault(two, {"a": 1, "c": "secret"}) == "c is not a parameter"
-    assert fault(one, "secret") == "payload does not fit: list_type"
-    assert fault(one, {"value": [1, "secret"]}) == "value.1 does not fit: int_parsing"
-    assert fault(none, 5) == "payload does not fit: dict_type"
+    assert fault(one, "secret") == "payload is invalid: list_type"
+    assert fault(one, {"value": [1, "secret"]}) == "value.1 is invalid: int_parsing"
+    assert fault(none, 5) == "payload is invalid: dict_type"
     assert fault(two, None) == "a is missing"
-    assert fault(constrained, {"n": 0}) == "n does not fit: greater_than"
-    assert fault(constrained, {"n": 1, "kind": "secret"}) == "kind does not fit: literal_error"
-    assert fault(with_context, {"order": {"id": "secret"}}) == "order.id does not fit: int_parsing"
+    assert fault(constrained, {"n": 0}) == "n is invalid: greater_than"
+    assert fault(constrained, {"n": 1, "kind": "secret"}) == "kind is invalid: literal_error"
+    assert fault(with_context, {"order": {"id": "secret"}}) == "order.id is invalid: int_parsing"
     assert fault(with_context, {"order": {"id": 1}, "context": {}}) == "context is not a parameter"
     many = fault(two, {"a": 1} | {f"k{n}" * 100: "secret" for n in range(50)})
     assert len(many) < 2000

@@ -136,7 +136,7 @@ async def test_an_invalid_payload_names_fields_and_no_values(server: FakeServer)
         assert frame.reason == "invalid_payload"
         assert (
             frame.error
-            == "count does not fit: int_parsing; name is missing; extra is not a parameter"
+            == "count is invalid: int_parsing; name is missing; extra is not a parameter"
         )
         await peer.deliver(work({"count": 1, "name": "a"}))
         await peer.next(AckFrame)

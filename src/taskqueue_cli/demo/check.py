@@ -15,7 +15,7 @@ _CHUNK = 100
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of the results that were compared, by outcome."""
+    """The outcomes of comparing results."""
 
     compared: int = 0
     mismatches: tuple[str, ...] = ()

@@ -70,7 +70,7 @@ def make_plan(path: Path, limit: int | None) -> DemoPlan:
     files = tuple(islice(filter(None, map(file_at, _paths(path.absolute()))), limit))
     if not files:
         allowed = "a file, or a folder that contains files"
-        raise InvalidInput("path", "a path without readable files", allowed)
+        raise InvalidInput("path", "a path without files to process", allowed)
     sums = [zlib.crc32(file.path.encode()) for file in files]
     failing = {index for index, number in enumerate(sums) if number % _FAIL_ONE_IN == 0}
     return DemoPlan(

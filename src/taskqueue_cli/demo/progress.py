@@ -29,7 +29,7 @@ def heading(options: DemoOptions, plan: DemoPlan) -> Text:
     )
     return Text.assemble(
         ("taskqueue demo", "bold"),
-        f"  {len(plan.files):,} files of {options.path}\n",
+        f"  {options.path} (files: {len(plan.files):,})\n",
         (settings, "dim"),
     )
 

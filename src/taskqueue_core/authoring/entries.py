@@ -82,7 +82,8 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     def recount(self) -> int:
         """Update `counted`, and return the change in the number of tasks that count against the capacity: -1, 0 or 1.
 
-        Only waiting and scheduled tasks that were never delivered count. Call this once after each change of state.
+        Only waiting and scheduled tasks that were never delivered or retried count. Call this once after each change of
+        state.
         """
         counts = not self.handed_out and self.attempt == 1 and self.state in _AT_REST
         change = counts - self.counted

@@ -26,7 +26,7 @@ from taskqueue_core.tasks import (
 )
 
 _REFUSED_FOR = 1.0
-"""seconds after which a refused publisher should retry, used when it is not known when the queue will have capacity"""
+"""seconds after which a refused publisher should retry; when the queue will accept tasks again is unknown"""
 
 
 class SubscriptionBase(ABC):

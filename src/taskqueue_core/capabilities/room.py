@@ -6,7 +6,7 @@ from typing import Protocol, Self
 
 
 class RoomSignal(Protocol):
-    """A signal that queues may accept tasks, or slots may be free; an async context manager, active while open."""
+    """A signal that queues may accept tasks again, or that slots may be free. Active while its context is open."""
 
     async def wait(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for a notification; return at once if one was sent since the last call.

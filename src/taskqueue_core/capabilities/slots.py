@@ -56,7 +56,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     """URL to which the model's jobs are sent"""
     slots: int
-    """number of the model's jobs that the server runs at once"""
+    """maximum number of the model's jobs that the server runs at once"""
     priority: int = 5
     """priority from 0 to 9; free slots of endpoints with a higher priority are granted first"""
     reports: bool = True

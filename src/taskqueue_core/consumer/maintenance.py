@@ -16,7 +16,7 @@ _EVERY = 2.0
 _JITTER = 0.25
 _PASS_SECONDS = 30.0
 _BEHIND = 30.0
-"""seconds since the oldest work that is left became due, above which a warning is logged"""
+"""a warning is logged if the oldest work that is left became due more than this many seconds ago"""
 _log = logging.getLogger("taskqueue.housekeeping")
 
 

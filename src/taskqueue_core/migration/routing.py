@@ -37,7 +37,7 @@ class MigrationMode(StrEnum):
     AVAILABLE = "available"
     """the new backend accepts and delivers tasks even while the old backend still has tasks or is unavailable"""
     STRICT = "strict"
-    """order and limits are preserved: the new side of a queue delivers nothing until its old side is empty"""
+    """order and limits are preserved: the side that accepts tasks delivers none until the drained side is empty"""
 
 
 class MigrationPhase(StrEnum):

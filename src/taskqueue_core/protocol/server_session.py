@@ -226,7 +226,7 @@ class ServerSession:
     def welcome(
         self, connection_id: str, lease: float, server: str, adopted: Sequence[Delivery] = ()
     ) -> list[str]:
-        """Return a welcome frame, and frames that revoke the hello's receipts that are not in ``adopted``."""
+        """Return a welcome frame, and frames that revoke all receipts of the hello except those in ``adopted``."""
         hello = self._hello
         if self._state is ServerSessionState.CLOSED:
             return []

@@ -25,7 +25,7 @@ from taskqueue_core.tasks import Confirmation, Delivery, Health, Published, Sett
 
 
 class RecordPublisher:
-    """The publisher of a `RecordBackend`. Each call changes the store in one atomic step."""
+    """The publisher of a `RecordBackend`. Each call takes effect in one atomic step."""
 
     def __init__(self, transitions: Transitions) -> None:
         self._transitions = transitions
