@@ -70,7 +70,7 @@ class CapacityTurns:
         return -max(own, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
-        """Return whether several models share the slot's server, and their slots exceed its limit on running jobs."""
+        """Return whether several models share the slot's server, and have more slots than it may run jobs at once."""
         endpoints = [
             info
             for view in self._registry.known()

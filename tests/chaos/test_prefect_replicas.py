@@ -360,7 +360,7 @@ async def live_through(
     print(  # noqa: T201 - prints the figures of the run
         f"seed {seed}: {len(night.created)} runs {dict(night.answers)}, {dict(night.done)}, {number} twice; "
         f"{len(real)} by a real worker {dict(Counter(asked.values()))}, {names.total() - len(names)} twice, "
-        f"{said.count('put in again')} put in again, {said.count('came too late')} words too late"
+        f"{said.count('was enqueued again')} put in again, {said.count('came too late')} words too late"
     )
     assert set(night.answers) <= ANSWERS
     assert set(states.values()) == {"Completed"}
@@ -374,8 +374,8 @@ async def live_through(
     again = names.total() - len(names)
     assert again <= (LIMIT + 1) * night.done["worker"] + night.done["kill"] + night.done["freeze"]
     assert all(one.dead == 0 and one.balanced for one in ledgers.values()), ledgers
-    assert "something of the task queue failed" not in said
-    assert "reconciling fails: " not in said.replace("reconciling fails: redis", "")
+    assert "a background task of the task queue failed" not in said
+    assert "reconciliation failed: " not in said.replace("reconciliation failed: the store", "")
 
 
 async def test_a_short_night(place: Path) -> None:
