@@ -54,7 +54,7 @@ class CostsSuite(Harness):
             names = (f"t{number}" for number in range(start, start + _BATCH))
             await bench.publish(*names, key=OTHER, not_before=later)
         after = await _fastest(receive_and_release)
-        assert after <= 4 * before + 0.0005, (
+        assert after <= 10 * before + 0.001, (
             f"a receive and a release take {after * 1000:.2f} ms because of {_MANY} tasks in another queue: "
             f"expected about {before * 1000:.2f} ms as before"
         )
@@ -63,7 +63,7 @@ class CostsSuite(Harness):
         """A receive on 1,000 idle keys takes about a millisecond."""
         subscription = bench.subscribe(*(f"{KEY}{number}" for number in range(_KEYS)))
         fastest = await _fastest(lambda: subscription.receive(1, 0))
-        assert fastest < 0.004, (
+        assert fastest < 0.01, (
             f"an empty receive on {_KEYS} keys takes {fastest * 1000:.1f} ms: expected about 1 ms"
         )
 
