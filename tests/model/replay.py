@@ -32,6 +32,8 @@ class Replay(Upkeep):
         super().__init__()
         self.taken = 0
         self.compared = 0
+        self.filled = 0
+        """number of calls that ended their work because they had processed so many bytes"""
 
     def take(self, call: Call) -> None:
         """Apply a recorded call. Raises `Mismatch` if Redis answered differently."""
@@ -54,6 +56,7 @@ class Replay(Upkeep):
             if error:
                 answer = error
         self.compared += 1
+        self.filled += self.sated
         expected, answer = plain(expected), plain(normal(call.name, answer))
         if expected != answer:
             raise Mismatch(f"call {self.taken}: {call}\n  told     {answer}\n  expected {expected}")

@@ -131,7 +131,7 @@ class PlainWorkload(Workload):
 
 
 class LargeWorkload(PlainWorkload):
-    """Random workload with bodies and results so large that most scripts answer only a part."""
+    """Random workload with bodies and results so large that some calls process only a part."""
 
     def __init__(self, backend: RedisBackend, clock: ManualClock, chance: random.Random) -> None:
         super().__init__(backend, clock, chance)
@@ -151,8 +151,8 @@ class LargeWorkload(PlainWorkload):
     async def publish(self) -> None:
         """Publish a few tasks, most of them large."""
         tasks = []
-        for _ in range(self.chance.randint(10, 30)):
-            body = b"1" * self.chance.choice((1, 5_000, 250_000))
+        for _ in range(self.chance.randint(20, 40)):
+            body = b"1" * self.chance.choice((5_000, 250_000, 250_000))
             later = self.chance.choice((None, self.clock.now() + 3))
             id_ = str(self.chance.randrange(IDS))
             tasks.append(Task(key=self.key(), id=id_, payload=body, not_before=later))
@@ -222,4 +222,5 @@ async def test_every_call_of_any_workload(
             replayed = replay(traces(server, "{m:0}"))
     finally:
         end()
-    assert replayed.compared > 600
+    assert replayed.compared > 0.6 * steps
+    assert kind is PlainWorkload or replayed.filled > 5
