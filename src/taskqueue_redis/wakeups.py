@@ -1,4 +1,4 @@
-"""Waking waiting receives and signals, with one pub/sub connection per process and one timer per partition."""
+"""Waking of subscriptions and signals: one pub/sub connection per process, and timers for due tasks and rate limits."""
 
 from __future__ import annotations
 

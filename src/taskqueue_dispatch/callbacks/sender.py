@@ -217,7 +217,7 @@ class Sender:
             _log.warning("could not settle a callback", extra={"code": error.code})
         else:
             if not settled.ok:
-                _log.info("another process took over a callback")
+                _log.info("a callback was not settled: this process no longer holds it")
 
     async def _is_due(self, subscription: Subscription, delivery: Delivery) -> bool:
         """Return whether to send a callback now. An expiry callback is sent only if its job has expired.

@@ -104,7 +104,7 @@ class GpuServers:
         await _until(lambda: share() >= _FALSE_REPORT_AT)
         name, server = FALSE_REPORTER, self.servers[FALSE_REPORTER]
         server.mode = Mode.FALSE_IDLE
-        view.event(f"{name} now reports that it is idle, although it runs jobs", "red")
+        view.event(f"{name} now reports that it is idle, although it is running jobs", "red")
         until = time.monotonic() + _FALSE_REPORT_SECONDS
         try:
             while time.monotonic() < until:

@@ -12,7 +12,7 @@ from taskqueue_redis.embedded.server import EmbeddedRedis
 
 
 def wanted() -> bool:
-    """Return whether an embedded server is needed, because no Redis URL is set. Raises `ConfigurationError`."""
+    """Return whether an embedded server is needed: whether no Redis URL is set. Raises `ConfigurationError`."""
     return "url" not in load_settings(RedisSettings).model_fields_set
 
 

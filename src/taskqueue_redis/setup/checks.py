@@ -337,8 +337,8 @@ async def _file_loads(client: RedisClient) -> bool:
 
 def _denied(settings: RedisSettings, what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"the Redis user may not {what} named {{{settings.prefix}:…: use the access list taskqueue.acl "
-        f"that ships with taskqueue_redis (for TASKQUEUE_REDIS_PREFIX={settings.prefix})"
+        f"the Redis user may not {what} whose names begin with '{{{settings.prefix}:': use the access list "
+        f"taskqueue.acl that ships with taskqueue_redis (for TASKQUEUE_REDIS_PREFIX={settings.prefix})"
     )
 
 

@@ -59,7 +59,7 @@ class EngineOptions:
 
     @cached_property
     def spark_settings(self) -> dict[str, str]:
-        """The Spark settings of ``--conf``, by name."""
+        """The Spark settings given with ``--conf``, by name."""
         pairs = {}
         for text in self.conf or ():
             name, sign, value = text.partition("=")

@@ -52,7 +52,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportBuild:
-    """A builder of tables in a folder, from transitions. ``own`` returns the rows of the chosen queues."""
+    """Builds tables from transitions in a folder. ``own`` takes a table, and returns its rows of the chosen queues."""
 
     def __init__(
         self,
