@@ -69,6 +69,7 @@ class RemoteClock:
 T = TypeVar("T")
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+REPEAT = "repeat the call: tasks with the same id, and retries with the same token, are stored once"
 
 _TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
 # Close idle connections earlier than most servers do, so that a request rarely uses one that the server has closed.
@@ -171,8 +172,7 @@ class HttpClient:
             raise self._no_answer(error) from None
         except httpx2.HTTPError as error:
             raise PublishUnconfirmed(
-                f"the response from {self.address.shown} was lost ({type(error).__name__}): "
-                "publish again with the same id"
+                f"the response from {self.address.shown} was lost ({type(error).__name__}): {REPEAT}"
             ) from None
         failure = None if answer.ok else self.error(answer)
         # With status 503, or with the code of `BackendUnavailable`, the request was not executed. With any other server
@@ -182,7 +182,7 @@ class HttpClient:
             and answer.status != _UNAVAILABLE
             and problem_of(answer.status, answer.body).code != BackendUnavailable.code
         ):
-            raise PublishUnconfirmed(f"{failure}: publish again with the same id")
+            raise PublishUnconfirmed(f"{failure}: {REPEAT}")
         if isinstance(failure, BackendUnavailable | PublishUnconfirmed):
             raise failure
         return answer

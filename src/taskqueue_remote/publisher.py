@@ -8,14 +8,14 @@ import msgspec
 from msgspec import Raw
 
 from taskqueue_core.authoring.helpers import check_size
-from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, PublishUnconfirmed
+from taskqueue_core.errors import CapabilityMissing, PublishUnconfirmed, TaskQueueError
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import WireTask, to_wire_task
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
-from taskqueue_remote.client import NDJSON, HttpClient
+from taskqueue_remote.client import NDJSON, REPEAT, HttpClient
 
 _CHUNK_BYTES = 8 * 1024 * 1024
-_UNREADABLE = "the server's response cannot be read: publish again with the same id"
+_UNREADABLE = f"the server's response cannot be read: {REPEAT}"
 
 
 class _Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,24 +58,27 @@ class RemotePublisher:
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         """Publish tasks in one or more requests of limited size. A task that the server finds invalid is refused.
 
-        An outage raises `BackendUnavailable` if no task was stored, and `PublishUnconfirmed` if some may be stored.
+        If a later request of the call fails, `PublishUnconfirmed` is raised, because earlier ones stored their tasks.
         """
         check_size("tasks", tasks)
         confirmations: list[Confirmation] = []
         for lines in _chunks(tasks):
             chunk = tasks[len(confirmations) : len(confirmations) + len(lines)]
             try:
-                answer = await self._client.post_once("/v1/tasks/batch", b"\n".join(lines), NDJSON)
-            except BackendUnavailable as error:
+                confirmations += await self._publish(chunk, lines)
+            except TaskQueueError as error:
                 if not confirmations:
                     raise
                 raise PublishUnconfirmed(
-                    f"{error}; some tasks of the batch were stored: publish all again with the same ids"
+                    f"{error}; some tasks of the call were stored: publish all again with the same ids"
                 ) from error
-            if not answer.ok:
-                raise self._client.error(answer)
-            confirmations += _confirmations(chunk, answer.body)
         return tuple(confirmations)
+
+    async def _publish(self, tasks: Sequence[Task], lines: Sequence[bytes]) -> list[Confirmation]:
+        answer = await self._client.post_once("/v1/tasks/batch", b"\n".join(lines), NDJSON)
+        if not answer.ok:
+            raise self._client.error(answer)
+        return _confirmations(tasks, answer.body)
 
     async def schedule_retry(
         self,
@@ -132,7 +135,7 @@ def _confirmations(tasks: Sequence[Task], body: bytes) -> list[Confirmation]:
     lines = [line for line in body.split(b"\n") if line.strip()]
     if len(lines) != len(tasks):
         raise PublishUnconfirmed(
-            f"the server confirmed {len(lines)} of {len(tasks)} tasks: publish again with the same ids",
+            f"the server confirmed {len(lines)} of {len(tasks)} tasks: {REPEAT}",
             task_id=tasks[0].id,
         )
     return [_read(task, line) for task, line in zip(tasks, lines, strict=True)]

@@ -148,18 +148,21 @@ async def test_each_failing_answer_has_its_error(
         await remote(lambda _: answer).publisher.publish(Task(key="k", id="1"))
 
 
-async def test_a_batch_that_broke_off_is_unconfirmed() -> None:
+@pytest.mark.parametrize("failure", ["lost", 401, 429, 503])
+async def test_a_batch_that_broke_off_is_unconfirmed(failure: str | int) -> None:
     """D1: if the first request of a batch is confirmed and the second fails, the batch is unconfirmed."""
     calls = 0
 
     def handler(request: httpx2.Request) -> httpx2.Response:
         nonlocal calls
         calls += 1
-        if calls == 2:
-            raise httpx2.ConnectError("no", request=request)
-        return accepting(request)
+        if calls == 1:
+            return accepting(request)
+        if isinstance(failure, int):
+            return httpx2.Response(failure)
+        raise httpx2.ConnectError("no", request=request)
 
-    with pytest.raises(PublishUnconfirmed):
+    with pytest.raises(PublishUnconfirmed, match="some tasks of the call were stored"):
         await remote(handler).publisher.publish(*(Task(key="k") for _ in range(1001)))
 
 

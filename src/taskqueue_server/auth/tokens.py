@@ -54,7 +54,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Return the name only, so that the hash does not appear in logs."""
-        return f"Entry(name={self.name!r})"
+        return f"TokenEntry(name={self.name!r})"
 
     @property
     def short(self) -> str:
