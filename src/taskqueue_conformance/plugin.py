@@ -70,7 +70,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Add the law that the backend breaks to the error of a failed test."""
+    """If a test of the kit fails, add to its error the law that the backend breaks."""
     of_the_kit = _of_the_kit(getattr(item, "cls", None)) and isinstance(item, pytest.Function)
     item.config.stash[_explained] = of_the_kit
     try:

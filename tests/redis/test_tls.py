@@ -145,6 +145,12 @@ def test_flags_for_verification() -> None:
         settings_for("rediss://127.0.0.1?ssl_include_verify_flags=NONE")
 
 
+def test_unknown_ciphers() -> None:
+    """U28: the error names the option, not the files of certificates."""
+    with pytest.raises(ConfigurationError, match="ssl_ciphers"):
+        tls_context(url="rediss://127.0.0.1?ssl_ciphers=none")
+
+
 @pytest.mark.parametrize("handshake", [False, True])
 async def test_a_silent_server(handshake: bool) -> None:  # noqa: FBT001
     """U28: attempts to connect to a server that does not answer, with or without TLS, leave no socket open."""

@@ -165,8 +165,8 @@ def change(
     shards: Annotated[
         int | None,
         option(
-            "Number of shards, spread over the partitions of the store. Must be 1 for a queue with copies, fair order, "
-            "a floor share, or a limit on capacity, rate or tasks in flight.",
+            "Number of shards, spread over the partitions of the store. Must be 1 for a queue that is in a binding, "
+            "or that has fair order, a floor share, or a limit on capacity, rate or tasks in flight.",
             metavar="N",
         ),
     ] = None,

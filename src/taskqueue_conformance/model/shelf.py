@@ -78,7 +78,7 @@ class Shelf:
         )
 
     def has_own_room(self, other: Entry, entry: Entry, span: Span) -> bool:
-        """Return whether the tenant of ``other`` was certainly within its limits when ``entry`` was delivered."""
+        """Return whether the limits of the tenant of ``other`` certainly had room when ``entry`` was delivered."""
         limits, task = self.limits[other.task.key], other.task
         if task.tenant == entry.task.tenant:
             return True

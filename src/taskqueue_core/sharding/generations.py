@@ -1,4 +1,7 @@
-"""The generations of sharded queues, read from the settings in the store: a closed shard names the next generation."""
+"""The generations of sharded queues: the sets of shards that a queue has had, one after another.
+
+They are read from the store, where the settings of each closed shard name the generation that replaces it.
+"""
 
 from __future__ import annotations
 

@@ -90,14 +90,19 @@ class _TlsConnection(_Guarded, SSLConnection):
                 # Without a password, OpenSSL would ask for one on the terminal.
                 password = options.password or ""
                 context.load_cert_chain(options.certfile, options.keyfile, password)
-            if options.ciphers:
-                context.set_ciphers(options.ciphers)
         except (OSError, ValueError) as error:  # an SSLError is an OSError
             raise ConfigurationError(
                 "TASKQUEUE_REDIS_TLS_CA_FILE, _TLS_CERT_FILE or _TLS_KEY_FILE: cannot be used "
                 f"({type(error).__name__}); allowed: PEM files that this process may read, and "
                 "ssl_password in TASKQUEUE_REDIS_URL for an encrypted key"
             ) from None
+        if options.ciphers:
+            try:
+                context.set_ciphers(options.ciphers)
+            except ssl.SSLError:
+                raise ConfigurationError(
+                    "TASKQUEUE_REDIS_URL: ssl_ciphers names no known cipher; allowed: a list of ciphers for OpenSSL"
+                ) from None
         return {"host": self.host, "port": self.port, "ssl": context}
 
 
