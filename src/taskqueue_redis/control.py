@@ -72,6 +72,10 @@ class _ScriptCaller:
             total += number
         return total
 
+    async def _pages(self, script: str, partition: str, *args: Arg) -> list[Any]:
+        self._context.ensure_open()
+        return await self._context.scripts.run_pages(script, partition, *args)
+
     async def _run(self, script: str, partition: str, *args: Arg) -> Any:
         self._context.ensure_open()
         return await self._context.scripts.run(script, partition, *args)
@@ -90,7 +94,9 @@ class RedisControl(_ScriptCaller):
     async def queues(self) -> tuple[str, ...]:
         names: set[str] = set()
         for partition in self._context.scripts.partitions.names:
-            names.update(key.decode() for key in await self._run("queues", partition))
+            for kind in ("queues", "subs"):
+                keys = await self._pages("queues", partition, kind)
+                names.update(key.decode() for key in keys)
         return tuple(sorted(names))
 
     async def settings(self, key: str) -> QueueSettings:
@@ -211,7 +217,12 @@ class RedisControl(_ScriptCaller):
         await self._context.wakeups.join_all()
         consumers: dict[bytes, _Consumer] = {}
         for partition in self._context.scripts.partitions.names:
-            for token, name, since, keys, in_flight in await self._run("workers", partition):
+            tokens = [(token,) for token in set(await self._pages("workers", partition, ""))]
+            for token, name, since, keys, in_flight in await self._context.scripts.run_each(
+                "workers", partition, ("of",), tokens
+            ):
+                if name is None:
+                    continue  # it has left since
                 consumer = consumers.setdefault(token, _Consumer(name.decode(), seconds(since)))
                 consumer.since = min(consumer.since, seconds(since))
                 consumer.keys += tuple(key.decode() for key in keys)

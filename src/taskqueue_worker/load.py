@@ -65,7 +65,7 @@ def _only_worker(module_name: str, names: dict[str, object]) -> BaseWorker:
 
 def _hint(names: dict[str, object]) -> str:
     workers = sorted(name for name, value in names.items() if isinstance(value, BaseWorker))
-    return f" (it has: {', '.join(workers)})" if workers else ""
+    return f" (workers in this module: {', '.join(workers)})" if workers else ""
 
 
 def _import_failed(module_name: str, error: Exception) -> ConfigurationError:

@@ -54,9 +54,9 @@ def test_workers_are_found() -> None:
         ("tq_needs", "importing 'tq_needs' failed: ModuleNotFoundError"),
         ("tq_bad", "importing 'tq_bad' failed: ZeroDivisionError"),
         ("tq_none", "has no worker"),
-        ("tq_two", r"has 2 workers \(it has: alias, second, worker\)"),
-        ("tq_two:third", r"has no 'third' \(it has: alias, second, worker\)"),
-        ("tq_one:other", r"is a int, not a Worker \(it has: alias, worker\)"),
+        ("tq_two", r"has 2 workers \(workers in this module: alias, second, worker\)"),
+        ("tq_two:third", r"has no 'third' \(workers in this module: alias, second, worker\)"),
+        ("tq_one:other", r"is a int, not a Worker \(workers in this module: alias, worker\)"),
     ],
 )
 def test_what_is_wrong_is_said(word: str, fault: str) -> None:

@@ -153,7 +153,7 @@ RULES = (
     Rule("WRONGPASS", Policy.REPAIR, f"Redis does not accept the user and password; {_LOGIN}"),
     Rule("NOPERM", Policy.REPAIR, f"the Redis user lacks a right; {_RIGHTS}"),
     Rule("DENIED", Policy.REPAIR, "Redis is in protected mode; give it a password"),
-    Rule("WRONGTYPE", Policy.RAISE, "another program uses a key"),
+    Rule("WRONGTYPE", Policy.RAISE, "another program uses one of its key names"),
     Rule("CROSSSLOT", Policy.REPAIR, "the keys of a command are in several slots of the cluster"),
     Rule("NOPROTO", Policy.REPAIR, "this server does not support the Redis protocol"),
     Rule("NOGROUP", Policy.RAISE, "the consumer group does not exist"),

@@ -1,9 +1,12 @@
 --@ base
--- Lists the queues of the partition, including those that are only subscribed to.
-local keys, seen = call('SMEMBERS', PARTITION .. ':queues'), {}
-for i = 1, #keys do seen[keys[i]] = true end
-local subscribed = call('HKEYS', PARTITION .. ':subs')
-for i = 1, #subscribed do
-  if not seen[subscribed[i]] then keys[#keys + 1] = subscribed[i] end
+-- Lists the queues of the partition, including those that are only subscribed to, in pages. ARGV: "queues" or "subs",
+-- cursor. Returns the next cursor, "0" at the end, followed by keys.
+if ARGV[3] == 'queues' then
+  local page = call('SSCAN', PARTITION .. ':queues', ARGV[4], 'COUNT', 1000)
+  table.insert(page[2], 1, page[1])
+  return page[2]
 end
-return keys
+local page = call('HSCAN', PARTITION .. ':subs', ARGV[4], 'COUNT', 1000)
+local answer = {page[1]}
+for i = 1, #page[2], 2 do answer[#answer + 1] = page[2][i] end
+return answer

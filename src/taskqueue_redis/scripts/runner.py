@@ -211,7 +211,7 @@ class ScriptRunner:
                     await self._repair(partition, first, failure)
                 elif first is None:
                     raise ConfigurationError(
-                        f"the store cannot be installed in {partition} ({failure}): another program uses a key; "
+                        f"the store cannot be installed in {partition} ({failure}): another program already uses one of its key names; "
                         "set TASKQUEUE_REDIS_PREFIX to another prefix"
                     ) from failure
             raise contract_error(failure) from failure
@@ -228,6 +228,19 @@ class ScriptRunner:
             some = items[len(answers) : len(answers) + _AT_ONCE]
             answers += await self.run(name, partition, *first, *chain.from_iterable(some))
         return answers
+
+    async def run_pages(self, name: str, partition: str, *args: Arg) -> list[Any]:
+        """Run a script that lists something once per page, and return all items; an item may occur twice.
+
+        The last argument of the script is a cursor. It returns the cursor of the next page, followed by items.
+        """
+        items: list[Any] = []
+        cursor = b"0"
+        while True:
+            cursor, *page = await self.run(name, partition, *args, cursor)
+            items += page
+            if cursor == b"0":
+                return items
 
     def waits_for_replicas(self, keys: Iterable[str]) -> bool:
         """Return whether at least one of these queues is known to wait for replicas."""
@@ -263,7 +276,7 @@ class ScriptRunner:
         """Raise `ConfigurationError` if the servers lack the durability of a queue. Skipped after the first success."""
         if not self.promises_checked:
             for partition in self.partitions.names:
-                for key, durability, replicas in await self.run("promises", partition):
+                for key, durability, replicas in await self.run_pages("promises", partition):
                     if self.checks is not None:
                         self.checks.require(key.decode(), durability.decode(), int(replicas))
             self.promises_checked = True

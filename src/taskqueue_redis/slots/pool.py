@@ -85,7 +85,8 @@ class RedisSlots:
         await self._run("slots_configure", model, document or "")
 
     async def documents(self) -> dict[str, bytes]:
-        reply = await self._run("slots_documents")
+        self._context.ensure_open()
+        reply = await self._context.scripts.run_pages("slots_documents", self._partition)
         return {
             model.decode(): document
             for model, document in zip(reply[::2], reply[1::2], strict=True)

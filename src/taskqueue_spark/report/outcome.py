@@ -55,9 +55,10 @@ def outcome_of(
     store_checked: bool = False,
     short: int = 0,
 ) -> Outcome:
-    """Return the outcome for the totals of all queues: ``queues``, each of `COUNTED`, ``balanced`` and ``complete``.
+    """Return the outcome of the checks.
 
-    ``rules``: each rule with its ``count`` of violations. ``gaps``: number of missing transitions. ``store_checked``:
+    ``total``: the totals of all queues: their number as ``queues``, the sum of each of `COUNTED`, ``balanced`` and
+    ``complete``. ``rules``: each rule with its ``count`` of violations. ``gaps``: number of missing transitions. ``store_checked``:
     whether the store was queried for unfinished tasks. ``short``: number of published tasks in the journal that the
     ledgers of the store do not have. Tasks that only the ledgers have are older than the journal.
     """
