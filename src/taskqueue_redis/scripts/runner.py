@@ -211,8 +211,8 @@ class ScriptRunner:
                     await self._repair(partition, first, failure)
                 elif first is None:
                     raise ConfigurationError(
-                        f"the store cannot be installed in {partition} ({failure}): another program already uses one of its key names; "
-                        "set TASKQUEUE_REDIS_PREFIX to another prefix"
+                        f"the store cannot be installed in {partition} ({failure}): another program already uses "
+                        "one of its key names; set TASKQUEUE_REDIS_PREFIX to another prefix"
                     ) from failure
             raise contract_error(failure) from failure
 
