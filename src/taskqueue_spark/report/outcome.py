@@ -58,9 +58,9 @@ def outcome_of(
     """Return the outcome of the checks.
 
     ``total``: the totals of all queues: their number as ``queues``, the sum of each of `COUNTED`, ``balanced`` and
-    ``complete``. ``rules``: each rule with its ``count`` of violations. ``gaps``: number of missing transitions. ``store_checked``:
-    whether the store was queried for unfinished tasks. ``short``: number of published tasks in the journal that the
-    ledgers of the store do not have. Tasks that only the ledgers have are older than the journal.
+    ``complete``. ``rules``: each rule with its ``count`` of violations. ``gaps``: number of missing transitions.
+    ``store_checked``: whether the store was queried for unfinished tasks. ``short``: number of published tasks in the
+    journal that the ledgers of the store do not have. Tasks that only the ledgers have are older than the journal.
     """
     violations = sum(rule["count"] for rule in rules)
     odd = {name: count for name, count in (anomalies or {}).items() if count}
