@@ -13,6 +13,8 @@ from taskqueue_redis.scripts.receipts import Receipts, parse_receipt
 from taskqueue_redis.scripts.runner import Arg, ScriptRunner
 
 T = TypeVar("T")
+_AT_ONCE = 500
+"""maximum number of acks per script call"""
 _ANSWERS = {b"ok": Settled.OK, b"dead": Settled.DEAD, b"lost": Settled.LEASE_LOST}
 
 
@@ -24,6 +26,10 @@ class _Ack(NamedTuple):
     task_id: str
     fence: str
     result: bytes
+
+
+def _size(ack: _Ack) -> int:
+    return len(ack.result)
 
 
 class Settlement:
@@ -113,8 +119,10 @@ class Settlement:
         await self._acks.sent()
 
     async def _ack(self, partition: str, acks: Sequence[_Ack]) -> Sequence[Settled]:
+        if len(acks) == 1:
+            return await self._ack_part(partition, acks)
         answers: list[Settled] = []
-        for part in split(acks, LIMITS.batch, lambda ack: len(ack.result)):
+        for part in split(acks, _AT_ONCE, _size):
             answers += await self._ack_part(partition, part)
         return answers
 
@@ -130,9 +138,11 @@ class Settlement:
                 ack = acks[position]
                 args += (ack.task_id, ack.fence, ack.result)
         reply = await self._scripts.run("ack", partition, *args)
+        answers = [_ANSWERS[answer] for answer in reply]
+        if len(groups) == 1 and len(answers) == len(acks):
+            return answers
         order = [index for group in groups.values() for index in group]
-        answers = {place: _ANSWERS[answer] for place, answer in zip(order, reply, strict=False)}
         if missing := order[len(reply) :]:  # the script has left them to the next call
-            rest = await self._ack_part(partition, [acks[place] for place in missing])
-            answers.update(zip(missing, rest, strict=True))
-        return [answers[place] for place in range(len(acks))]
+            answers += await self._ack_part(partition, [acks[place] for place in missing])
+        placed = dict(zip(order, answers, strict=True))
+        return [placed[place] for place in range(len(acks))]

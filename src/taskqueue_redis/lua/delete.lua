@@ -28,7 +28,7 @@ local ids = call('LRANGE', q.name .. '/l', 0, budget - 1)
 for i = 1, #ids do ids[i] = string.match(ids[i], ':(.*)$') end
 forget(ids)
 call('LTRIM', q.name .. '/l', #ids, -1)
-forget(call('ZRANGE', q.name .. '/k', 0, budget - #ids - 1))
+if #ids < budget then forget(call('ZRANGE', q.name .. '/k', 0, budget - #ids - 1)) end
 local left = call('EXISTS', q.name .. '/l', q.name .. '/k') > 0
 if left then
   index(q, '/k', ':results')

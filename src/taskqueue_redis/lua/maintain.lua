@@ -137,7 +137,7 @@ do
   end
 end
 
--- Checks one queue for inconsistencies that only other programs can cause: wrong counters, unknown members of its groups.
+-- Checks a queue for inconsistencies that only other programs can cause: wrong counters, unknown members of its groups.
 local function check(q)
   local removed = 0
   recount(q)
@@ -177,8 +177,8 @@ end
 local unclaimed = ''
 if checks then
   call('HSET', META, 'checked', text(real))
-  local some = call('SRANDMEMBER', PARTITION .. ':queues')
-  if some then check(queue(some)) end
+  local some = call('SRANDMEMBER', PARTITION .. ':queues', 8)
+  for i = 1, #some do check(queue(some[i])) end
 end
 local removed = rarely().remove_idle(100)
 save_all()

@@ -1,12 +1,12 @@
 --@ base room life queue states journal / states record counts streams flow tenants lanes cold damage places ends returns promote turns sorting timing
--- Delivers up to `limit` tasks, and at most 1000, from the keys of a consumer. Delivers fewer if their bodies are large.
+-- Delivers up to `limit` tasks, and at most 500, from the keys of a consumer. Delivers fewer if their bodies are large.
 -- ARGV: token, turn, limit, "1" to check the other keys for work in any case, then the keys that probably have work, in
 -- the order of their turns.
 -- Returns the time; the next due time of the partition ("" for none); whether there is more; the expired tasks as {key,
 -- id, attempt}; per queue and lane {key, lane, entries}; the requested or served keys that have work left; other keys
 -- that have work; and the keys that are stopped by a limit, each with the time at which the limit may allow deliveries
 -- ("" if only an event can). An entry consists of sequence number, id, body and counters ("" for none).
-local token, turn, limit, look = ARGV[3], tonumber(ARGV[4]), math.min(tonumber(ARGV[5]), 1000), ARGV[6] == '1'
+local token, turn, limit, look = ARGV[3], tonumber(ARGV[4]), math.min(tonumber(ARGV[5]), 500), ARGV[6] == '1'
 local EXPIRED_AT_MOST = 250
 local current_turn = tonumber(call('HGET', PARTITION .. ':c:' .. token, 'turn'))
 if not current_turn then return redis.error_reply('TQ GONE no such consumer') end
@@ -104,6 +104,7 @@ local function serve_returned(q, priority, count)
     if body then
       r = r or rarely().rebuilt(q, id, WAITING, PARKED, priority, popped[i + 1], body)
       r.place, r.fence = AGAIN, next_seq(q)
+      bytes = bytes + #body -- it is moved here, and read again by `give`
       rarely().enter_stream(q, r, id, body, rarely().deadline_of(q, id))
       rarely().put_down(q, id, r)
     else
@@ -131,9 +132,10 @@ local function serve_class(q, priority, want)
     end
     return served
   end
+  local some = q.back > 0 and call('HGET', q.name, 'large') and 4 or AT_ONCE
   while served < want and not full and q.back > 0 do
     local before = #expired
-    local n = serve_returned(q, priority, math.min(want - served, 16))
+    local n = serve_returned(q, priority, math.min(want - served, some))
     if n == 0 and #expired == before then break end
     served = served + n
   end
@@ -184,7 +186,7 @@ local function consider(key)
   local q = queue(key)
   if q.waiting > q.held and is_open(q) then candidates[#candidates + 1] = q end
 end
-local asked, most = 7, math.min(limit, 250)
+local asked, most = 7, math.min(limit, 200)
 while asked <= #ARGV and #candidates < most do
   consider(ARGV[asked])
   asked = asked + 1

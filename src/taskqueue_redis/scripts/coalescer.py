@@ -23,6 +23,9 @@ def split(
     items: Sequence[Item], most: int, size: Callable[[Item], int]
 ) -> Iterator[Sequence[Item]]:
     """Divide items into parts for one script call each: at most ``most`` items, and fewer if they are large."""
+    if len(items) <= most and sum(map(size, items)) < _BYTES:
+        yield items
+        return
     start = total = 0
     for end, item in enumerate(items):
         if end - start == most or total >= _BYTES:
