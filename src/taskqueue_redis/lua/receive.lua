@@ -1,5 +1,6 @@
 --@ base room life queue states journal / states record counts streams flow tenants lanes cold damage places ends returns promote turns sorting timing
--- Delivers up to `limit` tasks, and at most 1000, from the keys of a consumer. Delivers fewer if their bodies are large.
+-- Delivers up to `limit` tasks, and at most 1000, from the keys of a consumer. Delivers fewer if their bodies are
+-- large.
 -- ARGV: token, turn, limit, "1" to check the other keys for work in any case, then the keys that probably have work, in
 -- the order of their turns.
 -- Returns the time; the next due time of the partition ("" for none); whether there is more; the expired tasks as {key,
