@@ -138,7 +138,8 @@ do
   end
 end
 
--- Checks one queue for inconsistencies that only other programs can cause: wrong counters, unknown members of its groups.
+-- Checks one queue for inconsistencies that other programs or missing rights can cause: wrong counters, unknown members
+-- of its groups.
 local function check(q)
   local removed = 0
   recount(q)
