@@ -34,7 +34,7 @@ class RedisSettings(BaseSettings):
     credential_provider: ImportString[Callable[[], Any]] | None = None
     """``module.name`` of a class or function that returns a ``CredentialProvider`` of redis-py"""
     address_remap: ImportString[Callable[[tuple[str, int]], tuple[str, int]]] | None = None
-    """``module.name`` of a function that maps a ``(host, port)`` that Sentinels or nodes report to a reachable one"""
+    """``module.name`` of a function that gets a ``(host, port)`` from Sentinels or nodes and returns a reachable one"""
     sentinel_user: str = ""
     sentinel_password: SecretStr | None = None
     """password of the Sentinels, if they require one"""
@@ -71,7 +71,7 @@ class RedisSettings(BaseSettings):
     lease: float = Field(15.0, ge=1, le=3600, allow_inf_nan=False)
     """seconds without a heartbeat after which the deliveries of a consumer are given to other consumers"""
     housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)
-    """usual number of seconds between two runs of maintenance; after a gap of over three times that, leases restart"""
+    """usual number of seconds between maintenance runs; after a gap of over three times that, all leases begin anew"""
     stale_consumers: float = Field(86_400.0, ge=60, allow_inf_nan=False)
     """seconds of inactivity after which an unregistered consumer without deliveries is deleted from a consumer group"""
     appendfsync: Literal["always", "everysec", "no"] | None = None
@@ -90,7 +90,8 @@ class RedisSettings(BaseSettings):
         if (self.user_name and not logs_in) or (self.sentinel_user and not self.sentinel_password):
             raise ConfigurationError(
                 "TASKQUEUE_REDIS_USER or TASKQUEUE_REDIS_SENTINEL_USER: a user is set without a password; allowed: "
-                "both (TASKQUEUE_REDIS_PASSWORD, _PASSWORD_FILE, _SENTINEL_PASSWORD), or only _CREDENTIAL_PROVIDER"
+                "a user with a password (TASKQUEUE_REDIS_PASSWORD, _PASSWORD_FILE or _SENTINEL_PASSWORD), "
+                "or _CREDENTIAL_PROVIDER without TASKQUEUE_REDIS_USER"
             )
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise ConfigurationError(

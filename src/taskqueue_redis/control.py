@@ -315,7 +315,9 @@ class RedisControl(_ScriptCaller):
     async def _report_damage(self, partition: str, damaged: list[bytes]) -> None:
         for key, _, task_id in (name.decode(errors="replace").partition(" ") for name in damaged):
             if task_id == "/":
-                _log.error("partition %s: the numbers of queue %s were damaged", partition, key)
+                _log.error(
+                    "partition %s: the counters or limits of queue %s were damaged", partition, key
+                )
                 settings = await self.settings(key)
                 with contextlib.suppress(SettingsConflict):  # another process applies them
                     await self.configure(key, settings)

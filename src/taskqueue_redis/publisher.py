@@ -30,7 +30,7 @@ _NO_MEMORY_RETRY_SECONDS = 1.0
 _PART = 250
 """maximum number of tasks per script call, so that a call blocks Redis only for a few milliseconds
 
-A batch for a queue that waits for replicas is divided only if its tasks are large.
+If the writes of a queue wait for replicas, its batches are divided only if their tasks are large.
 """
 _PARTLY = "the store confirmed only part of the batch"
 _DUPLICATE = -1

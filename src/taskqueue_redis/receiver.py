@@ -170,7 +170,10 @@ class Receiver:
         return tuple(key for key in self.ready if of(key) not in self._unavailable)
 
     async def _each(self, taken: _Batch, reads: Mapping[str, Coroutine[Any, Any, _Batch]]) -> None:
-        """Collect the results of reads. Leave silent and failed partitions to background tasks if another works."""
+        """Collect the results of reads.
+
+        Leave silent and failed partitions to background tasks if another partition is available.
+        """
         requested = {asyncio.create_task(read): name for name, read in reads.items()}
         late = set(requested)
         try:

@@ -174,9 +174,9 @@ async def test_a_foreign_layout_is_refused(
     async with opened(redis_url, redis_prefix) as backend:
         await publish(backend, "t")
     async with opened(redis_url, redis_prefix, partitions=3) as backend:
-        with pytest.raises(ConfigurationError, match="1 partitions, not 3: set TASKQUEUE_REDIS_"):
+        with pytest.raises(ConfigurationError, match="PARTITIONS=1, not 3: set it to 1"):
             await backend.publisher.publish(Task(key="other", id="t"))
-        with pytest.raises(ConfigurationError, match="1 partitions"):
+        with pytest.raises(ConfigurationError, match="PARTITIONS=1"):
             await backend.control.ledger("other")
     redis_server.call("HSET", f"{{{redis_prefix}:0}}:meta", "layout", "0")
     async with opened(redis_url, redis_prefix) as backend:

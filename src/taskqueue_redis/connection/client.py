@@ -1,4 +1,4 @@
-"""The Redis client of this package: a command returns its reply or raises an error, which says if it was executed.
+"""The Redis client of this package: an error says whether the command may have been executed.
 
 If an answer is lost, other client libraries send the command again without telling the caller, so it may be executed
 twice. This client does so only if the command was certainly not executed, or if the caller allows it with ``resend``.
@@ -186,7 +186,7 @@ class RedisClient:
         self._topology.reopened = call
 
     def refused(self, reply: ErrorReply) -> Failure:
-        """Convert an error reply on a connection of `listener` to a failure."""
+        """Return the failure for an error reply on a connection of `listener`."""
         return self._classify(reply)[1]
 
     def in_charge(self, place: HostAddress) -> bool:

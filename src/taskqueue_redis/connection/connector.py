@@ -50,7 +50,7 @@ class _Parser(_AsyncHiredisParser):
 
 
 class _Guarded(AbstractConnection):
-    """A connection of redis-py that refuses addresses which the settings do not allow, and that closes at once."""
+    """A connection of redis-py that refuses addresses which the settings do not allow. Closing it does not wait."""
 
     def __init__(self, *, settings: RedisSettings, **options: Any) -> None:
         self._settings = settings
@@ -168,7 +168,7 @@ class Connector:
             self._login.provider.on_next(self._renewed)
 
     def remap(self, address: tuple[str, int]) -> tuple[str, int]:
-        """Convert the address that a Sentinel or cluster node reports to the address that this process connects to."""
+        """Return the address to connect to, given the address that a Sentinel or cluster node has reported."""
         remap = self.settings.address_remap
         try:
             host, port = remap(address) if remap else address

@@ -54,7 +54,7 @@ class Misconfigured(Failure):
     """Redis or this client is configured wrongly, and the command was not executed. The message says what to do."""
 
     started = False
-    """whether the servers were suitable at the start, so that this is an outage"""
+    """whether the servers passed their checks before; if so, this failure counts as an outage"""
 
 
 class NoScript(Failure):
@@ -79,7 +79,7 @@ class ErrorReply(Exception):
 
 
 class Lost(Exception):
-    """A connection ended. ``reason`` is for logs; ``sent``: whether the command may have been sent before."""
+    """A connection ended. ``reason`` is for logs; ``sent``: whether the command may have been sent before that."""
 
     def __init__(self, reason: str, *, sent: bool) -> None:
         super().__init__(reason)
@@ -145,7 +145,7 @@ RULES = (
     Rule("UNBLOCKED", Policy.SEEK, "the server changed its role, or the stream was deleted"),
     Rule("MOVED", Policy.MOVED, "the slot is on another node"),
     Rule("ASK", Policy.ASK, "the slot is moving to another node"),
-    Rule("OOM", Policy.REFUSE, "Redis has reached maxmemory; drain queues, or raise it"),
+    Rule("OOM", Policy.REFUSE, "Redis has reached maxmemory; drain queues, or raise maxmemory"),
     Rule("MISCONF", Policy.REFUSE, "Redis cannot write to its disk; free space, or repair it"),
     Rule("NOREPLICAS", Policy.REFUSE, "fewer replicas are connected than min-replicas-to-write"),
     Rule("NOSCRIPT", Policy.LOAD, "the script is not loaded"),
@@ -153,7 +153,7 @@ RULES = (
     Rule("WRONGPASS", Policy.REPAIR, f"Redis does not accept the user and password; {_LOGIN}"),
     Rule("NOPERM", Policy.REPAIR, f"the Redis user lacks a right; {_RIGHTS}"),
     Rule("DENIED", Policy.REPAIR, "Redis is in protected mode; give it a password"),
-    Rule("WRONGTYPE", Policy.RAISE, "another program uses one of its key names"),
+    Rule("WRONGTYPE", Policy.RAISE, "another program uses a key name of the store"),
     Rule("CROSSSLOT", Policy.REPAIR, "the keys of a command are in several slots of the cluster"),
     Rule("NOPROTO", Policy.REPAIR, "this server does not support the Redis protocol"),
     Rule("NOGROUP", Policy.RAISE, "the consumer group does not exist"),
@@ -192,7 +192,7 @@ _CODE = re.compile(r"[A-Z][A-Z0-9_]*(?= |$)")
 
 
 def normalised(text: str) -> str:
-    """Return the text of an error without the position in a script that Redis adds. Takes linear time."""
+    """Return the text of an error without the script position that Redis has added to it. Takes linear time."""
     text = text.rstrip("\r\n")
     before = _BEFORE.match(text)
     start = before.end() if before else 0
@@ -270,7 +270,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS failed ({getattr(error, 'reason', None) or 'no reason given'})"
     if isinstance(error, socket.gaierror):
-        return "its host name is unknown"
+        return "the host name of the server is unknown"
     number = getattr(error, "errno", None)
     if isinstance(number, int) and number > 0:
         return os.strerror(number)

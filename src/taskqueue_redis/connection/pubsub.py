@@ -19,7 +19,7 @@ from taskqueue_redis.connection.failures import (
 from taskqueue_redis.connection.nodes import Backoff
 from taskqueue_redis.connection.retrying import LOGGER
 
-# A dead connection is closed after twice this time, which must be well below 15 seconds.
+# A dead connection is closed after twice this time, so twice this time must be well below 15 seconds.
 _QUIET = 5.0  # seconds without data before a PING, and then before the connection is closed
 # Maximum number of channels in one SUBSCRIBE command, so that Redis can serve other clients between two commands.
 _CHANNELS = 500

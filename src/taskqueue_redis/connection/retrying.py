@@ -42,7 +42,7 @@ class OutageLog:
         if self.quiet or (self._logged is not None and now - self._logged < 1.0):
             self._unlogged += 1
             return
-        more = f" ({self._unlogged} more failures since the last line)" if self._unlogged else ""
+        more = f" (failures not logged before: {self._unlogged})" if self._unlogged else ""
         LOGGER.warning("%s: %s%s", self._shown, self.text, more)
         self._logged, self._unlogged, self._reported = now, 0, True
 

@@ -48,7 +48,7 @@ _LOG_BYTES = 1_000_000
 _GRACE_SECONDS = 0.5
 """seconds to wait for a directory that a running process has locked"""
 _LOCK_SECONDS = 15.0
-"""seconds to wait for a locked directory if the process has ended: its watchdog is about to stop the server"""
+"""seconds to wait if the process that locked the directory has ended: its watchdog is about to stop the server"""
 _STOP_SECONDS = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _STEADY_SECONDS = 60.0

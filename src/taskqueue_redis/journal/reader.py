@@ -255,7 +255,7 @@ class RedisJournalReader(StoreReader):
         The first and the last entry may contain other transitions as well. Deleted entries leave gaps in the numbers.
         Foreign entries appear in the order of their ids.
         """
-        # Begin with the transition before `start`, so that the caller can detect an entry that repeats its numbers.
+        # Begin with the transition before `start`, so that the caller can detect an entry that repeats its number.
         first = await self._around(partition, start - 1) or await self._around(partition, start)
         low = start if first is None else first.seq
         window = _Window(str(low), low + 20 * _FIRST, min(_FIRST, self._at_once))

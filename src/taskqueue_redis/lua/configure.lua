@@ -48,8 +48,8 @@ q.timed = q.timed or f.processing > 0
 q.opened, q.changed = true, true
 call('ZADD', PARTITION .. ':idle', text(now + cjson.decode(ARGV[5]).queue_ttl * 1000000), q.key)
 
--- With fair order, tenants with waiting tasks take turns from now on; otherwise no longer. The limits of tenants
--- that had reached one are checked again.
+-- With fair order, tenants with waiting tasks take turns from now on; otherwise no longer. Tenants that had reached a
+-- limit are checked again.
 for i = 1, #q.lanes do
   local priority = sub(q.lanes, i, i)
   if f.fair == 0 then

@@ -1,6 +1,6 @@
 --@ base room queue states record counts streams flow tenants lanes cold damage journal places removal
--- Deletes a queue that has no tasks and no subscriptions, with its settings and the records of its ended tasks. Deletes a
--- limited number of records per call.
+-- Deletes a queue that has no tasks and no subscriptions, with its settings and the records of its ended tasks.
+-- Deletes a limited number of records per call.
 -- ARGV: key, maximum number, the default settings as JSON.
 -- Returns 1 if the queue existed, 0 if not; how many records were deleted; whether none is left; the numbers of `uses`
 -- (unless all are 0, nothing was deleted).

@@ -1,13 +1,14 @@
 --@ base room life queue states record counts streams flow tenants lanes cold damage journal places ends promote returns timing / removal
 -- One run of maintenance, with a limited amount of work. Several processes may run it at the same time.
--- ARGV: microseconds after which a silent consumer's lease expires, usual maximum interval between two runs, budget of
--- each kind of work, milliseconds after which an unregistered member without deliveries is removed, calling process.
+-- ARGV: microseconds after which a silent consumer's lease expires, usual interval between two runs, budget of each
+-- kind of work, milliseconds after which an unregistered member without deliveries is removed, calling process.
 -- Returns how many tasks were promoted, the expired tasks as {key, id, attempt}, how many were deleted and recovered,
--- the number of anomalies so far, consumers whose lease has expired as {token, worker}, queues with waiting tasks but no
--- consumer ("" if not checked), how often the clock of Redis was set back so far and by how many microseconds the last
--- time, for how many microseconds the work that is left has been due ("" if none is left), how many microseconds this run
--- took if the caller should continue ("" otherwise; 0 if it has just caught up), the names of damaged tasks as "queue task"
--- (instead of the task, "/" stands for the numbers or limits of the queue), and how many queues were removed.
+-- the number of anomalies so far, consumers whose lease has expired as {token, worker}, queues with waiting tasks but
+-- no consumer ("" if not checked), how often the clock of Redis was set back so far and by how many microseconds the
+-- last time, for how many microseconds the work that is left has been due ("" if none is left), how many microseconds
+-- this run took if the caller should continue ("" otherwise; 0 if it has just caught up), the names of damaged tasks
+-- as "queue task" (instead of the task, "/" stands for the counters or limits of the queue), and how many queues were
+-- removed.
 local lease, period, budget, process = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7]
 local timed, started = pcall(function() return os.clock() end) -- TIME does not change during a script
 lift_refusal()
@@ -15,7 +16,7 @@ lift_refusal()
 -- If maintenance has not run for a while, every consumer gets a whole lease before its deliveries are taken back.
 local real = store_time()
 local armed, others, continues, was_behind, checks
-do -- blocks, because Lua limits the number of local variables
+do -- this file has `do` blocks, because Lua limits the number of local variables
   local guard = call('HMGET', META, 'swept', 'armed', 'sweeper', 'checked')
   armed = tonumber(guard[2]) or real
   if not guard[1] or real - guard[1] > 3 * period or not guard[2] then
@@ -137,11 +138,12 @@ do
   end
 end
 
--- Checks a queue for inconsistencies that only other programs can cause: wrong counters, unknown members of its groups.
+-- Checks a queue for inconsistencies that other programs or missing rights can cause: wrong counters, unknown members
+-- of its groups.
 local function check(q)
   local removed = 0
   recount(q)
-  if q.waiting > q.held then call('SADD', PARTITION .. ':ready', q.key) end -- a right may have been missing for a moment
+  if q.waiting > q.held then call('SADD', PARTITION .. ':ready', q.key) end -- an earlier script may have failed
   call('ZADD', PARTITION .. ':idle', 'NX', text(now + QUEUE_TTL), q.key) -- an earlier version created the queue
   if q.sorted then repair_keys(q) end
   for i = 1, #q.lanes do

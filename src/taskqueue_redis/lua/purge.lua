@@ -80,7 +80,7 @@ for i = 1, #q.lanes do
   end
 end
 
--- Members with the same due time are sorted by their sequence numbers, so those after one that is too new are too new.
+-- Members with the same due time are sorted by their sequence numbers, so after one that is too new, all are too new.
 if left() then
   local members = call('ZRANGEBYSCORE', q.name .. '/d', from, '+inf', 'WITHSCORES', 'LIMIT', 0, budget)
   for i = 1, #members, 2 do

@@ -1,5 +1,5 @@
 --@ base room queue states record counts streams flow tenants lanes cold damage journal places ends returns receipts
--- Takes deliveries back, or counts them as lost if the caller owns them.
+-- Takes deliveries back. If a consumer has lost them, takes back only those that it owns, and counts them as lost.
 -- ARGV: token of the consumer that lost them ("" to release them), then per delivery: key, id, sequence number of the
 -- entry, token.
 -- Returns "ok", "dead" or "lost" per delivery; only for the first ones if their tasks are large.

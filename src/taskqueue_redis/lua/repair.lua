@@ -1,6 +1,6 @@
 --@ base room queue states record counts streams flow tenants lanes cold damage places
--- Renames keys with a wrong type or a wrong length, so that scripts that use them work again, and counts the tasks of
--- their queues again. Called after a script has failed. ARGV: cursor. Returns the next cursor, "0" at the end.
+-- Renames keys whose values have a wrong type or length, so that scripts that use them work again, and counts the tasks
+-- of their queues again. Called after a script has failed. ARGV: cursor. Returns the next cursor, "0" at the end.
 lift_refusal()
 local ASIDE = PARTITION .. ':aside:'
 

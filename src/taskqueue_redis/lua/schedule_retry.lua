@@ -1,8 +1,8 @@
 --@ base room queue states record counts streams flow tenants lanes cold journal places ends receipts / damage
 -- Schedules the next attempt of a task, once per retry token.
--- ARGV: key, id, time, retry token ("" for the default), "1" if there is an error, error, sequence number and token of
--- the delivery that it settles ("" for none), its attempt, and of the task: digest, priority, deadline (""), body,
--- tenant and ordering key ("" for none).
+-- ARGV: key, id, time, retry token ("" for the default), "1" if there is an error, error; of the delivery
+-- that the retry settles ("" if none): sequence number, token and attempt; of the task: digest, priority, deadline (""
+-- if none), body, tenant and ordering key ("" if none).
 -- Returns how many replicas must confirm, and "accepted", "duplicate" or "lost".
 local q, id, at, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 local error = ARGV[7] == '1' and ARGV[8] or nil

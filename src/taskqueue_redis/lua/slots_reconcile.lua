@@ -1,8 +1,8 @@
 --@ base room slots
 -- Compares the leases of an endpoint with the report of its server.
 -- ARGV: model, server, minimum microseconds between two agreeing reports, number of jobs that the server runs ("" if it
--- did not answer), "1" if it lists them, these jobs. Returns the epoch, and per lease that has ended its endpoint's id,
--- fence, server, URL, and the lease.
+-- did not answer), "1" if it lists them, the listed jobs. Returns the epoch, and per lease that has ended its
+-- endpoint's id, fence, server, URL, and the lease.
 local settled, active = tonumber(ARGV[5]), tonumber(ARGV[6])
 lift_refusal()
 demand_pool()

@@ -1,6 +1,6 @@
 --@ base room slots
 -- Changes the state of an endpoint. If it may get no more jobs, its leases without a job end.
--- ARGV: model, server, attribute ("draining", "removed" or "rests"), and 1 or 0, or microseconds.
+-- ARGV: model, server, attribute ("draining", "removed" or "rests"), its value (1 or 0; for "rests" microseconds).
 -- Returns 1, or 0 if the endpoint does not exist.
 local what, value = ARGV[5], tonumber(ARGV[6])
 lift_refusal()

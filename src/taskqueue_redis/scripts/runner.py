@@ -70,9 +70,9 @@ def source(name: str) -> str:
 def _joined(names: Sequence[str], end: str) -> str:
     """Join parts and ``end`` to one Lua block.
 
-    When a Lua function is defined, Lua finds each local variable that it uses by a search through all local variables
-    of the enclosing function that are in use so. Variables from outside of that function are found at once. So the
-    parts from ``streams`` on are placed in a function of their own, which halves the time to define all of them.
+    Lua keeps a list of the local variables that inner functions use. To define an inner function, Lua searches this
+    list for each local variable of the enclosing function that it uses. Variables from further outside need no search.
+    So the parts from ``streams`` on are placed in a function of their own: then all definitions take half the time.
     """
     parts = [
         (resources.files("taskqueue_redis") / "lua" / "lib" / f"{name}.lua").read_text()
@@ -212,7 +212,7 @@ class ScriptRunner:
                 elif first is None:
                     raise ConfigurationError(
                         f"the store cannot be installed in {partition} ({failure}): another program already uses "
-                        "one of its key names; set TASKQUEUE_REDIS_PREFIX to another prefix"
+                        "a key name of the store; set TASKQUEUE_REDIS_PREFIX to another prefix"
                     ) from failure
             raise contract_error(failure) from failure
 
@@ -308,7 +308,8 @@ class ScriptRunner:
             )
         if partitions != number:
             raise ConfigurationError(
-                f"the store was installed with {partitions} partitions, not {number}: set TASKQUEUE_REDIS_PARTITIONS"
+                f"the store was installed with TASKQUEUE_REDIS_PARTITIONS={partitions}, not {number}: "
+                f"set it to {partitions}"
             )
         self._installed[partition] = first = (*keys, epoch)
         return first

@@ -283,7 +283,7 @@ async def _direct(client: RedisClient, key: str, *args: str | int) -> Any:
 
 async def _check_channels(client: RedisClient) -> None:
     settings = client.settings
-    # Use a unique channel, because messages that other clients send on it would be taken for answers.
+    # Use a unique channel: on another one, messages of other clients would be taken for answers.
     channel = f"{_KEY % settings.prefix}:{secrets.token_hex(8)}"
     _, connection = await client.listener()
     try:

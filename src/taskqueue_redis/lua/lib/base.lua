@@ -17,8 +17,8 @@ local function text(number) return string.format('%d', number) end
 
 -- The store's time never decreases, even if the clock of Redis is set back. `time`: a time that was reached;
 -- scripts store it at most once per millisecond. `ahead`: by how much the store's time is ahead of the clock; it
--- shrinks if the clock is set forward again. A refused write must not end the script, because the script itself may
--- only read.
+-- shrinks if the clock is set forward again. A refused write must not end the script, because the script itself
+-- perhaps only reads.
 local now = tonumber(ARGV[2])
 if not now then
   local clock, reached, ahead = call('TIME'), tonumber(meta[2]) or 0, tonumber(meta[3]) or 0

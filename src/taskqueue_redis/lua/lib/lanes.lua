@@ -1,7 +1,7 @@
 -- Sorted lanes of a queue that has fair order or has seen an ordering key. Waiting entries are in a stream, as in other
 -- queues, and also in a lane per priority and tenant (`/y`), a sorted set by position whose members name the kind of
--- stream and the sequence number. Entries are claimed from there, while the consumer groups of the streams do not
--- advance.
+-- stream and the sequence number. Entries are taken from the lanes and claimed with XCLAIM, so the consumer groups of
+-- the streams do not advance.
 -- `/w`: the tenants with lanes, by the position of their first entry or an earlier position. `/g`: the tenants that
 -- take turns, by what they have spent. Both may contain tenants whose lanes are empty by now. `/v`: the tenants that
 -- have reached a limit, by the time at which that may change. `/h`: the holder of each ordering key. `/j:` and a key:

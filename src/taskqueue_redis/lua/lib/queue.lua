@@ -50,8 +50,8 @@ end
 
 local function stream_of(q, kind, priority) return q.name .. '/' .. kind .. priority end
 
--- Notifications are sent with pcall: a missing right to a channel must not end a script in the middle.
--- Must be called at the end of every script that may have changed the numbers of a queue.
+-- Stores the numbers of queues and sends notifications. Must be called at the end of every script that may have changed
+-- such numbers. Notifications are sent with pcall: a missing right to a channel must not end a script in the middle.
 local function save_all()
   for i = 1, #at_end do at_end[i]() end
   at_end = {}

@@ -250,7 +250,7 @@ local function put_aside(model, job, note, nonce)
   for i = 1, #old do drop_late(old[i]) end
   while call('ZCARD', DATES) > LATE_NOTES or tonumber(call('HGET', LATE, 'bytes')) > LATE_BYTES do
     local first = call('ZRANGE', DATES, 0, 0)[1]
-    if not first then -- another program has deleted the number
+    if not first then -- another program has changed the number of bytes
       call('DEL', LATE)
       return
     end

@@ -1,7 +1,7 @@
 -- The tenants of a queue that limits them: how many of their tasks were never delivered, how many are in flight, and
--- the tokens of their rate limits. A tenant that has no such tasks and all its tokens is deleted. The marks of a
--- record say how its task is counted: 1 as never delivered, 2 as in flight. To this, 4 times the version of the
--- settings since which tenants are counted is added, because counting begins again when such limits are set.
+-- the tokens of their rate limits. A tenant is deleted once it has no such tasks and all of its tokens.
+-- The marks of a record are a number: 1 if its task is counted as never delivered, 2 if as in flight, plus 4 times the
+-- version of the settings since which tenants are counted. Counting begins again when such limits are set.
 local TENANT = '<ddddd'
 
 local function save_order(q)

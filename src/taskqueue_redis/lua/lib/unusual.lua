@@ -1,6 +1,7 @@
 -- Publishing of tasks with optional fields, and in queues with limits.
 
--- Redis refuses this if it has no memory left, as long as the script has written nothing.
+-- Writes something: if this is the script's first write and Redis has no memory left, Redis refuses it and the script
+-- ends.
 local function be_refused(q) call('SADD', PARTITION .. ':queues', q.key) end
 
 local before = 500 -- number of due tasks that this script may still promote
@@ -51,7 +52,7 @@ end
 
 local COPIES = 500 -- number of copies after which further tasks are left to the next call
 
--- Stores a copy of a task in each queue to which its queue is bound, or in none. Returns the same as for one task, and
+-- Stores a copy of a task in each queue to which its queue is bound, or in none. Returns the answer for the task, and
 -- whether further tasks must wait for the next call.
 local function publish_copies(bound, id, about, body)
   bound.bound_to = bound.bound_to or cjson.decode(call('HGET', bound.name, 'bound_to'))
