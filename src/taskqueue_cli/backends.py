@@ -57,7 +57,7 @@ class JournalKeeper(Protocol):
     """
 
     def variables(self, path: Path) -> Mapping[str, str]:
-        """Return environment variables that make the server's backend write the file; empty if `keep_journal` does it."""
+        """Return environment variables that make the server's backend write the file; empty if it cannot."""
 
     async def keep_journal(
         self, key: str, path: Path, since: float, store: Mapping[str, str]
