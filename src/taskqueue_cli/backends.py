@@ -57,7 +57,7 @@ class JournalKeeper(Protocol):
     """
 
     def variables(self, path: Path) -> Mapping[str, str]:
-        """Return variables that make the server's backend write the file; empty if `keep_journal` writes it."""
+        """Return environment variables that make the server's backend write the file; empty if it cannot."""
 
     async def keep_journal(
         self, key: str, path: Path, since: float, store: Mapping[str, str]
@@ -144,8 +144,8 @@ def _data_folder() -> Path:
 
 
 BACKEND_HELP = (
-    "Uses the configured backend (TASKQUEUE_BACKEND) if several processes can share it, otherwise a running "
-    "server: the memory backend, for example, exists only inside the server's process."
+    "Uses the configured backend (TASKQUEUE_BACKEND) if several processes can share it, otherwise a running server "
+    "(TASKQUEUE_SERVER_URL). For example, the memory backend exists only inside the server's process."
 )
 BackendName = Annotated[
     str | None,
@@ -157,7 +157,7 @@ BackendName = Annotated[
 ServerUrl = Annotated[
     str | None,
     option(
-        "URL of the server to use, even if another backend is configured. Default: TASKQUEUE_SERVER_URL.",
+        "Use the server at this URL, even if another backend is configured.",
         "--server",
         metavar="URL",
     ),

@@ -87,7 +87,7 @@ def format_rate(limit: RateLimit) -> str:
 
 
 def describe_limits(settings: QueueSettings) -> list[str]:
-    """Return a short text for each setting of limits, pauses, order, shards or copies that is not at its default."""
+    """Return a short text for each of the settings below that is not at its default."""
     fields = {
         "paused": settings.paused,
         "intake paused": settings.intake_paused,

@@ -39,7 +39,7 @@ def _check_strict() -> None:
 
 
 def _install_late() -> None:
-    """Install the plugin now: Prefect skips plugins if it is first imported in a running event loop."""
+    """Install the plugin now. If Prefect is first imported in a running event loop, it does not load its plugins."""
     from taskqueue_prefect.context import Host
     from taskqueue_prefect.lifespan import serving
     from taskqueue_prefect.patches import faults

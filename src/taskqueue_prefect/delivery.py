@@ -1,4 +1,4 @@
-"""Delivery of runs to one worker's socket: a run is received only once the previous run has been acknowledged.
+"""Delivery of runs to one worker's socket: a run is received only after the previous run has been acknowledged.
 
 The handler of the socket is Prefect's code. Its calls mean the following:
 
@@ -153,7 +153,7 @@ class SharedQueueDelivery:
         if self._take_task is None:
             self._take_task = asyncio.create_task(self._take())
             self._take_task.add_done_callback(lambda _: self._changed.set())
-        # The handler cancels this call every second, so a run counts as sent only once the call returns.
+        # The handler cancels this call every second, so a run counts as sent only when the call returns.
         while not (self._take_task.done() or self._listener.is_down):
             self._changed.clear()
             await self._changed.wait()

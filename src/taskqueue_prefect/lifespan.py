@@ -12,7 +12,7 @@ from taskqueue_prefect.reconcile import reconcile
 
 
 class QueueNotInUse(ConfigurationError):
-    """Raised in strict mode if the server would not use the configured queue."""
+    """Raised in strict mode if it is doubtful that the server uses the configured queue for all task runs."""
 
 
 @contextlib.asynccontextmanager

@@ -1,7 +1,7 @@
 """The parts of Prefect's server that this package replaces, and a check that Prefect's source code is supported.
 
 ========================================== ====================================================================
-``prefect.server.task_queue``              ``TaskQueue`` and ``MultiQueue``, before other modules import them
+``prefect.server.task_queue``              ``TaskQueue`` and ``MultiQueue``, also in modules that import them
 ``prefect.server.models.task_workers``     ``task_worker_tracker``: the workers connected to any replica
 ``prefect.server.utilities.subscriptions`` ``still_connected``, for the sockets of task workers
 ``prefect.server.api.server``              ``create_app``: its applications open and close a `Host`
@@ -110,7 +110,7 @@ async def _lifespan(stock: Callable[..., Any], app: Any) -> AsyncIterator[Any]:
 
 
 def faults() -> list[str]:
-    """Return the reasons why the loaded server may not use this package for all task runs; empty if there are none."""
+    """Return the reasons to doubt that the server uses this package for all task runs; empty if there are none."""
     from taskqueue_prefect.task_queue import MultiQueue, TaskQueue
 
     ours = {"TaskQueue": TaskQueue, "MultiQueue": MultiQueue}

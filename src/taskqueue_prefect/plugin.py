@@ -57,7 +57,10 @@ Action = Callable[[ModuleType], None]
 
 
 def after_import(actions: Mapping[str, Action]) -> None:
-    """Call each action once its module is imported, or now if it already is. Only the first call has an effect."""
+    """Call each action once its module is imported, or now if it already is.
+
+    Only the first call of this function has an effect.
+    """
     for finder in sys.meta_path:
         if isinstance(finder, ImportHookFinder):
             return

@@ -110,7 +110,7 @@ class Reconciler:
         if status is None:
             return None if self._may_be_held(run, workers) else settings.grace
         if status.state is not State.DONE:
-            # The run is still in the queue, or an operator has ended it.
+            # The run is still in the queue, has become a dead letter, or was ended by an operator.
             return None
         accepted = None if result is None else _accepted.decode(result)
         if accepted is None or accepted.worker is None or accepted.state != run.state_id:

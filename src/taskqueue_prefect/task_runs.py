@@ -81,7 +81,7 @@ def state_of(task: Task) -> tuple[str, datetime]:
     state = _state.decode(task.payload).get("state")
     if not isinstance(state, dict) or not {"id", "timestamp"} <= state.keys():
         raise ValueError(
-            "its state lacks an id or a timestamp: it was not published by a Prefect server"
+            "its payload has no state with an id and a timestamp, so no Prefect server published it"
         )
     at = datetime.fromisoformat(str(state["timestamp"]))
     return str(state["id"]), at if at.tzinfo else at.replace(tzinfo=UTC)

@@ -17,7 +17,7 @@ def load_worker(target: str) -> BaseWorker:
     """Import and return the worker ``package.module:attr``, or the only worker of ``package.module``.
 
     Adds the current directory to the front of `sys.path`, unless `sys.path` contains it. Raises `ConfigurationError` if
-    the name is invalid, the import fails, there is no such worker, or there are several and ``attr`` is missing.
+    the name is invalid, the import fails, there is no such worker, or there are several and ``attr`` is not given.
     """
     module_name, _, attribute = target.partition(":")
     if not _TARGET.fullmatch(target):

@@ -66,7 +66,7 @@ class Prefetcher:
         self.returned()
 
     def returned(self) -> None:
-        """Record that a delivery was released before its task was started."""
+        """Record that a delivery was released, which frees its place but does not count towards the rate."""
         self._held -= 1
         if self._held <= self._wake_at:
             self._changed.set()

@@ -54,8 +54,8 @@ class Quarantine:
     ) -> None:
         """Create a counter without failures.
 
-        After ``limit`` failures in a row, the worker pauses for ``cooldown`` seconds. Each failed probe doubles the
-        pause, up to ``longest`` seconds. After ``probes`` failed probes, the worker ends.
+        After ``limit`` failures in a row, the worker pauses for ``cooldown`` seconds, then tries one task: a probe.
+        Each failed probe doubles the pause, up to ``longest`` seconds. After ``probes`` failed probes, the worker ends.
         """
         self._limit = limit
         self._cooldown = cooldown

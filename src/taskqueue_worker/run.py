@@ -30,7 +30,7 @@ class TaskSource(OutcomeSettler, Protocol):
 
     @property
     def ended(self) -> Future[None]:
-        """A future that completes when the source has ended, with an exception if the source failed. Set by `start`."""
+        """A future that completes when the source has ended, with an exception if it failed. Exists after `start`."""
 
     def start(self) -> None:
         """Start to connect and receive."""

@@ -60,8 +60,8 @@ class HandlerRunner:
     ) -> None:
         """Create an idle runner.
 
-        ``on_outcome`` is called with each outcome before the outcome is reported. ``on_fatal`` is called when a
-        handler raises an exception that ends the process, such as `SystemExit`.
+        ``on_outcome`` is called with the outcome of each attempt before the outcome is reported. ``on_fatal`` is called
+        when a handler raises an exception that ends the process, such as `SystemExit`.
         """
         self._handlers = handlers
         self._settler = settler

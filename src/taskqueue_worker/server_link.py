@@ -41,7 +41,7 @@ from taskqueue_worker.threads import ThreadsafeInbox
 
 
 class WorkerRefused(ConfigurationError):
-    """The server refused this worker because of its token or permissions, or because of another protocol version."""
+    """The server refused this worker because of its token, its permissions, the host name or the protocol version."""
 
     code = "worker_refused"
     exit_code: ClassVar[int] = 4

@@ -39,7 +39,7 @@ def run(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a real job: hash and compress every file under PATH and count its lines, with deliberate failures.
+    """Run a real job: hash and compress the files under PATH and count their lines, with deliberate failures.
 
     Starts a server and worker processes, and publishes one task per file. About one task in a hundred
     fails once, one task (the poison task) always fails, and halfway through, a worker is killed (SIGKILL)

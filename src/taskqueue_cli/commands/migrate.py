@@ -37,7 +37,7 @@ _PHASE_TEXTS = {
     MigrationPhase.STARTED: "started: new tasks go to the new backend; the old one is drained",
     MigrationPhase.FINISHED: "finished: new tasks go to the new backend; the old one is closed",
     MigrationPhase.ROLLED_BACK: "rolled back: new tasks go to the old backend; the new one is drained",
-    MigrationPhase.INTERRUPTED: "interrupted: repeat the command",
+    MigrationPhase.INTERRUPTED: "a start or a rollback was interrupted: run the same command again",
 }
 
 

@@ -165,5 +165,5 @@ def _headers(texts: list[str]) -> dict[str, str]:
 def _print(confirmation: Confirmation) -> None:
     text = f"[green]✔[/] {confirmation.status.value}  {confirmation.task_id}"
     if confirmation.position:
-        text += f"  [dim]already waiting in the queue: {confirmation.position:,}"
+        text += f"  [dim]tasks already waiting in the queue: {confirmation.position:,}"
     console.print(text)

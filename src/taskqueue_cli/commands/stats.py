@@ -57,7 +57,7 @@ def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
 async def read_queues(
     backend: Backend, keys: list[str]
 ) -> tuple[list[tuple[QueueStats, QueueSettings]], float]:
-    """Return statistics and settings of the queues ``keys``, or of all queues if it is empty, and the store's time."""
+    """Return the statistics and settings of ``keys`` (of all queues if ``keys`` is empty), and the store's time."""
     control = control_of(backend)
     known = await control.queues()
     check_known(keys, known)

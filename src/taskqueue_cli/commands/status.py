@@ -19,7 +19,7 @@ Id = Annotated[str, argument("Id of the task.", metavar="ID")]
 
 
 class NoTask(TaskQueueError):
-    """The task was not found: its id is unknown, or its record has expired."""
+    """The task, or the dead letter, was not found."""
 
     code = "not_found"
 
@@ -55,8 +55,8 @@ def result(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
     """Print the result of one task, as JSON."""
     task_status, text = with_backend(server, lambda backend: _read(backend, key, task_id))
     if text is None:
-        why = f"its state is {task_status.state.value}" if task_status else "the task was not found"
-        raise NoResult(f"task {task_id!r} in queue {key!r} has no result: {why}")
+        why = f"state: {task_status.state.value}" if task_status else "the task was not found"
+        raise NoResult(f"task {task_id!r} in queue {key!r} has no stored result ({why})")
     print_json({"key": key, "task_id": task_id, "result": Raw(text)} if as_json else Raw(text))
 
 

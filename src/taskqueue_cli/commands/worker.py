@@ -27,7 +27,12 @@ def run(
         str, argument("Worker to run, for example package.module:worker.", metavar="MODULE:ATTR")
     ],
     *,
-    url: Annotated[str | None, option("URL of the server. Default: TASKQUEUE_SERVER_URL.")] = None,
+    url: Annotated[
+        str | None,
+        option(
+            "URL of the server. Default: as defined by the worker, otherwise TASKQUEUE_SERVER_URL."
+        ),
+    ] = None,
     concurrency: Annotated[
         int | None,
         option(
@@ -40,7 +45,10 @@ def run(
     ] = False,
     backend: BackendName = None,
     worker_id: Annotated[
-        str | None, option("Worker id. Default: host name, process id and a random suffix.")
+        str | None,
+        option(
+            "Worker id. Default: as defined by the worker, otherwise host name, process id and a random suffix."
+        ),
     ] = None,
     log_level: LogLevel = "info",
     as_json: AsJson = False,

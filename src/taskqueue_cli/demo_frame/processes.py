@@ -67,7 +67,7 @@ class Child(msgspec.Struct, eq=False):
                 self.process.send_signal(number)
 
     async def stop(self, number: Signals = SIGTERM) -> None:
-        """Send a signal, and after eight seconds SIGKILL; wait until the process has ended."""
+        """Send a signal, and SIGKILL if the process has not ended after eight seconds. Wait until it has ended."""
         self.stopped = True
         self.signal(number)
         try:
