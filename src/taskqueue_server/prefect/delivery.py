@@ -99,7 +99,7 @@ class PrefectDelivery:
             return SessionEnd("internal", frames.CLOSE_INTERNAL)
 
     async def _finish_settling(self) -> None:
-        # The worker executes a run after its ack. If the ack were not settled, the run would be executed twice.
+        # The worker executes a run that it has acked. If the ack were not settled, the run would be executed twice.
         if self._settling is not None:
             answer = asyncio.wait([self._settling], timeout=self._context.settings.lease)
             await first_completed(answer, self._context.draining.wait())
