@@ -109,9 +109,9 @@ async def test_another_key_from_afar(path: Path) -> None:
         remote = RemoteBackend(it.server.url, A)
         (told,) = await remote.publisher.publish(Task(key="b"))
         assert told.status is Published.REFUSED
-        assert "lacks the required right for this key: publish" in (told.reason or "")
+        assert "lacks the required right (publish) for this key" in (told.reason or "")
         with pytest.raises(
-            ConfigurationError, match="lacks the required right for this key: publish"
+            ConfigurationError, match=r"lacks the required right \(publish\) for this key"
         ):
             await remote.publisher.schedule_retry(Task(key="b"), 1.0)
         assert await remote.control.queues() == ()

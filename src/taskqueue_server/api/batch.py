@@ -87,7 +87,7 @@ class _Batch:
         confirmations = await self._call.context.queue.publish_many(tasks)
         for (index, _), confirmation in zip(waiting, confirmations, strict=True):
             self.answers[index] = _encoder.encode(ConfirmationOut.of(confirmation))
-        # Let other asyncio tasks run here, because a call to an in-process store never does so.
+        # Let other asyncio tasks run here, because a call to an in-process store never yields to the event loop.
         await asyncio.sleep(0)
 
     def _refuse(self, code: str, field: str | None, detail: str) -> None:

@@ -34,7 +34,7 @@ async def alive(_: RequestContext) -> Response:
 
 
 async def ready(call: RequestContext) -> Response:
-    """Return whether this server accepts work: it has started, is not draining, and has no settings or store error."""
+    """Return whether this server accepts work: it has started, is not draining, and its settings and store work."""
     context = call.context
     if not context.started:
         reason = "starting"

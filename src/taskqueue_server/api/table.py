@@ -31,7 +31,10 @@ async def describe(call: RequestContext) -> Response:
 
 
 def api_describer(extensions: Sequence[Extension]) -> Callable[..., dict[str, Any]]:
-    """Return a function of ``open_to_all`` that builds the OpenAPI document with extensions and caches each result."""
+    """Return a function of ``open_to_all`` that returns the OpenAPI document, with the operations of the extensions.
+
+    The function builds the document only once for each value of ``open_to_all``.
+    """
     added = (operation for extension in extensions for operation in extension.operations)
     tags = {name: text for extension in extensions for name, text in extension.tags.items()}
     return cache(partial(document, (*OPERATIONS, *added), VERSION, tags=tags))

@@ -89,11 +89,12 @@ async def _hung_up(call: RequestContext) -> None:
 async def publish(call: RequestContext) -> Response:
     """Publish one task. Repeating the request with the same id or ``Idempotency-Key`` is harmless.
 
-    The same id with another payload gives 409; the same ``Idempotency-Key`` with another payload gives 422. Both are
-    remembered while the task is live, and for the queue's ``dedupe_window`` after its end.
+    The same id with another payload gives 409; the same ``Idempotency-Key`` with another payload gives 422. The id
+    and the header are remembered while the task is live, and for the queue's ``dedupe_window`` after its end.
 
     A task is refused temporarily with 429 if the queue or the tenant's share of the queue is full, and with 503 if the
-    queue's intake is paused or the store is full. It is refused permanently with 409 and a code if the queue has moved.
+    queue's intake is paused or the store is full. It is refused permanently with 409 and the code
+    ``moved`` if the queue has the setting ``moved_to``.
     """
     id_of = id_maker(call)
     body = await call.body(TaskIn)

@@ -113,7 +113,7 @@ def check_pattern(field: str, pattern: object) -> None:
         if pattern != "*":
             check_name(field, pattern.removesuffix("*") if isinstance(pattern, str) else pattern)
     except InvalidInput as error:
-        allowed = 'a key, a prefix followed by *, or "*"'
+        allowed = 'names of queues, prefixes followed by *, or "*"'
         raise InvalidInput(field, error.got, allowed) from None
 
 

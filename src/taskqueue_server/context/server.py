@@ -102,5 +102,6 @@ class ServerContext:
                 await self.registry.empty()
         except TimeoutError:
             _log.warning(
-                "drain timeout: connections still open", extra={"connections": len(self.registry)}
+                "connections still open after the drain timeout",
+                extra={"connections": len(self.registry)},
             )

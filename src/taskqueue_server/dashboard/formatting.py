@@ -11,7 +11,7 @@ from taskqueue_core.tasks import Ledger
 from taskqueue_server.dashboard.snapshot import History, Snapshot, StoreReading
 
 PARTS = tuple(field for field in Ledger.__struct_fields__ if field != "published")
-"""states that add up to the published tasks, in the order of a task's life"""
+"""states whose counts add up to the number of published tasks, in the order of a task's life"""
 _NONE = "\N{EN DASH}"
 _LONG = 10
 """lowest value that is shown without decimals"""
@@ -96,7 +96,10 @@ def of_ledger(ledger: Ledger) -> dict[str, str]:
 def of_queue(
     key: str, reading: StoreReading, snapshot: Snapshot, history: History
 ) -> dict[str, str]:
-    """Return the queue's texts by page element. ``@NAME`` holds the state of element ``NAME``, ``~NAME`` its points."""
+    """Return the queue's texts by page element.
+
+    The key ``@NAME`` holds the state of the element ``NAME``; the key ``~NAME`` holds the points of a sparkline.
+    """
     ledger, settings, window = reading.ledger, reading.settings, history.window([key])
     name, names = state_of(reading, flows=window.published > 0 or window.done > 0)
     busy = f"{count(ledger.in_flight)} / {count(settings.max_inflight)}"

@@ -70,7 +70,7 @@ class EventStream(StreamingResponse):
 
 
 async def moments(call: RequestContext) -> AsyncGenerator[Snapshot | str]:
-    """Yield each new sample until the client's rights change or the server shuts down, then why the stream ends."""
+    """Yield each new sample. Once the client's rights change or the server shuts down, yield the reason and end."""
     poller = poller_of(call)
     number = poller.newest
     with call.watch_access() as revoked:

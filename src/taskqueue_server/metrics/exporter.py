@@ -118,7 +118,10 @@ class _Scrape(NamedTuple):
 
 
 def _normalized_accept(accept: str) -> str:
-    """Return a simple Accept header for the same format: the Prometheus library fails on some valid headers."""
+    """Return a simple Accept header that selects the same format as ``accept``.
+
+    The Prometheus library fails on some valid headers.
+    """
     kinds = {name.partition(";")[0].strip().lower() for name in accept.split(",")}
     return f"{_OPEN}; version=1.0.0" if _OPEN in kinds else ""
 

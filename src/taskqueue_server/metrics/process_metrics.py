@@ -129,7 +129,7 @@ class ProcessMetrics:
         )
         self._behind = Gauge(
             "taskqueue_housekeeping_behind_seconds",
-            "Time since the oldest work that maintenance has left became due; 0 if it has left none.",
+            "How long the oldest work that maintenance left undone has been due; 0 if none is left.",
             registry=registry,
             multiprocess_mode="livemax",
         )
@@ -224,7 +224,7 @@ class ProcessMetrics:
 
     @hookimpl
     def maintained(self, done: Maintained | None) -> None:
-        """Count a maintenance run, and export how late the work is that it has left."""
+        """Count a maintenance run, and export how long the work that it left undone has been due."""
         self._passes.labels("failed" if done is None else "ok").inc()
         if done is not None:
             self._behind.set(done.behind or 0)

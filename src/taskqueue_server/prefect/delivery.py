@@ -28,7 +28,7 @@ BAD_TASK_RUN = "bad_task_run"
 _ACK_SECONDS = 0.5
 """seconds to wait for the ack of the last run before the socket is closed; a worker with a free slot acks at once"""
 _SETTLE_SECONDS = 2.0
-"""seconds allowed for settling the last ack once the lease has passed or the server has begun to shut down"""
+"""seconds allowed for settling the last ack, after a first wait that ends after one lease time or on shutdown"""
 _log = logging.getLogger("taskqueue.server.prefect")
 
 
@@ -99,7 +99,7 @@ class PrefectDelivery:
             return SessionEnd("internal", frames.CLOSE_INTERNAL)
 
     async def _finish_settling(self) -> None:
-        # The worker executes a run after its ack. If the ack were not settled, the run would be executed twice.
+        # The worker executes a run that it has acked. If the ack were not settled, the run would be executed twice.
         if self._settling is not None:
             answer = asyncio.wait([self._settling], timeout=self._context.settings.lease)
             await first_completed(answer, self._context.draining.wait())

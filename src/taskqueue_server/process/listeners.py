@@ -10,7 +10,7 @@ from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
 
 _SPREADS = sys.platform == "linux"
-"""whether the kernel balances connections over sockets with one port; otherwise only the last socket gets any"""
+"""whether the kernel balances connections over several sockets on one port; otherwise only the last socket gets any"""
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -25,10 +25,10 @@ def listen(settings: Settings) -> socket.socket:
 class Port:
     """One port for several processes, reserved while this object is open.
 
-    On Linux each process has its own socket, and the kernel balances new connections over the sockets by address. When
-    many workers reconnect at once and stay connected for days, they are spread evenly; with one shared socket the first
-    process to wake could accept them all. A new process gets connections as soon as it listens, and a process that has
-    died gets no more. On other systems all processes share one socket.
+    On Linux each process has its own socket, and the kernel spreads new connections over the sockets by the client's
+    address and port. When many workers reconnect at once and stay connected for days, they are spread evenly; with one
+    shared socket the first process to wake could accept them all. A new process gets connections as soon as it listens,
+    and a process that has died gets no more. On other systems all processes share one socket.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -31,7 +31,7 @@ MAX_FAILED_STARTS = 5
 """number of failed starts in a row after which the supervisor gives up"""
 _PAUSE, _MAX_PAUSE = 0.1, 5.0
 _KILL_SECONDS = 10.0
-"""seconds from the drain timeout until a process that still runs is killed; its event loop must be stuck"""
+"""seconds from the drain timeout until a process that still runs is killed, because its event loop is stuck"""
 _STOP_SECONDS = 5.0
 _NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
 _log = logging.getLogger("taskqueue.server")

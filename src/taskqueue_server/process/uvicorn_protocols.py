@@ -1,4 +1,4 @@
-"""uvicorn's protocol classes with additional limits, most of them on time."""
+"""uvicorn's protocol classes with additional limits, most of which are timeouts."""
 
 from __future__ import annotations
 

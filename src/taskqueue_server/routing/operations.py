@@ -59,7 +59,7 @@ class RequestContext:
         """Raise `ProblemError` unless the client may execute this operation on the queue ``key``."""
         if not self.is_allowed(key):
             raise _forbidden(
-                f"this token lacks the required right for this key: {_either(self.verbs)}"
+                f"this token lacks the required right ({_either(self.verbs)}) for this key"
             )
 
     def watch_access(self) -> AbstractContextManager[asyncio.Event]:
@@ -254,7 +254,7 @@ def _authorize(call: RequestContext, operation: Operation) -> None:
     if identity.verbs.isdisjoint(verbs):
         raise _forbidden(f"this token lacks the required right: {_either(verbs)}")
     if operation.scope is Scope.SERVER and not any(map(identity.is_allowed, verbs)):
-        raise _forbidden(f"this token has the required right for some keys only: {_either(verbs)}")
+        raise _forbidden(f"this token has the required right ({_either(verbs)}) for some keys only")
     if operation.scope is Scope.PATH:
         call.demand(call.name("key"))
 

@@ -245,7 +245,7 @@ class SocketAdmission:
             await close(subscription)
 
     def _without_others(self, hello: Hello, is_allowed: Callable[[str], bool]) -> Hello:
-        """Return the hello without receipts that another connection holds for keys that this one may not consume."""
+        """Return the hello without receipts of other connections for keys that this connection may not consume."""
         others = self._context.registry.others(self, hello.worker_id) if hello.holding else ()
         foreign = {
             delivery.receipt

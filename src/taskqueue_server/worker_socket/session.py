@@ -108,10 +108,10 @@ class WorkerSession:
         connection_id: str,
         is_allowed: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """Adopt the deliveries that the worker still runs, for keys that ``is_allowed`` permits, and answer its hello.
+        """Adopt the deliveries that the worker still runs, if ``is_allowed`` permits their keys, and answer the hello.
 
         Raises `TimeoutError` if the store does not answer, and `ConnectionClosed` if the worker has left. If neither
-        side closed the socket on purpose, `ConnectionClosed` is raised only after the grace period.
+        side closed the socket on purpose, `ConnectionClosed` is raised only after the grace period or on shutdown.
         """
         async with asyncio.timeout(_ADOPT_SECONDS):
             adopted = await adopt(
