@@ -219,7 +219,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.expect(in_flight=20, expired=20)
 
     async def test_maintain_keeps_up(self, bench: Bench) -> None:
-        """A pass that leaves work undone sets ``behind``, and sets ``again_in`` for the next pass (law 10; issue 21)."""
+        """A pass that leaves work undone sets ``behind``, and ``again_in`` for the next pass (law 10; issue 21)."""
         names = [f"t{n}" for n in range(4500)]
         await bench.publish(*names, deadline=bench.now + bench.short)
         await bench.advance(2 * bench.short)
