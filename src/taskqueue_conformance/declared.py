@@ -1,4 +1,4 @@
-"""Tests that a setting is stored if its capability is declared, and otherwise refused with an error that names it."""
+"""A setting is stored if its capability is declared, and otherwise refused with an error that names the setting."""
 
 from __future__ import annotations
 

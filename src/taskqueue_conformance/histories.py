@@ -55,8 +55,8 @@ class BackendMachine(RuleBasedStateMachine):
 def play(machine: type[BackendMachine], harness: Harness, steps: int) -> None:
     """Run random histories of up to ``steps`` calls each, on backends that ``harness`` opens.
 
-    After a failure, Hypothesis looks for a shorter history for `SHRINKING` seconds. The error names the seed with which
-    the same histories run again.
+    After a failure, Hypothesis looks for a shorter history for up to `SHRINKING` seconds. The error names the seed with
+    which the same histories run again.
     """
     chosen = settings(
         max_examples=harness.max_examples,

@@ -147,4 +147,4 @@ def _line(name: str, counts: Counter[str]) -> str:
     if not left_out:
         return line
     why = ", ".join(f"{need} ({number})" for need, number in left_out.items())
-    return f"{line}; left out, as it does not declare: {why}"
+    return f"{line}; left out, because the class does not declare: {why}"

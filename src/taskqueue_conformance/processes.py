@@ -45,8 +45,8 @@ class Process:
             self._process.start()
         except Exception as error:  # noqa: BLE001 - the class of the error depends on what cannot be sent
             pytest.fail(
-                f"another process did not start ({error}): `opener` must return a function of a module, or "
-                "functools.partial of one, whose arguments can be sent to another process"
+                f"another process did not start ({error}): `opener` must return a function that a module defines, "
+                "or a functools.partial of such a function with arguments that can be sent to another process"
             )
         theirs.close()
 

@@ -26,7 +26,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 _FLAGS = ("atomic_retry", "durable", "shared")
 _METHODS = ("failing", "opener", "stored", "unanswered")
-"""optional methods of a test class: the tests that call one apply to classes that define it"""
+"""optional methods of a test class; a test that calls one of them applies only to classes that define the method"""
 _OTHERS = (*_FLAGS, "manual_clock", *_METHODS)
 _NEEDS = "__taskqueue_needs__"
 

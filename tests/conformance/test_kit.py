@@ -333,7 +333,7 @@ def test_what_is_left_out_is_reported(
     run.stdout.fnmatch_lines(
         [
             "*conformance: tests that apply to each backend*",
-            "test_author.py::TestForgetful: 12 of 14; left out, as it does not declare: *(1), *(1)",
+            "test_author.py::TestForgetful: 12 of 14; left out, because the class does not declare: *(1), *(1)",
             "FAILED*::test_capabilities*",
         ]
     )

@@ -150,8 +150,8 @@ HISTORIES = (
 )
 FINDS: tuple[tuple[Broken, Callable[[QueueMachine], None], str], ...] = (
     (order.StartsAnew, take_turns, "'a' had 3 turns while 'b' waited"),
-    (order.ForgetsTenants, limit_tenants, "number 2 in flight of the tenant 'a'"),
-    (order.GivesTenantsOneTooMany, limit_tenants, "number 2 in flight of the tenant 'a'"),
+    (order.ForgetsTenants, limit_tenants, "too many tasks of the tenant 'a' are in flight"),
+    (order.GivesTenantsOneTooMany, limit_tenants, "too many tasks of the tenant 'a' are in flight"),
     (order.UnboundedByTenants, bound_tenants, "publish answered accepted"),
     (order.RefundsTenants, spend_tokens, "without a token"),
     (order.ReleasesByPriority, hold, "with its ordering key"),

@@ -100,7 +100,10 @@ class Unsent(Suite):
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [(Unopened, "unable to open database file"), (Unsent, "must return a function of a module")],
+    [
+        (Unopened, "unable to open database file"),
+        (Unsent, "must return a function that a module defines"),
+    ],
 )
 async def test_failure_of_another_process_is_shown(
     kind: type[Suite], text: str, tmp_path: Path

@@ -117,8 +117,8 @@ class Limits:
             (settings.tenant_max_inflight, of_tenant, f"of the tenant {tenant!r}"),
         ):
             assert not bound or running < bound, (
-                f"{name} became task number {running + 1} in flight {whose}; "
-                f"at most {bound} may be in flight (law 5)"
+                f"with {name}, too many tasks {whose} are in flight: "
+                f"expected at most {bound}, got {running + 1} (law 5)"
             )
         self._tokens.take(name, at)
         self._of_tenant(tenant).take(name, at)

@@ -1,6 +1,6 @@
 """Random histories: a Hypothesis state machine calls the backend, and compares its answers with the model.
 
-A failure prints the shortest history that reproduces it, one call per line, with the backend's answers.
+A failure prints the shortest failing history that was found, one call per line, with the backend's answers.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class QueueMachine(Moves):
         self.done("in force")
 
     def supported(self, arranged: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of a delivery order that the backend supports."""
+        """Return those settings in ``arranged`` that the backend supports."""
         share, fair = self.has(Capability.FLOOR_SHARE), self.has(Capability.FAIR_ORDER)
         return {
             name: value

@@ -142,7 +142,7 @@ class Model(Shelf):
         if entry.maybe_hung(span):  # this receive may have ended the overdue delivery first
             self._lose(entry, span)
         assert entry.maybe_available(span), (
-            f"{entry.name} is {entry.state} and was delivered (laws 2, 8)"
+            f"{entry.name} is {entry.state}, but was delivered (laws 2, 8)"
         )
         assert at >= entry.due, f"{entry.name} was delivered before its time (law 8)"
         deadline = entry.task.deadline
@@ -273,7 +273,7 @@ class Model(Shelf):
             entry = self.entries.get((report.key, report.task_id))
             assert entry is not None, f"{report} was never published"
             assert entry.owed or entry.maybe_late(span), (
-                f"{entry.name} is {entry.state}, reported as expired"
+                f"{entry.name} is {entry.state}, but was reported as expired"
             )
             if not entry.owed:
                 entry.loose = entry.maybe_hung(span)

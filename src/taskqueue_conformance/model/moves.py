@@ -93,7 +93,9 @@ class Moves(BackendMachine):
         if not chosen:
             entries = [entry for entry in self.model.entries.values() if entry.task.key == key]
         dead = [entry for entry in entries if entry is not None and entry.state is State.DEAD]
-        assert moved == len(dead), f"{moved} of {len(dead)} dead letters were moved (law 1)"
+        assert moved == len(dead), (
+            f"wrong number of dead letters: expected {len(dead)}, got {moved} (law 1)"
+        )
         return dead
 
     def any(self, *states: State) -> bool:

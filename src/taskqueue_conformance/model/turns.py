@@ -45,11 +45,13 @@ class Turns:
         higher = [other.name for other in others if other.task.priority > priority]
         if higher:
             assert share, f"{entry.name} was delivered before {higher} of higher priority (law 4)"
-            assert self._owed > 1 - _SLACK, f"{entry.name} exceeds the floor share (law 4)"
+            assert self._owed > 1 - _SLACK, (
+                f"the delivery of {entry.name} exceeds the floor share (law 4)"
+            )
             self._owed -= 1
             lower = [other.name for other in others if other.task.priority < priority]
             assert not lower, (
-                f"{entry.name} got the floor share of {lower}, which are lower (law 4)"
+                f"{entry.name} got the floor share, but {lower} of lower priority were available (law 4)"
             )
 
     def _check_turns(self, entry: Entry, others: Sequence[Entry]) -> None:
@@ -65,5 +67,5 @@ class Turns:
             turns = self._turns.setdefault((priority, client), Counter())
             turns[tenant] += 1
             assert turns[tenant] <= _ROUNDS, (
-                f"{entry.name}: {tenant!r} had {turns[tenant]} turns while {client!r} waited (law 4)"
+                f"{entry.name}: tenant {tenant!r} had {turns[tenant]} turns while {client!r} waited (law 4)"
             )

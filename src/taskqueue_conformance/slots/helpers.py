@@ -77,7 +77,7 @@ class PoolSteps:
     ) -> list[SlotLease]:
         """Acquire ``count`` slots; fail if fewer slots are free."""
         leases = await self._slots.acquire(model, holder, ttl=ttl, limit=count)
-        assert len(leases) == count, f"expected {count} slots, got {len(leases)}"
+        assert len(leases) == count, f"wrong number of slots: expected {count}, got {len(leases)}"
         return list(leases)
 
     async def none_free(self, holder: str = "h2", *, limit: int = 1) -> None:
@@ -140,7 +140,7 @@ class PoolSteps:
         settled = self._short if settled is None else settled
         ended = await self._slots.reconcile(MODEL, server, seen, settled=settled)
         assert all(not lease.token and lease.note is None for lease in ended), (
-            "a token or a note was shown"
+            "`reconcile` must return leases without tokens and notes"
         )
         return [lease.job for lease in ended]
 
@@ -171,7 +171,7 @@ class PoolSteps:
 
 
 def lost_lease(lease: SlotLease, **fields: object) -> SlotLease:
-    """Return a copy of a lease that has a token of a pool that no longer exists instead of its own."""
+    """Return a copy of a lease with another token: one that was issued by a pool that no longer exists."""
     return msgspec.structs.replace(lease, **{"token": "0ldp001.77.abcdef", **fields})
 
 

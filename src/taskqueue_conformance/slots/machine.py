@@ -242,7 +242,9 @@ class SlotMachine(BackendMachine):
     ) -> None:
         """Compare returned leases with those of the model. Leases in ``fresh`` must have new tokens."""
         new, answered, right = [id(item) for item in fresh], list(answer), list(expected)
-        assert len(answered) == len(right), f"expected {len(right)} leases, got {len(answered)}"
+        assert len(answered) == len(right), (
+            f"wrong number of leases: expected {len(right)}, got {len(answered)}"
+        )
         for lease, held in zip(answered, right, strict=True):
             assert (lease is None) == (held is None), f"wrong lease: expected {held}, got {lease}"
             if lease is None or held is None:
@@ -271,7 +273,7 @@ class SlotMachine(BackendMachine):
         for model, job in self.model.late:
             matches = self.run(self.bench.slots.late(model, job))
             assert list(matches) == self.model.late[model, job]
-        note(f"# {len(leases)} leases held")
+        note(f"# number of leases: {len(leases)}")
 
 
 class SlotsMachineSuite(Harness, needs=(Capability.SLOTS,)):

@@ -47,7 +47,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
         assert {lease.server for lease in await bench.pool.take(4, "h2")} == {"s1", "s2"}
 
     async def test_silent_with_an_idle_slot(self, bench: Bench) -> None:
-        """If a server does not answer, its unassigned leases end, but the call does not return them (C23; fault H4)."""
+        """If a server does not answer, its unassigned leases end; ``reconcile`` returns no lease (C23; fault H4)."""
         held = await _busy_and_idle(bench)
         await _check_held(bench, bench.pool.report(1, "job-1"), held)
         assert await _clears(bench, bench.pool.report(None), held) == []

@@ -197,7 +197,7 @@ async def _all_there(bench: Bench, answer: Received | None, names: list[str]) ->
         deliveries = [] if answer is None else list(answer.deliveries)
         deliveries += await bench.eventually(finder, len(names) - len(deliveries))
         assert ids(deliveries) == names, (
-            f"a cancelled receive lost or duplicated tasks: {ids(deliveries)} (law 1)"
+            f"a cancelled receive lost or duplicated tasks: expected {names}, got {ids(deliveries)} (law 1)"
         )
         assert {(d.attempt, d.losses) for d in deliveries} == {(1, 0)}, (
             "a cancellation was counted as an attempt or a loss (law 3)"

@@ -128,7 +128,10 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert (await bench.control.ledger(OTHER)).waiting == 1
 
     async def test_purge_is_exact(self, bench: Bench) -> None:
-        """A purge cancels every earlier task, even one that becomes due, and no later task (laws 1, 10; issue 21)."""
+        """A purge cancels every earlier task and no later task (laws 1, 10; issue 21).
+
+        An earlier task is cancelled even if it becomes due during the purge.
+        """
         old = [f"waiting{n}" for n in range(1200)]
         soon, late = [f"soon{n}" for n in range(600)], [f"late{n}" for n in range(600)]
         await bench.publish(*old)
@@ -216,7 +219,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.expect(in_flight=20, expired=20)
 
     async def test_maintain_keeps_up(self, bench: Bench) -> None:
-        """A pass that leaves work undone reports its delay and when the next pass should start (law 10; issue 21)."""
+        """A pass that leaves work undone sets ``behind``, and ``again_in`` for the next pass (law 10; issue 21)."""
         names = [f"t{n}" for n in range(4500)]
         await bench.publish(*names, deadline=bench.now + bench.short)
         await bench.advance(2 * bench.short)

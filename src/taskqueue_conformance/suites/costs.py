@@ -16,7 +16,7 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
 
 _MANY = 20_000
-"""number of tasks in other queues"""
+"""number of tasks in another queue"""
 _BATCH = 500
 _KEYS = 1000
 _TIMES = 30

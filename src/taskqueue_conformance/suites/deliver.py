@@ -117,11 +117,11 @@ class DeliverSuite(Harness):
         assert all(len(receipt) >= 16 for receipt in receipts)
 
     async def test_no_key_starves_one_by_one(self, bench: Bench) -> None:
-        """1,000 tasks of one key do not starve a task of another key when received one by one (law 4; E5)."""
+        """If tasks are received one by one, 1,000 tasks of one key do not starve a task of another key (law 4; E5)."""
         await _flooded(bench, 1)
 
     async def test_no_key_starves_in_batches(self, bench: Bench) -> None:
-        """1,000 tasks of one key do not starve a task of another key when received in batches (law 4; E5)."""
+        """If tasks are received in batches, 1,000 tasks of one key do not starve a task of another key (law 4; E5)."""
         await _flooded(bench, 20)
 
     async def test_keys_take_turns(self, bench: Bench) -> None:

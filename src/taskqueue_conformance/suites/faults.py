@@ -87,7 +87,7 @@ class FaultsSuite(Harness):
             except (BackendUnavailable, PublishUnconfirmed) as failure:
                 error = failure
         (again,) = await bench.statuses(task)
-        if isinstance(error, BackendUnavailable):  # the publish did not reach the store
+        if isinstance(error, BackendUnavailable):  # says that the publish did not reach the store
             assert again is Published.ACCEPTED, (
                 "the task is stored, so the error must be PublishUnconfirmed: "
                 "got BackendUnavailable (law 7)"

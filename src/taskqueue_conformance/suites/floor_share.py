@@ -130,7 +130,9 @@ def _check_share(taken: Sequence[str], share: float) -> None:
     """Fail unless the low priority has had its share of the deliveries, evenly spread."""
     lowest = [name.startswith("low") for name in taken]
     least, most = len(taken) * share * 0.8, len(taken) * share * 1.2 + 1
-    assert int(least) <= sum(lowest) <= most, f"wrong share: {sum(lowest)} of {len(taken)} (law 4)"
+    assert int(least) <= sum(lowest) <= most, (
+        f"wrong share: expected {int(least)} to {int(most)} of {len(taken)}, got {sum(lowest)} (law 4)"
+    )
     if share:
         window = ceil(1 / share)
         for start in range(len(taken) - window):

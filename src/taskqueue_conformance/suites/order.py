@@ -147,7 +147,9 @@ class OrderSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
             subscription = bench.subscribe(key)
             await subscription.redeliver(await bench.one(subscription), lost=lost)
             taken = await bench.take(subscription, 6)
-            assert ids(taken) == ["b0", "a0", "b1", "a1", "b2", "a2"], f"lost: {lost} (law 4)"
+            assert ids(taken) == ["b0", "a0", "b1", "a1", "b2", "a2"], (
+                f"wrong order after a release with lost={lost} (law 4)"
+            )
             assert taken[1].attempt == 1
 
     async def test_returned_task_of_who_had_left(self, bench: Bench) -> None:
@@ -192,7 +194,9 @@ class OrderSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         taken = await bench.drain(subscription, two, count=126, limit=10)
         done = [name for name in taken if name.startswith("s")]
-        assert len(done) == 100, f"in 6 rounds of 21: expected 100, got {len(done)} (law 4)"
+        assert len(done) == 100, (
+            f"in 6 rounds of 21 tenants: expected all 100 tasks of the small tenants, got {len(done)} (law 4)"
+        )
         assert [n for n in taken if n.startswith("s7-")] == [f"s7-{m}" for m in range(5)]
 
     async def test_equal_tenants_have_equal_shares(self, bench: Bench) -> None:
@@ -271,5 +275,5 @@ def _check_shares(taken: Sequence[str], weights: dict[str, int], slack: int = 0)
         for tenant, weight in weights.items():
             share = total * weight / whole
             assert abs(counts[tenant] - share) <= weight + 1 + slack, (
-                f"wrong share of {tenant}: expected {share:.1f} of {total}, got {counts[tenant]} (law 4)"
+                f"wrong share of tenant {tenant!r}: expected {share:.1f} of {total}, got {counts[tenant]} (law 4)"
             )

@@ -97,7 +97,7 @@ class SwapSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
         assert counted == {"a1": (1, 0), "b0": (1, 1), "b2": (1, 0)}
 
     async def test_a_swap_refuses_nothing(self, bench: Bench) -> None:
-        """If a new order limits tenants, waiting tasks are kept; full tenants get no more (law 6; OPEN-B3, B12)."""
+        """If a new order limits tenants, waiting tasks are kept; full tenants accept no more (law 6; OPEN-B3, B12)."""
         await fill(bench, a=6, b=2)
         await bench.fair(tenant_capacity=3)
         await bench.expect(waiting=8)
@@ -162,7 +162,9 @@ class SwapSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
         assert len(set(taken)) == 60
         for tenant in "abc":
             own = [name for name in taken if name[0] == tenant]
-            assert own == sorted(own, key=_published), f"wrong order of tenant {tenant} (law 4)"
+            assert own == sorted(own, key=_published), (
+                f"wrong order of the tasks of tenant {tenant!r} (law 4)"
+            )
 
 
 def _published(name: str) -> tuple[str, int]:
@@ -180,7 +182,9 @@ def _check_rounds(taken: Sequence[str], there: Counter[str]) -> None:
         tenant = tenant_of(name)
         if tenant in served:
             waits = {other for other in remaining if remaining[other] > 0} - served
-            assert not waits, f"{name} of {list(taken)} comes before {waits} (law 4)"
+            assert not waits, (
+                f"in {list(taken)}, {name} comes before the turn of the tenants {waits} (law 4)"
+            )
             served = set()
         served.add(tenant)
         remaining[tenant] -= 1

@@ -277,7 +277,9 @@ class EntitiesSuite(Harness, needs=(Capability.ORDERING_KEYS,)):
                 for delivery in received.deliveries:
                     entity = delivery.task.ordering_key
                     assert entity is not None
-                    assert entity not in running, f"two tasks of {entity} are in flight (law 4)"
+                    assert entity not in running, (
+                        f"two tasks with the ordering key {entity} are in flight (law 4)"
+                    )
                     running.add(entity)
                     order[entity].append(delivery.task.id.split("-")[1])
                 await asyncio.sleep(0)

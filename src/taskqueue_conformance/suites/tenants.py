@@ -58,7 +58,7 @@ class TenantsSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
         answers = await _publish(bench, "a2", "c0", "d0", "b2")
         full, code = Refusal.QUEUE_FULL, [answer.code for answer in answers]
         assert code == [Refusal.TENANT_FULL, None, full, full], (
-            "queue_full must be reported before tenant_full (law 6)"
+            "if both the queue and the tenant are full, the code must be queue_full (law 6)"
         )
         assert [answer.depth for answer in answers] == [2, None, 5, 5]
         await bench.expect(waiting=5)
@@ -248,7 +248,9 @@ class TenantsSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
             await bench.advance(1)
             limit = rate and RateLimit(max_tokens=rate[0], interval=rate[1])
             await bench.fair(tenant_rate_limit=limit)
-            assert len(await bench.take(subscription, 9)) == saved, f"tokens with {limit} (law 5)"
+            assert len(await bench.take(subscription, 9)) == saved, (
+                f"wrong number of tokens after a change to {limit} (law 5)"
+            )
 
     async def test_limits_of_each_queue(self, bench: Bench) -> None:
         """A tenant that has reached its limit in one queue is still served in another queue (law 5)."""
@@ -282,5 +284,9 @@ async def _has_room(bench: Bench, tenant: str, names: Sequence[str]) -> None:
     bench.numbers += 1
     *accepted, refused = await _publish(bench, *names, f"{tenant}-more{bench.numbers}")
     statuses = [answer.status for answer in accepted]
-    assert statuses == [Published.ACCEPTED] * len(names), f"{tenant} must have capacity (law 6)"
-    assert refused.code is Refusal.TENANT_FULL, f"{tenant} must have no capacity left (law 6)"
+    assert statuses == [Published.ACCEPTED] * len(names), (
+        f"tenant {tenant!r} must have capacity (law 6)"
+    )
+    assert refused.code is Refusal.TENANT_FULL, (
+        f"tenant {tenant!r} must have no capacity left (law 6)"
+    )

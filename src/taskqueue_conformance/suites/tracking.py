@@ -115,5 +115,5 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
 
 async def _status(bench: Bench) -> TaskStatus:
     (status,) = await bench.control.statuses(KEY, "t1")
-    assert status is not None, "a task that the store knows has no status"
+    assert status is not None, "expected the status of a task that the store knows, got None"
     return status
