@@ -71,7 +71,7 @@ class RedisSettings(BaseSettings):
     lease: float = Field(15.0, ge=1, le=3600, allow_inf_nan=False)
     """seconds without a heartbeat after which the deliveries of a consumer are given to other consumers"""
     housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)
-    """usual number of seconds between maintenance runs; after a gap of over three times that, all leases begin anew"""
+    """usual number of seconds between maintenance runs; after a gap of over three times that, all leases begin again"""
     stale_consumers: float = Field(86_400.0, ge=60, allow_inf_nan=False)
     """seconds of inactivity after which an unregistered consumer without deliveries is deleted from a consumer group"""
     appendfsync: Literal["always", "everysec", "no"] | None = None

@@ -153,11 +153,8 @@ RULES = (
     Rule("WRONGPASS", Policy.REPAIR, f"Redis does not accept the user and password; {_LOGIN}"),
     Rule("NOPERM", Policy.REPAIR, f"the Redis user lacks a right; {_RIGHTS}"),
     Rule("DENIED", Policy.REPAIR, "Redis is in protected mode; give it a password"),
-    Rule("WRONGTYPE", Policy.RAISE, "another program uses a key name of the store"),
     Rule("CROSSSLOT", Policy.REPAIR, "the keys of a command are in several slots of the cluster"),
     Rule("NOPROTO", Policy.REPAIR, "this server does not support the Redis protocol"),
-    Rule("NOGROUP", Policy.RAISE, "the consumer group does not exist"),
-    Rule("EXECABORT", Policy.RAISE, "the transaction was discarded"),
     Rule("ERR", Policy.WAIT, "Redis has reached maxclients; raise it", "max number of clients"),
     Rule("ERR", Policy.REPAIR, _COMMAND_MISSING, "unknown command"),
     Rule("ERR", Policy.REPAIR, _COMMAND_MISSING, "unknown subcommand"),
@@ -287,6 +284,4 @@ def _failure(rule: Rule, rest: str) -> Failure:
         return Misconfigured(f"{command[1].upper()}: {message}" if command else message)
     if rule.policy is Policy.LOAD:
         return NoScript(message)
-    if rule.policy is Policy.RAISE:
-        return ScriptError(rule.code, rest)
     return NotReached(message)

@@ -91,7 +91,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     histories: tuple[str, ...]
     """the replication ids of the masters; they change with a restart or failover"""
     maxmemory: int
-    """memory limit in bytes; 0 means no limit"""
+    """memory limit in bytes; 0 means that no server has a limit"""
     warnings: tuple[str, ...] = ()
 
     def details(self) -> dict[str, str | int | float | bool | None]:
@@ -199,7 +199,7 @@ async def check_server(client: RedisClient) -> ServerFacts:
         append_only=append_only,
         appendfsync=syncs,
         histories=_histories(infos),
-        maxmemory=min(int(info.get("maxmemory", 0)) for info in infos),
+        maxmemory=min(filter(None, (int(info.get("maxmemory", 0)) for info in infos)), default=0),
         warnings=tuple(
             _warnings(append_only=append_only, replicas=replicas, syncs=syncs, loads=loads)
         ),
