@@ -131,8 +131,8 @@ def _how_to_install(name: str) -> str:
 def _not_found(name: str, why: str) -> str:
     names = ", ".join(installed_backends()) or "none"
     return (
-        f"no backend {name!r}: {why}. Installed backends: {names}. A backend is specified as one of "
-        "these names, a module path or 'module:attr'; install others with "
+        f"no backend {name!r}: {why}. Installed backends: {names}. Set TASKQUEUE_BACKEND to one of "
+        "them, to a module path or to 'module:attr'; install others with "
         "pip install 'taskqueue-backends[NAME]' or from their own packages"
     )
 
