@@ -91,7 +91,7 @@ class MigrationRouter:
         self._empty_since: dict[QueuePart, float] = {}
 
     def is_optional(self, number: int) -> bool:
-        """Return whether the other side suffices: in mode ``available``, while the side ``number`` is being drained."""
+        """Return whether the migration works without a side: in mode ``available``, without the side being drained."""
         return self.mode is MigrationMode.AVAILABLE and number == self.old_member
 
     async def ask(self, number: int, call: Callable[[], Awaitable[T]]) -> T:
