@@ -60,7 +60,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 5
     """priority from 0 to 9; free slots of endpoints with a higher priority are granted first"""
     reports: bool = True
-    """whether the server reports its jobs; if so, it gets jobs only while healthy, and the expired lease of a job is kept"""
+    """whether the server reports its jobs; it then gets jobs only while healthy, and expired leases of jobs are kept"""
     together: int | None = None
     """maximum number of leases of all endpoints of the server, which limits the jobs that it runs at once; ``None``: no
     limit. The value of the endpoint that was registered last applies to the whole server"""
