@@ -34,7 +34,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     before: float | None
     """time before which the task must have become a dead letter, in Unix seconds"""
     made: float
-    """time at which the filter was made; `act` skips newer dead letters, which it may have redriven itself"""
+    """time at which the filter was made; `act` skips newer dead letters: it may have redriven these tasks itself"""
 
     @classmethod
     def of(
@@ -101,7 +101,7 @@ class _Pieces:
         self.over = self._read >= _LOOKED_AT
         light = sum(len(dead_letter.task.payload) for dead_letter in piece) < _LIGHT
         self._size = min(_LARGEST, 2 * self._size) if light else _FIRST
-        # Let other coroutines run: the calls of a store in this process never yield to the event loop.
+        # Let other coroutines run: calls to a store in this process never yield to the event loop.
         await asyncio.sleep(0)
         return piece, more
 

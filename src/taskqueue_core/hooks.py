@@ -1,7 +1,8 @@
-"""Hooks, through which plugins observe tasks and workers. Hooks settle nothing; their errors are logged and ignored.
+"""Hooks, through which plugins observe tasks and workers, and authenticate clients.
 
 A plugin is any object or module with functions marked by `hookimpl`. A function declares only the parameters that it
-needs. Hooks are called in the event loop, and must return quickly. A hook is called once for a batch of tasks.
+needs. Hooks are called in the event loop, and must return quickly. A hook is called once for a batch of tasks. Errors
+that a hook raises are logged and ignored.
 """
 
 from __future__ import annotations

@@ -282,8 +282,8 @@ def test_capabilities_are_refused_early_and_clearly() -> None:
     """Using a capability that the backend lacks raises an error that names it and lists the declared ones."""
     bare: Any = stub()
     some: Any = stub(capabilities=Capabilities(names=frozenset({Capability.CONTROL})), control=1)
-    with pytest.raises(CapabilityMissing, match="'control'; it has: none"):
+    with pytest.raises(CapabilityMissing, match="'control'; its capabilities: none"):
         control_of(bare)
-    with pytest.raises(CapabilityMissing, match="'dead_letters'; it has: control"):
+    with pytest.raises(CapabilityMissing, match="'dead_letters'; its capabilities: control"):
         dead_letters_of(some)
     assert control_of(some) is some.control

@@ -82,7 +82,8 @@ async def test_where_there_are_none(open_backend: Callable[[], Backend]) -> None
     """Asking a backend without slots for them raises an error that lists the capabilities it does have (G2)."""
     backend = open_backend()
     with pytest.raises(
-        CapabilityMissing, match=r"does not have the capability 'slots'; it has: .*control"
+        CapabilityMissing,
+        match=r"does not have the capability 'slots'; its capabilities: .*control",
     ):
         slots_of(backend)
     await backend.aclose()

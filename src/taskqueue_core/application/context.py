@@ -52,7 +52,7 @@ class Context:
 
     @property
     def shard_changed(self) -> bool:
-        """Whether the connection's previous task from this queue came from another shard; cached data may not fit."""
+        """Whether the connection's previous task from this queue came from another shard, whose data may be cached."""
         return self._delivery.shard_changed
 
     @property
@@ -67,7 +67,7 @@ class Context:
 
     @property
     def revoked(self) -> bool:
-        """Whether the delivery no longer belongs to this handler: cancelled, lost, timed out or released.
+        """Whether the delivery no longer belongs to this handler: it was cancelled, lost, timed out or released.
 
         The handler's result will be discarded. An async handler is cancelled as well; a synchronous handler should
         check this property.

@@ -1,4 +1,4 @@
-"""The contract's rules for a single task, without storage, for backends that store one record per task.
+"""The backend contract's rules for a single task, for backends that store one record per task. Nothing is stored here.
 
 A backend loads an entry, changes it with a method of `Entry`, and stores it again, in one atomic step. The backend
 itself updates lanes, counters and indexes. See `docs/writing-a-backend.md`.
@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     receipt: str | None = None
     delivered_at: float = 0.0
     available_at: float = 0.0
-    """time at which the entry got its current position in its lane, or among all entries in its state"""
+    """time at which the task last became available; a release does not change it"""
     updated_at: float = 0.0
     last: tuple[str, str, Settled] | None = None
     """the last settlement: its receipt, its name and its result"""

@@ -33,7 +33,7 @@ def cost(weight: int) -> int:
 def joins_at(at: int, *, alone: bool) -> int:
     """Return the spent amount with which a new tenant starts, so that each other tenant has a turn first.
 
-    ``at`` is the spent amount of the tenant whose turn is next. If the new tenant is ``alone``, it is the amount
+    ``at`` is the spent amount of the tenant whose turn is next. If the new tenant is ``alone``, ``at`` is the amount
     that the tenant with the most recent turn had spent before that turn.
     """
     return at if alone else at + TURN

@@ -26,7 +26,7 @@ from taskqueue_core.tasks import (
 )
 
 _REFUSED_FOR = 1.0
-"""seconds after which a refused publisher should retry; when the queue will accept tasks again is unknown"""
+"""seconds after which a refused publisher should retry, as it is unknown when the queue will accept tasks again"""
 
 
 class SubscriptionBase(ABC):
@@ -211,12 +211,14 @@ def checked_settings(
         raise InvalidInput("journal", "true", "only false, because this backend has no journal")
     for name in () if flow else settings.flow:
         raise InvalidInput(
-            name, "another value", "only the default, as this backend has no flow control"
+            name,
+            "a value other than the default",
+            "only the default, because this backend has no flow control",
         )
     for name in () if fair_order else settings.fair_order:
         raise InvalidInput(
             name,
-            "another value",
+            "a value other than the default",
             "only the default, because this backend delivers first in, first out",
         )
     if settings.floor_share and not floor_share:
@@ -237,7 +239,7 @@ def checked_settings(
 
 
 def reject_ordering_keys(tasks: Iterable[Task]) -> None:
-    """Raise `InvalidInput` if a task has an ordering key. Backends without ``ordering_keys`` call this first."""
+    """Raise `InvalidInput` if a task has an ordering key. Backends without ``ordering_keys`` call it in `publish`."""
     for task in tasks:
         if task.ordering_key is not None:
             raise InvalidInput(

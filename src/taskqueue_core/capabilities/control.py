@@ -94,7 +94,7 @@ class Control(Protocol):
         deletes old records, removes idle queues, repairs records that another program has changed, and reports queues
         that have waiting tasks but no subscription.
 
-        A pass that leaves work sets `Maintained.behind`. Unless another process continues, it also sets
+        A pass that leaves work sets `Maintained.behind`. Unless another process continues the work, it also sets
         `Maintained.again_in` to three times its own duration, so that maintenance takes at most a quarter of the
         store's time until it has caught up.
         """

@@ -8,7 +8,7 @@ from taskqueue_core.tasks import DeadLetter
 
 
 class DeadLetters(Protocol):
-    """The methods that operators need. Dead letters are created by consumers, with `DeadLettering.dead_letter`."""
+    """The methods that operators need. `DeadLettering.dead_letter` creates dead letters, and so do too many losses."""
 
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None

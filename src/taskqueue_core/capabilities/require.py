@@ -45,7 +45,7 @@ def _require(backend: Backend, capability: Capability) -> None:
     if not has(backend, capability):
         have = ", ".join(sorted(backend.capabilities.names)) or "none"
         raise CapabilityMissing(
-            f"{_name(backend)} does not have the capability {capability.value!r}; it has: {have}"
+            f"{_name(backend)} does not have the capability {capability.value!r}; its capabilities: {have}"
         )
 
 

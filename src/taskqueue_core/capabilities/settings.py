@@ -63,7 +63,7 @@ class QueueSettings(BaseModel):
     max_losses: int = Field(default=5, ge=0, le=1000)
     """maximum number of times that one attempt may lose its consumer; the next loss makes the task a dead letter"""
     dedupe_window: float = Field(default=300.0, ge=0, le=30 * 86_400, allow_inf_nan=False)
-    """seconds after a task ends for which publishing its id again counts as a duplicate"""
+    """seconds, counted from the end of a task, in which publishing its id again is a duplicate or a conflict"""
     result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
     """seconds for which the result of a task is kept"""
     queue_ttl: float = Field(default=86_400.0, ge=60, le=365 * 86_400, allow_inf_nan=False)

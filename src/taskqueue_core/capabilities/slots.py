@@ -6,13 +6,13 @@ sends a job. A lease is in one of three states:
 ========== ================================================ =====================================================
 state      meaning                                          what frees the slot, besides a release
 ========== ================================================ =====================================================
-unassigned held by a client that looks for a job            the lease expires, or the endpoint may get no jobs
+unassigned held by a client that looks for a job            the lease expires, or the endpoint gets no more jobs
 assigned   bound to a job, which may be on the server       two reports of the server lack the job (`reconcile`)
 detached   its job runs on the server without a holder      as for assigned; the lease should outlast the job
 ========== ================================================ =====================================================
 
 A lease expires at its ``expires_at``. A lease with a job is then *overdue*: the slot is still held, and the token is
-still valid. If the server does not report its running jobs, the lease ends when it expires.
+still valid. If the server does not report its running jobs, the lease ends instead.
 
 The conformance kit checks these laws:
 
@@ -20,8 +20,8 @@ The conformance kit checks these laws:
 * Each lease has a token of its own, with an increasing fence. A stale token changes nothing.
 * ``held + free == slots`` for each endpoint at every instant (``held`` may be larger after the slots were reduced).
 * No slot is lost: a slot that is not released becomes free when its lease expires, or by `SlotPool.reconcile`.
-* No slot is kept for a job that may never arrive: if an endpoint may get no more jobs, its unassigned leases end in the
-  same step, however often they were renewed. Leases with a job are kept.
+* No slot is kept for a job that may never arrive: if an endpoint is given no more jobs, its unassigned leases end in
+  the same step, however often they were renewed. Leases with a job are kept.
 * A lease with a job does not end merely because it expires, if the server reports its running jobs.
 """
 
@@ -60,7 +60,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 5
     """priority from 0 to 9; free slots of endpoints with a higher priority are granted first"""
     reports: bool = True
-    """whether the server reports its jobs; it then gets jobs only while healthy, and a running job keeps its slot"""
+    """whether the server reports its jobs; it then gets jobs only while healthy, and expired leases of jobs are kept"""
     together: int | None = None
     """maximum number of leases of all endpoints of the server, which limits the jobs that it runs at once; ``None``: no
     limit. The value of the endpoint that was registered last applies to the whole server"""
@@ -268,7 +268,7 @@ class SlotPool(Protocol):
         """Store a note for the holder of a job's lease, replacing an earlier note, and notify the model's signal.
 
         A note is JSON text, no larger than a result; each call that returns the lease to its holder returns the note
-        too. A note with a stale token is stored as late. So is a note whose lease expires, or is ended by `reconcile`.
+        too. A note with a stale token is stored as late. So is the note of a lease that ends without a release.
         Late notes are kept for an hour: at most the last 8 notes of a job, and the last 1,000 notes or 16 MiB of the
         pool. When a lease is released, its note is deleted.
         """

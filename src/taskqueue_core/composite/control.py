@@ -146,7 +146,7 @@ class JointControl(ABC):
         """Repair the settings of some queues; each maintenance pass continues where the last pass stopped."""
 
     def _next_keys(self, keys: Sequence[str], number: int) -> Sequence[str]:
-        """Return the next ``number`` keys, or fewer at the end of ``keys``; after the end, begin with the first key."""
+        """Return the next ``number`` keys, or fewer at the end of ``keys``; the call after that starts over."""
         start, self._repaired = self._repaired, self._repaired + number
         if self._repaired >= len(keys):
             self._repaired = 0

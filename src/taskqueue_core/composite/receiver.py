@@ -1,4 +1,4 @@
-"""Receiving for a composite subscription: from all of its sources in rotation, or from the oldest source first."""
+"""Receiving from the sources of a composite subscription (its members' subscriptions), in rotation or oldest first."""
 
 from __future__ import annotations
 

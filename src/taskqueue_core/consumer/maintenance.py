@@ -21,7 +21,7 @@ _log = logging.getLogger("taskqueue.housekeeping")
 
 
 async def run_maintenance(control: Control) -> None:
-    """Run maintenance until cancelled: about every two seconds, or after the pause that a pass with work left asks for.
+    """Run maintenance until cancelled: about every two seconds, or after the pause in `Maintained.again_in`.
 
     Log only the first of several failures in a row.
     """

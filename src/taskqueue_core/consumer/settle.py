@@ -32,7 +32,7 @@ async def settle(
 ) -> Settled:
     """Settle one delivery. Return `Settled.LEASE_LOST`, instead of raising, for a receipt that is not current.
 
-    If the backend has no ``atomic_retry``, the retry is scheduled before the delivery is acked, so that a crash between
+    If the backend has no ``atomic_retry``, a retry is scheduled before its delivery is acked, so that a crash between
     these two calls repeats the task but never loses it.
     """
     try:

@@ -71,7 +71,7 @@ class MigratingBackend(CompositeBackend):
         return JointSubscription(self, checked_keys(keys), consumer)
 
     async def health(self) -> Health:
-        """Return the health of both backends. In mode ``available``, the backend that is being drained may fail."""
+        """Return the joint health of both sides. In mode ``available``, the drained side may be unhealthy."""
         old, new = await asyncio.gather(self._health(OLD), self._health(NEW))
         ok = all(side.ok or self.router.is_optional(n) for n, side in enumerate((old, new)))
         details = {f"{name}_{k}": v for name, health in (("old", old), ("new", new))

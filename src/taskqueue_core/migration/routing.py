@@ -48,7 +48,7 @@ class MigrationPhase(StrEnum):
     STARTED = "started"
     """the new side accepts tasks; the old side is being drained"""
     FINISHED = "finished"
-    """the old side was found empty, or the finish was forced; it remains closed"""
+    """the old side remains closed; it was found empty, or the finish was forced"""
     ROLLED_BACK = "rolled_back"
     """the old side accepts tasks; the new side is being drained"""
     INTERRUPTED = "turning"
@@ -91,7 +91,7 @@ class MigrationRouter:
         self._empty_since: dict[QueuePart, float] = {}
 
     def is_optional(self, number: int) -> bool:
-        """Return whether a side may be unavailable. In mode ``available``, the side that is being drained may be."""
+        """Return whether the migration works without a side: in mode ``available``, without the side being drained."""
         return self.mode is MigrationMode.AVAILABLE and number == self.old_member
 
     async def ask(self, number: int, call: Callable[[], Awaitable[T]]) -> T:

@@ -99,7 +99,7 @@ async def finish(backend: MigratingBackend, *, force: bool = False) -> Migration
     if result.unfinished and not force:
         batch = ", ".join(result.unfinished[:5])
         raise MigrationUnfinished(
-            f"the {result.leaves} backend still has tasks; number of queues: {len(result.unfinished)} ({batch}); "
+            f"the {result.leaves} backend still has tasks; queues with tasks: {len(result.unfinished)} ({batch}); "
             "wait until it is empty, or force the finish"
         )
     if result.phase is MigrationPhase.STARTED:

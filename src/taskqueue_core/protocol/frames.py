@@ -250,7 +250,7 @@ decode_server: Callable[[str | bytes], ServerFrame] = partial(
 
 
 def _without_values(message: str) -> str:
-    # msgspec's messages name the field and the types. Only a few messages quote the value, which may be confidential.
+    # msgspec's messages name the field and the types, but those with "Invalid value" may quote a confidential value.
     return "a field has an invalid value" if "Invalid value" in message else message
 
 

@@ -171,7 +171,7 @@ class ServerSession:
         return events
 
     def _settle(self, frame: frames.SettlementFrame) -> list[Event]:
-        # Only the first settlement of a receipt counts. Another is ignored while the first is pending, and later stale.
+        # Only the first settlement of a receipt counts. Others are ignored while it is pending, and stale afterwards.
         known: list[tuple[Delivery, Outcome]] = []
         stale: list[str] = []
         for receipt, outcome in _outcomes(frame).items():
