@@ -36,7 +36,7 @@ _MIN_RETRY_SECONDS = 0.02
 _SIGNAL_SECONDS = 15.0
 """seconds after which a waiting publisher retries even without a notification, which may have been lost"""
 _SIGNALLED = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
-"""reasons for a refusal; a `RoomSignal` reports when they may no longer apply"""
+"""reasons for a refusal; a `RoomSignal` notifies publishers when one of them may no longer apply"""
 
 
 @asynccontextmanager
@@ -151,7 +151,7 @@ class Queue:
         publisher, can = self.backend.publisher, self.backend.capabilities.names
         if Capability.FLOW not in can or not hasattr(publisher, "room_signal"):
             return nullcontext()
-        # With fan-out, the full queue may be a queue that receives copies.
+        # With fan-out, the full queue may be one of those that receive copies of the tasks.
         if can >= {Capability.FAN_OUT, Capability.CONTROL}:
             control = control_of(self.backend)
             for key in tuple(keys):

@@ -24,7 +24,7 @@ _PARTS: Mapping[str, type[BaseModel]] = {
 
 
 def read_settings(text: bytes) -> QueueSettings:
-    """Return the settings in a JSON object.
+    """Parse the settings of a queue from a JSON object.
 
     Raises `InvalidInput` for invalid settings, and for values of a wrong type, even if they could be converted.
     """

@@ -71,7 +71,7 @@ class Success(msgspec.Struct, frozen=True):
 
 
 class HandBack(msgspec.Struct, frozen=True):
-    """The outcome of a task that was not executed, for a reason outside the task. ``lost``: its consumer crashed."""
+    """The outcome of a task that was not finished, for a reason outside the task. ``lost``: its consumer crashed."""
 
     lost: bool = False
 

@@ -29,7 +29,7 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
     loopback: bool
     tls: bool
     has_credentials: bool
-    """whether the address contains a user name and a password, which are sent in the header instead of the token"""
+    """whether the address contains a user name or password; the header ``Authorization`` has these, not the token"""
 
     def __repr__(self) -> str:
         return f"ServerAddress({self.shown!r})"

@@ -45,7 +45,7 @@ def _harmless() -> Iterator[None]:
 
 
 class Carrier(Protocol):
-    """The fields that telemetry reads from a task: a `Task`, or its form in a socket frame."""
+    """A task as telemetry reads it. It may be a `Task`, or a task in a socket frame."""
 
     @property
     def key(self) -> str:
@@ -206,7 +206,7 @@ def _observed(
     *,
     linked: Sequence[Carrier] = (),
 ) -> Iterator[trace.Span]:
-    """Yield the span of a ``with`` block, then call ``record`` with its duration in seconds and metric attributes."""
+    """Yield a span. After the ``with`` block, call ``record`` with its duration in seconds and metric attributes."""
     span: trace.Span = trace.INVALID_SPAN
     with _harmless():
         headers = linked[0].headers if len(linked) == 1 else {}

@@ -1,6 +1,6 @@
 """The data types of the contract: tasks, deliveries, results of calls, and statistics. All of them are immutable.
 
-Times are Unix seconds of the store's clock. A payload is JSON text that only publishers encode and workers decode.
+Times are Unix seconds of the store's clock. A payload is JSON text; publishers encode it, and only workers decode it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 DEFAULT_PRIORITY = 5
 _PRIORITIES = range(10)
 _MAX_ATTEMPTS = range(1, 1001)
-_EXPRESSIBLE = "a value that JSON can express: no NaN, no bytes, text as keys, no cycles"
+_EXPRESSIBLE = "a value that JSON can express (no NaN, no bytes, no cycles; keys must be text)"
 _BYTES = (bytes, bytearray, memoryview)
 _NULL = b"null"
 _encoder = msgspec.json.Encoder()

@@ -129,7 +129,7 @@ class MemoryJournal:
     def _fail(self, error: OSError) -> None:
         if not self.failed:
             self.failed = True
-            _log.error("cannot write to the journal (%s); from now on, lines are missing", error)
+            _log.error("cannot write to the journal (%s); from now on, lines may be missing", error)
 
 
 def variables(path: Path) -> Mapping[str, str]:

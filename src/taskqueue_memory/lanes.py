@@ -16,7 +16,7 @@ class LaneItem(Entry, kw_only=True, eq=False):
     """An entry with the fields that a lane needs."""
 
     seq: int = 0
-    """position in the lane; an item of a lane or heap is outdated once its entry has another number"""
+    """position in the lane; an item of a lane or heap is outdated once its entry has another ``seq``"""
     held: bool = False
     """whether the entry waits for its ordering key and is therefore in no lane of the queue"""
 

@@ -118,11 +118,11 @@ class QueueState:
         """whether a limit applies to deliveries"""
         self.bucket: Bucket | None = None
         self.alarm: Consumer | None = None
-        """the waiting subscription whose timer wakes it when a limit allows a delivery again"""
+        """the waiting subscription that has a timer for the time at which a limit allows a delivery again"""
         self.alarm_at = 0.0
         self.published = 0
         self.empty: tuple[int, float] | None = None
-        """if the queue is empty: number of tasks published until then, and when maintenance first found it empty"""
+        """set when maintenance first finds the queue empty: number of tasks ever published, and the time"""
         self.fresh = 0
         """number of tasks that were never delivered, which count against the capacity"""
         self.states: Counter[State] = Counter()
@@ -224,7 +224,7 @@ class QueueState:
             self.fair.offered(record)
 
     def _reorder(self, settings: QueueSettings) -> None:
-        """Move waiting entries to lanes of the new order. Other entries are counted for their tenant when they wait."""
+        """Move waiting entries to lanes of the new order. Other entries are counted for their tenant once they wait."""
         former, self.available = tuple(self._lines), 0
         for record in self.records.values():
             record.usage, record.seated = None, False

@@ -45,7 +45,7 @@ class Steps:
                 self.queues.pop(queue.key, None)
 
     def delete(self, queue: QueueState) -> None:
-        """Delete a queue that has no tasks and no subscriptions, with its settings."""
+        """Delete a queue and its settings. The queue must have no subscriptions, and its tasks must have ended."""
         del self.queues[queue.key]
         if queue.settings.version:
             if self.journal is not None:

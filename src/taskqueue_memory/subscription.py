@@ -34,7 +34,7 @@ class MemorySubscription(SubscriptionBase):
         self.closed = False
         self._waiter: asyncio.Future[None] | None = None
         self._looked_at = self.since
-        """time of the last check for work; limits that allow a delivery only later must wake this subscription"""
+        """time of the last check for work; a timer is needed for each limit that allows a delivery only later"""
         self._revoked: list[str] = []
         self._revocation = asyncio.Event()
         self._secret = secrets.token_urlsafe(12)
@@ -170,8 +170,8 @@ class MemorySubscription(SubscriptionBase):
 
     def _alarm_at(self) -> float | None:
         """Return the next time at which a limit allows a delivery, unless another subscription has a timer for it."""
-        # Use the time of the last check. If a limit has begun to allow deliveries since then, `room` would return no
-        # time for it, and no timer would be set.
+        # Use the time of the last check. With the current time, `room` would return no time for a limit that has begun
+        # to allow deliveries since then, and no timer would be set.
         now, first = self._looked_at, None
         for queue in self.ready:
             opens_at = queue.room(now).opens_at

@@ -219,7 +219,7 @@ class MemoryStore(Steps):
         return gone
 
     def forget_tenants(self) -> float:
-        """Delete the counters of tenants without tasks, up to `_CHUNK` per queue. Return when the next are due."""
+        """Delete the counters of tenants without tasks, up to `_CHUNK` per queue. Return when to call this again."""
         now, queues = self.clock.now(), self.queues.values()
         fair = (queue.fair for queue in queues if queue.fair is not None)
         return min((turns.forget(now, _CHUNK) for turns in fair), default=math.inf)

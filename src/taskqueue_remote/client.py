@@ -69,7 +69,7 @@ class RemoteClock:
 T = TypeVar("T")
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
-REPEAT = "repeat the call: tasks with the same id, and retries with the same token, are stored once"
+REPEAT = "repeat the call; tasks with the same id, and retries with the same token, are stored once"
 
 _TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
 # Close idle connections earlier than most servers do, so that a request rarely uses one that the server has closed.

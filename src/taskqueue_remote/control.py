@@ -108,7 +108,10 @@ class RemoteControl:
         )
 
     async def cancel(self, key: str, task_id: str) -> bool:
-        """Cancel a task that has not ended. After a lost response, a second call may return False for it."""
+        """Cancel a task that has not ended.
+
+        If the response is lost, a second call may return False, because the first call has already ended the task.
+        """
         return (await self._client.ask("DELETE", path("tasks", key, task_id), _Cancelled)).cancelled
 
     async def purge(self, key: str) -> int:

@@ -58,7 +58,7 @@ class RemotePublisher:
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         """Publish tasks in one or more requests of limited size. A task that the server finds invalid is refused.
 
-        If a later request of the call fails, `PublishUnconfirmed` is raised, because earlier ones stored their tasks.
+        If a request after the first fails, `PublishUnconfirmed` is raised, because the earlier requests stored tasks.
         """
         check_size("tasks", tasks)
         confirmations: list[Confirmation] = []

@@ -42,7 +42,7 @@ class Rude(Exception):
             Rejected(
                 "invalid_result",
                 "result: got str of length 1; allowed: "
-                "a value that JSON can express: no NaN, no bytes, text as keys, no cycles",
+                "a value that JSON can express (no NaN, no bytes, no cycles; keys must be text)",
             ),
         ),
         (

@@ -1,4 +1,4 @@
-"""A backend that is complete except for its store, a `RecordStore` that its author writes.
+"""A backend that is complete except for its store: the author of a backend writes a `RecordStore`.
 
 The store must support transactions, and no other process may use it. See `docs/writing-a-backend.md`, and
 `examples/taskqueue_sqlite` for an example.

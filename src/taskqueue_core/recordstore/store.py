@@ -18,7 +18,7 @@ class Record(Entry, kw_only=True, eq=False):
     """The record of one task, with the fields that look-ups use. msgspec can encode and decode a whole record."""
 
     seq: int = 0
-    """unique position of the record in its lane, or among the records in the same state"""
+    """position of the record among the records in the same state; unique in the whole store"""
     at: float = 0.0
     """time at which a scheduled task becomes due, in Unix seconds"""
     owner: int | None = None
@@ -41,7 +41,7 @@ class Record(Entry, kw_only=True, eq=False):
 
     @property
     def alarm(self) -> float | None:
-        """The next time at which the task becomes due, expires, or can be deleted; ``None`` if it never does."""
+        """The next time at which the task becomes due, is lost, expires or can be deleted; ``None`` means never."""
         if self.ended:
             return self.forget_at
         times = (self.due, self.task.deadline if self.live else None)
@@ -131,7 +131,7 @@ class RecordStore(ABC):
 
     @abstractmethod
     def owned(self, owner: int | None = None) -> Sequence[Record]:
-        """Return the records with this ``owner``, or all records that have an owner, in any order."""
+        """Return the records of this ``owner``, in any order; if ``owner`` is ``None``, the records of all owners."""
 
     @abstractmethod
     def count(self, key: str, name: str, by: int = 1) -> None:

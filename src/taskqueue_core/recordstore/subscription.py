@@ -24,7 +24,7 @@ from taskqueue_core.tasks import Delivery, Expired, Received, Settled, State
 
 
 class RecordSubscription(LocalSubscription):
-    """The subscription of a `RecordBackend`. It can also make the task of a delivery a dead letter."""
+    """The subscription of a `RecordBackend`. It can also turn a delivered task into a dead letter."""
 
     def __init__(self, transitions: Transitions, keys: Iterable[str], consumer: str) -> None:
         check_name("consumer", consumer)

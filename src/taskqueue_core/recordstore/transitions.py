@@ -19,7 +19,7 @@ from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.tasks import State
 
 STEP = 500
-"""maximum number of records that one step changes, because a step blocks the event loop"""
+"""number of records after which a long change continues in another step, because a step blocks the event loop"""
 
 T = TypeVar("T")
 
@@ -168,7 +168,7 @@ class Transitions:
             self.store.save_bucket(key, bucket)
 
     def promote(self, keys: Collection[str], now: float) -> float:
-        """Make due tasks available, and release deliveries without progress as lost: at most `STEP` records in total.
+        """Make due tasks available, and release, as lost, deliveries without progress: at most `STEP` records in total.
 
         Return the time at which the next task becomes due. If it is not after ``now``, call this method again.
         """
@@ -185,7 +185,7 @@ class Transitions:
         return min((self.hints.due(key) for key in keys), default=math.inf)
 
     def promote_one(self, record: Record, now: float) -> bool:
-        """Make the task of a due record available. Return whether the task was in flight, so a delivery was lost."""
+        """Make the task of a due record available. Return whether its delivery was lost."""
         hung = record.state is State.IN_FLIGHT
         sweep = next((sweep for sweep in self._sweeps if sweep.covers(record)), None)
         if sweep is not None:

@@ -87,7 +87,7 @@ class ShardedBackend(CompositeBackend):
         return ReceivePlan(tuple(parts), _POLL_SECONDS if held else REMEMBERED)
 
     async def _open(self, key: str) -> list[str | None]:
-        """Return the shards of later generations that may deliver now, and ``None`` if some of them must still wait."""
+        """Return the shards of later generations that may deliver now. The list contains ``None`` if some must wait."""
         chain = self.generations.known(key)
         names: list[str | None] = []
         before: list[bool] = [await self._empty(FIRST.shard_key(key, 0))]
@@ -139,6 +139,6 @@ class ShardedBackend(CompositeBackend):
 
 
 def related(shard: int, before: Generation, after: Generation) -> Iterable[int]:
-    """Return the shards of the generation ``before`` whose tasks might now be published to ``shard``."""
+    """Return the shards in ``before`` from which ids or ordering keys may have moved to ``shard`` in ``after``."""
     step = gcd(before.shards, after.shards)
     return range(shard % step, before.shards, step)

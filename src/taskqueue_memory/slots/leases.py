@@ -41,7 +41,7 @@ class SlotPosition:
     well: bool = False
     """whether the endpoint was healthy at the last check"""
     surplus: tuple[int, float] | None = None
-    """if an unhealthy server runs more jobs than it has leases: the highest number, and when it was first reported"""
+    """for an unhealthy endpoint with more jobs than leases: highest number of jobs, and when it was first reported"""
     draining: bool = False
     removed: bool = False
     rests_until: float = -math.inf
