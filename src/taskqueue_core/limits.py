@@ -64,7 +64,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 def kind_of(value: object) -> str:
     """Describe a value without showing it: its type and, if it has one, its length."""
-    if isinstance(value, str | bytes | list | tuple | dict):
+    if isinstance(value, str | bytes | list | tuple | dict | set | frozenset):
         return f"{type(value).__name__} of length {len(value)}"
     return type(value).__name__
 

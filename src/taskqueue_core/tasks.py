@@ -203,7 +203,10 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """number of attempts before the last redrive; these do not count against ``max_attempts``"""
     delivered_at: float
     waiting_since: float | None = None
-    """time at which the task became available: published, due or released; ``None`` if the backend does not know it"""
+    """time at which the task became available: published, due or redriven; ``None`` if the backend does not know it
+
+    After a release or a loss, some backends keep it, and others show a later time, up to ``delivered_at``.
+    """
     shard: int | None = None
     """number of the shard that the task came from; ``None`` if its queue is not sharded"""
     shard_changed: bool = False

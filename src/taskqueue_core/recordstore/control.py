@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from itertools import chain, islice
 
 import msgspec
 
@@ -177,9 +178,8 @@ class RecordControl:
                     dead=counters["dead"],
                     consumers=len(self._transitions.subscriptions.of(key)),
                 )
-                records = [
-                    record for state in _ENDED for record in store.in_state(key, state, STEP)
-                ]
+                ended = (store.in_state(key, state, STEP) for state in _ENDED)
+                records = list(islice(chain.from_iterable(ended), STEP))
                 for record in records:
                     store.drop(record)
                 forgotten += len(records)
