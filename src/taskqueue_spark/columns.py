@@ -141,7 +141,10 @@ class _Block:
         return make(self._rows(values))
 
     def _rows(self, values: Values) -> Values:
-        """Return the values of a column, one per transition. If a step has several values, zero bytes separate them."""
+        """Return the values of a column, one per transition.
+
+        A step has one value for all its transitions, or one for each, separated by zero bytes.
+        """
         joined = b"\0".join(values)
         if self._number == len(values):
             if joined.count(b"\0") != self._number - 1:

@@ -119,8 +119,9 @@ def admitted(
 ) -> Offsets:
     """Return the end of the next micro-batch: after about ``rows`` transitions, or ``seconds`` of journal time.
 
-    It is never empty if there are new transitions. Unless a clock was set back, it ends at the same time in all shards,
-    so that no shard is ahead. Transitions with the same time then stay together, even if they exceed the limit.
+    The micro-batch is never empty if there are new transitions. Unless a clock was set back, it ends at the same time
+    in all shards, so that no shard is ahead. Transitions with the same time then stay together, even if they exceed
+    the limit.
     """
     step = _Step(journal, start, ends)
     indexes = step.whole

@@ -14,7 +14,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class OptionValues(dict[str, str]):
-    """Options by name in lower case. Each method raises `InvalidInput` for a value that is not allowed."""
+    """Options by name in lower case. The methods raise `InvalidInput` for a value that is not allowed."""
 
     def __init__(self, options: Mapping[str, str], names: Sequence[str] | None = None) -> None:
         """Read options. With ``names``, raise `ConfigurationError` for others, except those that Spark adds."""
@@ -81,9 +81,9 @@ class OptionValues(dict[str, str]):
         except ValueError:
             seconds = -1
         if not 0 < seconds < 1e9:  # noqa: PLR2004 - the limit is about 30 years; the comparison also refuses NaN
-            allowed = "a positive duration below 1e9 seconds: seconds (90), or a number with the unit s, m, h or d (5m)"
+            allowed = "a positive duration below 1e9 seconds, as seconds (90) or with the unit s, m, h or d (5m)"
             raise InvalidInput(
-                f"option {name}", "text that is not a duration in this range", allowed
+                f"option {name}", "text that is not a duration, or a duration out of range", allowed
             )
         return seconds
 

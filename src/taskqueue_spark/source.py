@@ -1,7 +1,7 @@
 """The Spark data source ``format("taskqueue")``: it reads journals, dead letters and tasks, and writes tasks.
 
-Spark imports this module for every Python data source, so it imports other modules of this package only when they are
-needed.
+Spark imports this module for every Python data source, so the module imports others of this package only when they
+are needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TaskQueueDataSource(DataSource):
 
     The option ``resource`` names what to read: ``journal`` (the default), ``dead_letters`` or ``tasks``. A journal can
     be read in a batch or as a stream, the other two only in a batch. Writing rows, in a batch or as a stream, publishes
-    them as tasks. With ``dead_letters``, writing redrives or discards the dead letters that the rows name.
+    them as tasks; if ``resource`` is ``dead_letters``, it redrives or discards the dead letters that the rows name.
     """
 
     @classmethod
@@ -50,7 +50,7 @@ class TaskQueueDataSource(DataSource):
         from taskqueue_spark.batch_reader import FilteringReader, JournalReader  # noqa: PLC0415
 
         options = ReadOptions.of(self.options)
-        # Use the reader that accepts filters only if pushdown is requested, because Spark rejects it by default.
+        # By default, Spark rejects the reader that accepts filters, so use it only if pushdown is requested.
         return (FilteringReader if options.pushdown else JournalReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark defines this signature

@@ -319,7 +319,7 @@ def test_the_ledger_agrees(tmp_path: Path) -> None:
     assert state.probe is None
     assert not state.differing
     probe(state, asked(40, 40, ledger(20, 2, 18)))
-    assert state.differing == {KEY: "published: 10 more in the ledger, 9 more in the journal"}
+    assert state.differing == {KEY: "published: increased by 10 in the ledger, by 9 in the journal"}
     assert kinds(conditions(state, options(tmp_path), NOW)) == ["imbalance"]
     probe(state, asked(40, 40, ledger(19, 2, 17)))
     assert state.differing == {}

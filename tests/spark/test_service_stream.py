@@ -273,7 +273,7 @@ async def test_a_store_is_watched(
         ("once", "missing", base.runs[number]), ("start", "imbalance", "resize"),
     ]  # fmt: skip
     assert told[0]["first"] == position.last + 1
-    assert "published: 3 more in the ledger" in told[1]["text"]
+    assert "published: increased by 3 in the ledger" in told[1]["text"]
 
 
 @pytest.mark.long  # tests with Spark what test_redis_journal.py and test_service.py test without

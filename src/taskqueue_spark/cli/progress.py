@@ -26,7 +26,10 @@ class Stages:
     """A display of stages: a line for each finished stage, and on a terminal a progress bar for the current one."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """Create a display on ``console``, by default stderr. The caller may set ``watch`` to return the progress."""
+        """Create a display on ``console``, by default stderr.
+
+        The caller may replace ``watch``, the function that returns the progress.
+        """
         self._console = console or Console(stderr=True, highlight=False)
         self.watch: Callable[[], Done | None] = lambda: None
 

@@ -40,7 +40,10 @@ class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     options: PipelineOptions
 
     def transitions(self) -> DataFrame:
-        """Return the transitions from ``--since`` to ``--until``, of all queues: checks for gaps need every number."""
+        """Return the transitions from ``--since`` to ``--until``.
+
+        ``--key`` has no effect here, because checks for gaps need every number.
+        """
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - imports Spark, which is slow
 
         since, until = (None, None) if self.source else (self.options.start, self.options.end)

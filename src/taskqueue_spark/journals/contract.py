@@ -158,4 +158,7 @@ class Journal(Protocol):
         """Yield rows about damaged entries after the last transition of a shard. ``part`` is the shard's last range."""
 
     def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
-        """Yield a row if a range lacks its last transitions. `read` finds a gap only if another transition follows."""
+        """Yield a row if a range lacks its last transitions.
+
+        The numbers alone show only a gap that another transition follows.
+        """

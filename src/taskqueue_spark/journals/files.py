@@ -17,7 +17,7 @@ LONGEST = 16 * 1024 * 1024
 
 
 def files_of(path: str) -> list[str]:
-    """Return the files of a path: a file, a folder (without names that begin with "." or "_") or a pattern."""
+    """Return the files of a path, which is a file, a pattern or a folder (without names that begin with "." or "_")."""
     if Path(path).is_dir():
         matches = [
             str(path) for path in Path(path).iterdir() if not path.name.startswith((".", "_"))

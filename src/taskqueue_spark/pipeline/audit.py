@@ -2,14 +2,14 @@
 
 A life of a task begins with a publish, or with a retry after the task's end. Each life has one verdict (`VERDICTS`),
 and possibly anomalies (`ANOMALIES`); docs/pipeline.md explains them. The counts of a queue's verdicts add up to its
-number of lives. Unless there is a fault, the columns ``published`` and ``earlier`` of `conservation` have the same sum.
+number of lives. Unless there is a fault, so do the columns ``published`` and ``earlier`` of `conservation`.
 
 The column ``reason`` says how a loss was detected. *not in the store*: the store does not have the task, and its last
 event is older than the grace period. *its run ended*: the shard has a later run, because its store was
 restarted empty or replaced. *published again*: the store accepted the id for a new task while the task was alive.
 
 An unfinished task counts as lost if its shard has a later run, unless ``live`` (see `audit`) shows that it exists.
-The journals of the two stores of a migration look like an earlier and a later run: audit them together only with
+The journals of the two stores of a migration look like an earlier and a later run. Audit them together only with
 ``live``, or if both stores were in use at the same time. Each shard of a queue is audited as a queue; `against` adds
 the shards up.
 """
@@ -91,11 +91,12 @@ def audit(
 ) -> DataFrame:
     """Return a row per life of each task. The section "Tables" of docs/pipeline.md describes the columns.
 
-    ``live``: current states in the store: ``key``, ``task_id``, ``state`` and optionally ``as_of``. A task without a
-    row or with a null state is not in the store. Query the store before you read the journal, or query each task before
-    its ``dedupe_window`` has passed, because the store remembers finished tasks for that long. ``as_of``: the time of
-    the query, if ``live`` does not contain it; by default, the time of the last transition. ``grace_seconds``: the
-    minimum age of the last event of a lost task. ``live`` is evaluated twice; cache it first if it queries the store.
+    ``live``: current states in the store, with the columns ``key``, ``task_id``, ``state`` and optionally ``as_of``. A
+    task without a row or with a null state is not in the store. Query the store before you read the journal, or query
+    each task before its ``dedupe_window`` has passed, because the store remembers finished tasks for that long.
+    ``live`` is evaluated twice; cache it first if it queries the store. ``as_of``: the time of the query, if ``live``
+    does not contain it; by default, the time of the last transition. ``grace_seconds``: a task that is not in the store
+    counts as lost only if its last event is older than this many seconds.
     """
     result = _lives(steps(transitions))
     if live is None:
@@ -112,7 +113,7 @@ def _lives(rows: DataFrame) -> DataFrame:
     flags = " + ".join(
         f"if({_ODD[name]} and not hidden, {1 << bit}, 0)" for bit, name in enumerate(ANOMALIES)
     )
-    # Sorting by the hash makes the lives of a task neighbours, and is faster than sorting by name.
+    # Sorting by the hash puts the lives of a task next to each other, and is faster than sorting by name.
     same = "partition by _hash, key, task_id order by _began, run, life"
     return (
         rows.withColumn("_hole", missing_after(F.col("seq")))

@@ -140,7 +140,8 @@ def redrive_list(transitions: DataFrame, *fingerprints: str) -> DataFrame:
 def _failed(transitions: DataFrame) -> DataFrame:
     """Return the failed attempts, each once, with their ``message``.
 
-    ``dead``: this attempt made the task a dead letter, and it still is; ``recovered``: the task was acknowledged later.
+    ``dead``: this attempt made the task a dead letter, and the task still is one; ``recovered``: the task was
+    acknowledged later.
     """
     task = "partition by run, shard, key, task_id"
     events = "event in ('retried', 'dead_lettered', 'acked', 'redriven', 'discarded')"

@@ -1,7 +1,7 @@
 """Gaps in a journal, which the numbers of its transitions show.
 
-The transitions of a run and shard are numbered 1, 2, 3…, so a number without a row is a transition that no longer
-exists. Duplicate rows (of a copied file) count once; damaged entries count as missing.
+The transitions of a run and shard are numbered 1, 2, 3…, so a number without a row belonged to a transition that
+no longer exists. Duplicate rows (of a copied file) count once; damaged entries count as missing.
 """
 
 from __future__ import annotations

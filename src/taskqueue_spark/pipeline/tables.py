@@ -1,7 +1,7 @@
 """Tables in a folder. A reader sees the old or the new version of a table as a whole, even if its writer is killed.
 
 A table is a symbolic link to one of its versions. A new version is written to its own folder, and one rename replaces
-the link. The old version is deleted by the next write, so that its readers can finish. All Spark workers must see the
+the link. The old version is kept until the next write, so that its readers can finish. All Spark workers must see the
 folder under the same path: on a local disk, or on a shared file system.
 """
 
@@ -181,8 +181,8 @@ def _writing(table: DataFrame, path: Path, version: Path, *by: str) -> None:
     written, match = observed.get["rows"], rows(version, "")
     if written != match:
         raise ConfigurationError(
-            f"of {written:,} rows that were written, only {match:,} are in {path}; use a folder that every machine of "
-            "Spark sees under the same path"
+            f"rows that Spark wrote: {written:,}; rows that this process finds in {path}: {match:,}; use a folder that "
+            "every machine of Spark sees under the same path"
         )
 
 

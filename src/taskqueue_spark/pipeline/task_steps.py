@@ -1,4 +1,4 @@
-"""The steps of each task in order, each with the step before it, for the audit and the rules."""
+"""The steps (transitions) of each task in order, each with the previous and next one, for the audit and the rules."""
 
 from __future__ import annotations
 

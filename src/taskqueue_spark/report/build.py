@@ -52,7 +52,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportBuild:
-    """Builds tables from transitions in a folder. ``own`` takes a table, and returns its rows of the chosen queues."""
+    """Builds tables in a folder from transitions. ``own`` takes a table, and returns its rows of the chosen queues."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ReportBuild:
         return self.made[name]
 
     def all(self, stage: Callable[[str], AbstractContextManager[Any]]) -> Mapping[str, DataFrame]:
-        """Create all tables, but those from the store only if it is to be queried.
+        """Create all tables. If the store is not to be queried, leave out the tables that query it.
 
         Each table is created in the context that ``stage`` returns for its name. The ``note`` of the context is set to
         the number of rows.

@@ -57,10 +57,11 @@ def outcome_of(
 ) -> Outcome:
     """Return the outcome of the checks.
 
-    ``total``: the totals of all queues: their number as ``queues``, the sum of each of `COUNTED`, ``balanced`` and
-    ``complete``. ``rules``: each rule with its ``count`` of violations. ``gaps``: number of missing transitions.
-    ``store_checked``: whether the store was queried for unfinished tasks. ``short``: number of published tasks in the
-    journal that the ledgers of the store do not have. Tasks that only the ledgers have are older than the journal.
+    ``total``: the totals of all queues, with the keys ``queues`` (number of queues), ``balanced``, ``complete`` and
+    each name in `COUNTED`. ``rules``: each rule with its ``count`` of violations. ``gaps``: number of missing
+    transitions. ``store_checked``: whether the store was queried for unfinished tasks. ``short``: number of published
+    tasks in the journal that the ledgers of the store do not have. The opposite is no fault, because tasks that only
+    the ledgers have are older than the journal.
     """
     violations = sum(rule["count"] for rule in rules)
     odd = {name: count for name, count in (anomalies or {}).items() if count}
@@ -98,7 +99,7 @@ def _describe_balance(total: Mapping[str, int], *, store_checked: bool) -> Itera
             if store_checked
             else "according to their last transitions; the store was not queried"
         )
-        yield f"{live.capitalize()}: {observed}."
+        yield f"{live.capitalize()}, {observed}."
 
 
 def _faults(

@@ -1,4 +1,4 @@
-"""Aggregation of a batch in Spark: counts and new live tasks, computed from its transitions and the former live tasks.
+"""Aggregation of a batch in Spark: its transitions and the former table of live tasks give counts and the next table.
 
 Stateful operators of Spark in Python are six times slower than a pass over a small table, and other programs cannot
 read their state. Therefore the live tasks are a table, which every batch replaces.

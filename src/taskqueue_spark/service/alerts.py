@@ -71,7 +71,7 @@ _POSITIONS = {
 }
 _TEXTS = {
     "missing": "transitions missing from a journal: {gap.number}",
-    "reset": "a journal started again; live tasks that were lost: {gap.number}",
+    "reset": "a journal's numbers started again; live tasks that were lost: {gap.number}",
     "back": "a journal was rolled back; numbers that were used again: {gap.number}",
 }
 _log = logging.getLogger("taskqueue.pipeline")
@@ -113,7 +113,7 @@ def conditions(state: ServiceState, options: StreamOptions, as_of: float) -> lis
         Condition(
             "failing",
             rise.key,
-            f"{rise.share:.0%} of {rise.executions} executions failed, compared with {rise.usual:.0%} before",
+            f"failed executions: {rise.share:.0%} of {rise.executions}, compared with {rise.usual:.0%} before",
             {name: getattr(rise, name) for name in ("share", "usual", "executions")}
             | {"window_start": rise.window},
             episode=rise.window,

@@ -114,5 +114,5 @@ def _difference(base: Baseline, now: Baseline) -> str:
         most = now.high.get(counter, 0) - base.low.get(counter, 0)
         if not least <= grown <= most:
             between = str(least) if least == most else f"{least} to {most}"
-            return f"{counter}: {grown} more in the ledger, {between} more in the journal"
+            return f"{counter}: increased by {grown} in the ledger, by {between} in the journal"
     return ""

@@ -144,7 +144,7 @@ class Batches:
 
 
 def sweep(options: StreamOptions, state: ServiceState, query: str) -> None:
-    """Remove a batch that another query has archived but not committed, because Spark will not repeat the batch.
+    """Remove a batch that another query archived but did not commit; Spark will not repeat that batch.
 
     Raises `ConfigurationError` if the archive has more than one batch that the state does not list.
     """

@@ -168,7 +168,10 @@ def writer(
     *,
     stream: bool = False,
 ) -> TaskWriter | RedriveWriter:
-    """Return the writer for a DataFrame or stream. Raises `InvalidInput` or `ConfigurationError`; writes nothing."""
+    """Return the writer for a DataFrame or stream; write nothing.
+
+    Raises `InvalidInput`, `ConfigurationError` or, for a DataFrame, `BackendUnavailable`.
+    """
     if overwrite:
         raise ConfigurationError(
             "mode overwrite: a queue cannot be overwritten, because its tasks may be "

@@ -23,7 +23,7 @@ FIELDS = {
     "position": "long",
     "step": "int",  # change in the number of tasks in flight: 1 for a delivery, -1 for an end
     "value": "long",  # number of the delivery; in lanes turn/…, number of the next missing transition
-    "behind": "boolean",  # whether later entries may overtake this entry; it may never overtake earlier entries
+    "behind": "boolean",  # whether later entries may overtake this entry
     "limit": "double",
     "rate": "double",
     "at": "double",  # time in seconds since the limit was set
