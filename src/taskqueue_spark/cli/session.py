@@ -91,7 +91,7 @@ def work(options: EngineOptions, *, small: bool = False) -> Iterator[Work]:
         with stages.stage("start Spark") as stage:
             with _failures(log), _quiet(log):
                 spark = session("taskqueue pipeline", options.master, options.remote, **conf)
-            stage.note = f"{spark.version} at {options.remote or options.master or 'this machine'}"
+            stage.note = f"{spark.version} on {options.remote or options.master or 'this machine'}"
         stages.watch = partial(_progress, spark)
         try:
             with _failures(log), explain_missing_modules():

@@ -150,7 +150,7 @@ def latency(
         bool, typer.Option("--classes", help="Split by priority and tenant.")
     ] = False,
 ) -> None:
-    """Show how long tasks waited, ran, and took in total: p50, p95, p99 and the maximum, in seconds."""
+    """Show how long tasks waited, ran, and took in total: p50, p95 and p99, in seconds."""
     split = ("priority", "tenant") if classes else ()
     kinds = ("queue_wait", "run", "end_to_end")
     names = ("tasks", *(f"{kind}_{name}" for kind in kinds for name in ("p50", "p95", "p99")))
