@@ -32,9 +32,9 @@ from tests.redis.engines import Engine, find_engine
 from tests.redis.servers import RedisServer
 
 KEYS = ("alpha", "beta", "gamma")
-CONFIG = {"appendfsync": "no"}
-"""Redis settings: no syncs. During a sync, Redis may answer before it writes, so what a kill loses would depend on the
-speed of this machine's disk."""
+CONFIG = {"appendfsync": "always"}
+"""Redis settings: with ``always``, Redis writes to its file before it answers. With the other values it may answer
+first, so a kill can undo what it has answered."""
 _PREFIX = "chaos"
 _TICK = 0.02
 _BATCH = 20
