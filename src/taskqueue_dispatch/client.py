@@ -125,7 +125,7 @@ async def submit_until_confirmed(
     ``submission`` is the JSON object that the server expects; if it has no idempotency key, a random key is used.
     The request is retried after 408, 425, 429, 500, 502, 503, 504, an unreadable response, a broken connection or a
     timeout, for up to ``attempts`` tries and ``deadline`` seconds. Pauses grow exponentially up to about 10 seconds. A
-    longer ``Retry-After`` is obeyed for up to 60 seconds.
+    longer ``Retry-After`` is obeyed for up to 60 seconds, plus jitter.
 
     Raises `InvalidInput`; `SubmitRefused` for any other unsuccessful answer; and `PublishUnconfirmed` if the tries or
     the time are used up. The ``task_id`` of `PublishUnconfirmed` is the idempotency key with which to try again later.

@@ -291,7 +291,7 @@ class JobAttempt:
         self._context.renewer.drop(self._held)
 
     async def _release_as_lost(self, answer: Answer) -> None:
-        """Release, as lost, a job that may have run but was not settled. The next dispatcher then polls for it."""
+        """If the job may have run, redeliver it as lost, so that the next dispatcher polls for it before sending it."""
         if isinstance(answer, Busy) or (
             isinstance(answer, EndpointUnreachable) and not answer.sent
         ):
@@ -340,7 +340,8 @@ class JobAttempt:
                     # The ack failed, for example because another dispatcher has the job now. Keep the result as a note.
                     await self._note(result)
                 elif late:
-                    # Report a late job only after a successful ack: an expired job has its own callback.
+                    # The deadline has passed. Report the job only after a successful ack: if the job has expired
+                    # instead, its expiry callback reports that.
                     await self._context.report(task, "done", result, None)
             case EndpointUnreachable(sent=True):
                 await self._settle(Redeliver(lost=True))

@@ -20,7 +20,7 @@ from taskqueue_dispatch.lease_check import Checks, HealthClient
 from taskqueue_dispatch.registry import ModelRegistry
 
 _CHECK_SECONDS = 0.1
-"""seconds for which requests to read notes are collected, and after which a doubted lease is renewed again"""
+"""seconds for which requests to read notes are collected, and after which a lease reported as stale is renewed again"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 

@@ -316,7 +316,7 @@ class ModelRunner:
             self._return_slot(self._free.pop())
 
     def _better_slot_returns(self, freed: Sequence[SlotLease]) -> bool:
-        """Return whether a returned slot is on a server that has this model loaded, and a free slot is not."""
+        """Return whether a slot in ``freed`` is on a server that has this model loaded, but some free slot is not."""
         switches = any(held.lease.switched for held in self._free)
         return switches and any(lease.job is not None for lease in freed)
 

@@ -175,7 +175,8 @@ class ModelRegistry:
         """
         async with self._refreshing:
             view, documents = await self._pool.inspect(), await self._pool.documents()
-            # A missing configuration was removed, or the pool was emptied between the calls: inspect the pool again.
+            # If a cached configuration is missing, it was removed, or the pool was emptied between the two calls.
+            # Inspect the pool again to find out which.
             if self._documents.keys() - documents.keys():
                 view = await self._pool.inspect()
             if self._was_emptied(view) and await self._restore(view, documents):
@@ -275,7 +276,8 @@ class ModelRegistry:
         async with self._refreshing:
             view, documents = await self._pool.inspect(model), await self._pool.documents()
             own = {model: documents[model]} if model in documents else {}
-            # A missing configuration was removed, or the pool was emptied between the calls: inspect the pool again.
+            # If a cached configuration is missing, it was removed, or the pool was emptied between the two calls.
+            # Inspect the pool again to find out which.
             if model in self._documents and not own:
                 view = await self._pool.inspect(model)
             # Do not replace the cache if the pool was emptied, because `refresh` restores the pool from the cache.
@@ -305,7 +307,7 @@ class ModelRegistry:
             except BackendUnavailable:
                 raise
             except TaskQueueError as error:
-                # Store the inputs despite the error, so that the error is logged once, not at every refresh.
+                # Keep the state despite the error, so that the same error is not logged at every refresh.
                 self._queue_inputs[view.model] = state
                 _log.warning(
                     "could not update the settings of a model's queue",
@@ -348,6 +350,6 @@ def _applied(config: ModelConfig, settings: QueueSettings, slots: int) -> QueueS
         text = fault.removeprefix("Value error, ")
         raise InvalidInput(
             "settings of the queue",
-            text,
-            "settings that can be combined with the model's configuration",
+            f"a conflict with the model's configuration ({text})",
+            "settings that can be combined with the configuration",
         ) from None

@@ -84,7 +84,7 @@ class Dispatcher(RunnerContext):
             submission = structs.replace(submission, idempotency_key=new_id())
         outcome = await self.submitter.submit(submission)
         if reports_expiry and not isinstance(outcome, NoSlots):
-            # If this call fails, the client gets no confirmation. When it submits the job again, the call is repeated.
+            # If this call fails, the client gets no confirmation. If it submits the job again, this call is repeated.
             await self._publish(expiry_task(task_of(submission)))
         return outcome
 

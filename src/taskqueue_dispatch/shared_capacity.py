@@ -1,4 +1,4 @@
-"""Turns of the models that share a server, if their slots exceed the number of jobs that the server may run at once."""
+"""Turns of the models that share a server, if it may run fewer jobs at once than they have slots there."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class CapacityTurns:
     def offer(self, *leases: SlotLease) -> float:
         """Give the other models precedence, and return the number of seconds for which they have it.
 
-        The next turn begins with the next acquired slot. The period is longer if a server has another model loaded.
-        Two models may each hold a slot on the server that has the other model loaded, and both then need time to
-        release their slots.
+        The next turn begins with the next acquired slot. If a slot's server has another model loaded, the precedence
+        lasts longer: two models may each hold a slot on the server that has the other model loaded, and both then need
+        time to release their slots.
         """
         for lease in leases:
             self._turn_began.pop(lease.server, None)
@@ -70,7 +70,7 @@ class CapacityTurns:
         return -max(own, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
-        """Return whether several models share the slot's server, and have more slots than it may run jobs at once."""
+        """Return whether several models share the slot's server, and cannot use all their slots there at once."""
         endpoints = [
             info
             for view in self._registry.known()

@@ -211,9 +211,9 @@ class SlotFinder:
     ) -> FoundLeased | FoundQueued | FoundNone:
         """Return a slot of a model, a position in the wait queue, or the reason why there is neither.
 
-        If a ``request_id`` already has a slot of the model, the same slot is returned, and the earlier permit is lost.
-        A position in the wait queue expires after ``timeout`` seconds (default: the setting ``find_timeout``). Raises
-        `InvalidInput` or `BackendUnavailable`.
+        If ``request_id`` already has a slot of the model, the caller gets the same slot again as soon as any slot is
+        free; the earlier permit is then lost. A position in the wait queue expires after ``timeout`` seconds (default:
+        the setting ``find_timeout``). Raises `InvalidInput` or `BackendUnavailable`.
         """
         check_label("model", model)
         if tenant is not None:

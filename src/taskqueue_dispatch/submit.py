@@ -123,8 +123,8 @@ class Submitter:
         Jobs with the same model, tenant and idempotency key are stored only once.
 
         Raises `InvalidInput`, `IdConflict` if the key belongs to a job with another payload, and `QueueFull` if the
-        queue has moved. After `BackendUnavailable` or `PublishUnconfirmed`, it is unknown whether the job was stored:
-        submit it again with the same key.
+        queue has been replaced (its setting ``moved_to``). After `BackendUnavailable` or `PublishUnconfirmed`, it is
+        unknown whether the job was stored: submit it again with the same key.
         """
         task = task_of(submission)
         if submission.callback_url is not None:

@@ -217,7 +217,7 @@ class LetterOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LettersOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of failed jobs. If there is a ``next``, more jobs follow, even if this page is short or empty."""
+    """A page of failed jobs. If there is a ``next``, more jobs may follow, even if this page is short or empty."""
 
     jobs: list[LetterOut]
     next: str | None = None

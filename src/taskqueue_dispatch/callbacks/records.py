@@ -11,7 +11,7 @@ from taskqueue_dispatch.callbacks.tasks import ENDS, EXPIRED, callback_id
 from taskqueue_dispatch.names import CALLBACKS
 
 _NOT_EXPIRED = {State.SCHEDULED, State.CANCELLED}
-"""states of an expiry callback that is not due yet, or whose job did not expire"""
+"""states in which the callback that would report a job's expiry is not due yet, or is not needed"""
 _STATES = {State.DONE: "delivered", State.DEAD: "failed"}
 
 

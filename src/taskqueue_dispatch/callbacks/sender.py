@@ -88,7 +88,8 @@ def policy_of(settings: DispatchSettings) -> UrlPolicy:
 async def prepare(backend: Backend, settings: DispatchSettings) -> None:
     """Configure the queue of callbacks: the number of attempts and the concurrency per host come from ``settings``.
 
-    All other settings get their defaults when the queue is created; after that, an operator's changes are kept.
+    The order is fair if the backend supports this. All other settings get their defaults when the queue is created;
+    after that, an operator's changes are kept.
     """
     control = control_of(backend)
     while True:
@@ -134,7 +135,7 @@ class Sender:
         self._sending: set[asyncio.Task[None]] = set()
 
     async def check(self, url: str) -> None:
-        """Check the URL of a job that is being submitted. Raises `InvalidInput` if the URL is not allowed.
+        """Check the callback URL of a job that is being submitted. Raises `InvalidInput` if the URL is not allowed.
 
         If its host cannot be resolved now, the URL is accepted, because it is checked again before each request.
         """
@@ -222,8 +223,8 @@ class Sender:
     async def _is_due(self, subscription: Subscription, delivery: Delivery) -> bool:
         """Return whether to send a callback now. An expiry callback is sent only if its job has expired.
 
-        The check is repeated later if the job has not ended, or if the callback of its success is not stored yet.
-        Otherwise, the expiry callback is cancelled.
+        If the job has not ended, or the callback that reports its success cannot be stored now, the check is repeated
+        later. In all other cases, the expiry callback is cancelled.
         """
         task = delivery.task
         if QUEUE not in task.headers:

@@ -17,7 +17,7 @@ EXPIRED = "expired"
 ENDS = ("done", "failed", EXPIRED, "cancelled", "discarded")
 """statuses with which a job can end"""
 QUEUE, JOB = "job-queue", "job-id"
-"""names of the task headers that identify the job of an expiry callback"""
+"""names of the task headers with the job's queue and id; only callbacks from `expiry_task` have them"""
 _MAX_CHECKS = 100
 _MAX_BODY = 20_000
 """largest body of a callback in bytes"""

@@ -178,7 +178,7 @@ class DispatchDemoReport(DemoReport, frozen=True, kw_only=True):
         }
 
     def tables(self) -> tuple[RenderableType, ...]:
-        """Return the table of models, and the ledger next to the flow of jobs."""
+        """Return the table of models and, side by side, the ledger of all models and the counts of the whole run."""
         ledger = sum((model.ledger for model in self.models), Ledger())
         return self._models(), side_by_side(ledger_section(ledger), self._flow())
 

@@ -18,7 +18,7 @@ from taskqueue_dispatch.outbound_http.dns import NotReached, Resolve, look_up
 
 _LOOKUP_SECONDS = 5.0
 FAILURE_SECONDS = 0.5
-"""seconds for which a failed lookup is cached; less than the time between two health checks of a server"""
+"""seconds for which a failed lookup is cached; less than the default ``health_interval``"""
 _MAX_ADDRESSES = 3
 """maximum number of addresses of a host name that are tried until a connection succeeds"""
 _PORT = 0

@@ -48,10 +48,10 @@ async def exchange(
 ) -> EndpointReply:
     """Send a request, and return the complete response of at most ``limit`` bytes.
 
-    Only connecting has a timeout here, divided by ``among``, the number of addresses to try. The caller must limit the
-    time of the whole call. An idle connection that the server has closed is replaced before anything is sent; nothing
-    is sent twice. ``opening`` is called before a new connection is made, and may raise to prevent it. Raises
-    `NotReachedError`, `NotConnectedError`, `NotWholeError` or `NotUsableError`.
+    Only connecting has a timeout here: 5 seconds, divided by ``among``, the number of addresses that the caller tries.
+    The caller must limit the time of the whole call. An idle connection that the server has closed is replaced before
+    anything is sent; nothing is sent twice. ``opening`` is called before a new connection is made, and may raise to
+    prevent it. Raises `NotReachedError`, `NotConnectedError`, `NotWholeError` or `NotUsableError`.
     """
     async with _Trace(opening) as trace:
         request.extensions |= {

@@ -26,7 +26,7 @@ _IDLE = 2.0
 _MAX_UNUSED = 256
 """maximum number of transports that are kept without a running request"""
 _UNUSED = 60.0
-"""seconds after which an unused transport is closed; longer than the time between two health checks"""
+"""seconds after which an unused transport is closed; longer than the default ``health_interval``"""
 _UNANSWERED = 60.0
 """seconds after which a connection ends if the other machine does not respond"""
 
