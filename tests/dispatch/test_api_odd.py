@@ -197,6 +197,27 @@ async def test_ids_of_no_job(backend: Backend) -> None:
                 assert told.status_code in {404, 422}, (method, where, told.text)
 
 
+async def test_an_expired_job_is_reported() -> None:
+    """A job that was submitted by HTTP and expires calls back as well, with its status (C7, C26)."""
+    async with receiving() as receiver:
+        egress: dict[str, Any] = {
+            "callback_http": True,
+            "callback_networks": ("127.0.0.0/8",),
+            "callback_ports": (receiver.port,),
+        }
+        async with (
+            serving(MemoryBackend(), **egress) as api,
+            SimulatedGpu(name="a", mode=Mode.BUSY) as gpu,
+        ):
+            await api.register("zimg", gpu)
+            hook = f"http://127.0.0.1:{receiver.port}/hook"
+            job_id = await api.submit("zimg", expires_in=0.2, callback_url=hook)
+            assert (await api.state(job_id, wait=30))["state"] == "expired"
+            await until(lambda: bool(receiver.calls))
+        body = json.loads(receiver.calls[0].body)
+        assert (body["job_id"], body["status"]) == (job_id, "expired")
+
+
 @pytest.mark.parametrize(
     ("script", "state", "http_status"),
     [

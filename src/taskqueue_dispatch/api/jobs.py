@@ -71,7 +71,7 @@ async def _submit(
     call: RequestContext, body: SubmissionIn, idempotency_key: str | None
 ) -> Response:
     submission = body.submission(call.context.backend.now(), idempotency_key)
-    match await dispatcher_of(call).submitter.submit(submission):
+    match await dispatcher_of(call).submit(submission):
         case Leased(job_id=job_id, server=server):
             return answer(LeasedOut(job_id=job_id, server=server), 202)
         case Queued() as queued:
