@@ -20,7 +20,10 @@ class Workers:
         self._stock = stock
 
     async def observe_worker(self, task_keys: Sequence[str], worker_id: str) -> None:
-        """Record a worker's message to its socket's handler. The message acknowledges the run that was sent, if any."""
+        """Tell the handler of the worker's socket that the worker has sent a message.
+
+        The message acknowledges the last run that the handler sent, if any.
+        """
         socket = SharedQueueDelivery.of_this_context()
         if socket is not None:
             socket.observed(worker_id)

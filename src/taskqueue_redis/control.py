@@ -279,7 +279,8 @@ class RedisControl(_ScriptCaller):
             behind += [seconds(left)] if left else []
             took += [seconds(own)] if own else []
         again_in = _SOON if took else None
-        # The pause includes the time until the store receives the next call.
+        # The next pass begins when the store was free of maintenance for three times as long as it has worked. The time
+        # that has passed here and on the network counts as free.
         if any(took):
             again_in = max(0.0, 4 * sum(took) - (time.monotonic() - start))
         return Maintained(

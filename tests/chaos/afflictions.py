@@ -116,7 +116,7 @@ class Afflictions:
                 await self._call("REPLICAOF", "NO", "ONE")
             case "rotate":
                 await self._edges.rotate(fault.length)
-            case "shift":
+            case "skew":
                 self._edges.clock.set(-_HOUR)
                 await asyncio.sleep(fault.length)
                 self._edges.clock.set(0.0)

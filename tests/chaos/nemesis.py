@@ -14,7 +14,7 @@ class Fault(msgspec.Struct, frozen=True):
     """One fault of a schedule. Equal values mean the same fault in every replay."""
 
     kind: str
-    """kill, stop, freeze, pause, forget, fill, idle, deny, lock, unreplicate, demote, rotate, shift, cut, block,
+    """kill, stop, freeze, pause, forget, fill, idle, deny, lock, unreplicate, demote, rotate, skew, cut, block,
     deafen, lose, slow, slice, squeeze, swap or damage"""
     target: str
     """redis, consumer, producer, server, worker, ``link-`` and one of these names, or queue"""
@@ -111,7 +111,7 @@ _EDGES = (
         "rotate", "redis", 2, 0.1, 0.8
     ),  # a new password; its file follows after the fault's length
     Offer(
-        "shift", "redis", 3, 0.2, 1.0
+        "skew", "redis", 3, 0.2, 1.0
     ),  # the clock of Redis is set back by an hour, and forward again
     Offer("kill", "redis", 2, 0.05, 0.6),
     Offer("damage", "queue", 4),  # the record of a waiting task loses its end

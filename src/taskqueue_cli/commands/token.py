@@ -67,7 +67,8 @@ def new(
     burst: Annotated[
         float | None,
         option(
-            "Maximum burst of requests and published tasks after an idle period. Default: the value of --rate."
+            "Maximum burst of requests and published tasks after an idle period. "
+            "Default: the value of --rate, but at least 1."
         ),
     ] = None,
     connections: Annotated[

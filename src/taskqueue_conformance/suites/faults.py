@@ -46,9 +46,9 @@ class FaultsSuite(Harness):
 
             async def settle(_: str, verb: str = verb) -> None:
                 if verb == "retry":
-                    await bench.retry(delivery.task, settles=delivery)  # noqa: B023 - called in this round
+                    await bench.retry(delivery.task, settles=delivery)  # noqa: B023 - called in this iteration
                 else:
-                    await getattr(subscription, verb)(delivery)  # noqa: B023 - called in this round
+                    await getattr(subscription, verb)(delivery)  # noqa: B023 - called in this iteration
 
             await _fail_at_each_write(bench, settle)
             if verb != "ack":
@@ -61,7 +61,7 @@ class FaultsSuite(Harness):
 
     @needs("failing")
     async def test_receive_that_fails_loses_nothing(self, bench: Bench) -> None:
-        """Tasks of a receive that fails at any write are still waiting, without a loss (laws 1, 3)."""
+        """If a receive fails at any write, its tasks are still waiting, and no loss is counted (laws 1, 3)."""
         await bench.publish("t1", "t2")
         subscription = bench.subscribe()
         await bench.take(subscription, 2)
@@ -107,7 +107,7 @@ class FaultsSuite(Harness):
 
     @needs("unanswered")
     async def test_receive_without_an_answer(self, bench: Bench) -> None:
-        """If the answer to a receive is lost, a later receive delivers its tasks, without a loss (laws 1, 3)."""
+        """If the answer to a receive is lost, a later one delivers its tasks without counting a loss (laws 1, 3)."""
         subscription = await bench.subscribed("t1", "t2")
         with bench.harness.unanswered(bench.backend):
             await _unavailable(subscription.receive(2, 0))

@@ -104,9 +104,9 @@ class Probe(msgspec.Struct, kw_only=True):
     names: dict[int, str]
     """the names that the source gives to the shards"""
     before: dict[int, int]
-    """by shard, the last number in the journal before the ledgers were read"""
+    """by shard, the number of the last transition in the journal, read before the ledgers"""
     after: dict[int, int]
-    """by shard, the last number in the journal after the ledgers were read"""
+    """by shard, the number of the last transition in the journal, read after the ledgers"""
     ledgers: dict[str, dict[str, int]]
     low: dict[str, dict[str, int]] = {}
     """by key and counter, the count in the journal up to ``before``"""
