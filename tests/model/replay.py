@@ -119,7 +119,7 @@ class Replay(Upkeep):
         order: dict[str, None] = {}
         for word in _walked(answer) if answer else ():
             order.setdefault(word.decode())
-        for key in {*asked[:250], *order}:
+        for key in {*asked[:200], *order}:
             self.meet(key)
         told = self.receive(
             token, int(turn), int(limit), look=look == "1", asked=asked, order=tuple(order)

@@ -53,9 +53,13 @@ class Upkeep(Spec):
         settings: dict[str, float] = json.loads(self.versions[key][1])
         return int(settings["queue_ttl"] * 1_000_000)
 
+    def is_large(self, key: str) -> bool:
+        """Return whether the queue has had large bodies."""
+        return key in self.large
+
     def is_costly(self, key: str) -> bool:
         """Return whether few tasks of a queue are read at once."""
-        return key in self.large or super().is_costly(key)
+        return self.is_large(key) or super().is_costly(key)
 
     def make_available(self, name: Name, r: Record) -> None:
         """Put a task at the end of its lane, and note whether its body is large."""

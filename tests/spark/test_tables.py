@@ -111,9 +111,9 @@ def test_a_folder_that_is_not_shared_is_refused(
     first, second = tables.folder(tmp_path / "here"), tmp_path / "there"
     tables.write(spark.range(3).toDF("n"), first, "one")
     monkeypatch.setattr(tables, "_uri", lambda path: f"file://{second}/{path.name}")
-    with pytest.raises(ConfigurationError, match=r"of 5 rows .* 0 are in .*same path"):
+    with pytest.raises(ConfigurationError, match=r"Spark wrote: 5; .*: 0; .*same path"):
         tables.write(spark.range(5).toDF("n"), first, "one")
-    with pytest.raises(ConfigurationError, match=r"of 1 rows .* 0 are in .*same path"):
+    with pytest.raises(ConfigurationError, match=r"Spark wrote: 1; .*: 0; .*same path"):
         tables.snapshot(frame(spark, row(1)), first)
     assert tables.rows(first, "one") == 3
     assert not (first / "transitions").exists()
