@@ -149,7 +149,9 @@ class Deliveries(Books):
                 returned = _LARGE_BATCH if self.is_large(key) else _BATCH
                 number = min(want - given, self.pages.get(key, _BATCH) if fresh else returned)
                 batch, lane = lane[:number], lane[number:]
-                if not fresh:  # the commands take time, and the bodies are moved before they are read
+                if (
+                    not fresh
+                ):  # the commands take time, and the bodies are moved before they are read
                     self.read += sum(8192 + self.size(name) for name in batch)
                 given += sum(self.hand_out(token, name, self.tasks[name], told) for name in batch)
         return given
