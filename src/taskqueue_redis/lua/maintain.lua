@@ -149,8 +149,8 @@ local function check(q)
   for i = 1, #q.lanes do
     for _, kind in ipairs({'s', 'r'}) do
       local name = stream_of(q, kind, sub(q.lanes, i, i))
-      local members = redis.pcall('XINFO', 'CONSUMERS', name, 'g')
-      for j = 1, members.err and 0 or #members do
+      local members = of_group('XINFO', 'CONSUMERS', name, 'g') or {}
+      for j = 1, #members do
         local token, pending, idle = members[j][2], members[j][4], members[j][6]
         if pending == 0 and idle > tonumber(ARGV[6]) and not call('ZSCORE', PARTITION .. ':alive', token) then
           if removed == budget then return end

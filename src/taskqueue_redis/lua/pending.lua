@@ -18,9 +18,9 @@ for i = 1, #lanes do
   if lanes[i] >= after then
     local name = PARTITION .. ':q:' .. key
     local start = lanes[i] == after and text(fence + 1) or '-'
-    local pending = redis.pcall('XPENDING', name .. '/' .. lane, 'g', start, '+', left, token)
+    local pending = of_group('XPENDING', name .. '/' .. lane, 'g', start, '+', left, token) or {}
     local fences, tokens = {}, {}
-    for j = 1, pending.err and 0 or #pending do
+    for j = 1, #pending do
       fences[j] = sub(pending[j][1], 1, -3)
       tokens[j] = call('HGET', name .. '/a', fences[j]) or token
     end

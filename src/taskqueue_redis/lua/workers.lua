@@ -13,8 +13,8 @@ end
 -- Returns how many entries of a stream each consumer has in flight.
 local function held(name)
   if not holders[name] then
-    local counts, summary = {}, redis.pcall('XPENDING', name, 'g')
-    if not summary.err and summary[4] then
+    local counts, summary = {}, of_group('XPENDING', name, 'g')
+    if summary and summary[4] then
       for i = 1, #summary[4] do counts[summary[4][i][1]] = tonumber(summary[4][i][2]) end
     end
     holders[name], counted = counts, counted + 1

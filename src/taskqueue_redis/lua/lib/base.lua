@@ -15,6 +15,16 @@ end
 
 local function text(number) return string.format('%d', number) end
 
+-- Returns the reply to a command on a consumer group; nothing if there is no such stream or group. Any other error, for
+-- example a missing right, ends the script, because the group must not be taken for a missing one.
+local function of_group(...)
+  local reply = redis.pcall(...)
+  local err = type(reply) == 'table' and reply.err
+  if not err then return reply end
+  if not (string.find(err, 'NOGROUP', 1, true) or string.find(err, 'no such key', 1, true)
+    or string.find(err, 'requires the key to exist', 1, true)) then error(reply) end
+end
+
 -- The store's time never decreases, even if the clock of Redis is set back. `time`: a time that was reached;
 -- scripts store it at most once per millisecond. `ahead`: by how much the store's time is ahead of the clock; it
 -- shrinks if the clock is set forward again. A refused write must not end the script, because the script itself

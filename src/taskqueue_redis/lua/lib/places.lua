@@ -104,8 +104,8 @@ local function recount(q)
     for j = 1, #tenants do laned = laned + call('ZCARD', lane_of(q, priority, tenants[j])) end
     for _, kind in ipairs({'s', 'r'}) do
       local name = stream_of(q, kind, priority)
-      local pending = redis.pcall('XPENDING', name, 'g')
-      local held = not pending.err and tonumber(pending[1]) or 0
+      local pending = of_group('XPENDING', name, 'g')
+      local held = pending and tonumber(pending[1]) or 0
       local rest = call('XLEN', name) - held
       in_flight = in_flight + held
       if kind == 's' or q.sorted then plain = plain + rest else back = back + rest end

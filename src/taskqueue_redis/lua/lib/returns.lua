@@ -54,8 +54,8 @@ local function take_back(token, lost, budget)
     local q = queue(key)
     worker = worker or worker_of(q, token)
     local name = stream_of(q, kind, priority)
-    local pending = redis.pcall('XPENDING', name, 'g', '-', '+', budget, token)
-    for j = 1, pending.err and 0 or #pending do
+    local pending = of_group('XPENDING', name, 'g', '-', '+', budget, token) or {}
+    for j = 1, #pending do
       local fence = sub(pending[j][1], 1, -3)
       local fields = fields_at(name, fence)
       local id = fields and fields[1]
@@ -71,7 +71,7 @@ local function take_back(token, lost, budget)
       taken, budget = taken + 1, budget - 1
       if budget <= 0 or bytes >= BYTES then return taken, budget, false end
     end
-    redis.pcall('XGROUP', 'DELCONSUMER', name, 'g', token)
+    of_group('XGROUP', 'DELCONSUMER', name, 'g', token)
     call('SREM', owns, lanes[i])
     budget = budget - 1
     if budget <= 0 then return taken, budget, false end

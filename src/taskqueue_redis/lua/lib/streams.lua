@@ -36,20 +36,20 @@ end
 
 -- Returns the position after the last delivered entry of a stream, in the format of XRANGE.
 local function last_delivered(name)
-  local group = redis.pcall('XINFO', 'GROUPS', name)
-  if group.err or not group[1] then return '-' end
+  local group = of_group('XINFO', 'GROUPS', name)
+  if not group or not group[1] then return '-' end
   for i = 1, #group[1], 2 do
     if group[1][i] == 'last-delivered-id' then return '(' .. group[1][i + 1] end
   end
 end
 
 -- Lets the consumer group of a stream continue after a sequence number. Returns whether the group exists.
-local function move_on(name, fence) return not redis.pcall('XGROUP', 'SETID', name, 'g', fence).err end
+local function move_on(name, fence) return of_group('XGROUP', 'SETID', name, 'g', fence) ~= nil end
 
 -- Returns the consumer that has an entry in flight, and for how many milliseconds; nothing if there is none.
 local function holder(name, fence)
-  local entry = redis.pcall('XPENDING', name, 'g', fence, fence, 1)
-  if not entry.err and entry[1] then return entry[1][2], entry[1][3] end
+  local entry = of_group('XPENDING', name, 'g', fence, fence, 1)
+  if entry and entry[1] then return entry[1][2], entry[1][3] end
 end
 
 -- Removes an entry from its stream.

@@ -185,8 +185,8 @@ end
 
 local function claim(name, token, fences)
   fences[#fences + 1] = 'FORCE'
-  local claimed = redis.pcall('XCLAIM', name, 'g', token, 0, unpack(fences))
-  if not claimed.err then return claimed end
+  local claimed = of_group('XCLAIM', name, 'g', token, 0, unpack(fences))
+  if claimed then return claimed end
   call('XGROUP', 'CREATE', name, 'g', '0', 'MKSTREAM')
   return call('XCLAIM', name, 'g', token, 0, unpack(fences))
 end
