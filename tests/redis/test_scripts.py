@@ -31,7 +31,9 @@ NAMES = sorted(
     path.name.removesuffix(".lua") for path in FOLDER.iterdir() if path.name.endswith(".lua")
 )
 PARTS = sorted(path.name.removesuffix(".lua") for path in (FOLDER / "lib").iterdir())
-CALL = re.compile(r"\b(?:redis\.p?call|call|of_group)\(\s*(?!\.\.\.)(?:'(\w+)'(?:,\s*'([A-Z]+)')?)?")
+CALL = re.compile(
+    r"\b(?:redis\.p?call|call|of_group)\(\s*(?!\.\.\.)(?:'(\w+)'(?:,\s*'([A-Z]+)')?)?"
+)
 KEYS = (
     "KEYS[1]",
     "PARTITION ..",

@@ -215,6 +215,8 @@ def classify(reply: ErrorReply) -> tuple[Policy, Failure]:
     """Return what the client does after an error reply, and the failure that it raises if no retry succeeds."""
     text = normalised(str(reply))
     if own := _OWN.match(text):
+        if own[1] == "DENIED":
+            return Policy.REPAIR, Misconfigured(f"the Redis user lacks a right; {_RIGHTS} (NOPERM)")
         return Policy.RAISE, ScriptError(own[1], text[own.end() :])
     match = _CODE.match(text)
     code = match[0] if match else "ERR"

@@ -21,6 +21,7 @@ from taskqueue_redis.connection.client import Follow, RedisClient
 from taskqueue_redis.connection.errors import QueueReset, contract_error
 from taskqueue_redis.connection.failures import AnswerLost, Failure, NoScript, ScriptError
 from taskqueue_redis.setup.checks import ServerChecks
+from taskqueue_redis.setup.permissions import rights_in_lua
 
 LAYOUT = "5"
 """version of the data format in Redis; increased when older code cannot read what newer code writes"""
@@ -74,8 +75,9 @@ def _joined(names: Sequence[str], end: str) -> str:
     list for each local variable of the enclosing function that it uses. Variables from further outside need no search.
     So the parts from ``streams`` on are placed in a function of their own: then all definitions take half the time.
     """
+    folder = resources.files("taskqueue_redis") / "lua" / "lib"
     parts = [
-        (resources.files("taskqueue_redis") / "lua" / "lib" / f"{name}.lua").read_text()
+        (folder / f"{name}.lua").read_text().replace("RIGHTS", rights_in_lua("META"))
         for name in names
     ]
     if _INNER not in names:

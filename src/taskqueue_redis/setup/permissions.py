@@ -62,6 +62,19 @@ CLIENT_COMMANDS = (
 )
 
 
+def rights_in_lua(key: str) -> str:
+    """Return a Lua expression that is true if the user may execute all commands of scripts.
+
+    ``key``: Lua expression for a key. PUBLISH is left out, because scripts work without notifications.
+    """
+    calls = [
+        ", ".join(key if word == "KEY" else f"'{word}'" for word in words)
+        for words in SCRIPT_COMMANDS
+        if words[0] != "PUBLISH"
+    ]
+    return " and ".join(f"redis.acl_check_cmd({words})" for words in calls)
+
+
 def access_list(prefix: str, user: str = "taskqueue", password: str = NO_PASSWORD) -> str:
     """Return the content of an ACL file for Redis 6.2 and later. ``password`` begins with ``>`` or ``#``."""
     scripts = {args[0] for args in SCRIPT_COMMANDS}
