@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
@@ -50,8 +51,18 @@ TASK_EVENTS = tuple(name for name in get_args(Event) if name != "configured")
 _EVENTS, _STATES = ({text.encode() for text in texts} for texts in (EVENTS, get_args(After)))
 BEYOND = 253_402_300_800_000_000
 """the first microsecond after the year 9999, the last year of Python's dates"""
+_AHEAD = 86_400_000_000
 _ENTRY_NUMBER = {name: index for index, name in enumerate((*HEAD, *COLUMNS))}
 Values: TypeAlias = Sequence[bytes]
+
+
+def latest_time() -> int:
+    """Return the time (microseconds since 1970) after which a transition cannot have happened.
+
+    It is a day ahead of this machine's clock, because the clock of a store may differ. A time in the distant future
+    would make every other transition look old.
+    """
+    return min(BEYOND, time.time_ns() // 1000 + _AHEAD)
 
 
 class Damaged(Exception):
@@ -183,10 +194,10 @@ def _free_text(values: Values) -> pa.Array:
         return pa.array([value.decode(errors="replace") or None for value in values], pa.string())
 
 
-def _times(values: Values) -> pa.Array:
+def _times(values: Values, end: int = BEYOND) -> pa.Array:
     times = _name(values).cast(pa.int64())
     ends = pc.min_max(times)
-    if ends["min"].as_py() < 0 or ends["max"].as_py() >= BEYOND:
+    if ends["min"].as_py() < 0 or ends["max"].as_py() >= end:
         raise ValueError("a timestamp is out of range")
     return times.cast(_TIME)
 
@@ -197,7 +208,7 @@ def _times_if_any(values: Values) -> pa.Array:
 
 
 _MAKERS: dict[str, Callable[[Values], pa.Array]] = {
-    "ts": _times,
+    "ts": lambda values: _times(values, latest_time()),
     "event": _name,
     "key": _name,
     "task_id": _name,

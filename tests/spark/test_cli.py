@@ -16,6 +16,8 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend, MemorySettings
 from taskqueue_spark.cli.options import PipelineOptions
+from taskqueue_spark.service.options import StreamOptions
+from taskqueue_spark.service.process import locked
 from tests.cli.conftest import Cli, Done
 
 
@@ -157,6 +159,19 @@ def test_bad_arguments_are_refused_before_spark_starts(
     assert done.code == 2, done.err
     assert said in done.told["error"]["detail"]
     assert done.err.count("\n") == 1
+
+
+def test_a_folder_in_use_is_refused_before_spark_starts(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G11: a second service on a folder ends with exit code 2 and one line, before Spark starts."""
+    monkeypatch.setattr("taskqueue_spark.session.session", None)
+    journal = tmp_path / "journal.jsonl"
+    journal.touch()
+    with locked(StreamOptions(out=tmp_path / "out")):
+        done = cli("stream", "--journal", str(journal), "--out", "out", "--once", "--json")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "another service is using" in done.told["error"]["detail"]
 
 
 def test_without_spark_it_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,11 +21,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache/taskqueue"
 
 
-def test_what_is_there_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If JAVA_HOME is set, it is left unchanged (G8)."""
-    monkeypatch.setenv("JAVA_HOME", "/some/java")
-    java.ensure_java()
-    assert os.environ["JAVA_HOME"] == "/some/java"
+@pytest.mark.parametrize("says", ['openjdk version "21"', 'openjdk version "11.0.20"', None])
+def test_what_is_there_is_used(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str | None
+) -> None:
+    """If JAVA_HOME is set, it is left unchanged, and refused if its Java is missing or too old (G8)."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    if says is not None:
+        (tmp_path / "bin/java").write_text(f"#!/bin/sh\necho '{says}' >&2\n")
+        (tmp_path / "bin/java").chmod(0o700)
+    if says is not None and "21" in says:
+        java.ensure_java()
+    else:
+        with pytest.raises(ConfigurationError, match=r"JAVA_HOME.*Java 17 or newer"):
+            java.ensure_java()
+    assert os.environ["JAVA_HOME"] == str(tmp_path)
     assert not cache.exists()
 
 

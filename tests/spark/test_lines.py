@@ -343,3 +343,13 @@ def test_only_what_is_wanted(tmp_path: Path) -> None:
         assert len(told(path, choice=Choice(events=frozenset(events)))) == number
     assert reasons(told(path, choice=Choice(events=frozenset({DAMAGED})))) == ["it is not JSON"]
     assert reasons(told(path, choice=Choice(keys=frozenset({"", "work"})))) == ["it is not JSON"]
+
+
+def test_a_time_in_the_future_is_damage(tmp_path: Path) -> None:
+    """Fault L1 (G8): a line from the year 5000 is damaged, in a block of valid lines and alone; a due time is not."""
+    future = 95_617_584_000.0
+    text = [line(1), line(2, ts=future), line(3, due_at=future, state="scheduled")]
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"".join(text))
+    rows = told(path)
+    assert (seqs(rows), reasons(rows)) == ([1, 3], ["its time is in the future"])

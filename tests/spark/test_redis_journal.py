@@ -258,6 +258,17 @@ def test_damage_has_a_time(store: Store) -> None:
     assert {round(row["ts"].timestamp() * 1e6) for row in damage} == {START}
 
 
+def test_a_time_in_the_future_is_damage(store: Store) -> None:
+    """Fault L2 (G8): an entry from the year 5000 is damaged, and so is its time; a due time may be that late."""
+    future = 95_617_584_000_000_000
+    store.write([(START, ["a"]), (future, ["b"])])
+    store.write([(START + 1, ["c"])], due_at=future, state="scheduled")
+    rows = told(store, 1)
+    assert [row["seq"] for row in rows if row["event"] == "published"] == [1, 3]
+    (damage,) = [row for row in rows if row["event"] == DAMAGED]
+    assert START <= round(damage["ts"].timestamp() * 1e6) <= START + 1
+
+
 def test_a_store_that_was_emptied_has_another_epoch(store: Store) -> None:
     """If the store was emptied, its journal has another epoch, and a read of the old epoch fails (G8)."""
     store.write([(START, ["a"])])

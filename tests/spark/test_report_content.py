@@ -40,6 +40,7 @@ def test_every_queue_counts_however_small_it_is(spark: SparkSession, tmp_path: P
             audit=spark.sql("select 'x' as key, 'x' as task_id, 1 as life, 'x' as verdict, 'x' as reason, "
                             "'x' as last_event, now() as last_at, array('orphan') as anomalies where false"),
             gaps=spark.sql("select 'r' as run, 0 as shard, 1 as first, 1 as last, 1 as missing where false"),
+            contradictions=spark.sql("select 'r' as run, 0 as shard, 1 as seq where false"),
             ledgers=spark.createDataFrame(ledgers, "key string, ledger_published long, more_published long"),
         ),
         0,

@@ -16,6 +16,10 @@ from taskqueue_spark.report.outcome import Outcome
 _SHOWN = 30
 """maximum number of rows of a table on the terminal; ``--json`` prints more"""
 _LONGEST = 70
+_FOLDED = 16
+"""minimum width of a column of texts, which are continued on the next line"""
+_BETWEEN = 2
+"""width of the space between two columns"""
 
 
 def print_outcome(outcome: Outcome) -> None:
@@ -35,22 +39,57 @@ def print_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
 def print_table(
     rows: Sequence[dict[str, Any]], columns: Sequence[str], *, of: int | None = None
 ) -> None:
-    """Print the named columns of the first rows. ``of``: total number of rows, if ``rows`` has only some of them."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for index, name in enumerate(columns):
-        number = any(isinstance(row.get(name), int | float) for row in rows)
-        table.add_column(
-            name.replace("_", " "),
-            justify="right" if number else "left",
-            style="bold" if index == 0 else "",
-            overflow="fold",
-        )
-    for row in rows[:_SHOWN]:
-        table.add_row(*(_cell(row.get(name)) for name in columns))
-    console.print(table)
+    """Print the named columns of the first rows. ``of``: total number of rows, if ``rows`` has only some of them.
+
+    If the columns do not fit side by side, print several tables, each with the first column, so that no number is cut.
+    """
+    shown = rows[:_SHOWN]
+    cells = {name: [_cell(row.get(name)) for row in shown] for name in columns}
+    rigid = {
+        name for name in columns if not any(isinstance(row.get(name), str | list) for row in shown)
+    }
+    for names in _parts(columns, cells, rigid):
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for name in names:
+            number = any(isinstance(row.get(name), int | float) for row in shown)
+            table.add_column(
+                name.replace("_", " "),
+                justify="right" if number else "left",
+                style="bold" if name == columns[0] else "",
+                overflow="fold",
+                min_width=_width(name, cells[name]) if name in rigid else None,
+            )
+        for values in zip(*(cells[name] for name in names), strict=True):
+            table.add_row(*values)
+        console.print(table)
     more = (len(rows) if of is None else of) - min(len(rows), _SHOWN)
     if more > 0:
         console.print(f"[dim]… and {more:,} more; --out DIR writes all rows to a folder[/]")
+
+
+def _parts(
+    columns: Sequence[str], cells: Mapping[str, Sequence[Text]], rigid: set[str]
+) -> list[list[str]]:
+    """Divide columns into groups that fit the terminal. Each group begins with the first column."""
+    first, *others = columns
+    parts = [[first]]
+    for name in others:
+        group = [*parts[-1], name]
+        widths = (
+            _width(column, cells[column], None if column in rigid else _FOLDED) for column in group
+        )
+        if len(parts[-1]) > 1 and sum(width + _BETWEEN for width in widths) > console.width:
+            group = [first, name]
+            parts.append(group)
+        parts[-1] = group
+    return parts
+
+
+def _width(name: str, values: Sequence[Text], most: int | None = None) -> int:
+    """Return the width of a column whose title may be wrapped between words, and its values beyond ``most``."""
+    width = max((value.cell_len for value in values), default=0)
+    title = max(map(len, name.split("_")))
+    return max(title, width if most is None else min(width, most))
 
 
 def _cell(value: Any) -> Text:

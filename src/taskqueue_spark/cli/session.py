@@ -34,11 +34,14 @@ _LOG_END = 20_000
 
 
 class SparkFailed(TaskQueueError):
-    """Raised if Spark fails. ``exit_code``: that of the cause if the cause is an error of this package; otherwise 1."""
+    """Raised if Spark fails.
+
+    ``exit_code``: that of the cause if the cause is an error of this package; otherwise 4, because nothing was checked.
+    """
 
     code = "spark_failed"
 
-    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+    def __init__(self, message: str, *, exit_code: int = 4) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 

@@ -68,7 +68,8 @@ def stream(
         )
     source = source_of(options)
     with explain_missing_modules():
-        from taskqueue_spark.service import StreamOptions, run  # noqa: PLC0415 - imports Spark, which is slow
+        from taskqueue_spark.service import StreamOptions  # noqa: PLC0415 - imports Spark, which is slow
+        from taskqueue_spark.service.process import locked, run_locked  # noqa: PLC0415
     stream_options = StreamOptions(
         out=options.out.expanduser().absolute(),
         source=source,
@@ -82,8 +83,9 @@ def stream(
         failure_least=failure_least,
     )
     configure_logging(log_level)
-    with work(options) as running:
-        summary = run(running.spark, stream_options, say=running.stages.note)
+    # Lock the folder first, because Spark takes seconds to start.
+    with locked(stream_options), work(options) as running:
+        summary = run_locked(running.spark, stream_options, say=running.stages.note)
     if options.as_json:
         print_json(summary)
     else:

@@ -122,23 +122,39 @@ def audit(options: PipelineOptions, *, live: Live = None, grace: Grace = 60.0) -
 def history(options: PipelineOptions) -> None:
     """Check the history of every task against the rules R0 to R13, and count the violations of each rule.
 
-    The exit code is 1 if a rule was broken.
+    The exit code is 1 if a rule was broken, if different transitions have the same number, or if the journal has
+    damaged entries only.
     """
     with snapshot_tables(options) as (opened, build):
         from taskqueue_spark.pipeline.tables import first_rows  # noqa: PLC0415 - imports Spark, which is slow
+        from taskqueue_spark.report.content import is_readable  # noqa: PLC0415
 
         with opened.work.stages.stage("history"):
             counts = first_rows(build.table("rules"))
             broken = first_rows(build.table("violations"), "rule", "key", "run", "shard", "seq")
+            doubtful = build.table("contradictions").count()
+            unreadable = bool(opened.damaged) and not is_readable(build.transitions)
     total = sum(row["count"] for row in counts)
     counts.sort(key=lambda row: int(row["rule"].strip("R") or 0))
     if options.as_json:
-        print_json({"ok": not total, "count": total, "rules": counts, "violations": broken})
+        fields = {
+            "contradictory": doubtful,
+            "damaged": opened.damaged,
+            "rules": counts,
+            "violations": broken,
+        }
+        print_json({"ok": not (total or doubtful or unreadable), "count": total, **fields})
     else:
         print_table(counts, ("rule", "count"))
         if broken:
             print_table(broken, ("rule", "key", "task_id", "seq", "text"), of=total)
-    if total:
+        if doubtful:
+            console.print(f"[bold red]numbers that different transitions have: {doubtful:,}")
+        if unreadable:
+            console.print(
+                f"[bold red]no entry of the journal can be read; damaged: {opened.damaged:,}"
+            )
+    if total or doubtful or unreadable:
         raise typer.Exit(FAILED)
 
 

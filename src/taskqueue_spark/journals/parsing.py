@@ -10,13 +10,14 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from taskqueue_spark.columns import BEYOND, TRANSITIONS, After, Event
+from taskqueue_spark.columns import BEYOND, TRANSITIONS, After, Event, latest_time
 
 _Time = Annotated[float, Meta(ge=0, lt=BEYOND / 1e6)]
 _Int32 = Annotated[int, Meta(ge=0, lt=2**31)]
 _BEGIN = b'{"v":'
 _AT_ONCE = 2_500_000
 """approximate number of bytes that are decoded at once"""
+_FUTURE = "its time is in the future"
 Spoilt = list[tuple[int, str]]
 
 
@@ -63,7 +64,7 @@ def lines_of(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spoilt
             lines = _decoder.decode_lines(data[start:end]) if data[end - 1 : end] == b"\n" else None
         except _NONE:
             lines = None
-        if lines is not None:
+        if lines is not None and max((line.ts for line in lines), default=0) * 1e6 < latest_time():
             yield lines, []
         else:
             yield from _one_by_one(data[start:end], index + start)
@@ -95,7 +96,7 @@ def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
     if not raw.endswith(b"\n"):
         return None, "it has no line end"
     try:
-        return _decoder.decode(raw), ""
+        return _decoded(raw), ""
     except _NONE as error:
         why = _why(error)
     # If a process is killed while it writes a line, the next process appends to the incomplete line. Try to decode what
@@ -103,13 +104,22 @@ def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
     again = raw.rfind(_BEGIN)
     if again > 0:
         with suppress(*_NONE):
-            return _decoder.decode(raw[again:]), why
+            return _decoded(raw[again:]), why
     return None, why
+
+
+def _decoded(raw: bytes) -> ParsedLine:
+    line = _decoder.decode(raw)
+    if line.time >= latest_time():
+        raise msgspec.ValidationError(_FUTURE)
+    return line
 
 
 def _why(error: Exception) -> str:
     # Do not return the message of msgspec, because the message may quote a value.
     text = str(error)
+    if text == _FUTURE:
+        return text
     if isinstance(error, msgspec.ValidationError | RecursionError):
         return f"it is not a transition{text[text.rindex(' - at ') :] if ' - at ' in text else ''}"
     return "it is not JSON"

@@ -21,7 +21,7 @@ from taskqueue_redis.journal.reader import (
 )
 from taskqueue_redis.journal.reader import JournalSpan as Numbers
 from taskqueue_spark.async_items import items_of
-from taskqueue_spark.columns import BEYOND, MISSING, Damaged, batch_of, damage
+from taskqueue_spark.columns import MISSING, Damaged, batch_of, damage, latest_time
 from taskqueue_spark.journals.contract import (
     Choice,
     HistoryMissing,
@@ -158,7 +158,7 @@ class RedisJournal(Journal):
 
 
 def _sound(time: int) -> int:
-    return time if time < BEYOND else 0
+    return time if time < latest_time() else 0
 
 
 def _fault_text(shard: str, position: str, why: str) -> str:

@@ -38,9 +38,12 @@ VERDICTS = (
     "completed", "dead_lettered", "discarded", "expired", "cancelled", "waiting", "scheduled", "in_flight", "unknown",
     "lost",
 )  # fmt: skip
-ANOMALIES = ("orphan", "duplicate_ack", "conflict", "after_end", "not_delivered", "published_again")
+ANOMALIES = (
+    "orphan", "duplicate_ack", "conflict", "after_end", "not_delivered", "published_again", "contradiction",
+)  # fmt: skip
 """Faults in the history of a life. In this order, they mean: never published · acked twice · ended in two ways · had an
-event after its end · settled without a delivery · published again while alive"""
+event after its end · settled without a delivery · published again while alive · has a transition whose number a
+different transition has too"""
 _STATES = tuple(State)
 _OF_STATE = {State.DONE: "completed", State.DEAD: "dead_lettered"}
 _ENDS = ("acked", "dead_lettered", "discarded", "expired", "cancelled")
@@ -54,7 +57,7 @@ _COUNTED = {
 _STARTS = "(begins or (event = 'retried' and before_seq is null and not hidden))"
 _WAS_ENDED = f"before_state in ({name_list(ENDED)})"
 _READMITTED = "(event = 'acked' and before_state <=> 'done')"
-_ODD = {
+_LOOKING_BACK = {
     "orphan": f"before_seq is null and not {_STARTS}",
     "duplicate_ack": _READMITTED,
     "conflict": f"event in ({name_list(_ENDS)}) and event != 'discarded' and {_WAS_ENDED} and not {_READMITTED}",
@@ -62,7 +65,10 @@ _ODD = {
     "not_delivered": "event in ('acked', 'redelivered', 'lost') and before_state in ('waiting', 'scheduled')",
     "published_again": f"event = 'published' and before_state not in ({name_list(OVER)})",
 }
-"""SQL condition of each anomaly. It is checked only on steps before which no transition is missing"""
+"""SQL condition of each anomaly that is checked only on steps before which no transition is missing"""
+_ODD = {name: f"{condition} and not hidden" for name, condition in _LOOKING_BACK.items()}
+_ODD["contradiction"] = "contradicted"
+"""SQL condition of each anomaly"""
 _OF_LIFE = {
     "shard": "min(shard)",
     "first_seq": "min(seq)",
@@ -110,9 +116,7 @@ def audit(
 
 def _lives(rows: DataFrame) -> DataFrame:
     """Return a row per life. Events and states are encoded as numbers, which Spark aggregates many times faster."""
-    flags = " + ".join(
-        f"if({_ODD[name]} and not hidden, {1 << bit}, 0)" for bit, name in enumerate(ANOMALIES)
-    )
+    flags = " + ".join(f"if({_ODD[name]}, {1 << bit}, 0)" for bit, name in enumerate(ANOMALIES))
     # Sorting by the hash puts the lives of a task next to each other, and is faster than sorting by name.
     same = "partition by _hash, key, task_id order by _began, run, life"
     return (
@@ -146,33 +150,37 @@ def _columns(*, looked: bool) -> list[str]:
     state = name_of("_state", _STATES)
     ended, over = (f"coalesce({state} in ({name_list(names)}), false)" for names in (ENDED, OVER))
     hidden = f"coalesce(_hole < coalesce(_next, {2**62}), false)"
+    doubtful = _has("contradiction")
     matches = "(_latest and _now is not null)" if looked else "false"
     absent = "(_latest and _now is null and _old)" if looked else "false"
-    reason = f"""case when {ended} or {matches} or {hidden} then null when _next is not null then 'published again'
-        when _over then 'its run ended' when {absent} then 'not in the store' end"""
-    now = f"if({matches} and not {over}, _now, {state})" if looked else state
+    reason = f"""case when {ended} or {matches} or {hidden} or {doubtful} then null
+        when _next is not null then 'published again' when _over then 'its run ended'
+        when {absent} then 'not in the store' end"""
+    now = f"if({matches} and ({doubtful} or not {over}), _now, {state})" if looked else state
     named = " ".join(f"when '{name}' then '{verdict}'" for name, verdict in _OF_STATE.items())
     verdict = f"""case when ({reason}) is not null then 'lost' when not {over} and {hidden} and not {matches}
-        then 'unknown' else case {now} {named} else {now} end end"""
-    odd = ", ".join(
-        f"if(_flags & {1 << bit} > 0, '{name}', null)" for bit, name in enumerate(ANOMALIES)
-    )
-    orphan = f"_flags & {1 << ANOMALIES.index('orphan')} > 0"
+        or {doubtful} and not {matches} then 'unknown' else case {now} {named} else {now} end end"""
+    odd = ", ".join(f"if({_has(name)}, '{name}', null)" for name in ANOMALIES)
     return [
         "key", "task_id", "life", f"{verdict} as verdict", f"{reason} as reason",
         "published_at", "first_seq", "last_seq", "last_at", f"if({ended}, ended_at, null) as ended_at",
         f"{name_of('_event', TASK_EVENTS)} as last_event",
         *(f"cast({name} as int) as {name}" for name in ("attempts", *_COUNTED)),
         f"if(_flags = 0, cast(array() as array<string>), array_compact(array({odd}))) as anomalies",
-        f"published_at is null and not ({orphan}) as earlier", "_whole as complete", "run", "shard",
+        f"published_at is null and not {_has('orphan')} as earlier", "_whole as complete", "run", "shard",
     ]  # fmt: skip
+
+
+def _has(anomaly: str) -> str:
+    return f"(_flags & {1 << ANOMALIES.index(anomaly)} > 0)"
 
 
 def conservation(audited: DataFrame) -> DataFrame:
     """Return a row per ``key``: ``published``, ``earlier``, a count per verdict, ``balanced`` and ``complete``.
 
     ``published``: number of lives whose beginning is in the journal. ``earlier``: number of other lives, except
-    orphans. ``balanced``: ``published`` and ``earlier`` together equal the sum of the verdicts. If a queue is not
+    orphans. ``balanced``: ``published`` and ``earlier`` together equal the sum of the verdicts, and no life has the
+    anomaly ``contradiction``. If a queue is not
     ``complete``, part of its journal is missing, and tasks may have been lost in that part even if no loss is counted.
     """
     sums = {
@@ -180,6 +188,7 @@ def conservation(audited: DataFrame) -> DataFrame:
         "earlier": "count_if(earlier)",
         **{name: f"count_if(verdict = '{name}')" for name in VERDICTS},
         "_lives": "count(*)",
+        "_doubtful": "bool_or(array_contains(anomalies, 'contradiction'))",
         "complete": "bool_and(complete)",
     }
     total = " + ".join(VERDICTS)
@@ -188,7 +197,7 @@ def conservation(audited: DataFrame) -> DataFrame:
         .agg(*(F.expr(text).alias(name) for name, text in sums.items()))
         .selectExpr(
             "key", "published", "earlier", *VERDICTS,
-            f"published + earlier = {total} and {total} = _lives as balanced", "complete",
+            f"published + earlier = {total} and {total} = _lives and not _doubtful as balanced", "complete",
         )
     )  # fmt: skip
 

@@ -1,13 +1,16 @@
-"""Gaps in a journal, which the numbers of its transitions show.
+"""Gaps and contradictions in a journal, which the numbers of its transitions show.
 
 The transitions of a run and shard are numbered 1, 2, 3…, so a number without a row belonged to a transition that
-no longer exists. Duplicate rows (of a copied file) count once; damaged entries count as missing.
+no longer exists, and a number with different rows is a contradiction. Duplicate rows (of a copied file) count once;
+damaged entries count as missing.
 """
 
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
+
+from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS
 
 _MANY = 64
 """maximum number of separate gaps of a shard; if there are more, one gap from the first to the last replaces them"""
@@ -34,6 +37,23 @@ def gaps(transitions: DataFrame) -> DataFrame:
     result = _bit_words(transitions).select(*_COUNT, F.explode("holes").alias("hole"))
     missing = F.col("last") - F.col("first") + 1
     return result.select(*_COUNT, "hole.*").withColumn("missing", missing)
+
+
+def contradictions(transitions: DataFrame) -> DataFrame:
+    """Return each ``run``, ``shard`` and ``seq`` that two transitions with different content have.
+
+    A store that was restored without its latest transitions uses their numbers again.
+    """
+    # A hash ignores nulls, so it needs to know which columns have them.
+    empty = (F.isnull(field.name) for field in TRANSITIONS if field.nullable)
+    content = F.xxhash64(*TRANSITIONS.names, *empty)
+    return (
+        transitions.where(~F.col("event").isin(DAMAGED, MISSING))
+        .groupBy(*_COUNT, "seq")
+        .agg(F.min(content).alias("low"), F.max(content).alias("high"))
+        .where("low != high")
+        .drop("low", "high")
+    )
 
 
 def spans(transitions: DataFrame) -> DataFrame:

@@ -79,8 +79,8 @@ _TRANSITIONS = "transitions"
 
 def distinct(transitions: DataFrame) -> DataFrame:
     """Return the transitions without duplicates, which exist, for example, if a folder has a copy of a journal file."""
-    # The reason distinguishes damaged entries, which have no number; copies of a transition have the same reason.
-    return transitions.dropDuplicates(["run", "shard", "seq", "reason"])
+    # Compare all columns, because transitions with the same number and different content are a fault to report.
+    return transitions.dropDuplicates()
 
 
 class Snapshot(msgspec.Struct, frozen=True):

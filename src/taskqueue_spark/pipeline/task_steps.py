@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
-from taskqueue_spark.pipeline.gaps import missing_between, spans
+from taskqueue_spark.pipeline.gaps import contradictions, missing_between, spans
 from taskqueue_spark.pipeline.settings_history import switches
 
 OVER = ("done", "expired", "cancelled", "discarded")
@@ -42,7 +42,8 @@ def in_order(transitions: DataFrame) -> DataFrame:
         .repartition("key", "task_id")
         .selectExpr("*", "xxhash64(run, key, task_id) as task_hash")
         .selectExpr("*", *before)
-        # Removing a duplicate changes nothing for the other transitions, because both rows are equal.
+        # Removing a duplicate changes nothing for the other transitions, because both rows are equal. If they are
+        # not, `steps` marks the number.
         .where("before_seq is null or before_seq != seq")
         .selectExpr(
             "*", *after, f"event = 'published' or (event = 'retried' and {_READMITTED}) as begins"
@@ -55,15 +56,17 @@ def steps(transitions: DataFrame) -> DataFrame:
 
     ``life``: number of the life within the run, from 1. ``began``, ``over`` and ``holes``: see `spans`; ``holes``
     includes the times when the queue wrote no journal. ``hidden``: a transition between the previous one of the task
-    (or the beginning) and this one may be missing.
+    (or the beginning) and this one may be missing. ``contradicted``: a different transition has the same number.
     """
     life = f"count_if(begins or before_seq is null) over ({OF_TASK}) as life"
     rows = in_order(transitions).selectExpr("*", life)
     rows = rows.join(spans(transitions).hint("broadcast"), ["run", "shard"], "left")
+    doubtful = contradictions(transitions).withColumn("contradicted", F.lit(True))  # noqa: FBT003 - Spark's signature
+    rows = rows.join(F.broadcast(doubtful), ["run", "shard", "seq"], "left")
     rows = rows.join(switches(transitions).hint("broadcast"), ["run", "key"], "left")
     rows = rows.selectExpr(
         "* except (holes, dark)", "coalesce(concat(holes, dark), holes, dark) as holes"
-    )
+    ).fillna(value=False, subset="contradicted")
     return rows.withColumn("hidden", missing_between(F.col("before_seq"), F.col("seq")))
 
 

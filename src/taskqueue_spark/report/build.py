@@ -18,15 +18,15 @@ from taskqueue_spark.pipeline.capacity import advice, check_target
 from taskqueue_spark.pipeline.durations import seconds_of
 from taskqueue_spark.pipeline.failures import failures
 from taskqueue_spark.pipeline.fairness import fairness
-from taskqueue_spark.pipeline.gaps import gaps
+from taskqueue_spark.pipeline.gaps import contradictions, gaps
 from taskqueue_spark.pipeline.history import counts, violations
 from taskqueue_spark.pipeline.latency import latency
 from taskqueue_spark.pipeline.throughput import concurrency, throughput
 from taskqueue_spark.report.outcome import LIVE
 from taskqueue_spark.store_tables import ledgers, live_states
 
-_THERE = (*LIVE, "dead_lettered")
-"""verdicts of tasks that should still be in the store"""
+_THERE = (*LIVE, "dead_lettered", "unknown")
+"""verdicts of tasks that should or may still be in the store"""
 _CHUNK = 8
 """maximum number of Spark tasks that query the store at the same time, to limit the load on the store"""
 
@@ -175,6 +175,7 @@ TABLES: dict[str, Callable[[ReportBuild], DataFrame]] = {
     "conservation": lambda build: conservation(build.table("audit")),
     "ledgers": _ledgers,
     "gaps": lambda build: gaps(build.transitions),
+    "contradictions": lambda build: contradictions(build.transitions),
     "violations": lambda build: violations(build.transitions, build.table("audit")),
     "rules": lambda build: counts(build.table("violations")),
     "throughput": _throughput,

@@ -10,6 +10,7 @@ import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
+from taskqueue_spark.columns import MISSING
 from taskqueue_spark.pipeline.audit import ANOMALIES
 from taskqueue_spark.pipeline.durations import steps
 from taskqueue_spark.pipeline.tables import first_rows
@@ -58,6 +59,12 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
     gaps: list[dict[str, Any]]
     missing: int
     damaged: int
+    contradictions: list[dict[str, Any]]
+    """the first 20 numbers that transitions with different content have"""
+    contradictory: int
+    """number of all these numbers"""
+    readable: bool
+    """whether at least one transition of the journal can be read"""
     asked: bool
     """whether the store was queried"""
     ledgers: list[dict[str, Any]] = []
@@ -72,6 +79,8 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
             anomalies=self.anomalies,
             gaps=self.missing,
             damaged=self.damaged,
+            contradictory=self.contradictory,
+            readable=self.readable,
             store_checked=self.asked,
             short=self.short,
         )
@@ -113,7 +122,7 @@ def audit_content(build: ReportBuild, damaged: int) -> AuditContent:
     counts = {row["name"]: row["count"] for row in odd.toArrow().to_pylist()}
     lost = build.table("audit").where(F.col("verdict") == "lost")
     columns = ("key", "task_id", "life", "reason", "last_event", "last_at")
-    gaps = build.table("gaps")
+    gaps, doubtful = build.table("gaps"), build.table("contradictions")
     ledgers = build.table("ledgers") if build.wishes.store is not None else None
     return AuditContent(
         total=total,
@@ -123,10 +132,18 @@ def audit_content(build: ReportBuild, damaged: int) -> AuditContent:
         gaps=_rows(gaps, "run", "shard", "first", most=20),
         missing=_sum(gaps, "missing"),
         damaged=damaged,
+        contradictions=_rows(doubtful, "run", "shard", "seq", most=20),
+        contradictory=doubtful.count(),
+        readable=bool(total["queues"]) or is_readable(build.transitions),
         asked=ledgers is not None,
         ledgers=_rows(ledgers, "more_published", "key") if ledgers is not None else [],
         short=_sum(ledgers, "greatest(-more_published, 0)") if ledgers is not None else 0,
     )
+
+
+def is_readable(transitions: DataFrame) -> bool:
+    """Return whether at least one transition of a journal can be read."""
+    return not transitions.where(F.col("event") != MISSING).isEmpty()
 
 
 def report_content(

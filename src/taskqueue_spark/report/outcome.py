@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
-Kind = Literal["lost", "unbalanced", "violated", "unknown", "balanced", "empty"]
+Kind = Literal[
+    "lost", "contradictory", "unbalanced", "unreadable", "violated", "unknown", "balanced", "empty"
+]
 _ENDS = ("completed", "dead_lettered", "discarded", "expired", "cancelled")
 LIVE = ("waiting", "scheduled", "in_flight")
 """verdicts of unfinished tasks, which are also the names of their states"""
@@ -15,7 +17,9 @@ COUNTED = ("published", "earlier", *_ENDS, *LIVE, "unknown", "lost")
 """names of the counts in the conservation table"""
 _TITLES: dict[Kind, str] = {
     "lost": "Tasks were lost",
+    "contradictory": "The journal contradicts itself",
     "unbalanced": "The counts do not balance",
+    "unreadable": "Nothing in the journal can be read",
     "violated": "Every task is accounted for, but rules were broken",
     "unknown": "No task is known to be lost, but the journal is incomplete",
     "balanced": "Every task is accounted for",
@@ -29,6 +33,7 @@ _ODD = {
     "after_end": "continued after the end",
     "not_delivered": "settled without being delivered",
     "published_again": "published again while alive",
+    "contradiction": "recorded with two different transitions of the same number",
 }
 
 
@@ -42,7 +47,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ok(self) -> bool:
         """Whether no check found a fault. An unknown result is not a fault."""
-        return self.kind not in {"lost", "unbalanced", "violated"}
+        return self.kind in {"unknown", "balanced", "empty"}
 
 
 def outcome_of(
@@ -52,6 +57,8 @@ def outcome_of(
     anomalies: Mapping[str, int] | None = None,
     gaps: int = 0,
     damaged: int = 0,
+    contradictory: int = 0,
+    readable: bool = True,
     store_checked: bool = False,
     short: int = 0,
 ) -> Outcome:
@@ -59,9 +66,10 @@ def outcome_of(
 
     ``total``: the totals of all queues, with the keys ``queues`` (number of queues), ``balanced``, ``complete`` and
     each name in `COUNTED`. ``rules``: each rule with its ``count`` of violations. ``gaps``: number of missing
-    transitions. ``store_checked``: whether the store was queried for unfinished tasks. ``short``: number of published
-    tasks in the journal that the ledgers of the store do not have. The opposite is no fault, because tasks that only
-    the ledgers have are older than the journal.
+    transitions. ``contradictory``: number of numbers that transitions with different content have. ``readable``:
+    whether any transition of the journal can be read. ``store_checked``: whether the store was queried for unfinished
+    tasks. ``short``: number of published tasks in the journal that the ledgers of the store do not have. The opposite
+    is no fault, because tasks that only the ledgers have are older than the journal.
     """
     violations = sum(rule["count"] for rule in rules)
     odd = {name: count for name, count in (anomalies or {}).items() if count}
@@ -69,9 +77,13 @@ def outcome_of(
     kind: Kind = "balanced"
     if total["lost"]:
         kind = "lost"
+    elif contradictory:
+        kind = "contradictory"
     elif not total["balanced"] or short:
         kind = "unbalanced"
-    elif not total["queues"]:
+    elif not readable and (damaged or gaps):
+        kind = "unreadable"
+    elif not total["queues"] and not gaps and not damaged:
         kind = "empty"
     elif violations or odd:
         kind = "violated"
@@ -79,14 +91,14 @@ def outcome_of(
         kind = "unknown"
     sentences = [
         *_describe_balance(total, store_checked=store_checked),
-        *_faults(total, odd, violations, short),
+        *_faults(total, odd, violations, short, contradictory),
         *_missing(total, gaps, damaged, complete=complete),
     ]
     if not total["queues"]:
-        sentences = [
-            "The journal has no tasks for this time and these queues.",
-            *sentences[1:],
-        ]
+        nothing = (
+            "no tasks for this time and these queues" if readable else "no entry that can be read"
+        )
+        sentences = [f"The journal has {nothing}.", *sentences[1:]]
     return Outcome(kind=kind, title=_TITLES[kind], sentences=sentences)
 
 
@@ -103,13 +115,20 @@ def _describe_balance(total: Mapping[str, int], *, store_checked: bool) -> Itera
 
 
 def _faults(
-    total: Mapping[str, int], odd: Mapping[str, int], violations: int, short: int
+    total: Mapping[str, int],
+    odd: Mapping[str, int],
+    violations: int,
+    short: int,
+    contradictory: int,
 ) -> Iterable[str]:
     if total["lost"]:
         yield f"{_tasks(total['lost']).capitalize()} {_is(total['lost'])} lost: neither ended nor in the store."
-    elif total["balanced"] and not short:
+    elif total["balanced"] and total["queues"] and not short and not contradictory:
         yield "Each task has exactly one verdict, and no task is lost."
-    if not total["balanced"]:
+    if contradictory:
+        numbers = "number belongs" if contradictory == 1 else "numbers belong"
+        yield f"{contradictory:,} {numbers} to different transitions, so the end of their tasks is uncertain."
+    elif not total["balanced"]:
         yield "The number of published tasks is not the sum of the verdicts."
     if short:
         yield f"{_tasks(short).capitalize()} of the journal {_is(short)} not in the ledger of the store."

@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_spark.columns import DAMAGED, MISSING
+from taskqueue_spark.pipeline.gaps import contradictions
 from taskqueue_spark.pipeline.task_steps import name_list
 from taskqueue_spark.service.state import ENDS, LIVE, Position, Probe
 from taskqueue_spark.service.windows import CLASSES_PER_E, LEAST
@@ -49,6 +50,8 @@ class Read(NamedTuple):
     """number of transitions, not counting duplicates"""
     since: float
     until: float
+    doubled: int = 0
+    """number of numbers that transitions with different content have"""
 
 
 class Beginning(NamedTuple):
@@ -106,6 +109,7 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
         "last": f"max({there})",
         "behind": f"max(if(event = '{MISSING}', seq, null))",
         "different": f"count(distinct {there})",
+        "all": f"count({there})",
         "since": "unix_micros(min(ts)) / 1e6D",
         "until": "unix_micros(max(ts)) / 1e6D",
         "whole": f"min_by(event = 'published' or {version} = 1, {there})",
@@ -133,6 +137,12 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
             read[position] = item._replace(
                 first=min(item.first, row.behind), last=max(item.last, row.behind - 1)
             )
+    # Only duplicates, or a number in several queues, can be contradictions; most batches have neither.
+    copied = any(row.all > row.different for row in of_tasks)
+    if copied or any(item.different > item.last - item.first + 1 for item in read.values()):
+        for row in contradictions(transitions).groupBy("shard", "run").count().collect():
+            position = (row.shard, row.run)
+            read[position] = read[position]._replace(doubled=row["count"])
     dark = {row.key for row in of_tasks if row.dark}
     begins = {
         row.key: Beginning(row.shard, bool(row.whole), row.key in dark)

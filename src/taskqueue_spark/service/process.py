@@ -49,8 +49,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sound(self) -> bool:
-        """Whether no loss and no imbalance is known."""
-        return self.balanced is not False and not self.lost
+        """Whether no loss and no imbalance is known, and the journal was readable at all."""
+        unreadable = self.damaged > 0 and not self.transitions
+        return self.balanced is not False and not self.lost and not unreadable
 
 
 def run(
@@ -64,8 +65,17 @@ def run(
 
     ``say`` is called with a text for each batch. The service finishes the current batch before it stops. If the
     process ends earlier, the next run continues from the same position, and no transition is lost or repeated. Raises
-    Spark's error if the query fails, and `ConfigurationError` if the folder contains a snapshot, or is used by another
-    process.
+    Spark's error if the query fails, and the error of `locked`.
+    """
+    with locked(options):
+        return run_locked(spark, options, say=say, stop=stop)
+
+
+@contextmanager
+def locked(options: StreamOptions) -> Iterator[None]:
+    """Create the service's folder, and lock it while the context is open.
+
+    Raises `ConfigurationError` if the folder contains a snapshot, or is used by another process.
     """
     for folder in (options.archive, options.folder / "open"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,8 +83,19 @@ def run(
         raise ConfigurationError(
             f"{options.archive} contains a snapshot; use another folder for the service"
         )
-    lock = alone(options.folder, options.folder / "lock", "service is using")
-    with lock, _stop_requested(stop or threading.Event()) as stopping:
+    with alone(options.folder, options.folder / "lock", "service is using"):
+        yield
+
+
+def run_locked(
+    spark: SparkSession,
+    options: StreamOptions,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> Summary:
+    """Do what `run` does, in a folder that the caller has `locked`."""
+    with _stop_requested(stop or threading.Event()) as stopping:
         watch = _Watch(options, say)
         query = _start(spark, options)
         try:

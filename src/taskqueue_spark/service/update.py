@@ -50,13 +50,16 @@ def note_positions(state: ServiceState, read: Sequence[Read], now: float) -> boo
         within = item.last - item.first + 1 - item.different
         lacking = max(0, item.first - expected) + max(0, within)
         again = known is not None and item.different > 0 and item.first <= known.last
-        cut |= lacking > 0 or again
-        if known is not None and again:
-            back = Gap(
-                kind="back", shard=item.shard, run=item.run, first=item.first, last=known.last,
-                number=min(item.different, known.last - item.first + 1), at=item.since,
+        back = min(item.different, known.last - item.first + 1) if known and again else item.doubled
+        cut |= lacking > 0 or back > 0
+        if back:
+            last = known.last if known and again else item.last
+            state.gaps.append(
+                Gap(
+                    kind="back", shard=item.shard, run=item.run, first=item.first, last=last, number=back,
+                    at=item.since,
+                )
             )  # fmt: skip
-            state.gaps.append(back)
         # Transitions that were removed before the first read of a shard are not reported as a gap.
         if lacking and former:
             _missing(state, item, expected, lacking)

@@ -7,6 +7,7 @@ in the variable that the option ``urlEnv`` names. On a cluster, set such variabl
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 import msgspec
+from pyspark import TaskContext
 
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.backend import Backend
@@ -29,6 +31,15 @@ STORE_OPTIONS = ("backend", "url", "urlEnv", "prefix", "partitions")
 _REDIS, _SERVER = "redis", "server"
 _URLS = {_REDIS: "TASKQUEUE_REDIS_URL", _SERVER: "TASKQUEUE_SERVER_URL"}
 _opening = threading.Lock()
+
+
+def _of_first_task(record: logging.LogRecord) -> bool:
+    """Return whether to log a record. Only the first task of a Spark stage logs what a check of the servers found."""
+    context = TaskContext.get()
+    return record.module != "checks" or context is None or context.partitionId() == 0
+
+
+logging.getLogger("taskqueue.redis").addFilter(_of_first_task)
 
 
 class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
