@@ -73,7 +73,11 @@ class TaskLister(StoreReader):
                 in_flight[stream] = await self._pending(partition, f"{name}/{stream}")
             args = "HSCAN", f"{name}/t", cursor, "COUNT", _AT_ONCE
             cursor, reply = await self._ask(partition, *args)
-            records = {reply[n].decode(): record_of(reply[n + 1]) for n in range(0, len(reply), 2)}
+            records = {
+                reply[n].decode(): record
+                for n in range(0, len(reply), 2)
+                if (record := record_of(reply[n + 1])) is not None
+            }
             uncertain = [
                 item for item, record in records.items() if _may_be_in_flight(record, in_flight)
             ]

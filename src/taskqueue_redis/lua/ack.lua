@@ -28,8 +28,9 @@ while (left > 0 or at <= #ARGV) and bytes < BYTES do
     local id, fence, result = ids[i], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
     local answer, packed = 'lost', changed[id] or records[i]
-    local state = packed and string.byte(packed) or 0
-    if state < WAITING or state > DISCARDED or #packed < RECORD_SIZE then
+    local state, size = packed and string.byte(packed) or 0, packed and #packed or 0
+    if state < WAITING or state > DISCARDED or size < RECORD_SIZE
+      or size > RECORD_SIZE and not string.find(packed, '/', RECORD_SIZE + 3, true) then
       packed = rarely().rebuilt_in_flight(q, id, fence) and call('HGET', q.name .. '/t', id)
     end
     if packed then

@@ -25,7 +25,7 @@ local function forget(ids)
 end
 
 local ids = call('LRANGE', q.name .. '/l', 0, budget - 1)
-for i = 1, #ids do ids[i] = string.match(ids[i], ':(.*)$') end
+for i = 1, #ids do ids[i] = string.match(ids[i], ':(.*)$') or '' end
 forget(ids)
 call('LTRIM', q.name .. '/l', #ids, -1)
 if #ids < budget then forget(call('ZRANGE', q.name .. '/k', 0, budget - #ids - 1)) end

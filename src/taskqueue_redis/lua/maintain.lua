@@ -19,7 +19,7 @@ local armed, others, continues, was_behind, checks
 do -- this file has `do` blocks, because Lua limits the number of local variables
   local guard = call('HMGET', META, 'swept', 'armed', 'sweeper', 'checked')
   armed = tonumber(guard[2]) or real
-  if not guard[1] or real - guard[1] > 3 * period or not guard[2] then
+  if real - (tonumber(guard[1]) or 0) > 3 * period or not guard[2] then
     armed = real
     call('HSET', META, 'armed', text(real))
   end
@@ -115,7 +115,7 @@ do
     local ids, ends, head = {}, {}, nil
     for j = 1, #items do
       local at, id = string.match(items[j], '^(%d+):(.*)$')
-      at = tonumber(at)
+      at, id = tonumber(at) or 0, id or '' -- another program may have written the item
       if at + q.window > now then
         head = at
         break

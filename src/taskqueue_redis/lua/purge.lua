@@ -21,7 +21,8 @@ local function left() return budget > 0 and bytes < BYTES end
 -- `state`, `place`, `priority` and `seq`: where the entry of the task is.
 local function purge(id, body, state, place, priority, seq)
   local r = read_record(call('HGET', q.name .. '/t', id))
-  if not r then
+  if not r or r.state ~= state or r.place ~= place or place < PARKED and text(r.fence) ~= seq
+    or place == PARKED and state == WAITING and r.priority ~= tonumber(priority) then
     r = rebuilt(q, id, state, place, priority, seq, place < PARKED and body or call('HGET', q.name .. '/b', id) or '')
   end
   end_live(q, id, r, CANCELLED, 'cancelled')

@@ -2,6 +2,7 @@
 -- Renames keys whose values have a wrong type or length, so that scripts that use them work again, and counts the tasks
 -- of their queues again. Called after a script has failed. ARGV: cursor. Returns the next cursor, "0" at the end.
 lift_refusal()
+checked = false
 local ASIDE = PARTITION .. ':aside:'
 
 local function put_aside(name)
@@ -17,6 +18,18 @@ local function check(prefix, kind, names)
     local actual = call('TYPE', name).ok
     if actual ~= kind and actual ~= 'none' then
       put_aside(name)
+      found = true
+    end
+  end
+  return found
+end
+
+-- Deletes fields that must be whole numbers and are not. Returns whether there was one.
+local function check_numbers(name, fields)
+  local found, values = false, call('HMGET', name, unpack(fields))
+  for i = 1, #fields do
+    if values[i] and not string.find(values[i], '^%-?%d+$') then
+      call('HDEL', name, fields[i])
       found = true
     end
   end
@@ -53,6 +66,10 @@ local function repair_queue(key)
   local name = PARTITION .. ':q:' .. key
   local found = check(name, 'hash', {'', '/t', '/b', '/x', '/p', '/o', '/a', '/T', '/W', '/h'})
   if call('TYPE', name).ok ~= 'hash' and call('EXISTS', name) == 1 then put_aside(name) end
+  if check_numbers(name, {'dead', 'scheduled', 'expired', 'cancelled', 'discarded', 'retried', 'purged'}) then
+    call('HSET', name, 'scheduled', call('ZCARD', name .. '/d'), 'dead', call('ZCARD', name .. '/dead'))
+    found = true
+  end
   found = check(name, 'string', {'/n', '/f'}) or found
   found = check(name, 'zset', {'/e', '/k', '/d', '/dead', '/m', '/u', '/v', '/J'}) or found
   found = check(name, 'list', {'/l'}) or found
@@ -66,7 +83,7 @@ local function repair_queue(key)
     found = true
   end
   local numbers = call('GET', name .. '/n')
-  if numbers and #numbers < SIZE then
+  if numbers and (#numbers < SIZE or not is_sound(numbers, unpack_struct('<d', numbers), unpack_struct('<d', numbers, 105))) then
     put_aside(name .. '/n')
     numbers = false
   end
@@ -83,6 +100,7 @@ if ARGV[3] == '0' then
   check(PARTITION .. ':', 'zset', {'due', 'deadlines', 'processing', 'results', 'forget', 'idle', 'alive'})
   check(PARTITION .. ':', 'set', {'queues', 'ready'})
   check(PARTITION .. ':', 'hash', {'subs'})
+  if check_numbers(META, {'anomalies', 'steps', 'step', 'swept', 'armed', 'checked', 'marks'}) then call('HINCRBY', META, 'anomalies', 1) end
   check(PARTITION .. ':', 'stream', {'journal'})
   check(PARTITION .. ':', 'list', {'damaged'})
   local tokens = call('ZRANGE', PARTITION .. ':alive', 0, 999)

@@ -27,7 +27,10 @@ _STATES = (
     State.CANCELLED,
     State.DISCARDED,
 )
-_decoder = msgspec.msgpack.Decoder()
+_PRIORITIES = 9
+"""highest priority"""
+_decoder = msgspec.msgpack.Decoder(dict[str, Any])
+_progress_decoder = msgspec.msgpack.Decoder(float | str)
 
 
 class TaskRecord(NamedTuple):
@@ -53,6 +56,8 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
         return None
     packed, in_flight, cold, progress = reply
     record = record_of(packed)
+    if record is None:
+        return None  # the record is built again when the task is delivered
     history, reason = _cold(cold)
     return TaskStatus(
         key=key,
@@ -61,7 +66,7 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
         attempt=record.attempt,
         losses=record.losses,
         updated_at=seconds(record.since),
-        progress=None if progress is None else _decoder.decode(progress),
+        progress=_progress(progress),
         error=reason or (history[-1].error if history else None),
     )
 
@@ -72,19 +77,23 @@ def dead_letter_of(key: str, reply: list[Any]) -> DeadLetter:
     record = record_of(packed)
     history, reason = _cold(cold)
     return DeadLetter(
-        task=_task(key, task_id, record.priority, body),
-        attempt=record.attempt,
-        losses=record.losses,
+        task=_task(key, task_id, 5 if record is None else record.priority, body),
+        attempt=len(history) if record is None else record.attempt,
+        losses=0 if record is None else record.losses,
         reason=reason or "",
-        failed_at=seconds(record.since),
+        failed_at=0.0 if record is None else seconds(record.since),
         history=tuple(history),
     )
 
 
-def record_of(packed: bytes) -> TaskRecord:
-    """Parse the packed record of a task."""
+def record_of(packed: bytes | None) -> TaskRecord | None:
+    """Parse the packed record of a task; return None if it is missing or damaged."""
+    if packed is None or len(packed) < _RECORD.size:
+        return None
     state, position, priority, attempt, losses, _, _, _, fence, at, *_ = _RECORD.unpack_from(packed)
-    tenant, _, entity = packed[_RECORD.size + _MARKS :].decode().partition("/")
+    tenant, _, entity = packed[_RECORD.size + _MARKS :].decode(errors="replace").partition("/")
+    if not 1 <= state <= len(_STATES) or priority > _PRIORITIES:
+        return None
     return TaskRecord(
         state=_STATES[state - 1],
         attempt=attempt,
@@ -115,10 +124,20 @@ def _task(key: str, task_id: str, priority: int, body: bytes | None) -> Task:
         return salvage(key, task_id, priority, body or b"")
 
 
+def _progress(packed: bytes | None) -> float | str | None:
+    try:
+        return None if packed is None else _progress_decoder.decode(packed)
+    except msgspec.DecodeError:  # damaged
+        return None
+
+
 def _cold(packed: bytes | None) -> tuple[list[Failure], str | None]:
     if packed is None:
         return [], None
-    cold = _decoder.decode(packed)
+    try:
+        cold = _decoder.decode(packed)
+    except msgspec.DecodeError:  # damaged
+        return [], None
     failures = cold.get("h") or []
     history = [
         Failure(attempt=attempt, at=at / 1_000_000, error=error) for attempt, at, error in failures

@@ -6,6 +6,13 @@ local queues = {}
 local at_end = {} -- functions to call at the end of the script
 local replicas = 0 -- number of replicas that must have the writes before the call is confirmed
 
+local checked = true -- false in `repair`, which the client calls after such an error
+
+-- Returns whether numbers are finite and were not cut. Those of earlier versions do not have the number of lanes.
+local function is_sound(packed, waiting, kind)
+  return waiting == waiting and kind == kind and (kind < 16 or #packed == SIZE + floor(kind / 16))
+end
+
 local function queue(key)
   local q = queues[key]
   if q then return q end
@@ -14,6 +21,7 @@ local function queue(key)
   if packed then
     local waiting, back, in_flight, published, delivered, done, last, due, window, extras, journal, confirming, fresh,
       kind, laned, held = unpack_struct(NUMBERS, packed)
+    if checked and not is_sound(packed, waiting, kind) then error('the numbers of a queue are damaged') end
     q = {
       key = key, name = name, known = packed, before = waiting - held, flying = in_flight, unclaimed = fresh, ring = false, looked = 0,
       lanes = sub(packed, SIZE + 1),
@@ -26,10 +34,11 @@ local function queue(key)
       sorted = kind % 4 >= 2, -- see `lanes.lua`
       laned = laned, held = held, -- number of waiting entries in sorted lanes, and number that wait for an ordering key
       timed = kind % 8 >= 4, -- see `timing.lua`
-      bound = kind >= 8, -- tasks that are published here are copied to other queues
+      bound = kind % 16 >= 8, -- tasks that are published here are copied to other queues
     }
     if confirming > replicas then replicas = confirming end
   else
+    if checked and call('EXISTS', name .. '/t') == 1 then error('the numbers of a queue are missing') end
     q = {
       key = key, name = name, known = false, before = 0, flying = 0, unclaimed = 0, ring = false, looked = 0, lanes = '',
       waiting = 0, back = 0, in_flight = 0, published = 0, delivered = 0, done = 0,
@@ -60,6 +69,7 @@ local function save_all()
     if q.large then call('HSET', q.name, 'large', 1) end -- few entries are read at once from now on
     local waiting, before = q.waiting - q.held, q.before
     local kind = (q.limited and 1 or 0) + (q.sorted and 2 or 0) + (q.timed and 4 or 0) + (q.bound and 8 or 0)
+      + 16 * #q.lanes
     local packed = pack(NUMBERS, q.waiting, q.back, q.in_flight, q.published, q.delivered, q.done, q.last, q.due, q.window,
       q.extras and 1 or 0, q.journal and 1 or 0, q.replicas, q.fresh, kind, q.laned, q.held) .. q.lanes
     if packed ~= q.known then

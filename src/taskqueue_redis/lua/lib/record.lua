@@ -1,17 +1,25 @@
 -- Reading and writing records of tasks. If a task has a tenant, an ordering key or marks (see `tenants.lua`), the
 -- numbers of its record are followed by two bytes of marks, the tenant and the ordering key.
 
+-- Returns whether the parts of a record fit together.
+local function fits(state, place, priority)
+  if state < WAITING or state > DISCARDED or priority > 9 then return false end
+  if state == WAITING then return place >= FRESH and place <= HELD end
+  return place == ((state == SCHEDULED or state == DEAD) and PARKED or NOWHERE)
+end
+
 -- Returns nothing if the record is missing or damaged; see `damage.lua`.
 local function read_record(packed)
   if not packed or #packed < RECORD_SIZE then return end
   local state, place, priority, attempt, losses, prior, handed, seq, fence, at, digest, verb, answer, settled =
     unpack_struct(RECORD, packed)
   local marks, tenant, entity = 0, '', ''
-  if #packed > RECORD_SIZE + 2 then
+  if #packed > RECORD_SIZE then
+    if #packed < RECORD_SIZE + 3 then return end
     marks = unpack_struct('>H', packed, RECORD_SIZE + 1)
     tenant, entity = string.match(packed, '^([^/]*)/(.*)$', RECORD_SIZE + 3)
   end
-  if state < WAITING or state > DISCARDED or place > HELD or not tenant then return end
+  if not tenant or not fits(state, place, priority) then return end
   return {state = state, place = place, priority = priority, attempt = attempt, losses = losses, prior = prior,
     handed = handed, seq = seq, fence = fence, at = at, digest = digest, verb = verb, answer = answer, settled = settled,
     marks = marks, tenant = tenant, entity = entity}
@@ -31,7 +39,7 @@ local function marked(packed)
 end
 
 local function with_marks(packed, marks)
-  local whose = #packed > RECORD_SIZE and sub(packed, RECORD_SIZE + 3) or '/'
+  local whose = #packed > RECORD_SIZE + 2 and sub(packed, RECORD_SIZE + 3) or '/'
   return sub(packed, 1, RECORD_SIZE) .. pack('>H', marks) .. whose
 end
 

@@ -26,13 +26,12 @@ local function sort_stream(q, budget, priority, kind)
   local entries = call('XRANGE', name, last_delivered(name), '+', 'COUNT', budget)
   for i = 1, #entries do
     local fence, id, body = sub(entries[i][1], 1, -3), entries[i][2][1], entries[i][2][2]
-    local packed = call('HGET', q.name .. '/t', id)
     bytes = bytes + #body
-    if not packed then
+    local r = not holder(name, fence) and (read_record(call('HGET', q.name .. '/t', id)) or rebuilt_in_flight(q, id, fence) or {})
+    if r and not r.state then -- another program has written the entry
       call('XDEL', name, fence)
       call('HINCRBY', META, 'anomalies', 1)
-    elseif not holder(name, fence) then
-      local r = read_record(packed) or rebuilt_in_flight(q, id, fence)
+    elseif r then
       count_fresh(q, r)
       if is_held(q, r, id) then
         call('XDEL', name, fence)

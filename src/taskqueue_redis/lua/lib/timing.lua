@@ -24,7 +24,8 @@ local function end_hung(budget)
     for j = 1, #hung do
       if budget <= 0 or bytes >= BYTES then break end
       local name, fence = q.name .. '/' .. sub(hung[j], 1, 2), sub(hung[j], 3)
-      local fields, owner = fields_at(name, fence), holder(name, fence)
+      local known = string.find(hung[j], '^[sr]%d%d+$') -- not written by another program
+      local fields, owner = known and fields_at(name, fence), known and holder(name, fence)
       local r = fields and owner and (read_record(call('HGET', q.name .. '/t', fields[1]))
         or rebuilt_in_flight(q, fields[1], fence))
       if r and r.state == WAITING and text(r.fence) == fence then
