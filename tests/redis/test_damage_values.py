@@ -1,4 +1,4 @@
-"""Damaged values in Redis that are not records: numbers of queues, lists, sets and counters; and records cut at the end."""
+"""Damaged values in Redis other than whole records: numbers of queues, lists, sets, and the ends of records."""
 
 from __future__ import annotations
 

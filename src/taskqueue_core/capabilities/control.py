@@ -81,7 +81,9 @@ class Control(Protocol):
         """Delete a queue with its settings, its counters and the records and results of its ended tasks. Idempotent.
 
         Afterwards, an id that was published before counts as new. Raises `QueueInUse`, and deletes nothing, if the
-        queue has waiting, scheduled or running tasks, dead letters, or subscriptions.
+        queue has waiting, scheduled or running tasks, dead letters, or subscriptions. A queue with many records is
+        deleted in several steps. If it is used again between them, `QueueInUse` is raised as well, the queue and its
+        settings stay, and the ids of the records that were deleted until then count as new.
         """
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
