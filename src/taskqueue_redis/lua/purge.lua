@@ -20,11 +20,7 @@ local function left() return budget > 0 and bytes < BYTES end
 
 -- `state`, `place`, `priority` and `seq`: where the entry of the task is.
 local function purge(id, body, state, place, priority, seq)
-  local r = read_record(call('HGET', q.name .. '/t', id))
-  if not r or r.state ~= state or r.place ~= place or place < PARKED and text(r.fence) ~= seq
-    or place == PARKED and state == WAITING and r.priority ~= tonumber(priority) then
-    r = rebuilt(q, id, state, place, priority, seq, place < PARKED and body or call('HGET', q.name .. '/b', id) or '')
-  end
+  local r = record_at(q, id, state, place, priority, seq, place < PARKED and body)
   end_live(q, id, r, CANCELLED, 'cancelled')
   purged, budget, bytes = purged + 1, budget - 1, bytes + #body
 end
@@ -70,7 +66,7 @@ local function purge_lane(priority, tenant)
   budget = budget - 1
 end
 
-purge_set(q.name .. '/J', HELD, 5) -- first, because the end of a key's holder would make these tasks available
+purge_set(q.name .. '/J', HELD) -- first, because the end of a key's holder would make these tasks available
 for i = 1, #q.lanes do
   local priority = sub(q.lanes, i, i)
   purge_set(q.name .. '/z' .. priority, PARKED, priority)
@@ -86,7 +82,7 @@ if left() then
   local members = call('ZRANGEBYSCORE', q.name .. '/d', from, '+inf', 'WITHSCORES', 'LIMIT', 0, budget)
   for i = 1, #members, 2 do
     if tonumber(sub(members[i], 1, 17)) <= upto then
-      purge(sub(members[i], 18), '', SCHEDULED, PARKED, 5, sub(members[i], 1, 17))
+      purge(sub(members[i], 18), '', SCHEDULED, PARKED, nil, sub(members[i], 1, 17))
     else
       from, budget = '(' .. members[i + 1], budget - 1
     end

@@ -66,9 +66,10 @@ local function give(q, lane, name, entries)
     local id, more = fields[1], fields[4]
     if not more or fields[3] == 'more' then q.fresh = q.fresh - 1 end
     local deadline = more and tonumber(string.match(more, '%d*$'))
-    if deadline and deadline <= now then
-      local r = rarely().read_record(call('HGET', q.name .. '/t', id))
-      expire(q, id, r or rarely().rebuilt_in_flight(q, id, sub(fence, 1, -3)), name, fence, #fields[2])
+    local r = deadline and deadline <= now and (rarely().read_record(call('HGET', q.name .. '/t', id))
+      or rarely().rebuilt_in_flight(q, id, sub(fence, 1, -3)))
+    if r then
+      expire(q, id, r, name, fence, #fields[2])
     else
       given[n + 1], given[n + 2], given[n + 3], given[n + 4] = sub(fence, 1, -3), id, fields[2], more or ''
       n = n + 4
@@ -100,9 +101,9 @@ local function serve_returned(q, priority, count)
   local name = stream_of(q, 'r', priority)
   for i = 1, #popped, 2 do
     local id = popped[i]
-    local r, body = rarely().read_record(call('HGET', q.name .. '/t', id)), rarely().drop_body(q, id)
+    local body = rarely().drop_body(q, id)
     if body then
-      r = r or rarely().rebuilt(q, id, WAITING, PARKED, priority, popped[i + 1], body)
+      local r = rarely().record_at(q, id, WAITING, PARKED, priority, popped[i + 1], body)
       r.place, r.fence = AGAIN, next_seq(q)
       bytes = bytes + #body -- it is moved here, and read again by `give`
       rarely().enter_stream(q, r, id, body, rarely().deadline_of(q, id))

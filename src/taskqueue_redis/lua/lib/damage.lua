@@ -44,6 +44,15 @@ local function rebuilt(q, id, state, place, priority, seq, body, more)
   return r
 end
 
+-- Returns the record of a task whose entry was found at a place. A record that contradicts the place is rebuilt, because
+-- the entry would remain there otherwise. `priority`: nil if the place does not have it. `body`: false if not read.
+local function record_at(q, id, state, place, priority, seq, body)
+  local r = read_record(call('HGET', q.name .. '/t', id))
+  if r and r.state == state and r.place == place and (not priority or r.priority == tonumber(priority))
+    and (place > AGAIN or r.fence == tonumber(seq)) and (state ~= SCHEDULED or r.seq == tonumber(seq)) then return r end
+  return rebuilt(q, id, state, place, priority or 5, seq, body or call('HGET', q.name .. '/b', id) or '')
+end
+
 -- Returns the record of a task from its entry in a stream, found by the sequence number of the entry; nothing if there
 -- is no entry, or if another program has written it.
 local function rebuilt_in_flight(q, id, fence)

@@ -14,11 +14,11 @@ local function promote(q, limit)
   while n < #due and bytes < BYTES do
     n = n + 1
     local id = sub(due[n], 18)
-    local r, body = read_record(call('HGET', q.name .. '/t', id)), call('HGET', q.name .. '/b', id)
+    local r, body = nil, call('HGET', q.name .. '/b', id)
     if not body then
       abandon(q, id)
     else
-      r = r or rebuilt(q, id, SCHEDULED, PARKED, 5, sub(due[n], 1, 17), body)
+      r = record_at(q, id, SCHEDULED, PARKED, nil, sub(due[n], 1, 17), body)
     end
     if body and r.seq <= upto then
       ended = ended + 1

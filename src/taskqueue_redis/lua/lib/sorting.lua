@@ -4,11 +4,11 @@ local function sort_returned(q, budget, priority)
   local popped = call('ZPOPMIN', q.name .. '/z' .. priority, budget)
   for i = 1, #popped, 2 do
     local id = popped[i]
-    local r, body = read_record(call('HGET', q.name .. '/t', id)), drop_body(q, id)
+    local body = drop_body(q, id)
     q.back = q.back - 1
     if body then
       bytes = bytes + #body
-      r = r or rebuilt(q, id, WAITING, PARKED, priority, popped[i + 1], body)
+      local r = record_at(q, id, WAITING, PARKED, priority, popped[i + 1], body)
       enter_sorted(q, r, id, body, deadline_of(q, id), true)
       call('HSET', q.name .. '/t', id, write_record(r))
     else
