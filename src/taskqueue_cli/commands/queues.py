@@ -142,7 +142,7 @@ def change(
         list[str] | None,
         option(
             "Weight of a tenant: the number of its turns for each turn of a tenant without a weight. May be repeated. "
-            f"TENANT={NONE} removes the weight, {NONE} removes all weights.",
+            f"'TENANT={NONE}' removes the weight of a tenant, '{NONE}' alone removes all weights.",
             metavar=f"TENANT=N|{NONE}",
         ),
     ] = None,

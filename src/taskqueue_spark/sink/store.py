@@ -71,8 +71,8 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput(
                 "option url",
                 "a URL with a password, which Spark would show",
-                "a URL without a password; set the password in TASKQUEUE_REDIS_PASSWORD, or set option urlEnv to the "
-                "name of an environment variable that holds the URL",
+                "a URL without a password; set option urlEnv to the name of an environment variable that holds the "
+                "URL, or, with backend=redis, set the password in TASKQUEUE_REDIS_PASSWORD",
             )
         partitions = given.whole("partitions", 1, 1024)
         if name != _REDIS and (prefix is not None or partitions is not None):
