@@ -158,7 +158,8 @@ def test_the_busiest_stretch_is_replayed(spark: SparkSession) -> None:
     assert found["k"]["sampled_from"] > found["k"]["sampled_to"] - timedelta(seconds=30)
     assert found["k"]["slots"] > 20
     assert found["cut"]["sampled"] == 250
-    assert found["cut"]["slots"] == 3
+    # without the check for gaps, the missing part looks like a time without arrivals, which is too much variation
+    assert "too short" in found["cut"]["reason"]
     assert found["headless"]["reason"].startswith("300 of 300 deliveries")
 
 

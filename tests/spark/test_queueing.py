@@ -15,7 +15,6 @@ from taskqueue_spark.pipeline.queueing import (
     erlang_c,
     least,
     replay,
-    resampled,
     scv,
     wait_quantile,
 )
@@ -77,6 +76,17 @@ def test_the_replay_agrees_with_a_plain_simulation(classes: int) -> None:
     assert found == pytest.approx([starts[n] - arrived[n] for n in range(len(arrived))])
 
 
+def test_tasks_that_slow_each_other_down() -> None:
+    """A task takes longer by the number of tasks that run at its start, itself included (G10)."""
+    arrived, held = np.array([0.0, 0.0, 0.0, 10.0]), np.ones(4)
+    waits = replay(arrived, held, 2, slowdown=float)
+    # the first takes 1 s alone, the second 2 s; the third begins after 1 s, and the last one is alone again
+    assert waits.tolist() == [0, 0, 1, 0]
+    plain = load(7, 500, 2.5)
+    same = replay(*plain, 3, overhead=0.01, slowdown=lambda _: 1.0)
+    assert same == pytest.approx(replay(*plain, 3, overhead=0.01))
+
+
 def test_more_slots_never_make_anybody_wait_longer() -> None:
     """More slots never make a task wait longer, so the search for the smallest number can use bisection (G10)."""
     arrived, held = load(3, 2000, 5.0)
@@ -111,15 +121,3 @@ def test_a_bucket_is_as_large_as_the_deliveries_need() -> None:
     assert not holds(found - 1)
     assert bucket(np.array([]), 1.0) == 1
     assert bucket(np.zeros(5), 1.0) == 5
-
-
-def test_a_resample_has_the_stretches_of_the_record() -> None:
-    """A resample has as many tasks, the recorded gaps and durations, and depends only on the seed (G10)."""
-    arrived, held = load(5, 1000, 2.0)
-    one, other = (list(resampled(arrived, held, 3, seed=9)) for _ in range(2))
-    for (times, kept), (same, _) in zip(one, other, strict=True):
-        assert len(times) == len(kept) == 1000
-        assert (np.diff(times) >= 0).all()
-        assert set(kept.tolist()) <= set(held.tolist())
-        assert times[-1] == pytest.approx(arrived[-1], rel=0.25)
-        assert times.tolist() == same.tolist()

@@ -2,7 +2,8 @@
 
 The recorded arrivals, each with the time for which it occupied a slot, are replayed with different numbers of slots.
 Unlike a formula, a replay reproduces bursts, busy hours, priorities and long tails; the result of a formula is
-included for comparison. The forecast holds as long as arrivals and running times stay the same.
+included for comparison. The forecast holds as long as arrivals and running times stay the same; if they already change
+within the recording, there is a reason instead of a recommendation.
 
 The replay assumes one queue per key, ordered by priority and then by arrival. Waits due to tenant limits, ordering
 keys, rate limits and pauses are not in the forecast, because more slots do not shorten them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ from taskqueue_spark.pipeline.queueing import (
     bucket,
     least,
     replay,
-    resampled,
     scv,
     wait_quantile,
 )
+from taskqueue_spark.pipeline.recording import Blocks, Contention, contention_of, drift_of
 
-_RESAMPLES = 10
+_UNCERTAIN = 0.15
+"""maximum relative difference between the slots that met the target in the recording, and those that surely meet it"""
 _TICK = 1e-6
 """resolution of the times in a journal, in seconds"""
 
@@ -37,11 +39,15 @@ def advise(
     """Return the columns of `capacity.advice` for one key, from the times when tasks became available, began and ended.
 
     Each array has one value per task, for at least 2 tasks, which are sorted by ``arrived``. Times are in seconds. If
-    no number of slots meets the target, ``unreachable`` gives the reason.
+    there is no recommendation, ``unreachable`` gives the reason.
 
-    The number of slots must exceed the load, so that the slots can process the arrivals. If all arrivals are within
-    the target wait plus the mean running time, they are a single burst, and how often bursts come is unknown. The
-    recommendation is then for that burst, and ``arrival_rate`` is the average until the last task of the burst ends.
+    The recommendation is the least number of slots for which even an upper bound of the share of tasks that wait too
+    long is low enough; the bound is that of resamples of the recording. The number of slots must exceed the load, so
+    that the slots can process the arrivals. If all arrivals are within the target wait plus the mean running time, they
+    are a single burst, and how often bursts come is unknown. The recommendation is then for that burst, without a
+    bound, and ``arrival_rate`` is the average until the last task of the burst ends.
+
+    If running times grew with the number of tasks that ran at once, the replay computes them for its own concurrency.
     """
     held = np.maximum(ended - started, 0.0)
     count, mean = len(arrived), float(held.mean())
@@ -59,23 +65,43 @@ def advise(
         rate = count / max(until, _TICK) if burst else (count - 1) / span
         return {"arrival_rate": rate, "load": rate * mean}
 
-    def waits(slots: int) -> Floats:
-        return replay(arrived, held, slots, overhead=overhead, priorities=priorities)
+    contention, busy = contention_of(started, ended)
+    factor = contention.factor if contention else None
+    alone = held / np.vectorize(factor)(busy) if factor else held
 
-    def fits(slots: int) -> bool:
+    @cache
+    def waits(slots: int) -> Floats:
+        return replay(
+            arrived, alone, slots, overhead=overhead, priorities=priorities, slowdown=factor
+        )
+
+    def meets(slots: int) -> bool:
         return float(np.quantile(waits(slots), percentile)) <= target_wait
 
+    def fits(slots: int) -> bool:
+        if burst:
+            return meets(slots)
+        blocks = Blocks(arrived, alone * factor(slots) if factor else alone, slots)
+        return blocks.enough and blocks.share_above(waits(slots), target_wait) <= 1 - percentile
+
     recorded = flow(started - arrived)
-    at_least = 1 if burst else math.floor(recorded["load"]) + 1
-    if overhead > target_wait or (slots := least(fits, at_least, max(count, observed))) is None:
+    load = recorded["load"] * float(alone.mean()) / max(mean, _TICK)
+    at_least = 1 if burst else math.floor(load) + 1
+    at_most = contention.reach if contention else max(count, observed)
+    why = None if burst else drift_of(arrived, alone)
+    if overhead > target_wait:
         why = f"a task waits {overhead:.3g} s even if a slot is free"
-        return {**matches, **recorded, "unreachable": why}
+    fewest = None if why else least(meets, at_least, at_most)
+    slots = fewest and least(fits, fewest, at_most)
+    if fewest is None or slots is None or slots - fewest > max(1, _UNCERTAIN * fewest):
+        return {**matches, **recorded, "unreachable": why or _refusal(contention, fewest, slots)}
     expected = waits(slots)
     rate, load = (fields := flow(expected))["arrival_rate"], fields["load"]
-    again = [
-        float(np.quantile(replay(*other, slots, overhead=overhead), percentile))
-        for other in resampled(arrived, held, _RESAMPLES, seed=count)
-    ]
+    wait = float(np.quantile(expected, percentile))
+    low = high = wait
+    if not burst:
+        blocks = Blocks(arrived, alone * factor(slots) if factor else alone, slots)
+        low, high = blocks.range_of(expected, percentile)
     formula = math.inf
     if not burst:
         held_for = mean + overhead
@@ -83,7 +109,6 @@ def advise(
     rate_limit = slots / max(mean + overhead, _TICK)
     tokens = bucket(arrived + expected, rate_limit)
     interval = max(1, math.ceil(tokens / rate_limit))
-    wait = float(np.quantile(expected, percentile))
     each = matches["slots_per_worker"]
     return {
         **matches,
@@ -93,8 +118,8 @@ def advise(
         "utilisation": load / slots,
         "peak_utilisation": max(rate, peak_rate) * mean / slots,
         "expected_wait": wait,
-        "expected_low": min(wait, *again),
-        "expected_high": max(wait, *again),
+        "expected_low": min(wait, low),
+        "expected_high": max(wait, high),
         "formula_wait": formula + overhead if math.isfinite(formula) else None,
         "backlog": _backlog(arrived, expected),
         "rate_limit": rate_limit,
@@ -103,6 +128,23 @@ def advise(
         "interval": interval,
         "workers": math.ceil(slots / each) if each else None,
     }
+
+
+def _refusal(contention: Contention | None, fewest: int | None, slots: int | None) -> str:
+    """Return why there is no recommendation, although a task does not wait too long if a slot is free.
+
+    ``fewest``: the least number of slots that met the target in the recording; ``slots``: that of the upper bound.
+    """
+    if fewest is None and contention:
+        return (
+            "running times grow with the number of tasks at once, and up to the highest number recorded "
+            f"({contention.most}) the target is not met"
+        )
+    bound = "more than were recorded" if slots is None else str(slots)
+    return (
+        f"the recording is too short for its variation: slots that meet the target in it: {fewest}; "
+        f"slots that meet it with certainty: {bound}"
+    )
 
 
 def _overhead(arrived: Floats, started: Floats, ended: Floats) -> tuple[float, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -64,14 +64,18 @@ def replay(
     *,
     overhead: float = 0.0,
     priorities: npt.NDArray[np.int64] | None = None,
+    slowdown: Callable[[int], float] | None = None,
 ) -> Floats:
     """Return how long each recorded task would wait for its delivery with this number of slots.
 
     ``arrived`` is sorted. Tasks are served by priority, the largest number first, and then in the order of arrival; a
-    running task is not interrupted. Takes O(n log n).
+    running task is not interrupted. ``slowdown``: the factor by which ``held`` grows if this number of tasks runs when
+    a task starts. Takes O(n log n).
     """
-    if priorities is not None and len(np.unique(priorities)) > 1:
-        return _by_priority(arrived.tolist(), held.tolist(), slots, overhead, priorities.tolist())
+    if slowdown is not None or (priorities is not None and len(np.unique(priorities)) > 1):
+        ranks = [0] * len(arrived) if priorities is None else priorities.tolist()
+        factors = [slowdown(busy) if slowdown else 1.0 for busy in range(1, slots + 1)]
+        return _in_order(arrived.tolist(), held.tolist(), factors, overhead, ranks)
     free = [-math.inf] * slots
     take = heapq.heapreplace
     waits = []
@@ -83,22 +87,30 @@ def replay(
     return np.array(waits)
 
 
-def _by_priority(
+def _in_order(
     arrived: Sequence[float],
     held: Sequence[float],
-    slots: int,
+    factors: Sequence[float],
     overhead: float,
     priorities: Sequence[int],
 ) -> Floats:
-    free = [-math.inf] * slots
+    """Replay tasks in the order of their priorities. ``factors``: how much longer tasks take, by the busy slots."""
+    slots = len(factors)
+    running: list[float] = []
     waiting: list[tuple[int, int]] = []
     waits = [0.0] * len(arrived)
+    clock = -math.inf
 
     def serve(until: float) -> None:
-        while waiting and free[0] <= until:
+        nonlocal clock
+        while waiting and (len(running) < slots or running[0] <= until):
+            clock = max(clock, heapq.heappop(running)) if len(running) == slots else clock
             _, index = heapq.heappop(waiting)
-            start = max(free[0], arrived[index]) + overhead
-            heapq.heapreplace(free, start + held[index])
+            clock = max(clock, arrived[index])
+            while running and running[0] <= clock:
+                heapq.heappop(running)
+            start = clock + overhead
+            heapq.heappush(running, start + held[index] * factors[len(running)])
             waits[index] = start - arrived[index]
 
     for index, arrival in enumerate(arrived):
@@ -127,23 +139,6 @@ def least(fits: Callable[[int], bool], at_least: int, at_most: int) -> int | Non
         else:
             low = middle + 1
     return high
-
-
-def resampled(
-    arrived: Floats, held: Floats, times: int, *, seed: int
-) -> Iterator[tuple[Floats, Floats]]:
-    """Yield bootstrap samples of a record: sequences of its blocks, drawn with replacement.
-
-    A block has √n tasks, so that bursts and correlations between neighbours are preserved.
-    """
-    count = len(arrived)
-    gaps = np.diff(arrived, prepend=arrived[:1])
-    length = max(1, math.isqrt(count))
-    draw = np.random.default_rng(seed)
-    for _ in range(times):
-        starts = draw.integers(0, count - length + 1, size=-(-count // length))
-        indexes = (starts[:, None] + np.arange(length)).ravel()[:count]
-        yield np.cumsum(gaps[indexes]), held[indexes]
 
 
 def bucket(started: Floats, rate: float) -> int:
