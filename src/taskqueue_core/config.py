@@ -139,6 +139,9 @@ def load_settings(kind: type[S]) -> S:
         raise ConfigurationError(f"{SECRETS_DIR}: must be the path of a directory")
     try:
         return kind(_env_prefix=prefix, _secrets_dir=folder)
+    except ConfigurationError as error:
+        # The frames of pydantic have local variables with secrets, which some tools show in tracebacks.
+        raise error.with_traceback(None) from None
     except ValidationError as error:
         faults = "; ".join(
             f"{prefix}{'_'.join(str(part) for part in fault['loc'])}".upper() + f": {fault['msg']}"

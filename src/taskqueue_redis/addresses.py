@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from enum import Enum
 from typing import Any, Self
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 import msgspec
 
@@ -15,7 +16,11 @@ from taskqueue_core.errors import ConfigurationError
 _PORT = 6379
 _SENTINEL_PORT = 26379
 _PORTS = range(1, 65_536)
-_DATABASE = re.compile(r"[0-9]{1,5}")
+_DATABASE = re.compile(r"[0-9]{1,10}")
+_NUMBERS = range(2**31)
+_NAME = re.compile(r"[!-~]+")
+_PATH_BYTES = 107
+"""maximum length of a socket's path on Linux"""
 _SERVICE = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
 _OPTIONS = {
@@ -128,43 +133,65 @@ def _parse(url: str) -> dict[str, Any]:
     kind, tls = _SCHEMES[parts.scheme]
     login, _, hosts = parts.netloc.rpartition("@")
     user, _, password = login.partition(":")
-    options = _parse_options(parts.query, parts.fragment)
-    database, service = options.pop("db", 0), ""
+    options = _parse_options(parts.query, parts.fragment, tls=tls)
+    databases = [str(options.pop("db"))] if "db" in options else []
+    service = ""
     if parts.scheme == "unix":
-        if hosts or parts.path in {"", "/"}:
-            raise _RefusedUrl("a unix URL without an absolute path", "unix:///path/to/socket")
-        addresses = [HostAddress(path=unquote(parts.path))]
+        path = unquote(parts.path)
+        if hosts or path in {"", "/"} or "\0" in path or len(os.fsencode(path)) > _PATH_BYTES:
+            raise _RefusedUrl(
+                "a unix URL without a valid path",
+                f"unix:///path/to/socket, with an absolute path of at most {_PATH_BYTES} bytes",
+            )
+        addresses = [HostAddress(path=path)]
     else:
         port = _SENTINEL_PORT if kind is Kind.SENTINEL else _PORT
         addresses = [_parse_host(host, port) for host in hosts.split(",")]
-        service, number = _parse_path(
-            [unquote(name) for name in parts.path.split("/") if name], kind
-        )
-        database = number or database
+        names = [unquote(name) for name in parts.path.split("/") if name]
+        if kind is Kind.SENTINEL:
+            service = names.pop(0) if names else ""
+            if not _SERVICE.fullmatch(service):
+                allowed = "redis+sentinel://host:port,host:port/service (the name of the master)"
+                raise _RefusedUrl("a Sentinel URL without a service name", allowed)
+        databases = names + databases
     if kind is Kind.SINGLE and len(addresses) > 1:
         raise _RefusedUrl(
             "several hosts", "one host, or several with redis+sentinel:// or redis+cluster://"
         )
     return {
-        "kind": kind, "tls": tls, "hosts": tuple(addresses), "service": service, "database": database,
+        "kind": kind, "tls": tls, "hosts": tuple(addresses), "service": service,
+        "database": _parse_database(databases, kind),
         "user": unquote(user), "password": unquote(password), "scheme": parts.scheme, "options": options,
     }  # fmt: skip
 
 
-def _parse_options(query: str, fragment: str) -> dict[str, Any]:
+def _parse_options(query: str, fragment: str, *, tls: bool) -> dict[str, Any]:
     if not query and not fragment:
         return {}
     from redis.asyncio.connection import parse_url  # noqa: PLC0415 - the import of redis-py is slow
 
     allowed = f"{', '.join(sorted(_OPTIONS))} of redis-py; set TASKQUEUE_REDIS_… variables instead of others"
-    if fragment or not set(parse_qs(query, keep_blank_values=True)) <= _OPTIONS:
+    given = parse_qs(query, keep_blank_values=True)
+    if fragment or not given.keys() <= _OPTIONS:
         raise _RefusedUrl("a URL with a fragment or an unknown option", allowed)
-    try:
-        options: dict[str, Any] = {**parse_url(f"redis://?{query}")}
-    except ValueError:
-        raise _RefusedUrl("a URL with an invalid value of an option", allowed) from None
-    if options.get("protocol", 2) not in {2, 3} or options.get("db", 0) < 0:
-        raise _RefusedUrl("a URL with an invalid option", "protocol=2 or 3, db=0 or more")
+    options: dict[str, Any] = {}
+    for name, values in given.items():
+        if len(values) > 1:
+            raise _RefusedUrl(f"the option {name} more than once", "each option once")
+        if name.startswith("ssl_") and not tls:
+            raise _RefusedUrl(f"the option {name} without TLS", "ssl_… with a rediss URL")
+        try:
+            options |= parse_url(f"redis://?{urlencode({name: values[0]})}")
+        except ValueError:
+            raise _RefusedUrl(f"an invalid value of the option {name}", allowed) from None
+    if options.get("protocol", 2) not in {2, 3}:
+        raise _RefusedUrl("an invalid value of the option protocol", "2 or 3")
+    if options.get("health_check_interval", 0) not in _NUMBERS:
+        least = "seconds, or 0 for no checks"
+        raise _RefusedUrl("an invalid value of the option health_check_interval", least)
+    if not _NAME.fullmatch(options.get("client_name", "taskqueue")):
+        visible = "visible ASCII characters without spaces"
+        raise _RefusedUrl("an invalid value of the option client_name", visible)
     return options
 
 
@@ -178,15 +205,12 @@ def _parse_host(text: str, default_port: int) -> HostAddress:
     return HostAddress(host, port)
 
 
-def _parse_path(names: list[str], kind: Kind) -> tuple[str, int]:
-    service = ""
-    if kind is Kind.SENTINEL:
-        service = names.pop(0) if names else ""
-        if not _SERVICE.fullmatch(service):
-            allowed = "redis+sentinel://host:port,host:port/service (the name of the master)"
-            raise _RefusedUrl("a Sentinel URL without a service name", allowed)
-    if names and kind is Kind.CLUSTER:
-        raise _RefusedUrl("a cluster URL with a path", "no path, as a cluster has one database")
-    if names and (len(names) > 1 or not _DATABASE.fullmatch(names[0])):
-        raise _RefusedUrl("an invalid database in the path", "a whole number from 0 to 99999")
-    return service, int(names[0]) if names else 0
+def _parse_database(given: list[str], kind: Kind) -> int:
+    """Return the database, ``given`` by the path and the option ``db`` together."""
+    if given and kind is Kind.CLUSTER:
+        raise _RefusedUrl("a cluster URL with a path or db", "neither, as it has one database")
+    number = given[0] if given else "0"
+    if len(given) > 1 or not _DATABASE.fullmatch(number) or int(number) not in _NUMBERS:
+        allowed = f"a whole number from 0 to {_NUMBERS[-1]}, in the path or as db"
+        raise _RefusedUrl("an invalid database in the path or db", allowed)
+    return int(number)

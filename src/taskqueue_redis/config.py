@@ -136,7 +136,7 @@ class RedisSettings(BaseSettings):
             return self.password.get_secret_value() if self.password else self.address.password
         problem = "is empty"
         try:
-            if password := self.password_file.read_text(encoding="utf-8").rstrip("\r\n"):
+            if password := self.password_file.read_text(encoding="utf-8-sig").rstrip("\r\n"):
                 return password
         except (OSError, UnicodeDecodeError) as error:
             problem = f"cannot be read ({type(error).__name__})"

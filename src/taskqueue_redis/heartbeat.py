@@ -24,7 +24,8 @@ class Heartbeat:
     def __init__(self, settings: RedisSettings, receipts: Receipts) -> None:
         """Create a heartbeat without a thread; the first call of `add` starts the thread.
 
-        If a consumer's lease expires, its deliveries are revoked in the event loop of the first call of `add`.
+        If a consumer's lease expires, its deliveries are revoked in the event loop of the first call of `add`. The
+        thread ends when that loop is closed.
         """
         # Short timeouts leave time for a second attempt within the lease if an answer is lost.
         patience = settings.lease / 3
@@ -43,9 +44,10 @@ class Heartbeat:
     def add(self, token: str, partition: str) -> None:
         """Send heartbeats for a consumer in a partition."""
         with self._lock:
+            if self._owner is None or self._owner.is_closed():
+                self._owner, self._consumers = asyncio.get_running_loop(), {}
             self._consumers.setdefault(partition, set()).add(token)
             if self._thread is None and not self._closed:
-                self._owner = asyncio.get_running_loop()
                 self._thread = threading.Thread(
                     target=self._run, name="taskqueue-heartbeat", daemon=True
                 )
@@ -86,6 +88,9 @@ class Heartbeat:
                 await asyncio.sleep(pause)
                 pause = usual
                 with self._lock:
+                    if self._owner is None or self._owner.is_closed():
+                        self._thread = None  # no code is left that could settle the deliveries
+                        return
                     consumers = {name: sorted(tokens) for name, tokens in self._consumers.items()}
                 beats = (self._beat(scripts, *pair) for pair in consumers.items())
                 if not all(await asyncio.gather(*beats)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from traceback import TracebackException
 from typing import Any
 
 import pytest
@@ -64,8 +65,8 @@ def test_forms(url: str, kind: Kind, tls: bool, places: str, rest: dict[str, Any
         (f"redis://:{SECRET}@h:99999", "redis://"),
         (f"redis://:{SECRET}@h:0", "1 to 65535"),
         (f"redis://:{SECRET}@h:x", "redis://"),
-        (f"redis://:{SECRET}@h/x", "a whole number from 0 to 99999"),
-        (f"redis://:{SECRET}@h/1/2", "a whole number from 0 to 99999"),
+        (f"redis://:{SECRET}@h/x", "a whole number from 0 to 2147483647"),
+        (f"redis://:{SECRET}@h/1/2", "a whole number from 0 to 2147483647"),
         (f"redis://:{SECRET}@h?ssl_cert_reqs=none", "variables instead"),
         (f"redis://h#{SECRET}", "variables instead"),
         (f"redis://:{SECRET}@h,i", "redis+sentinel://"),
@@ -73,11 +74,27 @@ def test_forms(url: str, kind: Kind, tls: bool, places: str, rest: dict[str, Any
         (f"redis://:{SECRET}@h h", "redis://"),
         (f"redis+sentinel://:{SECRET}@h", "name of the master"),
         (f"redis+sentinel://:{SECRET}@h/a%20b", "name of the master"),
-        (f"redis+sentinel://:{SECRET}@h/main/x", "a whole number from 0 to 99999"),
+        (f"redis+sentinel://:{SECRET}@h/main/x", "a whole number from 0 to 2147483647"),
         (f"redis+cluster://:{SECRET}@h/1", "one database"),
         (f"redis+cluster://:{SECRET}@h,,i", "redis+cluster://"),
         (f"unix://{SECRET}/h", "unix:///path"),
         ("unix://", "unix:///path"),
+        ("unix:///" + "x" * 107, "107 bytes"),
+        ("unix:///a%00b", "107 bytes"),
+        ("redis://h?health_check_interval=-1", "0 for no checks"),
+        (f"redis://h?health_check_interval={'9' * 400}", "0 for no checks"),
+        ("redis://h?client_name=a%20b", "visible ASCII"),
+        ("redis://h?client_name=%0aFOO", "visible ASCII"),
+        ("redis://h?client_name=%C3%A9", "visible ASCII"),
+        ("redis://h?db=2147483648", "a whole number from 0 to 2147483647"),
+        ("redis://h/2147483648", "a whole number from 0 to 2147483647"),
+        ("redis://h?db=-1", "a whole number from 0 to 2147483647"),
+        ("redis://h?db=x", "option db"),
+        ("redis://h/3?db=2", "in the path or as db"),
+        ("redis://h?db=1&db=2", "option db more than once"),
+        ("redis+cluster://h?db=1", "one database"),
+        (f"redis://h?ssl_password={SECRET}", "option ssl_password without TLS"),
+        ("unix:///s?ssl_ciphers=x", "option ssl_ciphers without TLS"),
     ],
 )
 def test_refusals(url: str, allowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +105,10 @@ def test_refusals(url: str, allowed: str, monkeypatch: pytest.MonkeyPatch) -> No
     message = str(caught.value)
     assert message.startswith("TASKQUEUE_REDIS_URL: got ")
     assert allowed in message
-    assert SECRET not in message
+    shown = TracebackException.from_exception(caught.value, capture_locals=True)
+    # The frame of the test has the secret among its own variables.
+    frames = [frame for frame in shown.stack if frame.filename != __file__]
+    assert SECRET not in message + "".join(f"{frame.locals}" for frame in frames)
 
 
 def test_secrets_do_not_show(tmp_path: Path) -> None:
@@ -115,6 +135,8 @@ def test_a_password_file_is_read_each_time(tmp_path: Path) -> None:
     read = settings(password_file=file)
     file.write_text("second")
     assert read.password_now() == "second"
+    file.write_text("third", encoding="utf-8-sig")
+    assert read.password_now() == "third"
     file.unlink()
     with pytest.raises(ConfigurationError, match="TASKQUEUE_REDIS_PASSWORD_FILE: cannot be read"):
         read.password_now()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Settled
-from taskqueue_redis import RedisSettings
+from taskqueue_redis import RedisBackend, RedisSettings
 from tests.chaos.proxy import FaultProxy
 from tests.redis.backends import (
     HOUSEKEEPING,
@@ -30,10 +31,29 @@ from tests.redis.backends import (
     until,
 )
 from tests.redis.engines import Engine
+from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer
 
 RECOVERY = LEASE + 2 * HOUSEKEEPING
 """seconds from the last heartbeat of a silent consumer until other consumers have its deliveries"""
+
+
+async def test_deliveries_of_a_closed_event_loop(redis_url: str, redis_prefix: str) -> None:
+    """A10, fault A5: heartbeats end with the event loop, so that its deliveries go to others without `aclose`."""
+    values: dict[str, Any] = {"lease": LEASE, "housekeeping": HOUSEKEEPING, "prefix": redis_prefix}
+    backend = RedisBackend(settings=settings_for(redis_url, **values))
+
+    async def take_one() -> None:
+        await publish(backend, "a")
+        await take(backend.subscribe([KEY], "first"), 1)
+        await backend._context.client.aclose()  # sockets that are open would be a warning
+
+    await asyncio.to_thread(lambda: asyncio.run(take_one()))
+    async with opened(redis_url, redis_prefix) as other, housekept(other):
+        (delivery,) = await take(other.subscribe([KEY], "second"), 1)
+        assert delivery.task.id == "a"
+    heartbeat = backend._context.heartbeat
+    assert heartbeat._thread is None
 
 
 async def test_a_blocked_event_loop_costs_nothing(redis_url: str, redis_prefix: str) -> None:

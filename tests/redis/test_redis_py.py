@@ -64,6 +64,15 @@ async def test_resp3(each_redis: RedisServer, redis_prefix: str) -> None:
         assert (await backend.health()).ok
 
 
+async def test_no_checks_of_idle_connections() -> None:
+    """U28: ``health_check_interval=0`` sends no PING, as in redis-py."""
+    async with Puppet(lambda _, __: b":1\r\n") as puppet:
+        async with linked(f"{puppet.url}?health_check_interval=0") as link:
+            for _ in range(10):
+                assert await link.command(KEY, "INCR", "k") == 1
+        assert [words[0] for words in puppet.heard] == [b"INCR"] * 10
+
+
 async def test_messages_during_the_login() -> None:
     """U28: with RESP3, a message that arrives with the answer to the login, even in parts, is read as a whole."""
     hello = b"%1\r\n$5\r\nproto\r\n:3\r\n"

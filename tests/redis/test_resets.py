@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
-from taskqueue_core.errors import ConfigurationError, LeaseLost
+from taskqueue_core.errors import BackendUnavailable, ConfigurationError, LeaseLost
 from taskqueue_core.tasks import Task
+from taskqueue_redis import RedisBackend
 from taskqueue_redis.connection.errors import QueueReset
-from tests.redis.backends import KEY, PATIENCE, opened, publish, stream, take, until
+from taskqueue_redis.scripts.runner import LAYOUT
+from tests.redis.backends import KEY, PATIENCE, keys_of, opened, publish, stream, take, until
 from tests.redis.conftest import MakeServer
 from tests.redis.engines import Engine
 from tests.redis.servers import RedisServer
@@ -186,3 +189,38 @@ async def test_a_foreign_layout_is_refused(
         health = await backend.health()
         assert not health.ok
         assert "layout 0" in str(health.details["error"])
+
+
+@pytest.mark.parametrize("field", ["layout", "partitions", ""])
+async def test_a_store_that_does_not_fit_later(
+    redis_server: RedisServer,
+    redis_url: str,
+    redis_prefix: str,
+    field: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """D13, fault B9: after the start, a store that another version or program has replaced is a logged outage."""
+    meta = f"{{{redis_prefix}:0}}:meta"
+    async with opened(redis_url, redis_prefix) as backend:
+        await publish(backend, "t")
+        keys = keys_of(redis_server, redis_prefix)
+        redis_server.call("DEL", *keys)
+        fields = {"epoch": "other", "layout": LAYOUT, "partitions": "1"} | {field: "9"}
+        if field:
+            redis_server.call("HSET", meta, *(word for pair in fields.items() for word in pair))
+        else:
+            redis_server.call("SET", meta, "x")
+        for _ in range(3):
+            with pytest.raises(BackendUnavailable):
+                await backend.publisher.publish(Task(key=KEY, id="u"))
+        assert ("the store" if field else "a script failed") in caplog.text
+        redis_server.call("DEL", meta)
+        await until(lambda: published(backend), "the store works again")
+
+
+async def published(backend: RedisBackend) -> bool:
+    """Return whether a task can be published."""
+    with contextlib.suppress(BackendUnavailable):
+        await publish(backend, "v")
+        return True
+    return False

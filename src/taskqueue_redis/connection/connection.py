@@ -8,6 +8,7 @@ the answer to another caller's command.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
@@ -40,7 +41,7 @@ class RedisConnection(asyncio.Protocol):
         self.lost: Lost | None = None
         self.crowd = asyncio.Semaphore(settings.in_flight)
         """acquired before each command is sent, and released with its answer"""
-        self.quiet = settings.address.options.get("health_check_interval", _QUIET)
+        self.quiet = settings.address.options.get("health_check_interval", _QUIET) or math.inf
         self.patience = settings.answer_timeout
         self.loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[asyncio.Future[Any] | None, float]] = deque()

@@ -45,6 +45,10 @@ class _ErrorReply(ErrorReply, ResponseError):
     """An error reply that redis-py recognises as such."""
 
 
+_HANGING = 10
+"""maximum number of threads of one client that may hang while they read credentials"""
+
+
 class _Parser(_AsyncHiredisParser):
     parse_error = _ErrorReply
 
@@ -117,6 +121,7 @@ class _Login(CredentialProvider):
                 "allowed: a redis.credentials.CredentialProvider"
             )
         self._settings = settings
+        self._threads = threading.Semaphore(_HANGING)
         self.reading = SingleFlight(self._read, "read the password of Redis")
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
@@ -132,15 +137,23 @@ class _Login(CredentialProvider):
         return tuple(filter(None, (self._settings.user_name, self._settings.password_now())))
 
     async def _read(self) -> Any:
-        if self.provider is None:
-            return await _in_thread(self._known)
-        if type(self.provider).get_credentials_async is CredentialProvider.get_credentials_async:
-            return await _in_thread(self.provider.get_credentials)
-        return await self.provider.get_credentials_async()
+        # Without a time limit, a call that hangs once would never be repeated.
+        async with asyncio.timeout(self._settings.connect_timeout):
+            if self.provider is None:
+                return await _in_thread(self._known, self._threads)
+            kind = type(self.provider)
+            if kind.get_credentials_async is CredentialProvider.get_credentials_async:
+                return await _in_thread(self.provider.get_credentials, self._threads)
+            return await self.provider.get_credentials_async()
 
 
-async def _in_thread(call: Callable[[], Any]) -> Any:
-    """Run a function that may block, in a thread that does not delay the end of the process."""
+async def _in_thread(call: Callable[[], Any], threads: threading.Semaphore) -> Any:
+    """Run a function that may block, in a thread that does not delay the end of the process.
+
+    Raises `TimeoutError` if too many threads hang.
+    """
+    if not threads.acquire(blocking=False):
+        raise TimeoutError
     done: Future[Any] = Future()
     done.set_running_or_notify_cancel()  # from now on, it cannot be cancelled
 
@@ -149,6 +162,8 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
             done.set_result(call())
         except Exception as error:  # noqa: BLE001 - it is raised in the event loop
             done.set_exception(error)
+        finally:
+            threads.release()
 
     threading.Thread(target=run, name="taskqueue-credentials", daemon=True).start()
     return await asyncio.wrap_future(done)

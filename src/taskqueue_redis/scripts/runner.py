@@ -15,11 +15,16 @@ from itertools import chain
 from typing import Any
 
 from taskqueue_core.clock import Clock, SystemClock, Timer
-from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.addresses import Kind
 from taskqueue_redis.connection.client import Follow, RedisClient
 from taskqueue_redis.connection.errors import QueueReset, contract_error
-from taskqueue_redis.connection.failures import AnswerLost, Failure, NoScript, ScriptError
+from taskqueue_redis.connection.failures import (
+    AnswerLost,
+    Failure,
+    Misconfigured,
+    NoScript,
+    ScriptError,
+)
 from taskqueue_redis.setup.checks import ServerChecks
 from taskqueue_redis.setup.permissions import rights_in_lua
 
@@ -32,7 +37,7 @@ _AT_ONCE = 250
 _EXPECTED = frozenset({"RESET", "GONE", "LATE"})
 """codes of errors that scripts return on purpose"""
 _REPAIR_SECONDS = 5.0
-"""minimum number of seconds between two repairs of a partition"""
+"""minimum number of seconds between two repairs of a partition, and between two reports of an unfit store"""
 _INNER = "streams"
 """the first of the shared parts that are placed in a Lua function of their own"""
 _PARTS = re.compile(r"^--@ (.*)\n")
@@ -172,6 +177,10 @@ class ScriptRunner:
         """whether the servers are known to provide the durability that each queue requires"""
         self._installed: dict[str, tuple[Arg, ...]] = {}
         """by partition, the arguments that begin each script call: the declared keys, and the partition's epoch"""
+        self._started = False
+        """whether a partition was usable before; from then on, a store that does not fit counts as an outage"""
+        self._reported = -_REPAIR_SECONDS
+        """time of the last report of such a store in the log"""
         self._repaired: dict[str, float] = {}
         """by partition, the time of the last repair, on the monotonic clock"""
         self._replicated: set[str] = set()
@@ -212,10 +221,11 @@ class ScriptRunner:
                 if failure.code not in _EXPECTED and first is not None:
                     await self._repair(partition, first, failure)
                 elif first is None:
-                    raise ConfigurationError(
+                    unfit = self._unfit(
                         f"the store cannot be installed in {partition} ({failure}): another program already uses "
                         "a key name of the store; set TASKQUEUE_REDIS_PREFIX to another prefix"
-                    ) from failure
+                    )
+                    raise contract_error(unfit) from failure
             raise contract_error(failure) from failure
 
     async def run_each(
@@ -304,17 +314,26 @@ class ScriptRunner:
         )  # fmt: skip
         epoch, layout, partitions = (str(value, "ascii") for value in reply)
         if layout != LAYOUT:
-            raise ConfigurationError(
+            raise self._unfit(
                 f"the store has layout {layout}, but this version writes {LAYOUT}: "
                 "use the version that wrote the data, or another TASKQUEUE_REDIS_PREFIX"
             )
         if partitions != number:
-            raise ConfigurationError(
+            raise self._unfit(
                 f"the store was installed with TASKQUEUE_REDIS_PARTITIONS={partitions}, not {number}: "
                 f"set it to {partitions}"
             )
         self._installed[partition] = first = (*keys, epoch)
+        self._started = True
         return first
+
+    def _unfit(self, text: str) -> Misconfigured:
+        failure = Misconfigured(text)
+        failure.started = self._started
+        if self._started and (now := time.monotonic()) >= self._reported + _REPAIR_SECONDS:
+            self._reported = now
+            _log.error("%s", text)
+        return failure
 
     async def _repair(self, partition: str, first: tuple[Arg, ...], failure: ScriptError) -> None:
         """Repair keys of a partition that make scripts fail. The failed call is not repeated here."""
