@@ -30,6 +30,8 @@ class MemorySettings(BaseSettings):
 
     journal: Path | None = None
     """file to which every state change is appended, one JSON object per line; None means no journal"""
+    journal_digests: bool = False
+    """whether each line of the journal has a digest that depends on all lines before it, and its end an end mark"""
 
 
 class MemoryPublisher:
@@ -69,7 +71,11 @@ class MemoryBackend:
     ) -> None:
         """Create an empty backend. Its clock is the system's clock, unless a test passes another ``clock``."""
         settings = settings or MemorySettings()
-        self._journal = MemoryJournal(settings.journal) if settings.journal else None
+        self._journal = (
+            MemoryJournal(settings.journal, digests=settings.journal_digests)
+            if settings.journal
+            else None
+        )
         self._store = MemoryStore(clock or SystemClock(), self._journal)
         self._closed = False
         self.publisher = MemoryPublisher(self._store)

@@ -8,10 +8,14 @@ Fields of version 2, in this order: ``v``, ``run`` (random, one per start of the
 
 Events: published, available, delivered, acked, redelivered, lost, retried, dead_lettered, redriven,
 discarded, expired, cancelled. The event ``configured`` has no task; its ``reason`` holds the queue's settings as JSON.
+
+With digests, each line has a last field ``digest``, which depends on the line and on the digest before it, and closing
+the journal appends an end mark. A reader then detects a line that was changed, removed or renumbered, and a cut.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -53,12 +57,36 @@ class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
     due_at: float | None
 
 
+class EndMark(msgspec.Struct, frozen=True, kw_only=True):
+    """The last line of a run whose journal was closed, if it has digests."""
+
+    v: int = JOURNAL_VERSION
+    run: str
+    end: int
+    """number of the last state change"""
+
+
+def digest_of(before: str, line: bytes) -> str:
+    """Return the digest of a line, as its field ``digest`` has it. ``line``: the JSON object without this field.
+
+    ``before``: the digest of the line before; for the first line of a run, the run.
+    """
+    return hashlib.blake2b(before.encode() + line, digest_size=16).hexdigest()
+
+
+def with_digest(line: bytes, digest: str) -> bytes:
+    """Return a JSON object with the field ``digest`` added at its end."""
+    return b'%b,"digest":"%b"}' % (line[:-1], digest.encode())
+
+
 class MemoryJournal:
     """A journal file. Each line is appended with a single write, so that a killed process leaves no partial line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, digests: bool = False) -> None:
         """Open the file, or create it so that only its owner can read it. Raises `ConfigurationError` on failure."""
+        self._digests = digests
         self._run = secrets.token_hex(4)
+        self._digest = self._run
         self._seq = 0
         self._torn = False
         self.failed = False
@@ -107,8 +135,14 @@ class MemoryJournal:
 
     def _append(self, **fields: Any) -> None:
         self._seq += 1
-        line = JournalLine(run=self._run, seq=self._seq, **fields)
-        data = _encoder.encode(line) + b"\n"
+        self._write(JournalLine(run=self._run, seq=self._seq, **fields))
+
+    def _write(self, line: JournalLine | EndMark) -> None:
+        data = _encoder.encode(line)
+        if self._digests:
+            self._digest = digest_of(self._digest, data)
+            data = with_digest(data, self._digest)
+        data += b"\n"
         try:
             if self._torn:  # end the incomplete line, so that the new line can be parsed
                 data = b"\n" + data
@@ -123,6 +157,8 @@ class MemoryJournal:
     def close(self) -> None:
         """Close the file. Idempotent; lines that are written afterwards are lost."""
         if self._file != _CLOSED:
+            if self._digests and self._seq:
+                self._write(EndMark(run=self._run, end=self._seq))
             os.close(self._file)
             self._file = _CLOSED  # the system may give this file descriptor to another file
 

@@ -58,7 +58,11 @@ def report(
         build.all(stages.stage)
         with stages.stage("report") as stage:
             fields = content.report_content(
-                build, opened.damaged, _source_name(opened), _source_options(opened)
+                build,
+                opened.damaged,
+                _source_name(opened),
+                _source_options(opened),
+                digests=opened.digests,
             )
             folder = opened.results.expanduser().absolute()
             html, data = folder / "report.html", folder / "report.json"

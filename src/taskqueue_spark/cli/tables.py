@@ -102,7 +102,7 @@ def audit(options: PipelineOptions, *, live: Live = None, grace: Grace = 60.0) -
         from taskqueue_spark.report.content import audit_content  # noqa: PLC0415 - imports Spark, which is slow
 
         with opened.work.stages.stage("audit"):
-            content = audit_content(build, opened.damaged)
+            content = audit_content(build, opened.damaged, opened.digests)
     outcome = content.outcome()
     if options.as_json:
         fields = msgspec.to_builtins(content, builtin_types=[])
@@ -122,8 +122,8 @@ def audit(options: PipelineOptions, *, live: Live = None, grace: Grace = 60.0) -
 def history(options: PipelineOptions) -> None:
     """Check the history of every task against the rules R0 to R13, and count the violations of each rule.
 
-    The exit code is 1 if a rule was broken, if different transitions have the same number, or if the journal has
-    damaged entries only.
+    The exit code is 1 if a rule was broken, if different transitions have the same number, or if the journal was
+    altered or has damaged entries only.
     """
     with snapshot_tables(options) as (opened, build):
         from taskqueue_spark.pipeline.tables import first_rows  # noqa: PLC0415 - imports Spark, which is slow
@@ -133,28 +133,34 @@ def history(options: PipelineOptions) -> None:
             counts = first_rows(build.table("rules"))
             broken = first_rows(build.table("violations"), "rule", "key", "run", "shard", "seq")
             doubtful = build.table("contradictions").count()
+            altered = opened.digests.altered if opened.digests else 0
             unreadable = bool(opened.damaged) and not is_readable(build.transitions)
     total = sum(row["count"] for row in counts)
     counts.sort(key=lambda row: int(row["rule"].strip("R") or 0))
     if options.as_json:
         fields = {
             "contradictory": doubtful,
+            "altered": altered,
             "damaged": opened.damaged,
             "rules": counts,
             "violations": broken,
         }
-        print_json({"ok": not (total or doubtful or unreadable), "count": total, **fields})
+        print_json(
+            {"ok": not (total or doubtful or altered or unreadable), "count": total, **fields}
+        )
     else:
         print_table(counts, ("rule", "count"))
         if broken:
             print_table(broken, ("rule", "key", "task_id", "seq", "text"), of=total)
         if doubtful:
             console.print(f"[bold red]numbers that different transitions have: {doubtful:,}")
+        if altered:
+            console.print(f"[bold red]lines whose digest does not match: {altered:,}")
         if unreadable:
             console.print(
                 f"[bold red]no entry of the journal can be read; damaged: {opened.damaged:,}"
             )
-    if total or doubtful or unreadable:
+    if total or doubtful or altered or unreadable:
         raise typer.Exit(FAILED)
 
 

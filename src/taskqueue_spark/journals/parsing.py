@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
+from taskqueue_memory.journal import EndMark
 from taskqueue_spark.columns import BEYOND, TRANSITIONS, After, Event, latest_time
 
 _Time = Annotated[float, Meta(ge=0, lt=BEYOND / 1e6)]
@@ -49,6 +50,7 @@ class ParsedLine(msgspec.Struct, kw_only=True, gc=False):
 
 
 _decoder = msgspec.json.Decoder(ParsedLine)
+_end_decoder = msgspec.json.Decoder(EndMark)
 _NONE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -99,6 +101,9 @@ def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
         return _decoded(raw), ""
     except _NONE as error:
         why = _why(error)
+    with suppress(*_NONE):
+        _end_decoder.decode(raw)
+        return None, ""
     # If a process is killed while it writes a line, the next process appends to the incomplete line. Try to decode what
     # the next process wrote.
     again = raw.rfind(_BEGIN)

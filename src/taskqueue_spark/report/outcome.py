@@ -8,7 +8,15 @@ from typing import Any, Literal
 import msgspec
 
 Kind = Literal[
-    "lost", "contradictory", "unbalanced", "unreadable", "violated", "unknown", "balanced", "empty"
+    "altered",
+    "lost",
+    "contradictory",
+    "unbalanced",
+    "unreadable",
+    "violated",
+    "unknown",
+    "balanced",
+    "empty",
 ]
 _ENDS = ("completed", "dead_lettered", "discarded", "expired", "cancelled")
 LIVE = ("waiting", "scheduled", "in_flight")
@@ -16,6 +24,7 @@ LIVE = ("waiting", "scheduled", "in_flight")
 COUNTED = ("published", "earlier", *_ENDS, *LIVE, "unknown", "lost")
 """names of the counts in the conservation table"""
 _TITLES: dict[Kind, str] = {
+    "altered": "The journal was changed after it was written",
     "lost": "Tasks were lost",
     "contradictory": "The journal contradicts itself",
     "unbalanced": "The counts do not balance",
@@ -59,6 +68,8 @@ def outcome_of(
     damaged: int = 0,
     contradictory: int = 0,
     readable: bool = True,
+    altered: int = 0,
+    unfinished: int = 0,
     store_checked: bool = False,
     short: int = 0,
 ) -> Outcome:
@@ -67,15 +78,18 @@ def outcome_of(
     ``total``: the totals of all queues, with the keys ``queues`` (number of queues), ``balanced``, ``complete`` and
     each name in `COUNTED`. ``rules``: each rule with its ``count`` of violations. ``gaps``: number of missing
     transitions. ``contradictory``: number of numbers that transitions with different content have. ``readable``:
-    whether any transition of the journal can be read. ``store_checked``: whether the store was queried for unfinished
-    tasks. ``short``: number of published tasks in the journal that the ledgers of the store do not have. The opposite
-    is no fault, because tasks that only the ledgers have are older than the journal.
+    whether any transition of the journal can be read. ``altered``: number of lines whose digests do not match.
+    ``unfinished``: number of runs with digests and without an end mark. ``store_checked``: whether the store was
+    queried for unfinished tasks. ``short``: number of published tasks in the journal that the ledgers of the store do
+    not have. The opposite is no fault, because tasks that only the ledgers have are older than the journal.
     """
     violations = sum(rule["count"] for rule in rules)
     odd = {name: count for name, count in (anomalies or {}).items() if count}
     complete = total["complete"] and not gaps and not damaged
     kind: Kind = "balanced"
-    if total["lost"]:
+    if altered:
+        kind = "altered"
+    elif total["lost"]:
         kind = "lost"
     elif contradictory:
         kind = "contradictory"
@@ -93,6 +107,7 @@ def outcome_of(
         *_describe_balance(total, store_checked=store_checked),
         *_faults(total, odd, violations, short, contradictory),
         *_missing(total, gaps, damaged, complete=complete),
+        *_digests(altered, unfinished),
     ]
     if not total["queues"]:
         nothing = (
@@ -147,6 +162,15 @@ def _missing(total: Mapping[str, int], gaps: int, damaged: int, *, complete: boo
         yield f"The end of {_tasks(total['unknown'])} is unknown, because it may be in the missing part."
     elif not complete:
         yield "No loss was found, but tasks may have been lost in the missing part."
+
+
+def _digests(altered: int, unfinished: int) -> Iterable[str]:
+    if altered:
+        yield f"Lines whose digest does not match, because lines were changed, removed or not written: {altered:,}."
+    if unfinished:
+        yield (
+            f"Runs without an end mark, because they continue, were killed, or were cut off: {unfinished:,}."
+        )
 
 
 def _tasks(count: int) -> str:
