@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Mapping
 
-from taskqueue_core.config import load_settings
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_prefect.context import LOG
-from taskqueue_prefect.settings import BACKEND, PrefectSettings, environment
+from taskqueue_prefect.settings import BACKEND, STRICT, environment, is_true
 
 _SERVER = "prefect.server.api.server"
 _ENABLED = "PREFECT_PLUGINS_ENABLED"
@@ -17,29 +17,43 @@ _REFUSED = 3
 """exit code of a server that refuses to start"""
 
 
-def _check_strict() -> None:
-    if _SERVER not in sys.modules:
-        return  # this process is a client, not a server
+def _check() -> None:
+    """Install the plugin where Prefect did not. Refuse a strict server that would use Prefect's own queue."""
     values = {**environment(), **os.environ}
-    if not values.get(BACKEND) or hasattr(sys.modules[_SERVER], "taskqueue_stock"):
-        return
-    from prefect.settings import get_current_settings
-
-    if get_current_settings().plugins.enabled:
-        _install_late()
-        return
-    LOG.error(
-        "%s is set, but this server uses Prefect's own task queue, "
-        "because its plugins are not enabled: set %s=true",
-        BACKEND,
-        _ENABLED,
-    )
-    if load_settings(PrefectSettings).strict:
+    server = sys.modules.get(_SERVER)
+    if server is None or not values.get(BACKEND) or hasattr(server, "taskqueue_stock"):
+        return  # this process is a client, or no queue is configured, or the plugin is in use
+    try:
+        if _are_plugins_enabled(values):
+            _install_late()
+            return
+        LOG.error(
+            "%s is set, but this server uses Prefect's own task queue, "
+            "because its plugins are not enabled: set %s=true",
+            BACKEND,
+            _ENABLED,
+        )
+    except Exception:
+        # Prefect prints an exception of this module and starts, with its own queue.
+        LOG.exception("%s is set, but this server cannot use the queue of this package", BACKEND)
+    if is_true(values.get(STRICT, "")):
         _refuse()
 
 
+def _are_plugins_enabled(values: Mapping[str, str]) -> bool:
+    from prefect.settings import get_current_settings
+
+    # Releases before 3.7 read PREFECT_EXPERIMENTS_PLUGINS_ENABLED only, and ignore the documented variable.
+    plugins = getattr(get_current_settings(), "plugins", None)
+    return is_true(values.get(_ENABLED, "")) if plugins is None else bool(plugins.enabled)
+
+
 def _install_late() -> None:
-    """Install the plugin now. If Prefect is first imported in a running event loop, it does not load its plugins."""
+    """Install the plugin now.
+
+    Prefect does not load its plugins if it is first imported in a running event loop, nor, before its release 3.7,
+    because of the documented variable. It has not served a request yet.
+    """
     from taskqueue_prefect.context import Host
     from taskqueue_prefect.lifespan import serving
     from taskqueue_prefect.patches import faults
@@ -65,4 +79,4 @@ def _refuse() -> None:
 
 
 _background_tasks: list[asyncio.Task[None]] = []
-_check_strict()
+_check()

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 BACKEND = "TASKQUEUE_BACKEND"
 """environment variable that names the backend; if neither it nor an alias is set, Prefect's own queue is used"""
+STRICT = "TASKQUEUE_PREFECT_STRICT"
 _REDIS_URL = "TASKQUEUE_REDIS_URL"
 _MESSAGING = "PREFECT_REDIS_MESSAGING_"
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -101,11 +102,7 @@ def redis_url(values: Mapping[str, str]) -> str | None:
         return options["url"]
     if not options.keys() & {"host", "port", "db", "username", "password", "ssl"}:
         return None
-    scheme = (
-        "rediss"
-        if options.get("ssl", "").lower() in {"1", "true", "t", "yes", "y", "on"}
-        else "redis"
-    )
+    scheme = "rediss" if is_true(options.get("ssl", "")) else "redis"
     user = ""
     if "password" in options:
         name = options.get("username", "default")
@@ -113,3 +110,8 @@ def redis_url(values: Mapping[str, str]) -> str | None:
     host = options.get("host", "localhost")
     host = f"[{host}]" if ":" in host else host
     return f"{scheme}://{user}{host}:{options.get('port', '6379')}/{options.get('db', '0')}"
+
+
+def is_true(text: str) -> bool:
+    """Return whether a variable's text stands for true, as in Prefect's settings."""
+    return text.lower() in {"1", "true", "t", "yes", "y", "on"}

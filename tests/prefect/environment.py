@@ -2,13 +2,14 @@
 
 The environment is created on demand below ``.venv/prefect``, with the versions in ``requirements.txt`` and this package
 installed as users do. Its name depends on the pins and the Python, so a changed pin creates a new one. The package's
-code comes from the source tree, through ``PYTHONPATH``. A second version of Prefect is in another folder, without its
+code comes from the source tree, through ``PYTHONPATH``. Each other version of Prefect is in a folder of its own, without
 requirements, and is used if its folder comes first on the path.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 from tests.binaries.folders import ROOT, Unavailable, announce, install, made, run
@@ -16,8 +17,8 @@ from tests.binaries.folders import ROOT, Unavailable, announce, install, made, r
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 EXAMPLES = ROOT / "examples" / "prefect_socket"
-OTHER = "3.9.1"
-"""the second version of Prefect"""
+OLDEST, MIDDLE, OTHER = "3.4.25", "3.6.0", "3.9.1"
+"""the oldest version of Prefect that is supported, one in the middle, and the newest"""
 _PINS = HERE / "requirements.txt"
 _PROJECT = ROOT / "pyproject.toml"
 
@@ -28,9 +29,9 @@ def python_with_prefect() -> str:
     return str(folder / "bin" / "python")
 
 
-def other_prefect() -> Path:
+def other_prefect(version: str = OTHER) -> Path:
     """Return a folder with another version of Prefect, to be put first on the path. Raises `Unavailable`."""
-    return made("prefect", OTHER.encode(), _make_other)
+    return made("prefect", version.encode(), partial(_make_other, version))
 
 
 def _make(folder: Path) -> None:
@@ -47,6 +48,6 @@ def _make(folder: Path) -> None:
         raise Unavailable(f"Prefect, which the tests need, cannot be installed: {error}") from None
 
 
-def _make_other(folder: Path) -> None:
-    announce(f"Prefect {OTHER}", "prefect", 9)
-    install(sys.executable, "--upgrade", "--target", str(folder), f"prefect=={OTHER}")
+def _make_other(version: str, folder: Path) -> None:
+    announce(f"Prefect {version}", "prefect", 9)
+    install(sys.executable, "--upgrade", "--target", str(folder), f"prefect=={version}")

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.prefect.environment import OTHER, PROGRAMS, other_prefect
+from tests.prefect.environment import MIDDLE, OLDEST, OTHER, PROGRAMS, other_prefect
 from tests.prefect.replicas import Site
 
 OURS, STOCK = "taskqueue_prefect.task_queue", "prefect.server.task_queue"
@@ -24,11 +24,33 @@ def served(site: Site, *words: str, **settings: str) -> subprocess.CompletedProc
     )
 
 
-def test_the_next_release(site: Site) -> None:
-    """Row E8: the code of another release of Prefect is recognised, and the server uses the shared queue."""
-    settings = site.environment("once")["PYTHONPATH"]
-    done = served(site, PYTHONPATH=f"{other_prefect()}:{settings}", TASKQUEUE_PREFECT_STRICT="true")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, OURS), done.stderr[-2000:] + OTHER
+def of_version(site: Site, version: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Start the server application of another version of Prefect, and end it."""
+    own = site.environment("once")["PYTHONPATH"]
+    return served(site, PYTHONPATH=f"{other_prefect(version)}:{own}", **settings)
+
+
+@pytest.mark.parametrize("version", [OLDEST, MIDDLE, OTHER])
+def test_other_releases(site: Site, version: str) -> None:
+    """Rows E8, D1: every release that is claimed uses the shared queue with the documented settings, or refuses.
+
+    Releases before 3.7 ignore ``PREFECT_PLUGINS_ENABLED``, and a strict server must not use Prefect's queue there.
+    """
+    done = of_version(site, version, TASKQUEUE_PREFECT_STRICT="true")
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [OURS]), done.stderr[-2000:]
+    assert "may not work" not in done.stderr
+
+
+@pytest.mark.parametrize("fault", ["disabled", "late"])
+def test_an_old_release_refuses(site: Site, fault: str) -> None:
+    """Row D1: before 3.7 a strict server without plugins, or whose settings are invalid, does not start."""
+    settings = {
+        "disabled": {"PREFECT_PLUGINS_ENABLED": "false"},
+        "late": {"TASKQUEUE_PREFECT_CAPACITY": "nonsense"},
+    }[fault]
+    done = of_version(site, OLDEST, TASKQUEUE_PREFECT_STRICT="true", **settings)
+    assert done.returncode != 0
+    assert STOCK not in done.stdout
 
 
 def test_code_that_is_not_known(site: Site) -> None:

@@ -1,4 +1,4 @@
-"""Start Prefect's server application, print which module's task queue it uses, and end it: ``serve_once.py [odd]``.
+"""Start Prefect's server application, print from which module the task queue is that it uses, and end it: ``serve_once.py [odd]``.
 
 With ``odd`` Prefect's code seems to differ from the supported version; the first start is strict, and its error is
 printed.
@@ -9,7 +9,7 @@ import os
 import sys
 
 from prefect.server.api.server import create_app
-from prefect.server.task_queue import TaskQueue
+from prefect.server.orchestration import core_policy
 
 from taskqueue_prefect import patches
 from taskqueue_prefect.lifespan import QueueNotInUse
@@ -21,9 +21,11 @@ async def serve() -> None:
     """Start the application, print the module of its task queue, and end it."""
     app = create_app()
     async with app.router.lifespan_context(app):
-        sys.stdout.write(f"{TaskQueue.__module__}\n")
+        await asyncio.sleep(0)  # a plugin that is installed late has its own task
+        module = core_policy.TaskQueue.__module__
+        sys.stdout.write(f"{module}\n")
         sys.stdout.flush()
-        if TaskQueue.__module__.startswith("prefect."):
+        if module.startswith("prefect."):
             os._exit(0)  # skip the shutdown of Prefect's own services
 
 
