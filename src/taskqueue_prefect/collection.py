@@ -33,7 +33,7 @@ def _check() -> None:
             BACKEND,
             _ENABLED,
         )
-    except Exception:
+    except Exception:  # noqa: BLE001 - no error may leave a strict server with another queue
         # Prefect prints an exception of this module and starts, with its own queue.
         LOG.exception("%s is set, but this server cannot use the queue of this package", BACKEND)
     if is_true(values.get(STRICT, "")):

@@ -61,7 +61,7 @@ class ClientListener:
             return False
         if self._received is None or self._received.done():
             self._received = asyncio.ensure_future(socket.receive())
-            self._received.add_done_callback(self._log_outage)
+            self._received.add_done_callback(self._report_disconnect)
         return True
 
     @property
@@ -72,7 +72,7 @@ class ClientListener:
             return False
         return heard.exception() is not None or heard.result()["type"] == _DISCONNECT
 
-    def _log_outage(self, _: object) -> None:
+    def _report_disconnect(self, _: object) -> None:
         if self.is_down:
             self._on_disconnect()
 
@@ -269,7 +269,7 @@ class SharedQueueDelivery:
 
     async def _send_to_dead_letters(self, delivery: Delivery, reason: str) -> None:
         LOG.error(
-            "run %s cannot be sent to a worker and is now a dead letter: %s",
+            "run %s cannot be sent to a worker, and becomes a dead letter: %s",
             delivery.task.id,
             reason,
         )

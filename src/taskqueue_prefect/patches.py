@@ -27,8 +27,17 @@ FINGERPRINTS = {
     "prefect.server.api.task_runs.scheduled_task_subscription": "1f8aaf41903e091d",
     "prefect.server.models.task_workers": "f0198a7f47de59d4",
     "prefect.server.utilities.subscriptions.still_connected": "545a05bc6971edba",
+    "prefect.server.orchestration.core_policy.EnqueueScheduledTasks": "54e79fa4641420d5",
+    "prefect.server.models.task_runs.read_task_run": "0a3b7e37d7b0d06e",
+    "prefect.server.models.task_runs.set_task_run_state": "0ac4a08366896384",
 }
 """digests of those parts of Prefect's source code that this package replaces or relies on"""
+COLUMNS = {
+    "TaskRun": ("id", "name", "state_id", "state_type", "task_key"),
+    "TaskRunState": ("id", "name", "state_details", "timestamp", "type"),
+}
+"""models of Prefect's database, whose code differs between releases, with the columns that this package reads"""
+_MODELS = "prefect.server.database.orm_models"
 _REPLACED = "taskqueue_stock"
 _IMPORTERS = {
     "prefect.server.api.task_runs": ("TaskQueue", "MultiQueue"),
@@ -120,6 +129,12 @@ def faults() -> list[str]:
         for attribute in names
         if name in sys.modules
         and getattr(sys.modules[name], attribute, None) is not ours[attribute]
+    ]
+    problems += [
+        f"{_MODELS}.{name} has no column {column}"
+        for name, columns in COLUMNS.items()
+        for column in columns
+        if not hasattr(getattr(sys.modules.get(_MODELS), name, None), column)
     ]
     return problems + [
         f"{name} differs from the supported version"

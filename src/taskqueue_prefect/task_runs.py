@@ -38,6 +38,8 @@ class Run(NamedTuple):
     """whether the run is scheduled and waits for a worker"""
     due_at: float | None
     """Unix time for which the run is scheduled; ``None`` if it is due at once"""
+    pending: bool = False
+    """whether a worker has accepted the run and has not begun it"""
 
     @classmethod
     def of(cls, run: TaskRun) -> Self:
@@ -112,9 +114,9 @@ async def read(run_id: str) -> TaskRun | None:
 
 
 async def scheduled_after(last: UUID, limit: int) -> list[Run]:
-    """Return up to ``limit`` runs in a scheduled state whose ids are above ``last``, ordered by id.
+    """Return up to ``limit`` runs that are scheduled or pending, with ids above ``last``, ordered by id.
 
-    Every replica reads all scheduled runs repeatedly, so Prefect's objects are not loaded, which would take longer.
+    All of these runs are read repeatedly, so Prefect's objects are not loaded, which would take longer.
     """
     import sqlalchemy as sa
     from prefect.server.database import provide_database_interface
@@ -126,17 +128,50 @@ async def scheduled_after(last: UUID, limit: int) -> list[Run]:
     details = sa.type_coerce(state.state_details, JSON)
     async with db.session_context() as session:
         result = await session.execute(
-            sa.select(run.id, run.task_key, run.name, state.id, state.timestamp, details)
+            sa.select(
+                run.id, run.task_key, run.name, run.state_type, state.id, state.timestamp, details
+            )
             .join(state, state.id == run.state_id)
-            .where(run.state_type == StateType.SCHEDULED, run.id > last)
+            .where(run.state_type.in_([StateType.SCHEDULED, StateType.PENDING]), run.id > last)
             .order_by(run.id)
             .limit(limit)
         )
-        return [_run(row) for row in result.all()]
+        return [_run(row, pending=row[3] == StateType.PENDING) for row in result.all()]
 
 
-def _run(row: Any) -> Run:
-    run_id, task_key, name, state, at, details = row
+def _run(row: Any, *, pending: bool) -> Run:
+    run_id, task_key, name, _, state, at, details = row
     due = details.get("scheduled_time")
     due_at = None if due is None else datetime.fromisoformat(due).timestamp()
-    return Run(run_id, task_key, name, str(state), at, bool(details.get("deferred")), due_at)
+    deferred = bool(details.get("deferred"))
+    waits = deferred and not pending
+    return Run(run_id, task_key, name, str(state), at, waits, due_at, pending=deferred and pending)
+
+
+async def schedule_again(run: Run) -> bool:
+    """Set a pending run back to its last scheduled state, which also enqueues it. Return whether Prefect accepted it.
+
+    A worker needs the details of that state, such as the id of the run's parameters; the pending state lacks them.
+    """
+    from prefect.server import models
+    from prefect.server.database import provide_database_interface
+    from prefect.server.schemas import states
+    from prefect.server.schemas.responses import SetStateStatus
+
+    async with provide_database_interface().session_context(begin_transaction=True) as session:
+        current = await models.task_runs.read_task_run(session=session, task_run_id=run.id)
+        if current is None or str(current.state_id) != run.state_id:
+            return False  # the run has changed since
+        history = await models.task_run_states.read_task_run_states(
+            session=session, task_run_id=run.id
+        )
+        for state in sorted(history, key=lambda state: state.timestamp, reverse=True):
+            if state.type == states.StateType.SCHEDULED and state.state_details.deferred:
+                again = states.State(
+                    type=state.type, name=state.name, state_details=state.state_details
+                )
+                result = await models.task_runs.set_task_run_state(
+                    session=session, task_run_id=run.id, state=again, force=True
+                )
+                return bool(result.status == SetStateStatus.ACCEPT)
+        return False

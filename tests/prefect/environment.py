@@ -2,8 +2,8 @@
 
 The environment is created on demand below ``.venv/prefect``, with the versions in ``requirements.txt`` and this package
 installed as users do. Its name depends on the pins and the Python, so a changed pin creates a new one. The package's
-code comes from the source tree, through ``PYTHONPATH``. Each other version of Prefect is in a folder of its own, without
-requirements, and is used if its folder comes first on the path.
+code comes from the source tree, through ``PYTHONPATH``. Each other version of Prefect is in a folder of its own, and
+is used if its folder comes first on the path.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ PROGRAMS = HERE / "programs"
 EXAMPLES = ROOT / "examples" / "prefect_socket"
 OLDEST, MIDDLE, OTHER = "3.4.25", "3.6.0", "3.9.1"
 """the oldest version of Prefect that is supported, one in the middle, and the newest"""
+_FORMER = ("importlib_metadata==8.7.0", "zipp==3.23.0")
+"""requirements of releases before 3.7 that are not among the pins"""
 _PINS = HERE / "requirements.txt"
 _PROJECT = ROOT / "pyproject.toml"
 
@@ -31,7 +33,7 @@ def python_with_prefect() -> str:
 
 def other_prefect(version: str = OTHER) -> Path:
     """Return a folder with another version of Prefect, to be put first on the path. Raises `Unavailable`."""
-    return made("prefect", version.encode(), partial(_make_other, version))
+    return made("prefect", " ".join([version, *_FORMER]).encode(), partial(_make_other, version))
 
 
 def _make(folder: Path) -> None:
@@ -50,4 +52,4 @@ def _make(folder: Path) -> None:
 
 def _make_other(version: str, folder: Path) -> None:
     announce(f"Prefect {version}", "prefect", 9)
-    install(sys.executable, "--upgrade", "--target", str(folder), f"prefect=={version}")
+    install(sys.executable, "--upgrade", "--target", str(folder), f"prefect=={version}", *_FORMER)

@@ -117,6 +117,50 @@ async def test_one_that_cannot_be_put_in(place: Place, caplog: pytest.LogCapture
     assert await place.pass_by(1) == 2, "runs are published once the queue has capacity"
 
 
+async def test_many_that_are_missing(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Row U26: a pass logs one line, however many runs it has enqueued again."""
+    for number in range(250):
+        place.run(f"k-{number % 3}")
+    await place.pass_by(0)
+    assert await place.pass_by(GRACE) == 250
+    assert [line.getMessage() for line in caplog.records] == [
+        "runs that waited and were not in the queue, enqueued again: 250"
+    ]
+
+
+async def test_the_pause_after_many(place: Place) -> None:
+    """Row U26: the runs that are read per second are bounded: more runs make the pauses longer, not the work."""
+    await place.pass_by(0)
+    assert place.reconciler.pause == place.settings.reconcile
+    for _ in range(1500):
+        place.run()
+    await place.pass_by(0)
+    assert 1500 / place.reconciler.pause <= 100
+    place.runs.clear()
+    await place.pass_by(0)
+    assert place.reconciler.pause == place.settings.reconcile
+
+
+async def test_a_pending_run(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row U26: a run that is pending stays with its worker, and is scheduled again once that worker is gone."""
+    again: list[Run] = []
+
+    async def schedule_again(run: Run) -> bool:
+        again.append(run)
+        return True
+
+    monkeypatch.setattr(task_runs, "schedule_again", schedule_again)
+    run = place.run()
+    worker = await place.accepted(run, connection_of("w", "1"))
+    place.runs[0] = run = run._replace(deferred=False, pending=True, state_id=str(uuid4()))
+    await place.pass_by(0)
+    assert await place.pass_by(100 * HELD) == 0
+    await worker.close()
+    assert await place.pass_by(1) == 0
+    assert await place.pass_by(GRACE) == 1
+    assert again == [run]
+
+
 async def test_a_worker_that_has_it(place: Place) -> None:
     """Row E8: a run stays with the worker that has accepted it for as long as its connection is open."""
     run = place.run()

@@ -59,6 +59,29 @@ async def test_a_store_that_forgets(site: Site, pair: Pair, backend: RedisBacken
     assert settings.capacity == 1000  # the queue that was created again has its limit again
 
 
+async def test_a_worker_that_is_lost_before_it_begins(pair: Pair, backend: RedisBackend) -> None:
+    """Row U26: a run that a killed worker has set to pending is sent to another one, with its parameters."""
+    a, b = pair
+    name = key()
+    run = a.created(name)
+    async with Taker(a.socket, name, client_id="lost") as taker:
+        sent = await taker.receive()
+        assert sent["id"] == run
+        await taker.ack()
+        await done(backend, name, 1)
+        pending = {"type": "PENDING", "state_details": {"deferred": True}}
+        told = {"state": pending, "force": True}
+        assert a.client.post(f"/task_runs/{run}/set_state", json=told).status_code == 201
+        assert a.state(run) == "Pending"
+    async with Taker(b.socket, name, client_id="other") as taker:
+        again = await taker.receive(SECONDS)
+        await taker.ack()
+        details = [one["state"]["state_details"] for one in (sent, again)]
+        assert again["id"] == run
+        assert details[0]["task_parameters_id"] == details[1]["task_parameters_id"]
+        a.complete(run)
+
+
 async def test_a_store_that_is_away(site: Site, pair: Pair, backend: RedisBackend) -> None:
     """Faults E1, E4: without its Redis a replica answers with 503 in time and still serves reads.
 

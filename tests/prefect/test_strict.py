@@ -32,7 +32,7 @@ def of_version(site: Site, version: str, **settings: str) -> subprocess.Complete
 
 @pytest.mark.parametrize("version", [OLDEST, MIDDLE, OTHER])
 def test_other_releases(site: Site, version: str) -> None:
-    """Rows E8, D1: every release that is claimed uses the shared queue with the documented settings, or refuses.
+    """Rows E8, U26: every release that is claimed uses the shared queue with the documented settings, or refuses.
 
     Releases before 3.7 ignore ``PREFECT_PLUGINS_ENABLED``, and a strict server must not use Prefect's queue there.
     """
@@ -43,7 +43,7 @@ def test_other_releases(site: Site, version: str) -> None:
 
 @pytest.mark.parametrize("fault", ["disabled", "late"])
 def test_an_old_release_refuses(site: Site, fault: str) -> None:
-    """Row D1: before 3.7 a strict server without plugins, or whose settings are invalid, does not start."""
+    """Row U26: before 3.7 a strict server without plugins, or whose settings are invalid, does not start."""
     settings = {
         "disabled": {"PREFECT_PLUGINS_ENABLED": "false"},
         "late": {"TASKQUEUE_PREFECT_CAPACITY": "nonsense"},
@@ -54,17 +54,17 @@ def test_an_old_release_refuses(site: Site, fault: str) -> None:
 
 
 def test_code_that_is_not_known(site: Site) -> None:
-    """Row E8: if Prefect's code differs from the supported version, an error is logged.
+    """Rows E8, U26: if Prefect's code differs from the supported version, an error is logged for each part.
 
     A strict server does not start.
     """
     done = served(site, "odd")
     assert done.returncode == 0, done.stderr[-2000:]
     refused, queue = done.stdout.splitlines()[-2:]
-    assert refused.startswith(
-        "TASKQUEUE_PREFECT_STRICT is true, but prefect.server.task_queue differs from the supported version"
-    )
+    assert refused.startswith("TASKQUEUE_PREFECT_STRICT is true, but ")
     assert queue == OURS
+    assert "orm_models.TaskRun has no column unknown" in refused
+    assert "core_policy.EnqueueScheduledTasks differs from the supported version" in refused
     assert "prefect.server.task_queue differs from the supported version" in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""Start Prefect's server application, print from which module the task queue is that it uses, and end it: ``serve_once.py [odd]``.
+"""Start Prefect's server application, print the module of its task queue, and end it: ``serve_once.py [odd]``.
 
 With ``odd`` Prefect's code seems to differ from the supported version; the first start is strict, and its error is
 printed.
@@ -31,7 +31,9 @@ async def serve() -> None:
 
 async def serve_odd() -> None:
     """Pretend that Prefect's code differs from the supported version, and start in strict mode and then normally."""
-    patches.FINGERPRINTS["prefect.server.task_queue"] = "another"
+    for name in patches.FINGERPRINTS:
+        patches.FINGERPRINTS[name] = "another"
+    patches.COLUMNS["TaskRun"] = ("unknown",)
     os.environ[STRICT] = "true"
     try:
         await serve()
