@@ -32,7 +32,7 @@ FINGERPRINTS = {
     "prefect.server.models.task_runs.set_task_run_state": "0ac4a08366896384",
 }
 """digests of those parts of Prefect's source code that this package replaces or relies on"""
-COLUMNS = {
+COLUMNS: dict[str, tuple[str, ...]] = {
     "TaskRun": ("id", "name", "state_id", "state_type", "task_key"),
     "TaskRunState": ("id", "name", "state_details", "timestamp", "type"),
 }

@@ -113,5 +113,5 @@ def redis_url(values: Mapping[str, str]) -> str | None:
 
 
 def is_true(text: str) -> bool:
-    """Return whether a variable's text stands for true, as in Prefect's settings."""
+    """Return whether the text of a variable means true, as in Prefect's settings."""
     return text.lower() in {"1", "true", "t", "yes", "y", "on"}

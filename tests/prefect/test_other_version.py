@@ -20,7 +20,7 @@ BACKLOG = 10
 @pytest.fixture(params=[OLDEST, MIDDLE, OTHER])
 def other(site: Site, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
     """Yield a site that uses another release, with a database of its own and the common store."""
-    with Database(site.python) as database:
+    with Database(site.python, empty=True) as database:
         other = Site(site.python, tmp_path, database.url, site.redis)
         own = site.environment("any")["PYTHONPATH"]
         other.more["PYTHONPATH"] = os.pathsep.join([str(other_prefect(request.param)), own])
