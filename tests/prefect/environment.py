@@ -19,8 +19,8 @@ PROGRAMS = HERE / "programs"
 EXAMPLES = ROOT / "examples" / "prefect_socket"
 OLDEST, MIDDLE, OTHER = "3.4.25", "3.6.0", "3.9.1"
 """the oldest version of Prefect that is supported, one in the middle, and the newest"""
-_FORMER = ("importlib_metadata==8.7.0", "zipp==3.23.0")
-"""requirements of releases before 3.7 that are not among the pins"""
+_FORMER = ("fastapi==0.118.0", "importlib_metadata==8.7.0", "starlette==0.48.0", "zipp==3.23.0")
+"""requirements of the releases before 3.7 that are not among the pins, or of which they need an older version"""
 _PINS = HERE / "requirements.txt"
 _PROJECT = ROOT / "pyproject.toml"
 
@@ -33,7 +33,8 @@ def python_with_prefect() -> str:
 
 def other_prefect(version: str = OTHER) -> Path:
     """Return a folder with another version of Prefect, to be put first on the path. Raises `Unavailable`."""
-    return made("prefect", " ".join([version, *_FORMER]).encode(), partial(_make_other, version))
+    packages = [f"prefect=={version}", *(() if version == OTHER else _FORMER)]
+    return made("prefect", " ".join(packages).encode(), partial(_make_other, packages))
 
 
 def _make(folder: Path) -> None:
@@ -50,6 +51,6 @@ def _make(folder: Path) -> None:
         raise Unavailable(f"Prefect, which the tests need, cannot be installed: {error}") from None
 
 
-def _make_other(version: str, folder: Path) -> None:
-    announce(f"Prefect {version}", "prefect", 9)
-    install(sys.executable, "--upgrade", "--target", str(folder), f"prefect=={version}", *_FORMER)
+def _make_other(packages: list[str], folder: Path) -> None:
+    announce(packages[0], "prefect", 9)
+    install(sys.executable, "--upgrade", "--target", str(folder), *packages)
