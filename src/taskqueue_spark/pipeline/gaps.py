@@ -19,8 +19,9 @@ _BITS = 64
 _COUNT = ("run", "shard")
 _NONE = "cast(array() as array<struct<first: bigint, last: bigint>>)"
 _SO_FAR = "partition by run, shard order by word"
+_BIT_SET = f"bit_or(shiftleft(1L, cast(seq & {_BITS - 1} as int)))"
 _BITS_PER_WORD = {
-    "bits": f"bit_or(shiftleft(1L, cast(seq & {_BITS - 1} as int))) filter (where event != 'missing')",
+    "bits": f"{_BIT_SET} filter (where event != 'missing')",
     "low": "min(seq) filter (where event != 'missing')",
     "high": "max(seq) filter (where event != 'missing')",
     "reported": "max(seq - 1) filter (where event = 'missing')",
@@ -47,8 +48,18 @@ def contradictions(transitions: DataFrame) -> DataFrame:
     # A hash ignores nulls, so it needs to know which columns have them.
     empty = (F.isnull(field.name) for field in TRANSITIONS if field.nullable)
     content = F.xxhash64(*TRANSITIONS.names, *empty)
+    rows = transitions.where(~F.col("event").isin(DAMAGED, MISSING)).withColumn(
+        "word", F.expr("shiftright(seq, 6)")
+    )
+    # Compare contents only where words have more rows than numbers, because that takes far longer than counting.
+    crowded = (
+        rows.groupBy(*_COUNT, "word")
+        .agg(F.count("*").alias("rows"), F.expr(_BIT_SET).alias("bits"))
+        .where("rows > bit_count(bits)")
+        .select(*_COUNT, "word")
+    )
     return (
-        transitions.where(~F.col("event").isin(DAMAGED, MISSING))
+        rows.join(F.broadcast(crowded), [*_COUNT, "word"], "left_semi")
         .groupBy(*_COUNT, "seq")
         .agg(F.min(content).alias("low"), F.max(content).alias("high"))
         .where("low != high")
