@@ -141,7 +141,7 @@ def test_flags_for_verification() -> None:
     assert tls_context(url=url).verify_flags == strict & ~ssl.VERIFY_X509_STRICT
     url = "rediss://127.0.0.1?ssl_include_verify_flags=VERIFY_CRL_CHECK_LEAF"
     assert tls_context(url=url).verify_flags == strict | ssl.VERIFY_CRL_CHECK_LEAF
-    with pytest.raises(ConfigurationError, match="invalid value of an option"):
+    with pytest.raises(ConfigurationError, match="invalid value of the option"):
         settings_for("rediss://127.0.0.1?ssl_include_verify_flags=NONE")
 
 

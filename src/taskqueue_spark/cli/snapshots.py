@@ -17,8 +17,7 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.cli.options import PipelineOptions
 from taskqueue_spark.cli.session import Work, check_installed, explain_missing_modules, work
-from taskqueue_spark.cli.spark_types import DataFrame
-from taskqueue_spark.journals.digests import DigestCheck, check_digests
+from taskqueue_spark.cli.spark_types import DataFrame, DigestCheck
 
 _DIGESTS = "digests.json"
 _SMALL = 100_000
@@ -180,6 +179,8 @@ def _take_snapshot(
         )
         if snapshot.damaged:
             stage.note += f", {snapshot.damaged:,} damaged"
+        from taskqueue_spark.journals.digests import check_digests  # noqa: PLC0415 - imports pyarrow
+
         digests = check_digests(source["path"]) if source["backend"] == "lines" else None
         tables.replace_file(path.expanduser() / _DIGESTS, msgspec.json.encode(digests))
     behind = {name: value for name, value in source.items() if not name.endswith("Timestamp")}
@@ -193,4 +194,6 @@ def _read_digests(path: Path) -> DigestCheck | None:
         data = (path.expanduser() / _DIGESTS).read_bytes()
     except FileNotFoundError:
         return None  # the folder is an archive of `stream`
-    return msgspec.json.decode(data, type=DigestCheck | None)
+    from taskqueue_spark.journals import digests  # noqa: PLC0415 - imports pyarrow
+
+    return msgspec.json.decode(data, type=digests.DigestCheck | None)
