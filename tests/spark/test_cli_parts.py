@@ -14,6 +14,7 @@ import pytest
 from pyspark import TaskContext
 from rich.console import Console
 
+from taskqueue_cli.output import console
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_spark.cli import session
 from taskqueue_spark.cli.output import print_table
@@ -111,7 +112,7 @@ def test_no_number_of_a_table_is_broken(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G10: on a narrow terminal the columns of a table are divided, and every number is on one line."""
-    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(console, "_width", width)
     names = ("queue_wait", "run", "acked_per_second", "published", "delivered", "completed", "lost")
     numbers = {name: 1_234_567_890 + index for index, name in enumerate(names)}
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
