@@ -27,10 +27,10 @@ from taskqueue_prefect.task_runs import AcceptedRun, Run
 _PAGE_SIZE = 200
 _FIRST_ID = UUID(int=0)
 _JITTER_SHARE = 0.25
-_RUNS_PER_SECOND = 100
+_RUNS_PER_SECOND = 300
 """number of runs that are read per second on average; a pass over many runs is followed by a longer pause
 
-One run takes about 0.07 ms of the processor, so that passes take at most 1 % of it.
+Reading one run takes about 26 µs of the processor, so that passes take less than 1 % of it.
 """
 Mark = tuple[str, str]
 """ids of a run and of its state"""

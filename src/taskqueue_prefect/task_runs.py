@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -13,7 +16,12 @@ from taskqueue_core.tasks import Task
 from taskqueue_prefect.names import name_of
 from taskqueue_prefect.prefect_types import TaskRun
 
+_BATCH_SIZE = 50
+"""maximum number of runs that one query reads"""
 _state = msgspec.json.Decoder(dict[str, Any])
+
+
+_readers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Reader] = WeakKeyDictionary()
 
 
 class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,17 +108,61 @@ def unsendable_reason(run: TaskRun) -> str | None:
 
 
 async def read(run_id: str) -> TaskRun | None:
-    """Return a run as it is in the database now; ``None`` if it does not exist."""
-    from prefect.server import models
+    """Return a run as it is in the database now; ``None`` if it does not exist.
+
+    Calls of all sockets that are made while the database is being read share the next read.
+    """
+    loop = asyncio.get_running_loop()
+    reader = _readers.get(loop)
+    if reader is None:
+        reader = _readers[loop] = _Reader()
+    return await reader.read(run_id)
+
+
+class _Reader:
+    """Reads the runs that the sockets of one event loop ask for, many with each query."""
+
+    def __init__(self) -> None:
+        self._requested: dict[str, asyncio.Future[TaskRun | None]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def read(self, run_id: str) -> TaskRun | None:
+        future = self._requested.get(run_id)
+        if future is None:
+            future = self._requested[run_id] = asyncio.get_running_loop().create_future()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        return await asyncio.shield(future)
+
+    async def _run(self) -> None:
+        while self._requested:
+            batch = dict(list(self._requested.items())[:_BATCH_SIZE])
+            for run_id in batch:
+                del self._requested[run_id]
+            try:
+                runs = await read_many(list(batch))
+            except Exception as error:  # noqa: BLE001 - each of the callers handles it
+                for future in batch.values():
+                    future.set_exception(error)
+                    future.exception()  # a caller that was cancelled does not retrieve it
+            else:
+                for run_id, future in batch.items():
+                    future.set_result(runs.get(run_id))
+
+
+async def read_many(run_ids: Sequence[str]) -> dict[str, TaskRun]:
+    """Return those of the runs that exist, by their ids, with one query."""
+    import sqlalchemy as sa
     from prefect.server.database import provide_database_interface
     from prefect.server.schemas import core
 
-    async with provide_database_interface().session_context() as session:
-        task_run = await models.task_runs.read_task_run(session=session, task_run_id=UUID(run_id))
-        if task_run is None:
-            return None
-        run: TaskRun = core.TaskRun.model_validate(task_run, from_attributes=True)
-        return run
+    db = provide_database_interface()
+    async with db.session_context() as session:
+        query = sa.select(db.TaskRun).where(db.TaskRun.id.in_([UUID(run) for run in run_ids]))
+        return {
+            str(row.id): core.TaskRun.model_validate(row, from_attributes=True)
+            for row in (await session.scalars(query)).all()
+        }
 
 
 async def scheduled_after(last: UUID, limit: int) -> list[Run]:

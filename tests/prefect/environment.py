@@ -1,13 +1,15 @@
 """Prefect in a Python environment of its own, because its requirements may conflict with this project's.
 
-The environment is created on demand below ``.venv/prefect``, with the versions in ``requirements.txt`` and this package
-installed as users do. Its name depends on the pins and the Python, so a changed pin creates a new one. The package's
-code comes from the source tree, through ``PYTHONPATH``. Each other version of Prefect is in a folder of its own, and
-is used if its folder comes first on the path.
+The environment is created on demand below ``.venv/prefect``, with the versions in ``requirements.txt`` and the entry
+points of this package. Its name depends on the pins and the Python, so a changed pin creates a new one. The package's
+code comes from the source tree, through ``PYTHONPATH``. A copy in the environment would be out of date soon, and the
+servers that Prefect's command starts would use it, because they have the environment's folder first on the path. Each
+other version of Prefect is in a folder of its own, and is used if its folder comes first on the path.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -27,7 +29,7 @@ _PROJECT = ROOT / "pyproject.toml"
 
 def python_with_prefect() -> str:
     """Return the interpreter with Prefect. Its environment is created at the first call. Raises `Unavailable`."""
-    folder = made("prefect", _PINS.read_bytes() + _PROJECT.read_bytes(), _make)
+    folder = made("prefect", _PINS.read_bytes() + _PROJECT.read_bytes() + b"entry points", _make)
     return str(folder / "bin" / "python")
 
 
@@ -47,6 +49,8 @@ def _make(folder: Path) -> None:
         install(python, "--require-hashes", "--requirement", str(_PINS))
         run(*wheel, "--wheel-dir", str(folder / "own"), str(ROOT))
         install(python, *map(str, (folder / "own").iterdir()))
+        for copy in folder.glob("lib/python*/site-packages/taskqueue_*/__init__.py"):
+            shutil.rmtree(copy.parent)
     except Unavailable as error:
         raise Unavailable(f"Prefect, which the tests need, cannot be installed: {error}") from None
 

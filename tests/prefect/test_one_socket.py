@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -191,3 +192,28 @@ async def test_what_is_no_client_id(place: Place, client_id: object) -> None:
         assert caught.value.code == 4001
 
     await place.handle(handler)
+
+
+async def test_sockets_share_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row U26: 40 sockets that look up runs at once use two queries, and an error reaches each of them."""
+    queries: list[int] = []
+
+    async def read_many(run_ids: Sequence[str]) -> dict[str, str]:
+        queries.append(len(run_ids))
+        await asyncio.sleep(0)
+        if "bad" in run_ids:
+            raise OSError
+        return {run: run for run in run_ids if run != "39"}
+
+    monkeypatch.setattr(task_runs, "read_many", read_many)
+    first = asyncio.create_task(task_runs.read("0"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    rest = await asyncio.gather(*(task_runs.read(str(number)) for number in range(1, 40)))
+    assert await first == "0"
+    assert rest == [*(str(number) for number in range(1, 39)), None]
+    assert queries == [1, 39]
+    failed = await asyncio.gather(
+        task_runs.read("bad"), task_runs.read("good"), return_exceptions=True
+    )
+    assert [type(error) for error in failed] == [OSError, OSError]

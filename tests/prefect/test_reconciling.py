@@ -132,10 +132,11 @@ async def test_the_pause_after_many(place: Place) -> None:
     """Row U26: the runs that are read per second are bounded: more runs make the pauses longer, not the work."""
     await place.pass_by(0)
     assert place.reconciler.pause == place.settings.reconcile
-    for _ in range(1500):
+    for _ in range(3000):
         place.run()
     await place.pass_by(0)
-    assert 1500 / place.reconciler.pause <= 100
+    shortest = place.reconciler.pause * 0.75  # with the jitter of the pauses
+    assert 3000 / shortest <= 300
     place.runs.clear()
     await place.pass_by(0)
     assert place.reconciler.pause == place.settings.reconcile
