@@ -24,6 +24,7 @@ from taskqueue_core.capabilities import Permit
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS
 from taskqueue_core.consumer.settle import Settler, settle
 from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Bury, Redeliver, Rejected, RetryPolicy, Verb
 from taskqueue_core.tasks import Delivery, Settled
 from taskqueue_dispatch.endpoint_client.answers import (
@@ -74,7 +75,8 @@ def answer_of(note: bytes) -> Answer | None:
 
 
 _OVERTIME = "Exceeded max processing time"
-_REFUSED = "refused_by_server"
+_STALE = ""
+"""a token that no slot has, so that a note is stored as late"""
 _LOST = "max_losses_exceeded"
 _MAX_SERVERS_ASKED = 16
 """maximum number of servers that are polled for a job that may have been sent before"""
@@ -120,7 +122,7 @@ class JobAttempt:
 
         If it is cancelled, a job that was sent stays on its server for the next dispatcher.
         """
-        started = time.monotonic()
+        started, internal = time.monotonic(), False
         try:
             answer = await self._unless_lost(self._answer()) or await self._final_answer()
         except asyncio.CancelledError:
@@ -131,9 +133,13 @@ class JobAttempt:
             raise
         except Exception:  # noqa: BLE001 - whatever the error is, the slot and the job must be released
             _log.exception("could not complete a job")
-            answer = EndpointUnreachable("internal error of the dispatcher", sent=True)
-        if answer is None:
+            answer, internal = (
+                EndpointUnreachable("internal error of the dispatcher", sent=True),
+                True,
+            )
+        if answer is None or internal:
             self._context.breaker.undecided(self._held.lease.model, self._held.lease.server)
+        if answer is None:
             self._owner.release_slot(self._held)
             await self._settle(Redeliver(lost=True))
             return
@@ -141,7 +147,8 @@ class JobAttempt:
             self._context.estimates.note(self._held.lease.model, time.monotonic() - started)
         try:
             try:
-                await self._update_breaker(answer)
+                if not internal:
+                    await self._update_breaker(answer)
             finally:
                 self._owner.release_slot(self._held)
             await self._settle_answer(answer)
@@ -190,7 +197,7 @@ class JobAttempt:
         except TimeoutError:
             return JobFailedAnswer(_OVERTIME)
         if isinstance(sent, Missing):
-            return JobFailedAnswer("the endpoint does not exist")
+            return JobFailedAnswer("the endpoint does not exist", by_server=True)
         return await self._follow(sent)
 
     async def _find_earlier(self) -> Answer | None:
@@ -313,13 +320,14 @@ class JobAttempt:
         context, model, server = self._context, self._held.lease.model, self._held.lease.server
         rest: float | None = None
         match answer:
-            case Done():
+            case Done() | JobFailedAnswer(by_server=False):
+                # A job that fails by itself, or is refused, is an answer of a server that works.
                 context.breaker.passed(model, server)
             case Busy(retry_after):
                 rest = context.settings.busy_rest if retry_after is None else retry_after
                 if self._allowed:
                     context.breaker.undecided(model, server)
-            case EndpointUnreachable() | JobFailedAnswer(final=False):
+            case EndpointUnreachable() | JobFailedAnswer():
                 rest = context.breaker.failed(model, server)
                 context.renewer.checks.check_soon(model, server)
         if rest:
@@ -337,8 +345,8 @@ class JobAttempt:
                     await self._context.report(task, "done", result, None)
                 results = await self._owner.settlements.ack([(self._delivery, result)])
                 if not results[self._delivery.receipt]:
-                    # The ack failed, for example because another dispatcher has the job now. Keep the result as a note.
-                    await self._note(result)
+                    # The ack failed, for example because another dispatcher has the job now.
+                    await self._keep_late(result)
                 elif late:
                     # The deadline has passed. Report the job only after a successful ack: if the job has expired
                     # instead, its expiry callback reports that.
@@ -346,7 +354,7 @@ class JobAttempt:
             case EndpointUnreachable(sent=True):
                 await self._settle(Redeliver(lost=True))
             case JobFailedAnswer(error, final):
-                outcome = Rejected(_REFUSED, error) if final else retry.Failed(error)
+                outcome = Rejected(answer.reason, error) if final else retry.Failed(error)
                 policy = RetryPolicy(max_attempts=self._config.max_retries + 1)
                 await self._settle(
                     retry.decide(outcome, self._delivery, policy, self._context.uniform)
@@ -366,12 +374,19 @@ class JobAttempt:
             await context.report(task, "failed", None, _LOST)
 
     async def _note(self, note: bytes) -> None:
-        """Store a note with the slot for the job's next attempt.
-
-        If this attempt no longer holds the slot, the note is stored as late: see `SlotPool.leave`.
-        """
+        """Store a note with the slot for the job's next attempt."""
         lease, job = self._held.lease, self._delivery.task.id
         leave = partial(self._context.pool.leave, lease.model, job, lease.token, note)
+        await self._context.store.retry_until_available(leave)
+
+    async def _keep_late(self, result: bytes) -> None:
+        """Store a result as a late note. The slot was released, and a note with its token could be deleted with it."""
+        note = b'{"status":"success","result":%b}' % result
+        if len(note) > LIMITS.result:
+            _log.warning("a result that came too late is larger than a note, and was not kept")
+            return
+        model, job = self._held.lease.model, self._delivery.task.id
+        leave = partial(self._context.pool.leave, model, job, _STALE, note)
         await self._context.store.retry_until_available(leave)
 
 

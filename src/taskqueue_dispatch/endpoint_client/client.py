@@ -47,6 +47,7 @@ _HEALTH_LIMIT = 1024 * 1024
 _SCHEMES = frozenset({"http", "https"})
 _MAX_PORT = 65_535
 _MAX_WARNED = 1000
+_UNUSABLE = "unusable_answer"
 _log = logging.getLogger("taskqueue.dispatch")
 _GET_HEADERS = (
     ("accept", "application/json"),
@@ -118,7 +119,7 @@ class EndpointClient:
             target = lease.model, lease.server
             reply = await self._call(request, timeout, self._limit, target)
         except NotUsableError as error:
-            return JobFailedAnswer(str(error))
+            return JobFailedAnswer(str(error), final=True, reason=_UNUSABLE)
         except TimeoutError:
             if sync:
                 return JobFailedAnswer(
@@ -141,7 +142,7 @@ class EndpointClient:
         try:
             reply = await self._call(_get(url, path), _POLL_SECONDS, self._limit)
         except NotUsableError as error:
-            return JobFailedAnswer(str(error))
+            return JobFailedAnswer(str(error), final=True, reason=_UNUSABLE)
         except TimeoutError:
             return _timed_out(_POLL_SECONDS)
         except (NotReachedError, NotWholeError) as error:
