@@ -285,7 +285,9 @@ class SlotModel:
         return ended
 
     def _silent(self, position: Known) -> list[Held]:
-        position.well = False
+        position.well, position.surplus = False, None
+        for lease in self.leases_of(position):
+            lease.missed = None
         if position.endpoint.reports:
             self.clear(position)
         return []

@@ -282,7 +282,7 @@ class SlotPool(Protocol):
         """Compare an endpoint's leases with its server's report, and return the leases that ended.
 
         ``observed`` is ``None`` if the server did not answer. An endpoint with ``reports`` then becomes unhealthy, and
-        its unassigned leases end. Leases with a job are kept, and missed leases remain missed.
+        its unassigned leases end. Leases with a job are kept. Earlier reports no longer count.
 
         If the server answered, a healthy endpoint stays healthy. An unhealthy endpoint becomes healthy if the server
         runs no more jobs than there are leases with a job, or no more than it ran at least ``settled`` seconds ago: the
@@ -293,8 +293,9 @@ class SlotPool(Protocol):
         job, the difference is the number of expired leases that are missed, starting with the one that expired first.
 
         A lease ends when it is missed in two reports with the same ``active``, at least ``settled`` seconds apart on
-        the store's clock, if its token has not changed and it was missed in every report between the two. The ended
-        leases are returned sorted by fence, and, like those of a `PoolView`, have no notes and empty tokens.
+        the store's clock, if its token has not changed, it was missed in every report between the two, and the server
+        was never silent between the two. The ended leases are returned sorted by fence, and, like those of a
+        `PoolView`, have no notes and empty tokens.
         """
 
     def slot_signal(self, *models: str) -> RoomSignal:
