@@ -11,7 +11,8 @@ from taskqueue_core.backend import Backend
 from taskqueue_dispatch.endpoint_client.answers import Answer, Done
 from taskqueue_dispatch.gpu_server.jobs import GpuJob, JobFailed, JobRefused
 from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
-from taskqueue_dispatch.job_attempt import JobAttempt, answer_of
+from taskqueue_dispatch.job_attempt import JobAttempt
+from taskqueue_dispatch.job_notes import answer_of
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.status import JobState
 from tests.dispatch.patience import until

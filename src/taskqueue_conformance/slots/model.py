@@ -211,7 +211,7 @@ class SlotModel:
             had.holder, had.resumed, had.via = lease.holder, True, shown.token
             had.missed, lease, fresh = None, had, True
         else:
-            lease.job = job
+            lease.job, lease.resumed = job, bool(self.late.get((lease.model, job)))
             lease.switched = self.loaded.get(lease.server, lease.model) != lease.model
             self.loaded[lease.server] = lease.model
         if lease is not None:

@@ -245,6 +245,18 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         _, over = await bench.pool.take_over()
         assert over.note == b'"result"'
 
+    async def test_a_note_outlives_its_lease(self, bench: Bench) -> None:
+        """If a lease with a note ends without a release, the job's next lease is marked ``resumed`` (U26; fault H2)."""
+        (lease,) = await bench.pool.serving("job-1")
+        await _leave(bench, lease, b'"sent"')
+        assert await bench.pool.report_twice(0) == ["job-1"]
+        (again,) = await bench.pool.running("job-1")
+        assert (again.resumed, again.note) == (True, None)
+        assert await bench.slots.late(MODEL, "job-1") == (b'"sent"',)
+        await bench.slots.release(again)
+        (other,) = await bench.pool.running("job-2")
+        assert not other.resumed
+
     async def test_a_note_that_comes_late(self, bench: Bench) -> None:
         """A note with a stale token is stored as late, and replaces no other note (OPEN-C4; fault H3)."""
         (before,) = await bench.pool.serving("job-1", slots=2)

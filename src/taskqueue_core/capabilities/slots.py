@@ -133,7 +133,7 @@ class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
     switched: bool = False
     """whether the server's previous job was of another model, so that the server may have to load this model"""
     resumed: bool = False
-    """whether the job already had this lease; an earlier holder may have sent the job to the server"""
+    """whether an earlier holder may have sent the job to a server: the job already had this lease, or has late notes"""
     note: bytes | None = None
     """a note for the holder, stored by `SlotPool.leave`"""
 
@@ -244,7 +244,8 @@ class SlotPool(Protocol):
 
         If the job already has a lease for this model, that lease is returned instead: with a new token and holder, with
         its note, and marked ``resumed``. The pair's own lease is then released, and the earlier token becomes stale.
-        Idempotent: the same pair again returns the same lease, even after a transfer. Detached leases become assigned.
+        A lease for a job with late notes is marked ``resumed`` too. Idempotent: the same pair again returns the same
+        lease, even after a transfer. Detached leases become assigned.
         """
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:

@@ -255,6 +255,7 @@ class MemorySlots:
             return lease if lease is had else None
         if had is None:
             self._pool.bind(lease, job)
+            lease.resumed = bool(self._pool.late.of(model, job, now))
             return lease
         self._pool.end(lease)
         self._pool.notify((lease.position,), now)
