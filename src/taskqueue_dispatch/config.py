@@ -26,7 +26,7 @@ class DispatchSettings(BaseSettings):
     """seconds after which the dispatcher looks for free slots and changed models even without a notification"""
     health_interval: _Seconds = 10.0
     """seconds between two health checks of a server"""
-    settled: _Seconds = 5.0
+    settled: _Seconds = 4.0
     """minimum seconds between two health reports; if both omit a job, the second one ends the lease of the job
 
     Choose a time longer than a server needs to report a new job.

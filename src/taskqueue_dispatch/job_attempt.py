@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from taskqueue_core import retry
 from taskqueue_core.backend import Subscription
@@ -24,11 +23,10 @@ from taskqueue_core.capabilities import Permit
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS
 from taskqueue_core.consumer.settle import Settler, settle
 from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Bury, Redeliver, Rejected, RetryPolicy, Verb
 from taskqueue_core.tasks import Delivery, Settled
 from taskqueue_dispatch.endpoint_client.answers import (
-    DONE,
-    FAILED,
     Answer,
     Busy,
     Done,
@@ -37,49 +35,21 @@ from taskqueue_dispatch.endpoint_client.answers import (
     JobFailedAnswer,
     JobRunningAnswer,
     Missing,
-    shown,
 )
+from taskqueue_dispatch.job_notes import answer_of, result_note
 from taskqueue_dispatch.lease_renewal import RenewedLease
 from taskqueue_dispatch.models import ModelConfig
+from taskqueue_dispatch.remote_job import RemoteJob, polled
 from taskqueue_dispatch.runner_context import RunnerContext
 
-
-class _Pushed(msgspec.Struct):
-    status: str
-    result: msgspec.Raw = msgspec.Raw(b"null")
-    error: Any = None
-    final: Any = None
-    accepted: str | None = None
-
-
-_decoder = msgspec.json.Decoder(_Pushed)
-
-
-def accepted_note(remote_id: str) -> bytes:
-    """Return a note that contains the server's id for the job. The caller stores the note with the slot."""
-    return msgspec.json.encode({"status": "accepted", "accepted": remote_id})
-
-
-def answer_of(note: bytes) -> Answer | None:
-    """Return the answer that a note contains, or ``None`` if it contains none or is not valid."""
-    try:
-        decoded = _decoder.decode(note)
-    except msgspec.MsgspecError:
-        return None
-    if decoded.status in DONE:
-        return Done(bytes(decoded.result))
-    if decoded.status in FAILED:
-        return JobFailedAnswer(shown(decoded.error), final=decoded.final is True)
-    return None if decoded.accepted is None else JobAcceptedAnswer(decoded.accepted)
-
-
 _OVERTIME = "Exceeded max processing time"
-_REFUSED = "refused_by_server"
+_STALE = ""
+"""a token that no slot has, so that a note is stored as late"""
 _LOST = "max_losses_exceeded"
-_MAX_SERVERS_ASKED = 16
-"""maximum number of servers that are polled for a job that may have been sent before"""
 _MARGIN = 60.0
 """seconds by which the lease of a detached slot exceeds the time limit of its job"""
+_KEEP_SECONDS = 15.0
+"""seconds between two reports of progress for a job over its time"""
 _FINAL_SECONDS = 0.5
 """maximum number of seconds for the last store call about a job that this dispatcher gives up"""
 _log = logging.getLogger("taskqueue.dispatch")
@@ -109,20 +79,25 @@ class JobAttempt:
         view = context.registry.view(held.lease.model)
         self._config = ModelConfig() if view is None else view.config
         self._deadline = time.monotonic() + self._config.max_poll_time
-        self._remote_id = delivery.task.id
+        self._job = RemoteJob(delivery, held, self._config, context)
         self._allowed = False
         self._sent = held.lease.resumed
         """whether the server may have received the job"""
-        self._url = held.lease.url
+        self._overtime = False
+        """whether the job has exceeded its time limit, and the attempt only waits until the slot is free"""
+        self._kept_at = -math.inf
 
     async def run(self) -> None:
         """Run the attempt to its end.
 
         If it is cancelled, a job that was sent stays on its server for the next dispatcher.
         """
-        started = time.monotonic()
+        started, internal = time.monotonic(), False
         try:
             answer = await self._unless_lost(self._answer()) or await self._final_answer()
+            if self._overtime and not isinstance(answer, Done):
+                by_server = isinstance(answer, EndpointUnreachable)
+                answer = JobFailedAnswer(_OVERTIME, by_server=by_server)
         except asyncio.CancelledError:
             if self._sent:
                 await self._leave_running()
@@ -131,9 +106,13 @@ class JobAttempt:
             raise
         except Exception:  # noqa: BLE001 - whatever the error is, the slot and the job must be released
             _log.exception("could not complete a job")
-            answer = EndpointUnreachable("internal error of the dispatcher", sent=True)
-        if answer is None:
+            answer, internal = (
+                EndpointUnreachable("internal error of the dispatcher", sent=True),
+                True,
+            )
+        if answer is None or internal:
             self._context.breaker.undecided(self._held.lease.model, self._held.lease.server)
+        if answer is None:
             self._owner.release_slot(self._held)
             await self._settle(Redeliver(lost=True))
             return
@@ -141,7 +120,8 @@ class JobAttempt:
             self._context.estimates.note(self._held.lease.model, time.monotonic() - started)
         try:
             try:
-                await self._update_breaker(answer)
+                if not internal:
+                    await self._update_breaker(answer)
             finally:
                 self._owner.release_slot(self._held)
             await self._settle_answer(answer)
@@ -167,51 +147,64 @@ class JobAttempt:
         Return ``None`` unless the server reports that the job has ended. Do not poll if the job was not sent, or if its
         model has no path for polls.
         """
-        if not (self._sent and self._asks):
+        if not (self._sent and self._job.asks):
             return None
-        response = await self._ask(self._url)
+        response = await self._job.ask()
         return response if isinstance(response, Done | JobFailedAnswer) else None
 
     async def _answer(self) -> Answer:
-        before = await self._find_earlier()
+        before = await self._job.find()
         if before is not None:
             self._sent = True
             return await self._follow(before)
-        lease, delivery = self._held.lease, self._delivery
+        lease = self._held.lease
         self._allowed = self._context.breaker.allows(lease.model, lease.server)
         if not self._allowed:
             return Busy()
         self._sent = True
-        try:
-            async with asyncio.timeout(self._remaining):
-                sent = await self._context.caller.send(
-                    lease, delivery.task, self._config, attempt=delivery.attempt
-                )
-        except TimeoutError:
-            return JobFailedAnswer(_OVERTIME)
+        sent = await self._send()
         if isinstance(sent, Missing):
-            return JobFailedAnswer("the endpoint does not exist")
+            return JobFailedAnswer("the endpoint does not exist", by_server=True)
         return await self._follow(sent)
 
-    async def _find_earlier(self) -> Answer | None:
-        """Return the state of a job that was sent earlier, or ``None`` if the job must be sent."""
-        lease, delivery = self._held.lease, self._delivery
-        if lease.note is not None and (result := answer_of(lease.note)) is not None:
-            return result
-        if not self._asks or not (delivery.losses or delivery.attempt > 1 or lease.resumed):
-            return None
-        if lease.resumed:
-            result = await self._ask(lease.url)
-            return None if isinstance(result, Missing) else _polled(result)
-        view = self._context.registry.view(lease.model)
-        known = () if view is None else view.endpoints
-        urls = dict.fromkeys([lease.url, *(info.endpoint.url for info in known)])
-        answers = await asyncio.gather(*(self._ask(url) for url in list(urls)[:_MAX_SERVERS_ASKED]))
-        for url, result in zip(urls, answers, strict=False):
-            if isinstance(result, Done | JobRunningAnswer):
-                self._url = url
-                return result
-        return None
+    async def _send(self) -> Answer:
+        """Send the job, and return the server's answer.
+
+        A server that reports its jobs may answer after the time limit, because the slot is its own until then.
+        """
+        task, attempt = self._delivery.task, self._delivery.attempt
+        send = self._context.caller.send
+        reports, partition = self._job.reports, self._context.settings.partition
+        sending = asyncio.create_task(
+            send(self._held.lease, task, self._config, attempt=attempt, limited=not reports)
+        )
+        try:
+            await asyncio.wait([sending], timeout=self._remaining)
+            if not sending.done():
+                await self._exceed_time()
+            while reports and not sending.done() and self._job.silence <= partition:
+                await asyncio.wait([sending], timeout=self._config.poll_interval)
+                await self._keep_delivery()
+            return sending.result() if sending.done() else EndpointUnreachable(_OVERTIME, sent=True)
+        finally:
+            sending.cancel()
+            await asyncio.wait([sending])
+
+    async def _exceed_time(self) -> None:
+        """Ask the server to cancel the job, and wait until the slot is free: only then may the job be tried again.
+
+        If the server reports its jobs, let the lease expire, because some reports only end expired leases.
+        """
+        self._overtime, self._held.lapsing = True, self._job.reports
+        await self._job.cancel()
+        self._job.check_soon()
+
+    async def _keep_delivery(self) -> None:
+        """After the time limit, show that the job is still waited for: without progress its delivery would be lost."""
+        if self._overtime and self._kept_at + _KEEP_SECONDS <= time.monotonic():
+            self._kept_at = time.monotonic()
+            with contextlib.suppress(*OUTAGE_ERRORS):
+                await self._context.control.progress(self._delivery, _OVERTIME)
 
     async def _follow(self, answer: Answer) -> Answer:
         """Poll, or wait for a push, until the job has ended, is lost or exceeds its time limit. Return the outcome."""
@@ -222,36 +215,42 @@ class JobAttempt:
             if isinstance(answer, JobAcceptedAnswer | JobRunningAnswer):
                 unreachable_since, missing = None, 0
                 await self._record_progress(answer)
-            elif isinstance(answer, EndpointUnreachable) and answer.sent and self._asks:
-                unreachable_since = unreachable_since or now
-                if now - unreachable_since > self._context.settings.partition:
+            elif isinstance(answer, EndpointUnreachable) and answer.sent and self._can_wait:
+                if unreachable_since is None:
+                    unreachable_since = now
+                    self._job.check_soon()
+                silent = now - unreachable_since if self._job.asks else self._job.silence
+                if silent > self._context.settings.partition:
                     return answer
             elif isinstance(answer, Missing):
                 missing += 1
                 # After a second `Missing`, the job counts as lost, for example because the server has restarted.
                 if missing > 1:
-                    return EndpointUnreachable("the server no longer knows the job", sent=True)
+                    gone = EndpointUnreachable("the server no longer knows the job", sent=True)
+                    return JobFailedAnswer(_OVERTIME) if self._overtime else gone
             else:
                 return answer
-            if self._remaining <= 0:
-                return JobFailedAnswer(_OVERTIME)
             answer = await self._next(answer)
 
     async def _next(self, answer: Answer) -> Answer:
         """Wait for a pushed result, or poll after the interval. Return the newest answer."""
-        pause = min(self._config.poll_interval, max(0.0, self._remaining))
+        if self._remaining <= 0 and not self._overtime:
+            if not self._can_wait:
+                return JobFailedAnswer(_OVERTIME)
+            await self._exceed_time()
+        await self._keep_delivery()
+        pause = self._config.poll_interval
+        if not self._overtime:
+            pause = min(pause, max(0.0, self._remaining))
         try:
             async with asyncio.timeout(pause):
                 await self._held.noted.wait()
         except TimeoutError:
-            return _polled(await self._ask(self._url)) if self._asks else answer
+            return polled(await self._job.ask()) if self._job.asks else answer
         self._held.noted.clear()
         note = self._held.note
         response = None if note is None else answer_of(note)
         return answer if response is None or isinstance(response, JobAcceptedAnswer) else response
-
-    async def _ask(self, url: str) -> Answer:
-        return await self._context.caller.ask(url, self._remote_id, self._config)
 
     async def _record_progress(self, answer: JobAcceptedAnswer | JobRunningAnswer) -> None:
         """Record the progress, or the server's id for the job; detach the slot so that it outlives this dispatcher."""
@@ -261,12 +260,12 @@ class JobAttempt:
                     # A lost progress report is not sent again, because the next one replaces it.
                     await self._context.control.progress(self._delivery, answer.progress)
         else:
-            self._remote_id = answer.remote_id
+            self._job.remote_id = answer.remote_id
         if self._held.lease.state is Permit.DETACHED:
             return
         await self._context.store.retry_until_available(self._detach)
-        if self._remote_id != self._delivery.task.id:
-            await self._note(accepted_note(self._remote_id))
+        if self._job.remote_id != self._delivery.task.id:
+            await self._note(self._job.note)
 
     async def _detach(self) -> None:
         held = self._held
@@ -281,11 +280,14 @@ class JobAttempt:
     async def _leave_running(self) -> None:
         """Leave the job running on its server.
 
-        The dispatcher that receives the job next takes over its detached slot.
+        The dispatcher that receives the job next takes over its detached slot or, if the slot has ended by then, finds
+        the note, and asks the server.
         """
+        lease, job = self._held.lease, self._delivery.task.id
         try:
             async with asyncio.timeout(_FINAL_SECONDS):
                 await self._detach()
+                await self._context.pool.leave(lease.model, job, lease.token, self._job.note)
         except (TaskQueueError, TimeoutError):
             _log.warning("could not detach a job's slot; it may become free before the job ends")
         self._context.renewer.drop(self._held)
@@ -301,8 +303,9 @@ class JobAttempt:
                 await self._owner.subscription.redeliver(self._delivery, lost=True)
 
     @property
-    def _asks(self) -> bool:
-        return self._config.poll_endpoint_template is not None
+    def _can_wait(self) -> bool:
+        """Whether the dispatcher can find out that the server no longer runs the job."""
+        return self._job.asks or self._job.reports
 
     @property
     def _remaining(self) -> float:
@@ -313,13 +316,14 @@ class JobAttempt:
         context, model, server = self._context, self._held.lease.model, self._held.lease.server
         rest: float | None = None
         match answer:
-            case Done():
+            case Done() | JobFailedAnswer(by_server=False):
+                # A job that fails by itself, or is refused, is an answer of a server that works.
                 context.breaker.passed(model, server)
             case Busy(retry_after):
                 rest = context.settings.busy_rest if retry_after is None else retry_after
                 if self._allowed:
                     context.breaker.undecided(model, server)
-            case EndpointUnreachable() | JobFailedAnswer(final=False):
+            case EndpointUnreachable() | JobFailedAnswer():
                 rest = context.breaker.failed(model, server)
                 context.renewer.checks.check_soon(model, server)
         if rest:
@@ -337,8 +341,8 @@ class JobAttempt:
                     await self._context.report(task, "done", result, None)
                 results = await self._owner.settlements.ack([(self._delivery, result)])
                 if not results[self._delivery.receipt]:
-                    # The ack failed, for example because another dispatcher has the job now. Keep the result as a note.
-                    await self._note(result)
+                    # The ack failed, for example because another dispatcher has the job now.
+                    await self._keep_late(result)
                 elif late:
                     # The deadline has passed. Report the job only after a successful ack: if the job has expired
                     # instead, its expiry callback reports that.
@@ -346,7 +350,7 @@ class JobAttempt:
             case EndpointUnreachable(sent=True):
                 await self._settle(Redeliver(lost=True))
             case JobFailedAnswer(error, final):
-                outcome = Rejected(_REFUSED, error) if final else retry.Failed(error)
+                outcome = Rejected(answer.reason, error) if final else retry.Failed(error)
                 policy = RetryPolicy(max_attempts=self._config.max_retries + 1)
                 await self._settle(
                     retry.decide(outcome, self._delivery, policy, self._context.uniform)
@@ -366,19 +370,17 @@ class JobAttempt:
             await context.report(task, "failed", None, _LOST)
 
     async def _note(self, note: bytes) -> None:
-        """Store a note with the slot for the job's next attempt.
-
-        If this attempt no longer holds the slot, the note is stored as late: see `SlotPool.leave`.
-        """
+        """Store a note with the slot for the job's next attempt."""
         lease, job = self._held.lease, self._delivery.task.id
         leave = partial(self._context.pool.leave, lease.model, job, lease.token, note)
         await self._context.store.retry_until_available(leave)
 
-
-def _polled(answer: Answer) -> Answer:
-    """Return what the answer to a poll means: a server that is unreachable or busy may still have the job."""
-    if isinstance(answer, Busy):
-        return JobRunningAnswer()
-    if isinstance(answer, EndpointUnreachable):
-        return EndpointUnreachable(answer.error, sent=True)
-    return answer
+    async def _keep_late(self, result: bytes) -> None:
+        """Store a result as a late note. The slot was released, and a note with its token could be deleted with it."""
+        note = result_note(result)
+        if len(note) > LIMITS.result:
+            _log.warning("a result that came too late is larger than a note, and was not kept")
+            return
+        model, job = self._held.lease.model, self._delivery.task.id
+        leave = partial(self._context.pool.leave, model, job, _STALE, note)
+        await self._context.store.retry_until_available(leave)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,8 @@ class _Watch:
 
     due: float
     failures: int = 0
+    answered_at: float = 0.0
+    """time of the last answer, or of the first check"""
     asking: bool = False
 
 
@@ -59,15 +61,20 @@ class Checks:
         caller: HealthClient,
         settings: DispatchSettings,
         *,
+        held: Callable[[], Iterable[SlotLease]],
         ended: Callable[[Sequence[SlotLease]], None],
         monotonic: Callable[[], float],
         uniform: Callable[[], float],
     ) -> None:
-        """Create the checks without any I/O. ``ended`` is called with the leases that a check has ended."""
+        """Create the checks without any I/O.
+
+        ``held`` returns the leases that this process holds. ``ended`` is called with the leases that a check has ended.
+        """
         self._pool = pool
         self._registry = registry
         self._caller = caller
         self._settings = settings
+        self._held = held
         self._ended = ended
         self._monotonic = monotonic
         self._uniform = uniform
@@ -83,6 +90,13 @@ class Checks:
         if (watch := self._watches.get((model, server))) is not None:
             watch.due = self._monotonic()
             self._wake_up.set()
+
+    def silence(self, name: tuple[str, str]) -> float:
+        """Return for how many seconds an endpoint's server has answered no check; infinity if it is not checked."""
+        watch = self._watches.get(name)
+        if watch is None:
+            return math.inf
+        return self._monotonic() - watch.answered_at if watch.failures else 0.0
 
     async def run(self) -> None:
         """Run the checks until cancelled."""
@@ -113,7 +127,9 @@ class Checks:
             for info in view.endpoints
             if info.endpoint.reports
         }
-        self._watches = {name: self._watches.get(name) or _Watch(now) for name in known}
+        self._watches = {
+            name: self._watches.get(name) or _Watch(now, answered_at=now) for name in known
+        }
         matches = []
         for name, (info, config) in known.items():
             watch = self._watches[name]
@@ -139,22 +155,23 @@ class Checks:
         except Exception:  # noqa: BLE001 - an error must not end the checks
             _log.exception("could not check an endpoint")
         finally:
-            jitter = 1 + _JITTER * (2 * self._uniform() - 1)
             # Keep an earlier time that `check_soon` may have set during the check.
-            watch.due = min(watch.due, self._monotonic() + after * jitter)
+            watch.due = min(watch.due, self._monotonic() + after)
             watch.asking = False
             self._wake_up.set()
 
     async def _check(self, info: EndpointInfo, config: ModelConfig, watch: _Watch) -> float:
         """Check an endpoint once, and return the seconds until the next check."""
         endpoint, settings = info.endpoint, self._settings
+        interval = settings.health_interval * (1 + _JITTER * (2 * self._uniform() - 1))
+        before = self._bound(endpoint)
         observed = await self._ask(info, config)
         if observed is None:
             watch.failures += 1
             if watch.failures < _MAX_FAILURES:
-                return min(_POLL_SECONDS, settings.health_interval)
+                return min(_POLL_SECONDS, interval)
         else:
-            watch.failures = 0
+            watch.failures, watch.answered_at = 0, self._monotonic()
         ended = await self._pool.reconcile(
             endpoint.model, endpoint.server, observed, settled=settings.settled
         )
@@ -162,11 +179,39 @@ class Checks:
             figures = {"model": endpoint.model, "server": endpoint.server, "leases": len(ended)}
             _log.warning("released slots whose jobs are not running on the server", extra=figures)
             self._ended(ended)
-        if observed is not None and (info.overdue or (observed.active and not info.healthy)):
+        if observed is None:
+            return interval
+        again = info.overdue or (observed.active and not info.healthy)
+        if again or await self._lacks(endpoint, observed, before):
             # Check again soon: a lease ends only at a second report, and some endpoints become healthy only at a second
             # report.
-            return min(settings.settled, settings.health_interval)
-        return settings.health_interval
+            return min(settings.settled, interval)
+        return interval
+
+    def _bound(self, endpoint: Endpoint) -> dict[int, str]:
+        """Return the jobs of an endpoint, by fence, as far as this process knows."""
+        leases = [*self._registry.leases, *self._held()]
+        return {
+            lease.fence: lease.job
+            for lease in leases
+            if lease.job is not None
+            and (lease.model, lease.server) == (endpoint.model, endpoint.server)
+        }
+
+    async def _lacks(self, endpoint: Endpoint, observed: Seen, before: dict[int, str]) -> bool:
+        """Return whether the server does not run some job that had a lease before the report and has it still."""
+        if observed.jobs is None and observed.active >= len(before):
+            return False
+        missing = {
+            fence
+            for fence, job in before.items()
+            if observed.jobs is None or job not in observed.jobs
+        }
+        if not missing:
+            return False
+        leases = (await self._pool.inspect(endpoint.model)).leases
+        missing &= {lease.fence for lease in leases}
+        return bool(missing) if observed.jobs is not None else observed.active < len(missing)
 
     async def _ask(self, info: EndpointInfo, config: ModelConfig) -> Seen | None:
         try:

@@ -21,6 +21,8 @@ from taskqueue_dispatch.registry import ModelRegistry
 
 _CHECK_SECONDS = 0.1
 """seconds for which requests to read notes are collected, and after which a lease reported as stale is renewed again"""
+_LAPSING_SECONDS = 0.001
+"""duration of renewals that shall not prolong a lease"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
@@ -37,6 +39,8 @@ class RenewedLease:
         self.note: bytes | None = None
         self.doubted = False
         """whether the last renewal reported a stale token, which may be wrong if the lease changed during the call"""
+        self.lapsing = False
+        """whether the lease is left to expire: renewals only read its notes, and find out whether it has ended"""
 
     def take(self, lease: SlotLease) -> None:
         """Replace the lease with the store's newer version. If its note is new, keep the note and set `noted`."""
@@ -76,6 +80,7 @@ class LeaseRenewer:
             registry,
             caller,
             settings,
+            held=lambda: (item.lease for item in tuple(self._held)),
             ended=self._ended,
             monotonic=monotonic,
             uniform=uniform,
@@ -140,23 +145,27 @@ class LeaseRenewer:
             if not lease.lost.is_set()
             and (not models or (lease.lease.model in models and lease.lease.job is not None))
         ]
-        good = True
-        for start in range(0, len(held), LIMITS.batch):
-            good = await self._renew_batch(held[start : start + LIMITS.batch]) and good
+        good = await self._renew_all(held)
         if any(lease.doubted for lease in held):
             # Give holders time to replace tokens that changed during the call. Then the renewal below decides whether
             # the leases are lost.
             await asyncio.sleep(_CHECK_SECONDS)
         doubted = [lease for lease in held if lease.doubted and lease in self._held]
-        for start in range(0, len(doubted), LIMITS.batch):
-            good = await self._renew_batch(doubted[start : start + LIMITS.batch]) and good
+        return await self._renew_all(doubted) and good
+
+    async def _renew_all(self, held: Sequence[RenewedLease]) -> bool:
+        good = True
+        for ttl, lapsing in ((self._lease, False), (_LAPSING_SECONDS, True)):
+            batch = [lease for lease in held if lease.lapsing is lapsing]
+            for start in range(0, len(batch), LIMITS.batch):
+                good = await self._renew_batch(batch[start : start + LIMITS.batch], ttl) and good
         return good
 
-    async def _renew_batch(self, held: Sequence[RenewedLease]) -> bool:
+    async def _renew_batch(self, held: Sequence[RenewedLease], ttl: float) -> bool:
         leases = [lease.lease for lease in held]
         try:
             async with asyncio.timeout(self._lease / 3):
-                results = await self._pool.renew(*leases, ttl=self._lease)
+                results = await self._pool.renew(*leases, ttl=ttl)
         except (TaskQueueError, TimeoutError) as error:
             if not self._failing:
                 _log.warning("could not renew slots", extra=log_fields(error))

@@ -16,6 +16,7 @@ from taskqueue_core.capabilities import (
     EndpointInfo,
     PoolView,
     QueueSettings,
+    SlotLease,
     control_of,
     slots_of,
 )
@@ -79,6 +80,8 @@ class ModelRegistry:
         self._refreshing = asyncio.Lock()
         self.epoch: str | None = None
         """the epoch of the slot pool at the last refresh: see `PoolView.epoch`"""
+        self.leases: tuple[SlotLease, ...] = ()
+        """all leases at the last refresh"""
         self._views: dict[str, ModelView] = {}
         self._documents: dict[str, bytes] = {}
         self._configs: dict[str, tuple[bytes, ModelConfig]] = {}
@@ -183,7 +186,7 @@ class ModelRegistry:
                 view, documents = await self._pool.inspect(), await self._pool.documents()
             if view.epoch != self.epoch:
                 self._queue_inputs.clear()
-            self.epoch = view.epoch
+            self.epoch, self.leases = view.epoch, view.leases
             self._documents = documents
             self._cache(view.endpoints, documents, {*self._views})
         await self._update_queues()

@@ -6,6 +6,7 @@ import email.utils
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from taskqueue_dispatch.endpoint_client.answers import (
@@ -22,6 +23,7 @@ from taskqueue_dispatch.endpoint_client.answers import (
     Missing,
 )
 from taskqueue_dispatch.models import ModelConfig, ModelType
+from taskqueue_dispatch.names import job_id
 from tests.dispatch.gpu_support import (
     ASYNC,
     SYNC,
@@ -154,6 +156,41 @@ class TestAsync:
         """An asynchronous server may answer with the result or the failure at once (C3)."""
         assert await sent(said(status="completed", result=[1]), ASYNC) == Done(b"[1]")
         assert await sent(said(status="error", error="no"), ASYNC) == JobFailedAnswer("no")
+
+
+class TestNeverUsable:
+    """Answers about another job, and streams."""
+
+    @pytest.mark.parametrize(
+        "kind", ["text/event-stream", "Text/Event-Stream; charset=utf-8", "application/x-ndjson"]
+    )
+    async def test_a_stream(self, kind: str) -> None:
+        """A streamed answer fails the job for good, at once: each attempt would stream again (fault H5)."""
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\n\r\ndata: 1\n\n".encode()
+        failed = JobFailedAnswer(
+            "HTTP 200: the response is a stream, which is not supported",
+            final=True,
+            reason="unusable_answer",
+        )
+        assert await sent(head) == failed
+        assert await asked(head) == failed
+
+    @pytest.mark.parametrize("config", [SYNC, ASYNC, NAMED], ids=["sync", "async", "named"])
+    async def test_another_job(self, config: ModelConfig) -> None:
+        """An answer about another job is not this job's result, and not the id to poll for (fault H5)."""
+        name, other = config.id_field or "job_id", job_id("flux", "other")
+        for fields in ({"status": "done", "result": 1}, {"status": "processing"}):
+            answer = await sent(said(**fields, **{name: other}), config)
+            assert answer == JobFailedAnswer(
+                f"HTTP 200 with {len(msgspec.json.encode({**fields, name: other}))} bytes: "
+                "the response is about another job",
+                by_server=True,
+            )
+
+    async def test_its_own(self) -> None:
+        """The job's own id and ids that the server has chosen are accepted (fault H5)."""
+        for given in ("job-1", "run-7", "chatcmpl-1"):
+            assert await sent(said(status="done", result=1, job_id=given)) == Done(b"1")
 
 
 class TestStatuses:

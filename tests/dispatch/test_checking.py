@@ -156,6 +156,46 @@ async def test_a_lease_that_ran_out_is_looked_at_sooner(desk: Desk) -> None:
     assert (await desk.backend.slots.inspect()).leases == ()
 
 
+async def test_a_job_that_is_missing_is_looked_at_sooner(desk: Desk) -> None:
+    """A server without a job that has a slot is checked again after ``settled`` seconds (U26, C22, C23).
+
+    So after the start of a dispatcher, slots of ended jobs are idle for no longer than that. A server with all its jobs
+    is not checked sooner, and neither is one whose job has just ended.
+    """
+    held, _ = await desk.take(2)
+    await desk.assign(held, "job")
+    desk.renewer.drop(held)
+    for seen, pause in (
+        (Seen(active=1, jobs=frozenset({"job"})), 10),
+        (Seen(active=1), 10),
+        (Seen(active=1, jobs=frozenset({"other"})), 5),
+        (Seen(active=0), 5),
+    ):
+        desk.servers.say["a"] = seen
+        await desk.registry.refresh()
+        desk.renewer.checks.check_soon("flux", "a")
+        await desk.check()
+        assert desk.renewer.checks._watches["flux", "a"].due == desk.clock.now() + pause, seen
+    await desk.backend.slots.release(held.lease)
+    desk.renewer.checks.check_soon("flux", "a")
+    await desk.check()
+    assert desk.renewer.checks._watches["flux", "a"].due == desk.clock.now() + 10
+
+
+async def test_the_silence_of_a_server(desk: Desk) -> None:
+    """The time since a server's last answer is known, so that its jobs can be given up (U26, C23)."""
+    checks = desk.renewer.checks
+    await desk.registry.register("flux", "a", URL, 1)
+    assert checks.silence(("flux", "nobody")) == float("inf")
+    desk.servers.say["a"] = Seen(active=0)
+    await desk.check()
+    await desk.clock.advance(10)
+    assert checks.silence(("flux", "a")) == 0
+    desk.servers.say["a"] = None
+    await desk.check()
+    assert checks.silence(("flux", "a")) == 10
+
+
 async def test_all_are_looked_at_after_a_pool_was_emptied(desk: Desk) -> None:
     """After the slot pool was emptied, all endpoints are checked again at once (fault H9)."""
     await desk.registry.register("flux", "a", URL, 1)

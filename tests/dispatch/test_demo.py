@@ -22,7 +22,7 @@ from taskqueue_cli.demo_frame.view import LiveView
 from taskqueue_core.capabilities import Endpoint, EndpointInfo
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_dispatch.demo.plan import DemoOptions, make_plan
-from taskqueue_dispatch.demo.progress import JobsProgress, ModelRow, heading
+from taskqueue_dispatch.demo.progress import JobsProgress, ModelRow, _marks, heading
 from taskqueue_dispatch.demo.report import (
     Callbacks,
     Crash,
@@ -234,6 +234,15 @@ def test_what_is_wrong_is_found(changes: dict[str, object]) -> None:
 def test_what_did_not_happen_is_found(changes: dict[str, object]) -> None:
     """A leaked slot, a lost job, or a missing or forged callback makes the report fail (C26, B7)."""
     assert not msgspec.structs.replace(report(), **changes).ok
+
+
+def test_overdue_slots_that_are_detached() -> None:
+    """The live view marks overdue slots whether they are assigned or detached (B8, U26)."""
+    endpoint = Endpoint(model="chat", server="gpu-1", url="http://127.0.0.1:1/", slots=4)
+    info = EndpointInfo(endpoint=endpoint, healthy=True, assigned=1, detached=2, overdue=2)
+    assert _marks(info).plain == "▣▲▲□"
+    info = msgspec.structs.replace(info, assigned=2, detached=1, overdue=1)
+    assert _marks(info).plain == "■▣▲□"
 
 
 def test_the_live_view() -> None:

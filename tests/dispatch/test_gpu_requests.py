@@ -29,6 +29,60 @@ from tests.dispatch.patience import until
 DISPATCHER = {"X-Source": "dispatcher"}
 
 
+class TestCancelling:
+    """Jobs that a dispatcher cancels."""
+
+    async def test_running(self) -> None:
+        """A running job is cancelled, its slot is free, and a further attempt runs (U26, C23)."""
+        async with serving() as it:
+            call = asyncio.create_task(it.send())
+            await until(lambda: it.model.running == {"job-1"})
+            answer = await it.client.delete(it.origin + "/status/job-1")
+            assert answer.status_code == 200
+            assert await call == JobFailedAnswer("HTTP 500: cancelled")
+            assert (await it.health())["jobs"] == []
+            again = await it.client.delete(it.origin + "/status/job-1")
+            assert again.json() == {
+                "status": "failed", "job_id": "job-1", "error": "cancelled", "final": False
+            }  # fmt: skip
+            it.model.end()
+            assert isinstance(await it.send(attempt=2), Done)
+
+    async def test_before_it_began(self) -> None:
+        """Jobs that have not begun are cancelled too; a handler in a thread is not (U26, C23)."""
+        ended: list[str] = []
+
+        async def handle(_: GpuJob) -> None:
+            await asyncio.Event().wait()
+
+        def make(handler: jobs.Handler) -> jobs.GpuJobs:
+            return jobs.GpuJobs(
+                handler,
+                max_concurrent=1,
+                direct_queue=1,
+                keep_seconds=60,
+                keep_count=10,
+                on_end=lambda job: ended.append(job.id),
+            )
+
+        server = make(handle)
+        first, second = (GpuJob(name, 1, attempt=1, direct=True) for name in "ab")
+        server.add(first)
+        server.add(second)
+        assert server.cancel(second)
+        assert server.cancel(first)
+        assert not server.cancel(second)
+        await first.ended.wait()
+        assert (server.active, first.error, second.error) == ({}, "cancelled", "cancelled")
+        assert server.find("b") is second
+        threads = make(lambda job: job.id)
+        threads.add(third := GpuJob("c", 1, attempt=1, direct=True))
+        assert not threads.cancel(third)
+        await third.ended.wait()
+        assert third.result == b'"c"'
+        await threads.aclose()
+
+
 class TestOnce:
     """The same job, sent more than once."""
 
@@ -204,7 +258,7 @@ class TestRequests:
         async with serving() as it:
             for method, path, status in [
                 ("GET", "/", 404), ("GET", "/status/", 404), ("GET", "/status/none", 404), ("PUT", "/generate", 405),
-                ("DELETE", "/status/none", 405), ("GET", "/health/x", 404),
+                ("DELETE", "/status/none", 404), ("DELETE", "/generate", 405), ("GET", "/health/x", 404),
             ]:  # fmt: skip
                 answer = await it.client.request(method, it.origin + path)
                 assert answer.status_code == status, path

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from taskqueue_core.tasks import Delivery, Task
 from taskqueue_dispatch.endpoint_client.answers import (
     DONE,
     FAILED,
@@ -14,7 +15,9 @@ from taskqueue_dispatch.endpoint_client.answers import (
     JobAcceptedAnswer,
     JobFailedAnswer,
 )
-from taskqueue_dispatch.job_attempt import accepted_note, answer_of
+from taskqueue_dispatch.job_notes import answer_of, sent_before, sent_note
+
+URL = "http://127.0.0.1:1/generate"
 
 
 def note(**fields: Any) -> bytes:
@@ -45,7 +48,28 @@ def test_failure(word: str) -> None:
 
 def test_an_id() -> None:
     """A note with the GPU server's id of a job is read as an accepted job (C5)."""
-    assert answer_of(accepted_note("r-1")) == JobAcceptedAnswer("r-1")
+    assert answer_of(sent_note(_delivery(), "r-1", URL)) == JobAcceptedAnswer("r-1")
+
+
+def _delivery(attempt: int = 1, payload: object = 1) -> Delivery:
+    task = Task.of("dispatch:flux", payload, id="job")
+    return Delivery(task=task, receipt="r", attempt=attempt, delivered_at=0.0)
+
+
+def test_where_it_was_sent() -> None:
+    """The last note of the same attempt and payload says where a job was sent; all other notes are ignored (U26)."""
+    notes = [
+        sent_note(_delivery(), "r-1", URL),
+        sent_note(_delivery(), "r-2", URL),
+        sent_note(_delivery(attempt=2), "r-3", URL),
+        sent_note(_delivery(payload=2), "r-4", URL),
+        note(status="done", accepted="r-5", attempt=1),
+        b"{",
+    ]
+    sent = sent_before(_delivery(), notes)
+    assert sent is not None
+    assert (sent.accepted, sent.url) == ("r-2", URL)
+    assert sent_before(_delivery(attempt=3), notes) is None
 
 
 @pytest.mark.parametrize("told", [b"", b"{", b"[]", b'{"status":"processing"}', b'{"status":7}'])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from taskqueue_redis.connection.failures import Misconfigured, NotReached
+from taskqueue_redis.connection.failures import AnswerLost, Misconfigured, NotReached
 from tests.chaos.proxy import FaultProxy
 from tests.redis.backends import opened, publish, take, until
 from tests.redis.clusters import Cluster, Sentinels

@@ -211,7 +211,7 @@ class SlotModel:
             had.holder, had.resumed, had.via = lease.holder, True, shown.token
             had.missed, lease, fresh = None, had, True
         else:
-            lease.job = job
+            lease.job, lease.resumed = job, bool(self.late.get((lease.model, job)))
             lease.switched = self.loaded.get(lease.server, lease.model) != lease.model
             self.loaded[lease.server] = lease.model
         if lease is not None:
@@ -285,7 +285,9 @@ class SlotModel:
         return ended
 
     def _silent(self, position: Known) -> list[Held]:
-        position.well = False
+        position.well, position.surplus = False, None
+        for lease in self.leases_of(position):
+            lease.missed = None
         if position.endpoint.reports:
             self.clear(position)
         return []

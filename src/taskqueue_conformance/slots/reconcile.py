@@ -124,13 +124,21 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.pool.report(1)
         assert await bench.pool.report_twice(0) == ["job-1"]
 
-    async def test_silence_is_not_the_contrary(self, bench: Bench) -> None:
-        """Two reports without a job end its lease, even if the server did not answer in between (C23; fault H4)."""
+    async def test_silence_between(self, bench: Bench) -> None:
+        """Reports from before a server went silent do not count: it takes two new ones of each kind (U26; fault H4)."""
         await bench.pool.serving("job-1")
         await bench.pool.report(0)
+        await bench.pool.add("s2")
+        await bench.pool.report(1, server="s2")
         await bench.advance(bench.short)
         assert await bench.pool.report(None) == []
-        assert await bench.pool.report(0) == ["job-1"]
+        await bench.pool.report(None, server="s2")
+        assert await bench.pool.report_twice(0) == ["job-1"]
+        await bench.pool.report(1, server="s2")
+        await bench.pool.expect("s2", healthy=False)
+        await bench.advance(bench.short)
+        await bench.pool.report(1, server="s2")
+        await bench.pool.expect("s2", healthy=True)
 
     async def test_by_name(self, bench: Bench) -> None:
         """If reports name the jobs of a server, a lease ends if two of them do not name its job (C22; fault H3)."""
@@ -236,6 +244,18 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await _leave(bench, lease, b'"result"')
         _, over = await bench.pool.take_over()
         assert over.note == b'"result"'
+
+    async def test_a_note_outlives_its_lease(self, bench: Bench) -> None:
+        """If a lease with a note ends without a release, the job's next lease is marked ``resumed`` (U26; fault H2)."""
+        (lease,) = await bench.pool.serving("job-1")
+        await _leave(bench, lease, b'"sent"')
+        assert await bench.pool.report_twice(0) == ["job-1"]
+        (again,) = await bench.pool.running("job-1")
+        assert (again.resumed, again.note) == (True, None)
+        assert await bench.slots.late(MODEL, "job-1") == (b'"sent"',)
+        await bench.slots.release(again)
+        (other,) = await bench.pool.running("job-2")
+        assert not other.resumed
 
     async def test_a_note_that_comes_late(self, bench: Bench) -> None:
         """A note with a stale token is stored as late, and replaces no other note (OPEN-C4; fault H3)."""

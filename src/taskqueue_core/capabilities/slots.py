@@ -133,7 +133,7 @@ class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
     switched: bool = False
     """whether the server's previous job was of another model, so that the server may have to load this model"""
     resumed: bool = False
-    """whether the job already had this lease; an earlier holder may have sent the job to the server"""
+    """whether an earlier holder may have sent the job to a server: the job already had this lease, or has late notes"""
     note: bytes | None = None
     """a note for the holder, stored by `SlotPool.leave`"""
 
@@ -244,7 +244,8 @@ class SlotPool(Protocol):
 
         If the job already has a lease for this model, that lease is returned instead: with a new token and holder, with
         its note, and marked ``resumed``. The pair's own lease is then released, and the earlier token becomes stale.
-        Idempotent: the same pair again returns the same lease, even after a transfer. Detached leases become assigned.
+        A lease for a job with late notes is marked ``resumed`` too. Idempotent: the same pair again returns the same
+        lease, even after a transfer. Detached leases become assigned.
         """
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
@@ -282,7 +283,7 @@ class SlotPool(Protocol):
         """Compare an endpoint's leases with its server's report, and return the leases that ended.
 
         ``observed`` is ``None`` if the server did not answer. An endpoint with ``reports`` then becomes unhealthy, and
-        its unassigned leases end. Leases with a job are kept, and missed leases remain missed.
+        its unassigned leases end. Leases with a job are kept. Earlier reports no longer count.
 
         If the server answered, a healthy endpoint stays healthy. An unhealthy endpoint becomes healthy if the server
         runs no more jobs than there are leases with a job, or no more than it ran at least ``settled`` seconds ago: the
@@ -293,8 +294,9 @@ class SlotPool(Protocol):
         job, the difference is the number of expired leases that are missed, starting with the one that expired first.
 
         A lease ends when it is missed in two reports with the same ``active``, at least ``settled`` seconds apart on
-        the store's clock, if its token has not changed and it was missed in every report between the two. The ended
-        leases are returned sorted by fence, and, like those of a `PoolView`, have no notes and empty tokens.
+        the store's clock, if its token has not changed, it was missed in every report between the two, and the server
+        was never silent between the two. The ended leases are returned sorted by fence, and, like those of a
+        `PoolView`, have no notes and empty tokens.
         """
 
     def slot_signal(self, *models: str) -> RoomSignal:

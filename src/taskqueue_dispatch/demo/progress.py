@@ -111,10 +111,11 @@ class JobsProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 def _marks(info: EndpointInfo) -> Text:
     """Return one mark for each slot of an endpoint."""
-    overdue = min(info.overdue, info.assigned)
+    overdue = min(info.overdue, info.assigned + info.detached)
+    assigned = max(0, info.assigned - overdue)
     return Text.assemble(
-        ("■" * (info.assigned - overdue), "cyan"),
-        ("▣" * info.detached, "magenta"),
+        ("■" * assigned, "cyan"),
+        ("▣" * (info.assigned + info.detached - overdue - assigned), "magenta"),
         ("▲" * overdue, "bold red"),
         ("▪" * info.unassigned, "yellow"),
         ("□" * info.free, "dim"),

@@ -5,20 +5,23 @@ status of a POST       meaning
 ====================== ==================================================================================
 200 201 202            depends on the body: see `read`
 400 413 415 422        `JobFailedAnswer`, final: the payload is refused, and would be refused everywhere
-401 403 404 405        `JobFailedAnswer`: the endpoint is misconfigured; the job is not at fault
+401 403 404 405        `JobFailedAnswer` by the server: the endpoint is misconfigured; the job is not at fault
 408 425 429 503        `Busy`, with the server's Retry-After
 502 504                `EndpointUnreachable`: a proxy answered; the server may have received the job
-500, any other         `JobFailedAnswer`; redirects are not followed
+500, any other         `JobFailedAnswer`, by the server unless the body reports that the job has failed; redirects
+                       are not followed
 ====================== ==================================================================================
 
 When a job's status is polled, only the body can report that the job has failed: 404 and 410 are `Missing`, 408, 425,
 429 and 503 are `Busy`, and any other unusable answer is `EndpointUnreachable`, so the server is polled again. An
-exception is a response that is too large or compressed, which is a `JobFailedAnswer`: see `EndpointClient.ask`.
+exception is a good response that is a stream, too large or compressed: it would be the same the next time, so it is a
+final `JobFailedAnswer`.
 """
 
 from __future__ import annotations
 
 import email.utils
+import re
 import time
 from collections.abc import Mapping
 
@@ -73,6 +76,10 @@ class JobFailedAnswer(msgspec.Struct, frozen=True):
     error: str
     final: bool = False
     """whether the job would fail again, even on other servers"""
+    by_server: bool = False
+    """whether the server is at fault, so that the failure counts for the endpoint's circuit breaker"""
+    reason: str = "refused_by_server"
+    """reason of the dead letter if the failure is final"""
 
 
 Answer = (
@@ -104,6 +111,8 @@ _MISCONFIGURED = {
     405: "the endpoint's path does not accept POST",
 }
 _IDS = ("job_id", "id")
+_OURS = re.compile(r"[0-9a-f]{10}-[0-9a-f]{32}")
+"""pattern of the ids that dispatchers give to jobs: see `taskqueue_dispatch.names.job_id`"""
 _ERROR_TEXT = 1000
 _ACTIVE = 1_000_000
 _REDIRECTS = range(300, 400)
@@ -146,10 +155,11 @@ def read(reply: EndpointReply, job: str, config: ModelConfig) -> Answer:
         return JobFailedAnswer(
             f"HTTP {reply.status}: {_error(fields)}", final=reply.status in _REFUSED
         )
-    if reply.status in _REDIRECTS:
-        return JobFailedAnswer(f"{shown}: redirects are not followed")
-    why = _MISCONFIGURED.get(reply.status)
-    return JobFailedAnswer(f"{shown}: {why}" if why else shown, final=reply.status in _REFUSED)
+    if reply.status in _REFUSED:
+        return JobFailedAnswer(shown, final=True)
+    redirected = "redirects are not followed" if reply.status in _REDIRECTS else None
+    why = _MISCONFIGURED.get(reply.status, redirected)
+    return _unusable(f"{shown}: {why}" if why else shown)
 
 
 def read_status(reply: EndpointReply, requested: str, config: ModelConfig) -> Answer:
@@ -182,12 +192,14 @@ def read_observed(reply: EndpointReply) -> Seen | None:
 def _read_good(reply: EndpointReply, job: str, config: ModelConfig) -> Answer:
     problem = _problem(reply.body)
     if problem:
-        return JobFailedAnswer(f"HTTP {reply.status}: {problem}")
+        return _unusable(f"HTTP {reply.status}: {problem}")
     fields = _fields(reply.body)
+    if fields is not None and _names_another(fields, job, config):
+        return _unusable(f"{_shown(reply)}: the response is about another job")
     if config.model_type is ModelType.SYNC and (fields is None or "status" not in fields):
         return Done(reply.body)
     if fields is None:
-        return JobFailedAnswer(f"{_shown(reply)}: the body is not an object with a job id")
+        return _unusable(f"{_shown(reply)}: the body is not an object with a job id")
     ended = _ended(fields, reply.body)
     return _taken(reply, fields, job, config) if ended is None else ended
 
@@ -196,7 +208,7 @@ def _taken(
     reply: EndpointReply, fields: Mapping[str, msgspec.Raw], job: str, config: ModelConfig
 ) -> JobAcceptedAnswer | JobFailedAnswer:
     if not _status_of(fields) and "status" in fields:
-        return JobFailedAnswer(f"{_shown(reply)}: the status in the body is not text")
+        return _unusable(f"{_shown(reply)}: the status in the body is not text")
     names = _names(config)
     given = _id(fields, names)
     if given is not None:
@@ -204,9 +216,17 @@ def _taken(
     asked_for = config.poll_endpoint_template is not None or config.model_type is ModelType.SYNC
     if not asked_for and not set(names) & fields.keys():
         return JobAcceptedAnswer(job)
-    return JobFailedAnswer(
-        f"{_shown(reply)}: the job was accepted without a valid {' or '.join(names)}"
-    )
+    return _unusable(f"{_shown(reply)}: the job was accepted without a valid {' or '.join(names)}")
+
+
+def _unusable(error: str) -> JobFailedAnswer:
+    return JobFailedAnswer(error, by_server=True)
+
+
+def _names_another(fields: Mapping[str, msgspec.Raw], job: str, config: ModelConfig) -> bool:
+    """Return whether an answer contains a dispatcher's id of another job. Ids of the server's own are no such ids."""
+    given = _id(fields, _names(config))
+    return given is not None and given != job and _OURS.fullmatch(given) is not None
 
 
 def _by_status(body: bytes, requested: str, config: ModelConfig) -> Answer:

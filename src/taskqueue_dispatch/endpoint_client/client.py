@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import ssl
 from functools import lru_cache
 from pathlib import Path
@@ -47,6 +49,7 @@ _HEALTH_LIMIT = 1024 * 1024
 _SCHEMES = frozenset({"http", "https"})
 _MAX_PORT = 65_535
 _MAX_WARNED = 1000
+_UNUSABLE = "unusable_answer"
 _log = logging.getLogger("taskqueue.dispatch")
 _GET_HEADERS = (
     ("accept", "application/json"),
@@ -90,15 +93,21 @@ class EndpointClient:
         """models and servers of the endpoints for which a forbidden address has been logged"""
 
     async def send(
-        self, lease: SlotLease, task: Task, config: ModelConfig, *, attempt: int
+        self,
+        lease: SlotLease,
+        task: Task,
+        config: ModelConfig,
+        *,
+        attempt: int,
+        limited: bool = True,
     ) -> Answer:
         """POST a job to the server of a lease, and return what its answer means.
 
         The server gets the task's payload unchanged, the task's id as ``X-Job-Id`` and ``Idempotency-Key``, the number
         of the attempt, and the lease's token for pushing the result. It never gets the client's callback URL.
         ``X-Model-Switched: true`` means that the server's previous job was for another model. A sync model must answer
-        within ``max_poll_time``, or the attempt has failed; an async model must accept the job within that time or a
-        minute, whichever is shorter.
+        within ``max_poll_time``, or the attempt has failed, unless the call is not ``limited``; an async model must
+        accept the job within that time or a minute, whichever is shorter.
         """
         headers = [
             *_POST_HEADERS,
@@ -111,6 +120,8 @@ class EndpointClient:
             headers.append(("x-model-switched", "true"))
         sync = config.model_type is ModelType.SYNC
         timeout = config.max_poll_time if sync else min(_ACCEPT_SECONDS, config.max_poll_time)
+        if sync and not limited:
+            timeout = math.inf
         try:
             request = httpx2.Request(
                 "POST", _address(lease.url), headers=headers, content=task.payload
@@ -118,7 +129,7 @@ class EndpointClient:
             target = lease.model, lease.server
             reply = await self._call(request, timeout, self._limit, target)
         except NotUsableError as error:
-            return JobFailedAnswer(str(error))
+            return JobFailedAnswer(str(error), final=True, reason=_UNUSABLE)
         except TimeoutError:
             if sync:
                 return JobFailedAnswer(
@@ -141,12 +152,18 @@ class EndpointClient:
         try:
             reply = await self._call(_get(url, path), _POLL_SECONDS, self._limit)
         except NotUsableError as error:
-            return JobFailedAnswer(str(error))
+            return JobFailedAnswer(str(error), final=True, reason=_UNUSABLE)
         except TimeoutError:
             return _timed_out(_POLL_SECONDS)
         except (NotReachedError, NotWholeError) as error:
             return _unreachable(error)
         return read_status(reply, job_id, config)
+
+    async def cancel(self, url: str, job_id: str, config: ModelConfig) -> None:
+        """Ask a server to cancel a job. Its answer is ignored: only a poll or a report shows that the job has ended."""
+        path = (config.poll_endpoint_template or "").replace("{id}", quote(job_id, safe=""))
+        with contextlib.suppress(NotUsableError, NotReachedError, NotWholeError, TimeoutError):
+            await self._call(_get(url, path, "DELETE"), _POLL_SECONDS, self._limit)
 
     async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:
         """Return the health report of an endpoint's server, or ``None`` if no valid report arrives in time."""
@@ -200,12 +217,12 @@ class EndpointClient:
         )
 
 
-def _get(url: str, path: str) -> httpx2.Request:
+def _get(url: str, path: str, method: str = "GET") -> httpx2.Request:
     try:
         requested = _address(url).copy_with(raw_path=path.encode("ascii"))
     except (httpx2.InvalidURL, UnicodeError):
         raise NotReachedError("the URL of the endpoint is not valid") from None
-    return httpx2.Request("GET", requested, headers=_GET_HEADERS)
+    return httpx2.Request(method, requested, headers=_GET_HEADERS)
 
 
 @lru_cache(maxsize=4096)

@@ -12,6 +12,7 @@ from taskqueue_dispatch.endpoint_client.answers import EndpointReply
 
 _CONNECT_SECONDS = 5.0
 """maximum number of seconds for opening a connection, and again for its TLS handshake"""
+_STREAMS = frozenset({"text/event-stream", "application/x-ndjson"})
 _MAX_DIGITS = 18
 """maximum number of digits in ``Content-Length``"""
 
@@ -25,9 +26,10 @@ class NotConnectedError(NotReachedError):
 
 
 class NotUsableError(Exception):
-    """The error if the response is too large or compressed, and was therefore not read to its end.
+    """The error if a good response is a stream, too large or compressed, and was therefore not read to its end.
 
-    The text of the error gives the reason, without any content of the response.
+    Any other response is then returned without its body, because its status is enough. The text of the error gives the
+    reason, without any content of the response.
     """
 
 
@@ -111,7 +113,19 @@ class _Trace:
 
 
 async def _whole(response: httpx2.Response, limit: int) -> EndpointReply:
+    retry_after = response.headers.get("retry-after")
+    try:
+        return EndpointReply(response.status_code, await _body(response, limit), retry_after)
+    except NotUsableError:
+        if response.is_success:
+            raise
+        return EndpointReply(response.status_code, b"", retry_after)
+
+
+async def _body(response: httpx2.Response, limit: int) -> bytes:
     status, headers = response.status_code, response.headers
+    if headers.get("content-type", "").partition(";")[0].strip().lower() in _STREAMS:
+        raise NotUsableError(f"HTTP {status}: the response is a stream, which is not supported")
     text = headers.get("content-length", "")
     if len(text) > _MAX_DIGITS or (text.isdigit() and int(text) > limit):
         raise NotUsableError(_too_long(status, limit))
@@ -124,7 +138,7 @@ async def _whole(response: httpx2.Response, limit: int) -> EndpointReply:
         if size > limit:
             raise NotUsableError(_too_long(status, limit))
         parts.append(part)
-    return EndpointReply(status, b"".join(parts), headers.get("retry-after"))
+    return b"".join(parts)
 
 
 def _too_long(status: int, limit: int) -> str:

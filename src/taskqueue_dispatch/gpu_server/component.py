@@ -5,6 +5,7 @@
     POST, any path      run a job whose payload is the body. A dispatcher (``X-Source: dispatcher``) gets 503 while all
                         slots are in use or direct calls wait; jobs of other callers (direct calls) are queued
     GET /status/{id}    the state of a job: queued, processing, success or failed
+    DELETE /status/{id} the same, and the job is cancelled, unless its handler runs in a thread; it has then failed
     GET /health         the number and the ids of the running jobs
 
 The application may be mounted in another application; these paths are then relative to the mount.
@@ -127,7 +128,8 @@ class GpuServer:
         path = scope["path"].removeprefix(root) if root else scope["path"]
         if scope["method"] == "POST":
             return await self._post(scope, receive)
-        if scope["method"] != "GET":
+        cancelling = scope["method"] == "DELETE" and path.startswith("/status/")
+        if scope["method"] != "GET" and not cancelling:
             raise _ProblemError(405, "only GET and POST are allowed")
         if path == "/health":
             active = self.jobs.active
@@ -137,6 +139,8 @@ class GpuServer:
             job = self.jobs.find(unquote(path.removeprefix("/status/")))
             if job is None:
                 raise _ProblemError(404, "job not found")
+            if cancelling:
+                self.jobs.cancel(job)
             return 200, job.report()
         raise _ProblemError(404, "unknown path")
 

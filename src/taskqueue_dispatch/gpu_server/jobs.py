@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from taskqueue_core.tasks import encode_json
 _MAX_STORED = 64 * 1024 * 1024
 """maximum total size of stored results in bytes"""
 _OVER = "the server has shut down"
+_CANCELLED = "cancelled"
 _log = logging.getLogger("taskqueue.gpu")
 
 
@@ -61,6 +63,7 @@ class GpuJob:
         self.result = b""
         self.error = ""
         self.refused = False
+        self.cancelled = False
         self.ended = asyncio.Event()
         self.ended_at = 0.0
 
@@ -111,7 +114,7 @@ class GpuJobs:
         self._waiting: deque[GpuJob] = deque()
         self._ended: dict[str, GpuJob] = {}
         self._finished = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[GpuJob, asyncio.Task[None]] = {}
         self.active: dict[str, GpuJob] = {}
         """running jobs by id"""
 
@@ -141,20 +144,30 @@ class GpuJobs:
         self._waiting.append(job)
         self._go_on()
 
+    def cancel(self, job: GpuJob) -> bool:
+        """Cancel a job. Return False if it has ended, or if its handler runs in a thread, which cannot be cancelled."""
+        if job in self._waiting:
+            self._waiting.remove(job)
+            self._fail(job, _CANCELLED)
+            self._store(job)
+            self._on_end(job)
+            return True
+        task = self._tasks.get(job)
+        if task is None or self._threads is not None:
+            return False
+        job.cancelled = True
+        return task.cancel()
+
     async def aclose(self) -> None:
         """Cancel running jobs and drop waiting ones.
 
         A synchronous function continues in its thread; its result is ignored.
         """
         self._waiting.clear()
-        tasks = tuple(self._tasks)
+        tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # A task that is cancelled before its first step does not mark its job as ended, so do that here.
-        for job in tuple(self.active.values()):
-            self._fail(job, _OVER)
-            self._end(job)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -163,9 +176,15 @@ class GpuJobs:
             job = self._waiting.popleft()
             job.phase = GpuJobPhase.PROCESSING
             self.active[job.id] = job
-            task = asyncio.create_task(self._run(job))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task = self._tasks[job] = asyncio.create_task(self._run(job))
+            task.add_done_callback(partial(self._ran, job))
+
+    def _ran(self, job: GpuJob, _: asyncio.Task[None]) -> None:
+        del self._tasks[job]
+        # A task that is cancelled before its first step does not mark its job as ended.
+        if self.active.get(job.id) is job:
+            self._fail(job, _CANCELLED if job.cancelled else _OVER)
+            self._end(job)
 
     async def _run(self, job: GpuJob) -> None:
         try:
@@ -181,7 +200,7 @@ class GpuJobs:
         except InvalidInput as error:
             self._fail(job, f"the handler's result is {error.got}; allowed: {error.allowed}")
         except asyncio.CancelledError:
-            self._fail(job, _OVER)
+            self._fail(job, _CANCELLED if job.cancelled else _OVER)
             raise
         except Exception as error:  # noqa: BLE001 - a handler may raise any exception
             # Report only the type of the error, because its text may contain data of the client.
@@ -192,13 +211,16 @@ class GpuJobs:
 
     def _end(self, job: GpuJob) -> None:
         del self.active[job.id]
+        self._store(job)
+        self._go_on()
+        self._on_end(job)
+
+    def _store(self, job: GpuJob) -> None:
         job.payload, job.ended_at = None, self._now()
         self._ended[job.id] = job
         self._finished += len(job.result)
         self._forget()
         job.ended.set()
-        self._go_on()
-        self._on_end(job)
 
     @staticmethod
     def _fail(job: GpuJob, error: str, *, refused: bool = False) -> None:

@@ -196,7 +196,10 @@ class MemorySlots:
         if position is None:
             return ()
         if observed is None:
-            position.well = False
+            # The server may have changed in the time of which nothing is known.
+            position.well, position.surplus = False, None
+            for lease in position.leases.values():
+                lease.missed = None
             if not position.healthy:
                 self._pool.clear(position)
             self._pool.notify((position,), now)
@@ -252,6 +255,7 @@ class MemorySlots:
             return lease if lease is had else None
         if had is None:
             self._pool.bind(lease, job)
+            lease.resumed = bool(self._pool.late.of(model, job, now))
             return lease
         self._pool.end(lease)
         self._pool.notify((lease.position,), now)

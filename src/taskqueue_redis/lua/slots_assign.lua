@@ -19,7 +19,7 @@ local function bind(p, l, job)
   call('ZREM', p.name .. ':u', l.fence)
   if p.reports then undate(p, l) end
   call('HSET', JOBS, named(p.model, job), p.id .. ':' .. l.fence)
-  l.job, l.switched = job, s.last ~= '' and s.last ~= p.model
+  l.job, l.switched, l.resumed = job, s.last ~= '' and s.last ~= p.model, #late_of(p.model, job) > 0
   note_model(p)
   return extend(p, l)
 end

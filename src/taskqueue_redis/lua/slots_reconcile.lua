@@ -13,7 +13,16 @@ if not p then
   return {EPOCH, ended}
 end
 if not active then
-  p.well, p.changed = false, true
+  -- The server may have changed in the time of which nothing is known.
+  p.well, p.surplus, p.changed = false, -1, true
+  local all = call('HGETALL', p.name)
+  for i = 1, #all, 2 do
+    local l = match(all[i], '^%d') and lease_at(p, all[i])
+    if l and l.missed >= 0 then
+      l.missed = -1
+      keep(p, l)
+    end
+  end
   if p.reports then clear(p) end
   save_places()
   return {EPOCH, ended}

@@ -232,6 +232,17 @@ local function drop_late(member)
   if #left > 0 then call('HSET', LATE, 'j' .. key, cmsgpack.pack(left)) else call('HDEL', LATE, 'j' .. key) end
 end
 
+-- Returns the numbers of the late notes of a job, the oldest first.
+local function late_of(model, job)
+  local packed, numbers = call('HGET', LATE, 'j' .. named(model, job)), {}
+  local members = packed and cmsgpack.unpack(packed) or {}
+  for i = 1, #members do
+    local at = call('ZSCORE', DATES, members[i][1])
+    if at and now < at + HOUR then numbers[#numbers + 1] = match(members[i][1], '^%d+') end
+  end
+  return numbers
+end
+
 local function put_aside(model, job, note, nonce)
   local key = named(model, job)
   local packed = call('HGET', LATE, 'j' .. key)
