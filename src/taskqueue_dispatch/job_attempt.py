@@ -44,7 +44,7 @@ from taskqueue_dispatch.runner_context import RunnerContext
 
 _OVERTIME = "Exceeded max processing time"
 _STALE = ""
-"""a token that no slot has, so that a note is stored as late"""
+"""a token that is never valid; the pool stores a note that is sent with it as a late note"""
 _LOST = "max_losses_exceeded"
 _MARGIN = 60.0
 """seconds by which the lease of a detached slot exceeds the time limit of its job"""
@@ -200,7 +200,7 @@ class JobAttempt:
         self._job.check_soon()
 
     async def _keep_delivery(self) -> None:
-        """After the time limit, show that the job is still waited for: without progress its delivery would be lost."""
+        """After the job's time limit, report progress at intervals, so that the delivery does not count as lost."""
         if self._overtime and self._kept_at + _KEEP_SECONDS <= time.monotonic():
             self._kept_at = time.monotonic()
             with contextlib.suppress(*OUTAGE_ERRORS):

@@ -199,7 +199,7 @@ class Checks:
         }
 
     async def _lacks(self, endpoint: Endpoint, observed: Seen, before: dict[int, str]) -> bool:
-        """Return whether the server does not run some job that had a lease before the report and has it still."""
+        """Return whether a job whose lease began before the report, and still exists, is missing from the report."""
         if observed.jobs is None and observed.active >= len(before):
             return False
         missing = {

@@ -22,7 +22,7 @@ from taskqueue_dispatch.registry import ModelRegistry
 _CHECK_SECONDS = 0.1
 """seconds for which requests to read notes are collected, and after which a lease reported as stale is renewed again"""
 _LAPSING_SECONDS = 0.001
-"""duration of renewals that shall not prolong a lease"""
+"""duration that is requested by a renewal that must not extend the lease"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 

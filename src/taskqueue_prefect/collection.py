@@ -22,7 +22,7 @@ def _check() -> None:
     values = {**environment(), **os.environ}
     server = sys.modules.get(_SERVER)
     if server is None or not values.get(BACKEND) or hasattr(server, "taskqueue_stock"):
-        return  # this process is a client, or no queue is configured, or the plugin is in use
+        return  # a client's process, no queue is configured, or the plugin is already installed
     try:
         if _are_plugins_enabled(values):
             _install_late()

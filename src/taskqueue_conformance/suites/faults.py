@@ -46,9 +46,9 @@ class FaultsSuite(Harness):
 
             async def settle(_: str, verb: str = verb) -> None:
                 if verb == "retry":
-                    await bench.retry(delivery.task, settles=delivery)  # noqa: B023 - called in this iteration
+                    await bench.retry(delivery.task, settles=delivery)  # noqa: B023 - it is called before ``delivery`` changes
                 else:
-                    await getattr(subscription, verb)(delivery)  # noqa: B023 - called in this iteration
+                    await getattr(subscription, verb)(delivery)  # noqa: B023 - it is called before ``delivery`` changes
 
             await _fail_at_each_write(bench, settle)
             if verb != "ack":

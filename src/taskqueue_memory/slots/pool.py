@@ -196,7 +196,7 @@ class MemorySlots:
         if position is None:
             return ()
         if observed is None:
-            # The server may have changed in the time of which nothing is known.
+            # While the server did not answer, its jobs may have changed, so earlier reports no longer count.
             position.well, position.surplus = False, None
             for lease in position.leases.values():
                 lease.missed = None

@@ -153,7 +153,7 @@ def history(options: PipelineOptions) -> None:
         if broken:
             print_table(broken, ("rule", "key", "task_id", "seq", "text"), of=total)
         if doubtful:
-            console.print(f"[bold red]numbers that different transitions have: {doubtful:,}")
+            console.print(f"[bold red]numbers shared by different transitions: {doubtful:,}")
         if altered:
             console.print(f"[bold red]lines whose digest does not match: {altered:,}")
         if unreadable:

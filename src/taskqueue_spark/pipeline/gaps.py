@@ -41,17 +41,17 @@ def gaps(transitions: DataFrame) -> DataFrame:
 
 
 def contradictions(transitions: DataFrame) -> DataFrame:
-    """Return each ``run``, ``shard`` and ``seq`` that two transitions with different content have.
+    """Return each ``run``, ``shard`` and ``seq`` that is shared by transitions with different content.
 
     A store that was restored without its latest transitions uses their numbers again.
     """
-    # A hash ignores nulls, so it needs to know which columns have them.
+    # Spark's hash skips nulls, so rows that differ only in which column is null would have the same hash.
     empty = (F.isnull(field.name) for field in TRANSITIONS if field.nullable)
     content = F.xxhash64(*TRANSITIONS.names, *empty)
     rows = transitions.where(~F.col("event").isin(DAMAGED, MISSING)).withColumn(
         "word", F.expr("shiftright(seq, 6)")
     )
-    # Compare contents only where words have more rows than numbers, because that takes far longer than counting.
+    # Comparing contents takes far longer than counting, so compare only groups with more rows than distinct numbers.
     crowded = (
         rows.groupBy(*_COUNT, "word")
         .agg(F.count("*").alias("rows"), F.expr(_BIT_SET).alias("bits"))

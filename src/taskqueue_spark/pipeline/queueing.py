@@ -94,7 +94,7 @@ def _in_order(
     overhead: float,
     priorities: Sequence[int],
 ) -> Floats:
-    """Replay tasks in the order of their priorities. ``factors``: how much longer tasks take, by the busy slots."""
+    """Replay tasks by priority. ``factors[n]``: how much longer a task takes if it starts while n slots are busy."""
     slots = len(factors)
     running: list[float] = []
     waiting: list[tuple[int, int]] = []

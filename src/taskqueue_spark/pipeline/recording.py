@@ -41,7 +41,7 @@ class Contention(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """The highest concurrency for which the growth is plausible: recorded, or almost as slow as recorded."""
+        """The highest concurrency to which the growth may be extrapolated: tasks are not much slower there than recorded."""
         known = _EXTRAPOLATED * self.factor(self.most)
         further = range(self.most + 1, 2 * self.most + 1)
         return max((busy for busy in further if self.factor(busy) <= known), default=self.most)
@@ -94,8 +94,8 @@ def drift_of(arrived: Floats, held: Floats) -> str | None:
 
 
 def _error_of(values: Floats) -> float:
-    """Return the squared standard error of the mean of values of which neighbours depend on each other."""
-    # Without its own trend, a half shows what is due to chance.
+    """Return the squared standard error of the mean. Neighbouring values may be correlated."""
+    # Remove the trend within these values; what remains is due to chance.
     places = np.arange(len(values))
     around = values - np.polyval(np.polyfit(places, values, 1), places)
     lags = math.isqrt(len(values))

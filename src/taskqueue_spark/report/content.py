@@ -61,7 +61,7 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
     missing: int
     damaged: int
     contradictions: list[dict[str, Any]]
-    """the first 20 numbers that transitions with different content have"""
+    """the first 20 numbers that are shared by transitions with different content"""
     contradictory: int
     """number of all these numbers"""
     digests: DigestCheck | None

@@ -77,7 +77,7 @@ def outcome_of(
 
     ``total``: the totals of all queues, with the keys ``queues`` (number of queues), ``balanced``, ``complete`` and
     each name in `COUNTED`. ``rules``: each rule with its ``count`` of violations. ``gaps``: number of missing
-    transitions. ``contradictory``: number of numbers that transitions with different content have. ``readable``:
+    transitions. ``contradictory``: how many numbers are shared by transitions with different content. ``readable``:
     whether any transition of the journal can be read. ``altered``: number of lines whose digests do not match.
     ``unfinished``: number of runs with digests and without an end mark. ``store_checked``: whether the store was
     queried for unfinished tasks. ``short``: number of published tasks in the journal that the ledgers of the store do

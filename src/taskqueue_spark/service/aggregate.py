@@ -51,7 +51,7 @@ class Read(NamedTuple):
     since: float
     until: float
     doubled: int = 0
-    """number of numbers that transitions with different content have"""
+    """how many numbers are shared by transitions with different content"""
 
 
 class Beginning(NamedTuple):
