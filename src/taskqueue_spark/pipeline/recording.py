@@ -41,7 +41,7 @@ class Contention(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """The highest concurrency to which the growth may be extrapolated: tasks are not much slower there than recorded."""
+        """The highest concurrency to which the growth may be extrapolated: tasks may be only a little slower there."""
         known = _EXTRAPOLATED * self.factor(self.most)
         further = range(self.most + 1, 2 * self.most + 1)
         return max((busy for busy in further if self.factor(busy) <= known), default=self.most)
