@@ -353,6 +353,29 @@ async def test_a_change_that_was_killed(cut: int) -> None:
     await late.aclose()
 
 
+async def test_a_shard_is_drained_only_once_it_is_closed() -> None:
+    """Fault J2, law 4: a shard that a killed change left open can still get tasks, so a later shard has to wait."""
+    inner = MemoryBackend(clock=LoopClock())
+    one, two, three = (ShardedBackend(inner) for _ in range(3))
+    settings = await shard(one, 2)
+    assert await publish(two, "a") == [ACCEPTED]
+    last, following = Generation(1, 2), Generation(2, 4)
+    await one.generations.copy(KEY, settings, following)
+    await one.generations.close(last.shard_key(KEY, 0), following)
+    entity = next(name for name in names(20) if shard_of(Task(key=KEY, ordering_key=name), 2) == 1)
+    subscription = three.subscribe([KEY], "worker")
+    await subscription.ack(*await take(subscription, 1))
+    assert not (await subscription.receive(1, 3.0)).deliveries
+    assert await publish(two, "b", ordering_key=entity) == [ACCEPTED]
+    (first,) = await take(subscription, 1)
+    await one.generations.read(KEY)
+    assert await publish(one, "c", ordering_key=entity) == [ACCEPTED]
+    assert not (await subscription.receive(1, 3.0)).deliveries, "two tasks of one key at a time"
+    await subscription.ack(first)
+    assert await drain(subscription, 1) == {"c"}
+    await one.aclose()
+
+
 async def test_two_change_it_at_once() -> None:
     """Law 10: two concurrent changes of the shard count take effect one after the other, as separate generations."""
     inner = MemoryBackend(clock=LoopClock())

@@ -90,8 +90,8 @@ class ShardedBackend(CompositeBackend):
         """Return the shards of later generations that may deliver now. The list contains ``None`` if some must wait."""
         chain = self.generations.known(key)
         names: list[str | None] = []
-        before: list[bool] = [await self._empty(FIRST.shard_key(key, 0))]
-        for earlier, generation in itertools.pairwise(chain):
+        before: list[bool] = [await self._is_drained(FIRST.shard_key(key, 0), chain[1])]
+        for index, (earlier, generation) in enumerate(itertools.pairwise(chain), 1):
             passed = [
                 all(before[number] for number in related(shard, earlier, generation))
                 for shard in range(generation.shards)
@@ -101,13 +101,18 @@ class ShardedBackend(CompositeBackend):
             if len(open_) < generation.shards:
                 names.append(None)
             if generation is not chain[-1]:
-                empty = await gather_all(self._empty(name) for name in generation.shard_keys(key))
+                shards, following = generation.shard_keys(key), chain[index + 1]
+                empty = await gather_all(self._is_drained(name, following) for name in shards)
                 before = [may and is_empty for may, is_empty in zip(passed, empty, strict=True)]
         return names
 
-    async def _empty(self, position: str) -> bool:
-        """Return whether a closed shard has no tasks left that must be delivered before the tasks of later shards."""
+    async def _is_drained(self, position: str, following: Generation) -> bool:
+        """Return whether a shard has no tasks left that must be delivered before the tasks of later shards.
+
+        Close the shard first: a process that was killed may have left it open, and an open shard can get tasks.
+        """
         if position not in self._drained:
+            await self.generations.demand_closed(position, following)
             stats = await self.members[0].control.stats(position)
             # Scheduled tasks need not be delivered first, unless some of them may be retries.
             retries = stats.ledger.scheduled if stats.retried else 0
