@@ -379,7 +379,9 @@ class JobAttempt:
         """Store a result as a late note. The slot was released, and a note with its token could be deleted with it."""
         note = result_note(result)
         if len(note) > LIMITS.result:
-            _log.warning("a result that came too late is larger than a note, and was not kept")
+            _log.warning(
+                "a result that came too late was not kept, because it exceeds the maximum size of a note"
+            )
             return
         model, job = self._held.lease.model, self._delivery.task.id
         leave = partial(self._context.pool.leave, model, job, _STALE, note)

@@ -18,7 +18,7 @@ class Record(Entry, kw_only=True, eq=False):
     """The record of one task, with the fields that look-ups use. msgspec can encode and decode a whole record."""
 
     seq: int = 0
-    """position of the record among the records in the same state; unique in the whole store"""
+    """sequence number by which the records in the same state are ordered; unique in the whole store"""
     at: float = 0.0
     """time at which a scheduled task becomes due, in Unix seconds"""
     owner: int | None = None

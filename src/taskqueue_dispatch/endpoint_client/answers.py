@@ -224,7 +224,7 @@ def _unusable(error: str) -> JobFailedAnswer:
 
 
 def _names_another(fields: Mapping[str, msgspec.Raw], job: str, config: ModelConfig) -> bool:
-    """Return whether an answer contains a dispatcher's id of another job. Ids of the server's own are no such ids."""
+    """Return whether an answer has the id of another job, as dispatchers form it. An id chosen by the server does not count."""
     given = _id(fields, _names(config))
     return given is not None and given != job and _OURS.fullmatch(given) is not None
 

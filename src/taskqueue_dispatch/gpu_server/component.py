@@ -130,7 +130,7 @@ class GpuServer:
             return await self._post(scope, receive)
         cancelling = scope["method"] == "DELETE" and path.startswith("/status/")
         if scope["method"] != "GET" and not cancelling:
-            raise _ProblemError(405, "only GET and POST are allowed")
+            raise _ProblemError(405, "only GET and POST are allowed, and DELETE for /status/{id}")
         if path == "/health":
             active = self.jobs.active
             fields = {"status": "ok", "active_jobs": len(active), "jobs": list(active)}

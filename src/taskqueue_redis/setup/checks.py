@@ -338,7 +338,7 @@ async def _file_loads(client: RedisClient) -> bool:
 def _denied(settings: RedisSettings, what: str) -> ConfigurationError:
     return ConfigurationError(
         f"the Redis user may not {what} whose names begin with '{{{settings.prefix}:': use the access list "
-        f"taskqueue.acl that ships with taskqueue_redis (for TASKQUEUE_REDIS_PREFIX={settings.prefix})"
+        f"taskqueue.acl that ships with taskqueue_redis, with '{{{settings.prefix}:' instead of '{{tq:'"
     )
 
 
