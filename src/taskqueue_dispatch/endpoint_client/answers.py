@@ -224,7 +224,7 @@ def _unusable(error: str) -> JobFailedAnswer:
 
 
 def _names_another(fields: Mapping[str, msgspec.Raw], job: str, config: ModelConfig) -> bool:
-    """Return whether an answer has the id of another job, as dispatchers form it. Ids that the server chose do not count."""
+    """Return whether an answer has the id of another job, as dispatchers form it."""
     given = _id(fields, _names(config))
     return given is not None and given != job and _OURS.fullmatch(given) is not None
 
