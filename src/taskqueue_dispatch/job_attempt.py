@@ -17,6 +17,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import NamedTuple
 
+from msgspec import structs
+
 from taskqueue_core import retry
 from taskqueue_core.backend import Subscription
 from taskqueue_core.capabilities import Permit
@@ -36,7 +38,7 @@ from taskqueue_dispatch.endpoint_client.answers import (
     JobRunningAnswer,
     Missing,
 )
-from taskqueue_dispatch.job_notes import answer_of, result_note
+from taskqueue_dispatch.job_notes import answer_of, push_token, result_note
 from taskqueue_dispatch.lease_renewal import RenewedLease
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.remote_job import RemoteJob, polled
@@ -173,10 +175,12 @@ class JobAttempt:
         A server that reports its jobs may answer after the time limit, because the slot is its own until then.
         """
         task, attempt = self._delivery.task, self._delivery.attempt
-        send = self._context.caller.send
+        send, lease = self._context.caller.send, self._held.lease
         reports, partition = self._job.reports, self._context.settings.partition
+        token = push_token(self._context.registry.secrets[0], task.id, lease.token)
+        lease = structs.replace(lease, token=token)
         sending = asyncio.create_task(
-            send(self._held.lease, task, self._config, attempt=attempt, limited=not reports)
+            send(lease, task, self._config, attempt=attempt, limited=not reports)
         )
         try:
             await asyncio.wait([sending], timeout=self._remaining)

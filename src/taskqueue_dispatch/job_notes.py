@@ -1,7 +1,12 @@
-"""Notes about a job that are stored with its slot: results that its server pushed, and where the job was sent."""
+"""Notes about a job that are stored with its slot: results that its server pushed, and where the job was sent.
+
+A server pushes a result with a *push token*: the token of the job's slot, and a MAC of the job's id and that token. The
+MAC shows that a dispatcher has issued the token for the job, so a forged push is refused without a call to the store.
+"""
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any
@@ -21,6 +26,7 @@ from taskqueue_dispatch.endpoint_client.answers import (
 
 _ACCEPTED = "accepted"
 _DIGITS = 16
+_MAC_DIGITS = 32
 
 
 class SentJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,3 +94,20 @@ def sent_before(delivery: Delivery, notes: Iterable[bytes]) -> SentJob | None:
 
 def _digest(delivery: Delivery) -> str:
     return sha256(delivery.task.payload).hexdigest()[:_DIGITS]
+
+
+def push_token(secret: str, job: str, lease_token: str) -> str:
+    """Return the token with which a server may push the result of a job. ``secret`` is the pool's secret."""
+    return f"{lease_token}.{_mac(secret, job, lease_token)}"
+
+
+def lease_token_of(secrets: Iterable[str], job: str, token: str) -> str | None:
+    """Return the slot's token in a push token, or ``None`` if none of the pool's secrets has signed it for the job."""
+    lease_token, _, mac = token.rpartition(".")
+    signed = (_mac(secret, job, lease_token) for secret in secrets)
+    return lease_token if any(hmac.compare_digest(each, mac) for each in signed) else None
+
+
+def _mac(secret: str, job: str, lease_token: str) -> str:
+    text = f"push\n{job}\n{lease_token}".encode()
+    return hmac.digest(secret.encode(), text, "sha256").hex()[:_MAC_DIGITS]

@@ -80,6 +80,8 @@ class ModelRegistry:
         self._refreshing = asyncio.Lock()
         self.epoch: str | None = None
         """the epoch of the slot pool at the last refresh: see `PoolView.epoch`"""
+        self.secrets: tuple[str, ...] = ()
+        """the secret of the slot pool, and the one before the pool was emptied: see `PoolView.secret`"""
         self.leases: tuple[SlotLease, ...] = ()
         """all leases at the last refresh"""
         self._views: dict[str, ModelView] = {}
@@ -187,6 +189,8 @@ class ModelRegistry:
             if view.epoch != self.epoch:
                 self._queue_inputs.clear()
             self.epoch, self.leases = view.epoch, view.leases
+            if self.secrets[:1] != (view.secret,):
+                self.secrets = (view.secret, *self.secrets[:1])
             self._documents = documents
             self._cache(view.endpoints, documents, {*self._views})
         await self._update_queues()

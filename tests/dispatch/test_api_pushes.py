@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import SlotLease
 from taskqueue_core.limits import LIMITS
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
+from taskqueue_dispatch.job_notes import push_token
 from taskqueue_dispatch.models import ModelConfig, ModelType
+from taskqueue_server.routing.operations import RequestContext
 from tests.dispatch.api import Api, serving
 from tests.dispatch.patience import until
 from tests.dispatch.support import ASKED, Gate
@@ -73,8 +76,17 @@ async def running(
         yield api, *await begun(api, gpu, config=config)
 
 
-async def push(api: Api, job_id: str, token: str | None, told: object = DONE) -> httpx2.Response:
-    """Push the end of a job, as a GPU server does."""
+def signed(api: Api, job_id: str, lease_token: str) -> str:
+    """Return the token that the dispatcher sends with a job."""
+    return push_token(api.dispatcher.registry.secrets[0], job_id, lease_token)
+
+
+async def push(
+    api: Api, job_id: str, token: str | None, told: object = DONE, *, forged: bool = False
+) -> httpx2.Response:
+    """Push the end of a job, as a GPU server does; if ``forged``, with a token that no dispatcher has signed."""
+    if token is not None and not forged:
+        token = signed(api, job_id, token)
     headers = {} if token is None else {"x-lease-token": token}
     return await api.client.post(f"/tasks/callback/{job_id}", json=told, headers=headers)
 
@@ -142,15 +154,47 @@ class TestGuard:
         """A push without a valid token, or for an unknown job, is refused and not stored (security 1, 21)."""
         async with running(backend) as (api, job_id, lease):
             for token in (None, "", "a b", "x" * 201):
-                problem(await push(api, job_id, token), 401, "unauthenticated")
+                problem(await push(api, job_id, token, forged=True), 401, "unauthenticated")
             raw = [(b"x-lease-token", b"\xe9"), (b"content-type", b"application/json")]
             answer = await api.client.post(f"/tasks/callback/{job_id}", content=b"1", headers=raw)
             problem(answer, 401, "unauthenticated")
             for other in ("nowhere", job_id[:-1] + "g", job_id.replace("-", "-0")):
                 problem(await push(api, other, lease.token), 404, "unknown_job")
+                problem(
+                    await push(api, other, signed(api, job_id, lease.token), forged=True),
+                    401,
+                    "unauthenticated",
+                )
             answer = await api.client.get("/admin/late/nowhere")
             problem(answer, 404, "unknown_job")
             assert (await api.client.get(f"/admin/late/{job_id}")).json() == {"notes": []}
+
+    async def test_a_forged_token(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A forged token is refused before the body is read, without a call to the store, and stores nothing (C5).
+
+        Nine forged reports of a known job once displaced its genuine late report.
+        """
+        async with running(backend) as (api, job_id, lease):
+            genuine = signed(api, job_id, lease.token)
+            problem(await push(api, job_id, lease.token[:-4] + "0000"), 409, "late")
+            other = signed(api, job_id[:-1] + "0", lease.token)
+            called: list[int] = []
+
+            async def called_store(*_: object) -> None:
+                called.append(1)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(RequestContext, "read", called_store)
+                patched.setattr(api.dispatcher.jobs, "find", called_store)
+                patched.setattr(api.dispatcher.pool, "leave", called_store)
+                for forged in (lease.token, genuine[:-1] + "g", other, "k.1.b", "a.b." + "0" * 32):
+                    for _ in range(2):
+                        answer = await push(api, job_id, forged, forged=True)
+                        problem(answer, 401, "unauthenticated")
+            assert called == []
+            answer = await api.client.get(f"/admin/late/{job_id}")
+            assert answer.json() == {"notes": [DONE]}
+            assert (await push(api, job_id, lease.token)).status_code == 200
 
     async def test_another_jobs_token(self, backend: Backend) -> None:
         """The token of one job's slot cannot end another job (security 2, OPEN-C4)."""
@@ -172,7 +216,8 @@ class TestGuard:
         The job continues (fault K2, security 12).
         """
         async with running(backend) as (api, job_id, lease):
-            headers = {"x-lease-token": lease.token, "content-type": "application/json"}
+            token = signed(api, job_id, lease.token)
+            headers = {"x-lease-token": token, "content-type": "application/json"}
             where = f"/tasks/callback/{job_id}"
             for body, status in _NO_ENDS:
                 answer = await api.client.post(where, content=body, headers=headers)
@@ -193,7 +238,8 @@ class TestGuard:
                     sent += 65_536
                     yield b" " * 65_536
 
-            headers = {"x-lease-token": lease.token, "content-type": "application/json"}
+            token = signed(api, job_id, lease.token)
+            headers = {"x-lease-token": token, "content-type": "application/json"}
             try:
                 answer = await api.client.post(
                     f"/tasks/callback/{job_id}", content=endless(), headers=headers

@@ -237,11 +237,12 @@ async def test_the_pool_alone_is_deleted(redis_server: RedisServer, redis_prefix
         await backend.slots.configure(MODEL, b"{}")
         (lease,) = await bound(backend, "1")
         (idle,) = await backend.slots.acquire(MODEL, "h", ttl=60)
-        epoch = (await backend.slots.inspect()).epoch
+        before = await backend.slots.inspect()
         pool = [key for key in keys_of(redis_server, redis_prefix) if ":slots" in key]
         redis_server.call("DEL", *pool)
         view = await backend.slots.inspect()
-        assert (view.epoch != epoch, view.endpoints, view.leases) == (True, (), ())
+        assert (view.epoch != before.epoch, view.endpoints, view.leases) == (True, (), ())
+        assert view.secret != before.secret
         assert await backend.slots.release(lease, idle) == (False, False)
         await backend.slots.register(endpoint())
         anew, none = await backend.slots.renew(lease, idle, ttl=60)

@@ -42,7 +42,10 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         matches = [(info.endpoint.model, info.endpoint.server) for info in view.endpoints]
         assert matches == sorted(names, key=lambda name: name[0])
         assert await bench.pool.servers(MODEL) == ["s1", "s-2 {x}"]
-        assert (await bench.pool.inspect(MODEL)).epoch == view.epoch
+        again = await bench.pool.inspect(MODEL)
+        assert (again.epoch, again.secret) == (view.epoch, view.secret)
+        assert len(view.secret) >= 32
+        assert view.secret not in repr(view)
 
     async def test_names_of_any_spelling(self, bench: Bench) -> None:
         """Models and servers may have any printable names, and are never mixed up (OPEN-C5; fault H7)."""

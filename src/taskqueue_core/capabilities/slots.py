@@ -159,10 +159,16 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: str
     """an id that changes whenever the pool is emptied, for example because the store lost its data"""
+    secret: str
+    """a random text that clients of the store share, and that changes with the epoch; no lease contains it"""
     endpoints: tuple[EndpointInfo, ...] = ()
     """the endpoints, sorted by model and then by registration"""
     leases: tuple[SlotLease, ...] = ()
     """the leases, sorted by fence, without notes and with empty tokens, because only holders may know the tokens"""
+
+    def __repr__(self) -> str:
+        """Return the view as text, without its secret."""
+        return f"PoolView(epoch={self.epoch!r}, endpoints={self.endpoints}, leases={self.leases})"
 
 
 class Left(StrEnum):

@@ -11,6 +11,7 @@ from taskqueue_core.capabilities import Left
 from taskqueue_core.limits import LIMITS, check_json
 from taskqueue_dispatch.api.models import LateOut, PushedIn, TakenOut
 from taskqueue_dispatch.handler_helpers import dispatcher_of, job_of, operation, unknown_job
+from taskqueue_dispatch.job_notes import lease_token_of
 from taskqueue_dispatch.status import mark_of_queue
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing import bodies
@@ -29,10 +30,11 @@ _LEASE_TOKEN = Query(
 
 
 async def push(call: RequestContext) -> Response:
-    """Report how a job ended, so that the dispatcher need not poll. The token of the job's slot is the only credential.
+    """Report how a job ended, so that the dispatcher need not poll. The token sent with the job is the only credential.
 
-    The answer is 409 if the token is no longer valid. In this case, the slot was released, for example after a result,
-    or assigned again. The report is then ignored, but kept for an hour.
+    A token that was not sent with this job is refused with 401, and the body is not read. The answer is 409 if the
+    token is no longer valid. In this case, the slot was released, for example after a result, or assigned again. The
+    report is then ignored, but kept for an hour.
     """
     token = _token(call)
     dispatcher, known = dispatcher_of(call), await job_of(call)
@@ -52,15 +54,20 @@ async def push(call: RequestContext) -> Response:
 
 
 def _token(call: RequestContext) -> str:
+    """Return the token of the job's slot. Raises `ProblemError` (401) unless a dispatcher has sent it with this job."""
     results = call.request.headers.getlist(_HEADER)
-    if len(results) != 1 or not _TOKEN.fullmatch(results[0]):
+    token = None
+    if len(results) == 1 and _TOKEN.fullmatch(results[0]):
+        secrets = dispatcher_of(call).registry.secrets
+        token = lease_token_of(secrets, call.name("job_id"), results[0])
+    if token is None:
         raise ProblemError(
             401,
             "unauthenticated",
-            f"send the token of the job's slot in exactly one {_HEADER} header",
+            f"send the token that came with this job in exactly one {_HEADER} header",
             headers={"www-authenticate": "Lease"},
         )
-    return results[0]
+    return token
 
 
 async def late(call: RequestContext) -> Response:

@@ -117,7 +117,7 @@ async def _take_or_keep(
     except Exception:  # noqa: BLE001 - the next sample may succeed
         _log.exception("could not read the slot pool for the dashboard")
         error = "internal"
-    retained = before or PoolSnapshot(number=0, at=0.0, view=PoolView(epoch=""))
+    retained = before or PoolSnapshot(number=0, at=0.0, view=PoolView(epoch="", secret=""))
     return msgspec.structs.replace(retained, number=sample.number, at=sample.at, error=error)
 
 

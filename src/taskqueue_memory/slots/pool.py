@@ -97,6 +97,7 @@ class MemorySlots:
         leases = [lease for position in positions for lease in position.leases.values()]
         return PoolView(
             epoch=self._pool.epoch,
+            secret=self._pool.secret,
             endpoints=tuple(position.info(now) for position in positions),
             leases=tuple(lease.shown() for lease in sorted(leases, key=attrgetter("fence"))),
         )

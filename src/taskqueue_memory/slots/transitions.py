@@ -63,7 +63,7 @@ class Pool:
     def __init__(self, clock: Clock) -> None:
         """Create an empty pool with a new epoch, which distinguishes its tokens from those of earlier pools."""
         self.clock = clock
-        self.epoch = secrets.token_hex(8)
+        self.epoch, self.secret = secrets.token_hex(8), secrets.token_hex(32)
         self.servers: dict[str, SlotServer] = {}
         self.models: dict[str, dict[str, SlotPosition]] = {}
         """endpoints by model and server"""

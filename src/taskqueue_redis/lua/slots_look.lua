@@ -1,6 +1,7 @@
 --@ base room slots
--- Returns the pool. ARGV: a model, or "" for all. Returns the epoch, the time, and per endpoint its id, the last model
--- of its server, and all fields of its hash.
+-- Returns the pool. ARGV: a model, or "" for all; a random text, which becomes the secret of a pool without one.
+-- Returns the epoch, the secret, the time, and per endpoint its id, the last model of its server, and all fields of its
+-- hash.
 lift_refusal()
 demand_pool()
 local swept = SWEPT
@@ -28,7 +29,12 @@ local function mend(ids)
   end
 end
 
-local answer, ids = {EPOCH, text(now)}, {}
+local secret = call('HGET', POOL, 'key')
+if not secret then
+  secret = ARGV[4]
+  call('HSET', POOL, 'key', secret)
+end
+local answer, ids = {EPOCH, secret, text(now)}, {}
 if ARGV[3] ~= '' then
   ids = ids_of(ARGV[3])
 else

@@ -95,7 +95,8 @@ class RedisSlots:
     async def inspect(self, model: str | None = None) -> PoolView:
         if model is not None:
             check_label("model", model)
-        epoch, now, *reply = await self._run("slots_look", model or "")
+        seed = secrets.token_hex(32)
+        epoch, secret, now, *reply = await self._run("slots_look", model or "", seed)
         records = sorted(
             (read_record(each, seconds(now)) for each in reply),
             key=lambda record: (record.info.endpoint.model, record.number),
@@ -103,6 +104,7 @@ class RedisSlots:
         leases = (lease for record in records for lease in record.leases)
         return PoolView(
             epoch=epoch.decode(),
+            secret=secret.decode(),
             endpoints=tuple(record.info for record in records),
             leases=tuple(sorted(leases, key=lambda lease: lease.fence)),
         )

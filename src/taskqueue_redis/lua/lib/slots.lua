@@ -1,6 +1,7 @@
--- The slot pool. The hash POOL has the epoch of the pool, the last fence and the last id of an endpoint. Its other
--- fields: 'n' and the name of an endpoint: the endpoint's id; 'm' and a model: the ids of the model's endpoints; 's'
--- and a server: the server's limit on jobs, the model that it ran last, and the ids of its endpoints.
+-- The slot pool. The hash POOL has the epoch of the pool, its secret ('key'), the last fence and the last id of an
+-- endpoint. Its other fields: 'n' and the name of an endpoint: the endpoint's id; 'm' and a model: the ids of the
+-- model's endpoints; 's' and a server: the server's limit on jobs, the model that it ran last, and the ids of its
+-- endpoints.
 -- Each endpoint is a hash: 'h' has the fields of HOT with its model and server, 'u' its URL; the other fields are its
 -- leases by fence.
 local POOL = PARTITION .. ':slots'
