@@ -38,10 +38,15 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...]
 
 
+INTERNAL_QUEUES = frozenset({"dispatch.callbacks"})
+"""queues whose tasks the server itself writes and executes, so that a client must not add to them"""
+
+
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """The client that a token belongs to, and its permissions: it may use ``verbs`` on queues that match ``keys``.
 
-    An item of ``keys`` is a key, or a prefix followed by ``*``; ``*`` alone matches all keys. Raises `TypeError` for
+    An item of ``keys`` is a key, or a prefix followed by ``*``; ``*`` alone matches all keys. To publish to a queue in
+    `INTERNAL_QUEUES`, or to consume from it, the key itself must be an item. Raises `TypeError` for
     invalid values, because a single string in place of a tuple of strings would grant more than intended.
     """
 
@@ -79,6 +84,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             return False
         if key is None:
             return "*" in self.keys
+        if key in INTERNAL_QUEUES and verb != "admin":
+            return key in self.keys
         return any(
             key.startswith(pattern[:-1]) if pattern.endswith("*") else key == pattern
             for pattern in self.keys

@@ -39,10 +39,9 @@ class DispatchSettings(BaseSettings):
     """seconds for which a stopping dispatcher waits for its running jobs"""
     find_timeout: _Seconds = 30.0
     """default number of seconds for which a caller of ``find_endpoint`` waits for a slot"""
-    endpoints_allowed: Annotated[tuple[str, ...], *COMMAS] = (
-        "127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7",
-    )  # fmt: skip
-    """networks and hosts (such as ``gpu.example.com`` or ``*.example.com``) where endpoints may be registered"""
+    endpoints_allowed: Annotated[tuple[str, ...], *COMMAS] = ("127.0.0.0/8", "::1/128")
+    """networks and hosts (such as ``gpu.example.com`` or ``*.example.com``) where endpoints may be registered and
+    called; the default is this machine only, because a client with an ``admin`` token chooses the address"""
     tls_ca: Path | None = None
     """PEM file of certificate authorities with which servers are verified, instead of the system's authorities"""
     answer_limit: int = Field(default=256 * 1024, ge=1024, le=256 * 1024)

@@ -73,9 +73,9 @@ class EndpointPolicy:
             raise InvalidInput("endpoint", "a host that is not allowed", _EXPECTED)
 
     def must_resolve(self, host: str) -> bool:
-        """Return whether a host's addresses must be checked, because it is neither an IP address nor listed by name."""
+        """Return whether a host's addresses must be checked: it is neither an allowed address nor listed by name."""
         host = host.lower().rstrip(".")
-        return _address_of(host) is None and not self._is_listed(host)
+        return not (self.contain([host]) or self._is_listed(host))
 
     def contain(self, addresses: Iterable[str]) -> bool:
         """Return whether all addresses are within the allowed networks."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from taskqueue_core.errors import InvalidInput
+from taskqueue_dispatch.endpoint_client.answers import EndpointUnreachable
+from taskqueue_dispatch.endpoint_client.client import EndpointClient
+from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import settings
@@ -99,3 +102,22 @@ async def test_the_systems_resolver() -> None:
     await registry.register("flux", "a", "http://localhost:8000/", 1)
     with pytest.raises(InvalidInput, match="cannot be resolved"):
         await registry.register("flux", "b", "http://nowhere.invalid/", 1)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://10.0.0.4:9000/", "http://192.168.0.1/", "http://[fd00::1]/"]
+)
+async def test_only_this_machine_until_more_is_named(url: str) -> None:
+    """Without a setting, endpoints may be registered and called on loopback only (row A6)."""
+    told = settings()
+    registry = ModelRegistry(MemoryBackend(), told)
+    with pytest.raises(InvalidInput, match="TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED"):
+        await registry.register("flux", "a", url, 1)
+    for own in ("http://127.0.0.1:1/", "http://[::1]:1/"):
+        await registry.register("flux", "a", own, 1)
+    # An endpoint that was registered while the settings allowed its address is not called either.
+    caller = EndpointClient(told)
+    answer = await caller.ask(url, "r-1", ModelConfig(poll_endpoint_template="/status/{id}"))
+    await caller.aclose()
+    assert isinstance(answer, EndpointUnreachable)
+    assert "not allowed" in answer.error

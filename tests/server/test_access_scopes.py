@@ -10,8 +10,12 @@ from typing import Any
 import httpx2
 import pytest
 from starlette.routing import Route, WebSocketRoute
+from websockets.exceptions import ConnectionClosed
 
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.hooks import INTERNAL_QUEUES
 from taskqueue_core.tasks import Health, State
+from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_memory import MemoryBackend
 from taskqueue_server import prefect
 from taskqueue_server.api.table import OPERATIONS
@@ -19,6 +23,7 @@ from taskqueue_server.app import create_app
 from taskqueue_server.auth import access
 from taskqueue_server.dashboard.app import OPERATIONS as PAGES
 from taskqueue_server.metrics import http as http_metrics
+from taskqueue_server.routing import bodies
 from taskqueue_server.routing.operations import Operation, Scope
 from tests.server.access import ADMIN, ALL, A, B, bearer, entry, everybody, write
 from tests.server.support import eventually, http, problem, receipts, running, settings
@@ -313,3 +318,47 @@ async def test_who_waits_is_let_go_with_its_token(
         write(path, entry(B))
         problem(await asyncio.wait_for(asked, 5), 401, "unauthenticated")
         assert not it.context.access._watches
+
+
+async def test_internal_queues_are_out_of_reach(tmp_path: Path) -> None:
+    """A token with ``*`` neither publishes to the queue of callbacks nor consumes from it (row A6).
+
+    A client that put a job there could make the dispatcher sign any body and send it to any receiver.
+    """
+    key = CALLBACKS
+    path = write(
+        tmp_path / "tokens.toml",
+        entry(ADMIN, "admin"),
+        entry(A, "a", keys=["dispatch*"]),
+        entry(B, "b", keys=[key]),
+    )
+    assert key in INTERNAL_QUEUES
+    async with running(tokens_file=path) as it, http(it) as client:
+        task = {"key": key, "payload": {}}
+        publishes = [
+            ("/v1/tasks", task),
+            ("/v1/tasks/batch", task),
+            ("/v1/retries", {"task": task | {"id": "x"}, "delay": 1}),
+        ]
+        for token in (ADMIN, A):
+            for where, body in publishes:
+                answer = await client.post(
+                    where,
+                    headers=bearer(token)
+                    | {"content-type": bodies.NDJSON if "batch" in where else bodies.JSON},
+                    content=json.dumps(body),
+                )
+                assert answer.status_code == 403 or "forbidden" in answer.text, answer.text
+            with pytest.raises(ConnectionClosed, match="forbidden"):
+                async with it.worker("w1", key, headers=bearer(token)):
+                    pass
+            answer = await client.get(f"/v1/queues/{key}", headers=bearer(token))
+            assert answer.status_code == 200
+            answer = await client.put(
+                "/v1/queues/dispatch.x/settings", headers=bearer(token), json={"bound_to": [key]}
+            )
+            problem(answer, 422, "invalid_input", "bound_to")
+        ledger = await control_of(it.backend).ledger(key)
+        assert ledger.published == 0
+        answer = await client.post("/v1/tasks", headers=bearer(B), json=task)
+        assert answer.status_code == 201, answer.text

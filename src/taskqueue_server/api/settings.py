@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import InvalidInput, SettingsConflict
+from taskqueue_core.hooks import INTERNAL_QUEUES
 from taskqueue_core.queue_settings import pause_queue, read_settings, reset_settings
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing import bodies
@@ -44,14 +45,19 @@ async def replace(call: RequestContext) -> Response:
 
 
 async def _demand_targets(call: RequestContext, key: str, settings: QueueSettings) -> None:
-    """Raise `ProblemError` for a new binding to a queue that the client may not administer."""
-    targets = {target for target in settings.bound_to if not call.is_allowed(target)}
+    """Raise `ProblemError` for a new binding to a queue that the client may not administer, or to an internal queue."""
+    targets = {
+        target
+        for target in settings.bound_to
+        if target in INTERNAL_QUEUES or not call.is_allowed(target)
+    }
     if targets:
         found = await call.context.control.settings(key)
         if found.version == settings.version:
             targets -= {*found.bound_to}
         for target in targets:
             call.demand(target)
+            raise InvalidInput("bound_to", "an internal queue of the server", "other queues")
 
 
 async def reset(call: RequestContext) -> Response:
