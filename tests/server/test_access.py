@@ -237,10 +237,21 @@ def test_an_open_server_says_so(path: Path) -> None:
     hooks = Hooks()
     for host in ("127.0.0.1", "localhost", "::1", "127.8.0.1"):
         check_host(settings(host=host), hooks)
-    assert "every user of this machine" in (notice(settings(), hooks) or "")
+    level, text = notice(settings(), hooks) or (0, "")
+    assert (level, "every user of this machine" in text) == (logging.INFO, True)
     assert notice(settings(tokens_file=path), hooks) is None
     hooks.register(Plugin())
     assert notice(settings(), hooks) is None
+
+
+def test_plain_text_is_warned_of(path: Path) -> None:
+    """Security 4: a server that other machines reach without TLS warns at its start, unless a proxy ends TLS."""
+    reached: dict[str, Any] = {"host": "0.0.0.0", "tokens_file": path}  # noqa: S104 - it is not opened
+    level, text = notice(settings(**reached), Hooks()) or (0, "")
+    assert (level, "TASKQUEUE_TLS_CERTIFICATE" in text) == (logging.WARNING, True)
+    assert notice(settings(**reached, tls_certificate=path), Hooks()) is None
+    assert notice(settings(**reached, origins=frozenset({"https://queue.example"})), Hooks()) is None
+    assert notice(settings(tokens_file=path), Hooks()) is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self, cast
 from urllib.parse import quote
 
 from taskqueue_core.errors import ConfigurationError
@@ -223,8 +223,9 @@ class EmbeddedRedis:
             if self._closing.is_set() or self._lock is None or self._watchdog is None:
                 return None
             settings = self.directory / "redis.conf"
-            settings.write_text(text, "utf-8")
-            with settings.open("rb") as read, log.open("ab") as output:
+            with _open_private(settings, "wb") as file:
+                file.write(text.encode())
+            with settings.open("rb") as read, _open_private(log, "ab") as output:
                 output.write(_SEPARATOR.encode())
                 output.flush()
                 process = subprocess.Popen(  # noqa: S603 - it runs only the program that find_binary has found
@@ -380,3 +381,14 @@ def _short_folder() -> str | None:
     """Return a folder with a short path for a socket; None if the default temporary folder is short enough."""
     usual = tempfile.gettempdir()
     return None if len(os.fsencode(usual)) < _SOCKET_BYTES // 2 else "/tmp"  # noqa: S108 - mkdtemp creates a private folder there
+
+
+def _open_private(path: Path, mode: str) -> BinaryIO:
+    """Open a file that only its owner can access, even if it existed before."""
+
+    def opener(name: str, flags: int) -> int:
+        number = os.open(name, flags, 0o600)
+        os.fchmod(number, 0o600)
+        return number
+
+    return cast("BinaryIO", open(path, mode, opener=opener))

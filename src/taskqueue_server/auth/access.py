@@ -179,13 +179,19 @@ def check_host(settings: Settings, hooks: Hooks) -> None:
         )
 
 
-def notice(settings: Settings, hooks: Hooks) -> str | None:
-    """Return the notice that a server without authentication logs at startup; ``None`` with authentication."""
-    if _authenticates(settings, hooks):
+def notice(settings: Settings, hooks: Hooks) -> tuple[int, str] | None:
+    """Return the level and the text of what the server logs about its security at startup, if anything."""
+    if not _authenticates(settings, hooks):
+        return logging.INFO, (
+            "no authentication: every user of this machine can use this server; other machines "
+            "cannot reach it ('taskqueue token new' creates a token)"
+        )
+    proxied = any(origin.startswith("https://") for origin in settings.origins)
+    if _is_loopback(settings.host) or settings.tls_certificate is not None or proxied:
         return None
-    return (
-        "no authentication: every user of this machine can use this server; other machines "
-        "cannot reach it ('taskqueue token new' creates a token)"
+    return logging.WARNING, (
+        "no TLS: tokens and tasks are sent in plain text. Set TASKQUEUE_TLS_CERTIFICATE and "
+        "TASKQUEUE_TLS_KEY, or, if a proxy ends TLS, its https URL in TASKQUEUE_ORIGINS"
     )
 
 

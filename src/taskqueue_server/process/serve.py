@@ -159,7 +159,7 @@ class ServerProcess:
     def _accepting(self) -> None:
         _log.info("serving", extra={"url": self.url})
         if self._notice:
-            _log.info(self._notice)
+            _log.log(*self._notice)
         self.ready.set()
         systemd.ready(f"at {self.url}")
         if self._on_ready is not None:
