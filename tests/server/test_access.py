@@ -250,7 +250,9 @@ def test_plain_text_is_warned_of(path: Path) -> None:
     level, text = notice(settings(**reached), Hooks()) or (0, "")
     assert (level, "TASKQUEUE_TLS_CERTIFICATE" in text) == (logging.WARNING, True)
     assert notice(settings(**reached, tls_certificate=path), Hooks()) is None
-    assert notice(settings(**reached, origins=frozenset({"https://queue.example"})), Hooks()) is None
+    assert (
+        notice(settings(**reached, origins=frozenset({"https://queue.example"})), Hooks()) is None
+    )
     assert notice(settings(tokens_file=path), Hooks()) is None
 
 
