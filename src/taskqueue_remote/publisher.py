@@ -91,6 +91,8 @@ class RemotePublisher:
     ) -> Confirmation:
         """Schedule the next attempt of a task. After `PublishUnconfirmed`, repeat the call with the same token.
 
+        A task that the server does not know is published instead, and may be refused. A task whose first attempt has
+        not begun is not changed, and the status is ``duplicate``.
         Raises `CapabilityMissing` if ``settles`` is given, because this backend has no deliveries.
         """
         if settles is not None:

@@ -209,6 +209,8 @@ class TestRetry:
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
         """A task that is not dead can only be retried with a payload, because the store may have forgotten the task."""
+        await api.post("/v1/tasks", json={"key": "k", "id": "a"})
+        await backend.subscribe(["k"], "w").receive(1, 0)
         problem(await api.post(self._URL, json={}), 409, "not_dead")
         answer = await api.post(self._URL, json={"payload": None, "delay": 60, "error": "e"})
         assert answer.status_code == 201

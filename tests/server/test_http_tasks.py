@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import State, Task
@@ -229,10 +230,42 @@ class TestRetries:
         body = {"task": {"key": "k", "id": "a"}, **change}
         problem(await api.post("/v1/retries", json=body), 422, "invalid_input", field)
 
+    async def test_an_unknown_task_is_published(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend
+    ) -> None:
+        """Law 6: a retry passes no limit with a task that the store does not know; a known task needs no room."""
+
+        async def retry(task_id: str, key: str = "k") -> tuple[int, str]:
+            body = {"task": {"key": key, "id": task_id}, "delay": 60, "token": "run 7"}
+            answered = await api.post("/v1/retries", json=body)
+            return answered.status_code, answered.json().get("code", answered.json()["status"])
+
+        await backend.control.configure("k", QueueSettings(capacity=1))
+        assert await retry("a") == (201, "accepted")
+        assert await retry("a") == (200, "duplicate")
+        assert await retry("b") == (429, "queue_full")
+        path = "/v1/tasks/k/b/retry"
+        assert (await api.post(path, json={"payload": 1})).status_code == 429
+        await backend.control.configure("k", QueueSettings(version=1, intake_paused=True))
+        assert await retry("b") == (503, "intake_paused")
+        assert (await backend.control.ledger("k")).published == 1
+        await backend.control.configure("all", QueueSettings(bound_to=("k", "other")))
+        assert await retry("c", "all") == (503, "intake_paused")
+        await backend.control.configure("k", QueueSettings(version=2))
+        assert await retry("c", "all") == (201, "accepted")
+        await api.post("/v1/tasks", json={"key": "other", "id": "d"})
+        assert await retry("d", "other") == (200, "duplicate"), (
+            "a retry must not make room for a publish"
+        )
+        assert (await backend.control.ledger("other")).scheduled == 1
+        assert (await backend.control.ledger("other")).waiting == 1
+
     async def test_a_long_error_is_cut(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
         """An error text that is too long is cut to the limit."""
+        await api.post("/v1/tasks", json={"key": "k", "id": "a"})
+        await backend.subscribe(["k"], "w").receive(1, 0)
         body = {"task": {"key": "k", "id": "a"}, "delay": 9, "error": "e" * 10_000}
         assert (await api.post("/v1/retries", json=body)).status_code == 201
         (status,) = await backend.control.statuses("k", "a")

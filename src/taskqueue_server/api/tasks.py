@@ -14,7 +14,7 @@ from taskqueue_core.concurrency import first_completed
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.queue import instant
-from taskqueue_core.tasks import Confirmation, Published, Refusal, Task, TaskStatus
+from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task, TaskStatus
 from taskqueue_server.api.models import (
     Cancelled,
     ConfirmationOut,
@@ -108,7 +108,11 @@ async def publish(call: RequestContext) -> Response:
 
 
 async def retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of any task, even an unknown one. Requests with the same ``token`` schedule it once."""
+    """Schedule the next attempt of a task. Requests with the same ``token`` schedule it once.
+
+    A task that the store does not know is published instead, and may be refused like any publish. A task whose first
+    attempt has not begun is not changed; the status is then ``duplicate``.
+    """
     body = await call.body(RetryIn)
     now = call.context.backend.now()
     if body.task.id is None:
@@ -123,6 +127,9 @@ async def retry(call: RequestContext) -> Response:
 
 async def schedule_retry(call: RequestContext) -> Response:
     """Schedule the next attempt of this task, now or later. Requests with the same ``token`` schedule it once.
+
+    A task that the store does not know is published instead, and may be refused like any publish. A task whose first
+    attempt has not begun is not changed; the status is then ``duplicate``.
 
     Without ``payload``, a dead letter is retried with its stored fields. For any other task ``payload`` is required,
     because the store may no longer have it; without ``payload`` the response is 409.
@@ -149,6 +156,14 @@ async def _retry(
     if token is not None and not (0 < len(token) <= LIMITS.name and token.isprintable()):
         allowed = f"1 to {LIMITS.name} printable characters"
         raise InvalidInput("token", f"invalid text of length {len(token)}", allowed)
+    # A retry passes every limit, so it needs a task that was accepted, and whose first attempt has begun.
+    (found,) = await call.context.control.statuses(task.key, task.id)
+    if found is None:
+        first = msgspec.structs.replace(task, not_before=max(at, task.not_before or at))
+        return _confirmed(*await call.context.queue.publish_many([first]))
+    if found.attempt == 1 and found.state in {State.SCHEDULED, State.WAITING}:
+        duplicate = Published.DUPLICATE
+        return _confirmed(Confirmation(key=task.key, task_id=task.id, status=duplicate))
     retained = None if error is None else error[: LIMITS.text]
     return _confirmed(
         await call.context.backend.publisher.schedule_retry(task, at, error=retained, token=token)
@@ -211,7 +226,7 @@ async def cancel(call: RequestContext) -> Response:
 
 
 _EXAMPLE = {"key": "emails", "id": "order-4711", "payload": {"to": "a@example.org"}}
-_RETRIED = {201: ConfirmationOut, 200: ConfirmationOut}
+_RETRIED = {**_CONFIRMATIONS, 201: ConfirmationOut, 200: ConfirmationOut}
 _publishing = partial(Operation, tag="tasks", verb="publish")
 _operation = partial(Operation, tag="tasks", verb=("publish", "admin"))
 OPERATIONS = (
