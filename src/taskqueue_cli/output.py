@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import msgspec
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +26,7 @@ from taskqueue_core.errors import (
     QueueFull,
     TaskQueueError,
 )
+from taskqueue_core.limits import escape_controls
 
 
 def option(help_text: str, *names: str, **more: Any) -> Any:
@@ -40,16 +43,37 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print exactly one JSON value on stdout, and nothing else.")
 ]
 
-console = Console(highlight=False)
-_stderr = Console(stderr=True, highlight=False)
+_CONTROLS = re.compile("[\x7f-\x9f]")
+
+
+class SafeConsole(Console):
+    """A console without highlighting that escapes control characters, because texts of tasks may contain any."""
+
+    def __init__(self, *, stderr: bool = False, file: IO[str] | None = None) -> None:
+        super().__init__(stderr=stderr, file=file, highlight=False)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield segment._replace(text=escape_controls(segment.text, keep="\n"))
+
+
+console = SafeConsole()
+_stderr = SafeConsole(stderr=True)
 
 
 def print_json(value: Any) -> None:
     """Print one JSON value on one line; on a terminal, indent it if the line would be too long."""
-    text = msgspec.json.encode(value)
-    if sys.stdout.isatty() and len(text) > console.width:
-        text = msgspec.json.format(text, indent=2)
-    sys.stdout.write(text.decode() + "\n")
+    data = msgspec.json.encode(value)
+    if sys.stdout.isatty() and len(data) > console.width:
+        data = msgspec.json.format(data, indent=2)
+    # JSON need not escape these control characters, but a terminal interprets them.
+    text = _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", data.decode())
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
@@ -64,7 +88,7 @@ def print_fields(fields: Mapping[str, str]) -> None:
     grid = Table.grid(padding=(0, 2))
     for name, value in fields.items():
         if value:
-            grid.add_row(Text(name, "dim"), Text(value))
+            grid.add_row(Text(name, "dim"), Text(escape_controls(value, keep="\n")))
     console.print(grid)
 
 

@@ -74,6 +74,15 @@ def clean_text(text: str) -> str:
     return text[: LIMITS.text].encode("utf-8", "replace").decode()
 
 
+def escape_controls(text: str, *, keep: str = "") -> str:
+    """Replace characters that a terminal would not print, such as escape sequences, with Python's escapes for them."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
+
+
 def check_name(field: str, value: object) -> None:
     """Check a key, id, tenant, ordering key or worker id: 1 to 200 ASCII letters, digits and some punctuation."""
     if isinstance(value, str) and len(value) <= LIMITS.name and _NAME.fullmatch(value):

@@ -10,6 +10,8 @@ from typing import Any, Literal, TextIO
 
 import structlog
 
+from taskqueue_core.limits import escape_controls
+
 FIELDS = frozenset(
     {
         "code",
@@ -119,9 +121,5 @@ def _escape(
     for name, value in event.items():
         if isinstance(value, str):
             text = value if name in {"exception", "event"} else value[:_TEXT]
-            if not text.isprintable():
-                text = "".join(
-                    c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
-                )
-            event[name] = text
+            event[name] = escape_controls(text)
     return event

@@ -25,6 +25,7 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import DeadLetters, dead_letters_of
 from taskqueue_core.dead_letter_filter import DeadLetterFilter
 from taskqueue_core.dead_letter_filter import act as act_on_batch
+from taskqueue_core.limits import escape_controls
 from taskqueue_core.protocol.frames import to_wire_task
 from taskqueue_core.tasks import DeadLetter
 
@@ -67,7 +68,8 @@ def listing(
     for letter in dead_letters:
         numbers = (str(letter.attempt), str(letter.losses), format_time(letter.failed_at))
         last_error = letter.history[-1].error if letter.history else ""
-        table.add_row(letter.task.id, *numbers, Text(letter.reason), Text(last_error))
+        texts = (Text(escape_controls(text)) for text in (letter.reason, last_error))
+        table.add_row(letter.task.id, *numbers, *texts)
     console.print(table)
     if len(dead_letters) == limit:
         console.print("[dim]There may be more dead letters; use --limit to list more.")

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from taskqueue_cli.demo_frame.report import DemoReport
-from taskqueue_cli.output import console, print_json
+from taskqueue_cli.output import SafeConsole, console, print_json
 
 _INTERVAL_SECONDS = 2.0
 
@@ -89,5 +89,5 @@ class LiveView(PlainView):
 
 def view_for(shown: Console | None = None, *, as_json: bool = False) -> PlainView:
     """Return a live view for a terminal, otherwise a plain view. With ``as_json``, the default output is stderr."""
-    shown = shown or (Console(stderr=True, highlight=False) if as_json else console)
+    shown = shown or (SafeConsole(stderr=True) if as_json else console)
     return (LiveView if shown.is_terminal else PlainView)(shown, as_json=as_json)

@@ -175,7 +175,8 @@ def _table(endpoints: list[_Endpoint]) -> Table:
     table.add_column("slots", overflow="fold", max_width=_SLOTS_WIDTH)
     table.add_column("endpoint", style="dim", overflow="fold")
     for info in endpoints:
-        table.add_row(info.model, info.server, _state(info), _slots(info), info.endpoint)
+        model, server, url = map(Text, (info.model, info.server, info.endpoint))
+        table.add_row(model, server, _state(info), _slots(info), url)
     return table
 
 

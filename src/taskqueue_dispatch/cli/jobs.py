@@ -18,7 +18,7 @@ from taskqueue_cli.commands.publish import payload_of
 from taskqueue_cli.commands.status import format_time
 from taskqueue_cli.output import AsJson, argument, console, note, option, print_json
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
-from taskqueue_core.limits import check_name
+from taskqueue_core.limits import check_name, escape_controls
 from taskqueue_core.tasks import DEFAULT_PRIORITY
 from taskqueue_dispatch.cli.server import DispatchServer, Model, NotFound, Url, report, run_request
 from taskqueue_dispatch.status import JobStatus
@@ -195,7 +195,7 @@ def show(
     for name, value in rows.items():
         if value:
             style = _COLOURS.get(value, "") if name == "state" else ""
-            table.add_row(Text(name, "dim"), Text(value, style))
+            table.add_row(Text(name, "dim"), Text(escape_controls(value, keep="\n"), style))
     console.print(table)
 
 

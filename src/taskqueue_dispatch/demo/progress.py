@@ -75,7 +75,7 @@ class JobsProgress(msgspec.Struct, frozen=True, kw_only=True):
             state = endpoint_state(info, self.now)[0]
             shown = Text("" if state == "ready" else state, "red")
             slots.add_row(
-                Text(info.endpoint.server, "bold"), info.endpoint.model, _marks(info), shown
+                Text(info.endpoint.server, "bold"), Text(info.endpoint.model), _marks(info), shown
             )
         models = Table.grid(padding=(0, 2))
         for name in ("", "", "ended", "queued", "retried", "redelivered", "failed"):

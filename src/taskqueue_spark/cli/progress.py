@@ -11,6 +11,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from taskqueue_cli.output import SafeConsole
+
 Done = tuple[int, int]
 """number of finished Spark tasks, and total number of Spark tasks, in the stages that Spark currently runs"""
 
@@ -30,7 +32,7 @@ class Stages:
 
         The caller may replace ``watch``, the function that returns the progress.
         """
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or SafeConsole(stderr=True)
         self.watch: Callable[[], Done | None] = lambda: None
 
     @contextmanager

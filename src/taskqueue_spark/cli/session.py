@@ -15,9 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
-
-from taskqueue_cli.output import exit_code
+from taskqueue_cli.output import SafeConsole, exit_code
 from taskqueue_core import errors
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_spark.cli.options import EngineOptions
@@ -117,7 +115,7 @@ def _open_stages() -> Iterator[Stages]:
         yield Stages()
         return
     with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as terminal:
-        yield Stages(Console(file=terminal, highlight=False))
+        yield Stages(SafeConsole(file=terminal))
 
 
 @contextmanager

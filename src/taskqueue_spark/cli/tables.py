@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
+from rich.text import Text
 
 from taskqueue_cli.output import FAILED, console, print_json
 from taskqueue_core.errors import ConfigurationError
@@ -110,7 +111,7 @@ def audit(options: PipelineOptions, *, live: Live = None, grace: Grace = 60.0) -
     else:
         print_outcome(outcome)
         for sentence in outcome.sentences:
-            console.print(f"  {sentence}", highlight=False)
+            console.print(Text(f"  {sentence}"))
         if rows := content.conservation:
             always = ("key", "published", "completed", "lost", "balanced", "complete")
             names = [name for name in rows[0] if name in always or content.total.get(name)]
