@@ -17,8 +17,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import NamedTuple
 
-from msgspec import structs
-
 from taskqueue_core import retry
 from taskqueue_core.backend import Subscription
 from taskqueue_core.capabilities import Permit
@@ -38,7 +36,7 @@ from taskqueue_dispatch.endpoint_client.answers import (
     JobRunningAnswer,
     Missing,
 )
-from taskqueue_dispatch.job_notes import answer_of, push_token, result_note
+from taskqueue_dispatch.job_notes import answer_of, result_note
 from taskqueue_dispatch.lease_renewal import RenewedLease
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.remote_job import RemoteJob, polled
@@ -83,8 +81,6 @@ class JobAttempt:
         self._deadline = time.monotonic() + self._config.max_poll_time
         self._job = RemoteJob(delivery, held, self._config, context)
         self._allowed = False
-        self._sent = held.lease.resumed
-        """whether the server may have received the job"""
         self._overtime = False
         """whether the job has exceeded its time limit, and the attempt only waits until the slot is free"""
         self._kept_at = -math.inf
@@ -101,7 +97,7 @@ class JobAttempt:
                 by_server = isinstance(answer, EndpointUnreachable)
                 answer = JobFailedAnswer(_OVERTIME, by_server=by_server)
         except asyncio.CancelledError:
-            if self._sent:
+            if self._job.sent:
                 await self._leave_running()
             else:
                 self._owner.release_slot(self._held)
@@ -116,7 +112,7 @@ class JobAttempt:
             self._context.breaker.undecided(self._held.lease.model, self._held.lease.server)
         if answer is None:
             self._owner.release_slot(self._held)
-            await self._settle(Redeliver(lost=True))
+            await self._settle(Redeliver(lost=self._job.sent))
             return
         if isinstance(answer, Done):
             self._context.estimates.note(self._held.lease.model, time.monotonic() - started)
@@ -137,7 +133,9 @@ class JobAttempt:
         lost = asyncio.create_task(self._held.lost.wait())
         try:
             await asyncio.wait([work_task, lost], return_when=asyncio.FIRST_COMPLETED)
-            return work_task.result() if work_task.done() else None
+            answer = work_task.result() if work_task.done() else None
+            unsent = isinstance(answer, EndpointUnreachable) and not answer.sent
+            return None if unsent and self._held.lost.is_set() else answer
         finally:
             work_task.cancel()
             lost.cancel()
@@ -149,7 +147,7 @@ class JobAttempt:
         Return ``None`` unless the server reports that the job has ended. Do not poll if the job was not sent, or if its
         model has no path for polls.
         """
-        if not (self._sent and self._job.asks):
+        if not (self._job.sent and self._job.asks):
             return None
         response = await self._job.ask()
         return response if isinstance(response, Done | JobFailedAnswer) else None
@@ -157,13 +155,12 @@ class JobAttempt:
     async def _answer(self) -> Answer:
         before = await self._job.find()
         if before is not None:
-            self._sent = True
+            self._job.sent = True
             return await self._follow(before)
         lease = self._held.lease
         self._allowed = self._context.breaker.allows(lease.model, lease.server)
         if not self._allowed:
             return Busy()
-        self._sent = True
         sent = await self._send()
         if isinstance(sent, Missing):
             return JobFailedAnswer("the endpoint does not exist", by_server=True)
@@ -174,14 +171,8 @@ class JobAttempt:
 
         A server that reports its jobs may answer after the time limit, because the slot is its own until then.
         """
-        task, attempt = self._delivery.task, self._delivery.attempt
-        send, lease = self._context.caller.send, self._held.lease
         reports, partition = self._job.reports, self._context.settings.partition
-        token = push_token(self._context.registry.secrets[0], task.id, lease.token)
-        lease = structs.replace(lease, token=token)
-        sending = asyncio.create_task(
-            send(lease, task, self._config, attempt=attempt, limited=not reports)
-        )
+        sending = asyncio.create_task(self._job.send())
         try:
             await asyncio.wait([sending], timeout=self._remaining)
             if not sending.done():

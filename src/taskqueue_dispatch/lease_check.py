@@ -164,8 +164,11 @@ class Checks:
         """Check an endpoint once, and return the seconds until the next check."""
         endpoint, settings = info.endpoint, self._settings
         interval = settings.health_interval * (1 + _JITTER * (2 * self._uniform() - 1))
-        before = self._bound(endpoint)
+        before, asked_at = self._bound(endpoint), self._monotonic()
         observed = await self._ask(info, config)
+        # A report shows what the server ran when it was asked. It counts as the second report only if the server was
+        # asked ``settled`` seconds after the first report.
+        delay = self._monotonic() - asked_at
         if observed is None:
             watch.failures += 1
             if watch.failures < _MAX_FAILURES:
@@ -173,7 +176,7 @@ class Checks:
         else:
             watch.failures, watch.answered_at = 0, self._monotonic()
         ended = await self._pool.reconcile(
-            endpoint.model, endpoint.server, observed, settled=settings.settled
+            endpoint.model, endpoint.server, observed, settled=settings.settled + delay
         )
         if ended:
             figures = {"model": endpoint.model, "server": endpoint.server, "leases": len(ended)}

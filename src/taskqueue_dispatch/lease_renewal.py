@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -39,6 +40,8 @@ class RenewedLease:
         self.note: bytes | None = None
         self.doubted = False
         """whether the last renewal reported a stale token, which may be wrong if the lease changed during the call"""
+        self.assigned_at = -math.inf
+        """time of the monotonic clock before the call that last assigned the lease to its job"""
         self.lapsing = False
         """whether the lease is left to expire: renewals only read its notes, and find out whether it has ended"""
 

@@ -103,8 +103,6 @@ class ModelRunner:
         try:
             await self._stopping.wait()
             await asyncio.wait([work], timeout=_GRACE_SECONDS)
-            work.cancel()
-            await asyncio.wait([work])
         except asyncio.CancelledError:
             self._deadline = 0.0
             raise
@@ -353,6 +351,7 @@ class ModelRunner:
         placed = deliveries[: len(self._free)]
         held, self._free = self._free[: len(placed)], self._free[len(placed) :]
         pairs = [(lease.lease, job.task.id) for lease, job in zip(held, placed, strict=True)]
+        assigned_at = time.monotonic()
         try:
             leases = await context.store.retry_until_available(
                 partial(context.pool.assign, *pairs, ttl=context.settings.lease)
@@ -367,6 +366,7 @@ class ModelRunner:
                 self._unplaced.append(job)
             else:
                 context.renewer.change(item, lease)
+                item.assigned_at = assigned_at
                 self._launch(job, item)
         self._unplaced += deliveries[len(placed) :]
         await self._return_unplaced()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
+
+from msgspec import structs
 
 from taskqueue_core.capabilities import EndpointInfo
 from taskqueue_core.tasks import Delivery
@@ -16,7 +19,8 @@ from taskqueue_dispatch.endpoint_client.answers import (
     JobRunningAnswer,
     Missing,
 )
-from taskqueue_dispatch.job_notes import answer_of, sent_before, sent_note
+from taskqueue_dispatch.endpoint_client.exchange import NotReachedError
+from taskqueue_dispatch.job_notes import answer_of, push_token, sent_before, sent_note
 from taskqueue_dispatch.lease_renewal import RenewedLease
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.runner_context import RunnerContext
@@ -37,6 +41,8 @@ class RemoteJob:
     ) -> None:
         self.remote_id = delivery.task.id
         """the server's id for the job"""
+        self.sent = held.lease.resumed
+        """whether a server may have received the job"""
         self._url = held.lease.url
         self._delivery = delivery
         self._held = held
@@ -65,6 +71,36 @@ class RemoteJob:
     def note(self) -> bytes:
         """A note that says where the job was sent."""
         return sent_note(self._delivery, self.remote_id, self._url)
+
+    async def send(self) -> Answer:
+        """Send the job to the server of its slot."""
+        context, lease, task = self._context, self._held.lease, self._delivery.task
+        token = push_token(context.registry.secrets[0], task.id, lease.token)
+        return await context.caller.send(
+            structs.replace(lease, token=token),
+            task,
+            self._config,
+            attempt=self._delivery.attempt,
+            limited=not self.reports,
+            ready=self._confirm_slot,
+        )
+
+    async def _confirm_slot(self) -> None:
+        """Make sure that the slot is held when the job is about to be sent. Raises `NotReachedError` if it is lost.
+
+        A slot ends after two reports without the job. So if a part of that time has passed, assign the slot again.
+        """
+        held, settings = self._held, self._context.settings
+        while time.monotonic() - held.assigned_at > settings.settled / 2:
+            begun, pair = time.monotonic(), (held.lease, self._delivery.task.id)
+            assign = partial(self._context.pool.assign, pair, ttl=settings.lease)
+            (lease,) = await self._context.store.retry_until_available(assign)
+            if lease is None:
+                held.lost.set()
+                raise NotReachedError("the slot was lost before the job was sent")
+            self._context.renewer.change(held, lease)
+            held.assigned_at = begun
+        self.sent = True
 
     def check_soon(self) -> None:
         """Check the server's health as soon as possible."""

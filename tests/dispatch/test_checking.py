@@ -111,6 +111,27 @@ async def _all_healthy(backend: Backend) -> bool:
     return all(info.healthy for info in (await slots_of(backend).inspect()).endpoints)
 
 
+async def test_a_report_that_was_slow(desk: Desk) -> None:
+    """A report counts from when its server was asked, because it may be from before a job arrived (U26, fault H4)."""
+    (held,) = await desk.take(1)
+    await desk.assign(held, "job")
+    desk.servers.say["a"] = Seen(active=0, jobs=frozenset())
+    await desk.check()
+    desk.renewer.checks.check_soon("flux", "a")
+    desk.servers.gate.clear()
+    ((info, config, watch),) = desk.renewer.checks.due()
+    check = asyncio.create_task(desk.renewer.checks.check(info, config, watch))
+    await until(lambda: desk.servers.asked["a"] == 2)
+    await desk.clock.advance(6)
+    desk.servers.gate.set()
+    await check
+    assert not held.lost.is_set(), "the job may have arrived after the server was asked"
+    await desk.clock.advance(5)
+    desk.renewer.checks.check_soon("flux", "a")
+    await desk.check()
+    assert held.lost.is_set()
+
+
 async def test_a_server_that_restarted(desk: Desk) -> None:
     """The slots of a restarted server are freed after two equal health reports.
 

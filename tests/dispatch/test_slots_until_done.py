@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import EndpointInfo
+from taskqueue_core.capabilities import EndpointInfo, Seen, SlotLease
 from taskqueue_core.consumer import maintenance
 from taskqueue_core.tasks import Delivery
 from taskqueue_dispatch import job_attempt, models
@@ -261,3 +262,74 @@ async def test_never_sent() -> None:
     caller = Asked({})
     assert await remote(caller).find() is None
     assert caller.polls == 0
+
+
+def held_up(monkeypatch: pytest.MonkeyPatch) -> tuple[Gate, list[RemoteJob]]:
+    """Hold jobs up before they are sent, until the gate is open. Return the gate and a list of these jobs."""
+    gate, find = Gate(), RemoteJob.find
+    jobs: list[RemoteJob] = []
+
+    async def late_find(job: RemoteJob) -> Answer | None:
+        jobs.append(job)
+        await gate.opened.wait()
+        job._held.assigned_at = -math.inf
+        return await find(job)
+
+    monkeypatch.setattr(RemoteJob, "find", late_find)
+    return gate, jobs
+
+
+IDLE = Seen(active=0, jobs=frozenset())
+
+
+async def test_a_slot_that_ends_before_the_job_is_sent(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose slot another dispatcher has ended before the job was sent is not sent on that slot (U26, fault H4).
+
+    The dispatcher was held up, for example while it asked other servers for the job or opened a connection.
+    """
+    gate, jobs = held_up(monkeypatch)
+    async with (
+        SimulatedGpu(slots=8, handler=Gate()) as gpu,
+        dispatching(backend, health_interval=600, lease=60) as dispatcher,
+    ):
+        pool = dispatcher.pool
+        await register(dispatcher, gpu, 1)
+        ids = await send(dispatcher, "flux")
+        await until(lambda: bool(jobs))
+        others: list[SlotLease] = []
+
+        async def taken() -> bool:
+            await pool.reconcile("flux", gpu.name, IDLE, settled=0.1)
+            others.extend(await pool.acquire("flux", "another", ttl=60))
+            return bool(others)
+
+        await until(taken, "the slot has ended and was given to another dispatcher")
+        gate.open()
+        await until(lambda: gpu.posts > 0 or dispatcher.running["flux"] == 0)
+        assert gpu.posts == 0
+        await pool.release(*others)
+        await until(lambda: gpu.active == 1)
+        status = await dispatcher.jobs.status(ids[0])
+        assert status is not None
+        assert (status.losses, status.attempt, gpu.posts) == (0, 1, 1)
+
+
+async def test_a_report_from_before_the_job_was_sent(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report from before a late job was sent does not end its slot (U26, fault H4)."""
+    gate, jobs = held_up(monkeypatch)
+    async with (
+        SimulatedGpu(slots=8, handler=Gate()) as gpu,
+        dispatching(backend, health_interval=600, lease=60) as dispatcher,
+    ):
+        pool = dispatcher.pool
+        await register(dispatcher, gpu, 1)
+        await send(dispatcher, "flux")
+        await until(lambda: bool(jobs))
+        assert await pool.reconcile("flux", gpu.name, IDLE, settled=600) == ()
+        gate.open()
+        await until(lambda: gpu.active == 1)
+        assert await pool.reconcile("flux", gpu.name, IDLE, settled=0.000_001) == ()

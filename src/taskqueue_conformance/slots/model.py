@@ -209,13 +209,14 @@ class SlotModel:
         elif had is not None:
             self.end(lease)
             had.holder, had.resumed, had.via = lease.holder, True, shown.token
-            had.missed, lease, fresh = None, had, True
+            lease, fresh = had, True
         else:
             lease.job, lease.resumed = job, bool(self.late.get((lease.model, job)))
             lease.switched = self.loaded.get(lease.server, lease.model) != lease.model
             self.loaded[lease.server] = lease.model
         if lease is not None:
             lease.state, lease.expires_at = Permit.ASSIGNED, self.now + ttl
+            lease.missed = None
         return lease, fresh
 
     def detach(self, token: str, ttl: float) -> Held | None:

@@ -108,6 +108,16 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.advance(bench.short)
         assert await bench.pool.report_twice(0) == ["job-1"]
 
+    async def test_assigned_again_between(self, bench: Bench) -> None:
+        """Assigning a lease again makes earlier reports that lack its job irrelevant (C11, C22; fault H4)."""
+        (lease,) = await bench.pool.serving("job-1")
+        await bench.pool.report(0)
+        await bench.advance(bench.short)
+        (again,) = await bench.slots.assign((lease, "job-1"), ttl=LONG)
+        assert again is not None
+        assert again.token == lease.token
+        assert await bench.pool.report_twice(0) == ["job-1"]
+
     async def test_renewals_hide_nothing(self, bench: Bench) -> None:
         """A renewal does not keep the lease of a job that its server has lost (C22, C23; fault H4)."""
         (lease,) = await bench.pool.serving("job-1")

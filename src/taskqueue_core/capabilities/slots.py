@@ -251,7 +251,8 @@ class SlotPool(Protocol):
         If the job already has a lease for this model, that lease is returned instead: with a new token and holder, with
         its note, and marked ``resumed``. The pair's own lease is then released, and the earlier token becomes stale.
         A lease for a job with late notes is marked ``resumed`` too. Idempotent: the same pair again returns the same
-        lease, even after a transfer. Detached leases become assigned.
+        lease, even after a transfer. Detached leases become assigned. Earlier reports that lack the job no longer count
+        (`reconcile`), so a holder that has waited with a job calls this again before it sends the job.
         """
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
@@ -300,7 +301,7 @@ class SlotPool(Protocol):
         job, the difference is the number of expired leases that are missed, starting with the one that expired first.
 
         A lease ends when it is missed in two reports with the same ``active``, at least ``settled`` seconds apart on
-        the store's clock, if its token has not changed, it was missed in every report between the two, and the server
+        the store's clock, if it was not assigned again, it was missed in every report between the two, and the server
         was never silent between the two. The ended leases are returned sorted by fence, and, like those of a
         `PoolView`, have no notes and empty tokens.
         """

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import ssl
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
@@ -100,6 +101,7 @@ class EndpointClient:
         *,
         attempt: int,
         limited: bool = True,
+        ready: Callable[[], Awaitable[None]] | None = None,
     ) -> Answer:
         """POST a job to the server of a lease, and return what its answer means.
 
@@ -107,7 +109,8 @@ class EndpointClient:
         of the attempt, and the lease's token for pushing the result. It never gets the client's callback URL.
         ``X-Model-Switched: true`` means that the server's previous job was for another model. A sync model must answer
         within ``max_poll_time``, or the attempt has failed, unless the call is not ``limited``; an async model must
-        accept the job within that time or a minute, whichever is shorter.
+        accept the job within that time or a minute, whichever is shorter. ``ready`` is called when a connection is open
+        and the job is about to be sent; if it raises `NotReachedError`, the job is not sent.
         """
         headers = [
             *_POST_HEADERS,
@@ -126,6 +129,7 @@ class EndpointClient:
             request = httpx2.Request(
                 "POST", _address(lease.url), headers=headers, content=task.payload
             )
+            request.extensions["ready"] = ready
             target = lease.model, lease.server
             reply = await self._call(request, timeout, self._limit, target)
         except NotUsableError as error:

@@ -53,9 +53,10 @@ async def exchange(
     Only connecting has a timeout here: 5 seconds, divided by ``among``, the number of addresses that the caller tries.
     The caller must limit the time of the whole call. An idle connection that the server has closed is replaced before
     anything is sent; nothing is sent twice. ``opening`` is called before a new connection is made, and may raise to
-    prevent it. Raises `NotReachedError`, `NotConnectedError`, `NotWholeError` or `NotUsableError`.
+    prevent it. So may the request's extension ``ready``, which is called when the request is about to be sent. Raises
+    `NotReachedError`, `NotConnectedError`, `NotWholeError` or `NotUsableError`.
     """
-    async with _Trace(opening) as trace:
+    async with _Trace(opening, request.extensions.get("ready")) as trace:
         request.extensions |= {
             "timeout": httpx2.Timeout(None, connect=_CONNECT_SECONDS / among).as_dict(),
             "trace": trace,
@@ -76,10 +77,15 @@ async def exchange(
 class _Trace:
     """The progress of one request. The transport reports it by calling this object as its ``trace``."""
 
-    def __init__(self, opening: Callable[[], Awaitable[None]] | None) -> None:
+    def __init__(
+        self,
+        opening: Callable[[], Awaitable[None]] | None,
+        ready: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         self.sent = False
         self.refused = False
         self._before = opening
+        self._ready = ready
         self._opening: Any = None
         self._waited = False
 
@@ -92,6 +98,8 @@ class _Trace:
             case "connection.connect_tcp.complete":
                 self._opening = fields["return_value"]
             case "http11.send_request_headers.started":
+                if self._ready is not None:
+                    await self._ready()
                 self.sent, self._opening = True, None
             case "http11.receive_response_headers.started":
                 asyncio.get_running_loop().call_soon(self._wait)

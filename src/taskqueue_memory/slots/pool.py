@@ -136,7 +136,7 @@ class MemorySlots:
         for shown, job in pairs:
             lease = self._assign(shown, job, now)
             if lease is not None:
-                lease.state = Permit.ASSIGNED
+                lease.state, lease.missed = Permit.ASSIGNED, None
                 self._pool.expire_at(lease, now + ttl)
             answers.append(lease.to_slot_lease() if lease else None)
         return tuple(answers)

@@ -9,7 +9,7 @@ sweep(SWEPT)
 
 local function extend(p, l)
   set_state(p, l, ASSIGNED)
-  l.expires = now + ttl
+  l.expires, l.missed = now + ttl, -1
   date(p, l)
   return told(p, l, keep(p, l))
 end
@@ -29,7 +29,7 @@ local function take_over(p, l, by)
   call('HDEL', p.name, l.fence)
   undate(p, l)
   l.fence = next_fence()
-  l.secret, l.holder, l.resumed, l.missed = secret_of(by.secret, l.fence), by.holder, true, -1
+  l.secret, l.holder, l.resumed = secret_of(by.secret, l.fence), by.holder, true
   call('HSET', JOBS, named(p.model, l.job), p.id .. ':' .. l.fence)
   return extend(p, l)
 end
