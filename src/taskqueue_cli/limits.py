@@ -101,7 +101,7 @@ def describe_limits(settings: QueueSettings) -> list[str]:
         f"capacity {settings.tenant_capacity or 0:,} per tenant": settings.tenant_capacity,
         f"{settings.tenant_max_inflight:,} in flight per tenant": settings.tenant_max_inflight,
         f"{_format_optional_rate(settings.tenant_rate_limit)} per tenant": settings.tenant_rate_limit,
-        f"{settings.floor_share:.0%} for the lowest priority": settings.floor_share,
+        f"{settings.floor_share:.0%} for each priority": settings.floor_share,
         f"{settings.shards:,} shards": settings.shards > 1,
         f"copied to {_join_some(settings.bound_to)}": settings.bound_to,
     }

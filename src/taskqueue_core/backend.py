@@ -147,7 +147,7 @@ class Capability(StrEnum):
     FAIR_ORDER = "fair_order"
     """supports the settings with which tenants take turns: order ``fair``, weights, and the limits of each tenant"""
     FLOOR_SHARE = "floor_share"
-    """supports the setting ``floor_share``: a share of the deliveries is reserved for the lowest priority"""
+    """supports the setting ``floor_share``: a share of the deliveries is reserved for each priority"""
     FAN_OUT = "fan_out"
     """supports the setting ``bound_to``: a published task is copied into several queues"""
     SLOTS = "slots"

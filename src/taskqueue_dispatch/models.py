@@ -64,7 +64,7 @@ class ModelConfig(BaseModel):
     weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default={}, max_length=1000)
     """with fair order, number of turns that a tenant gets for each turn of a tenant without a weight"""
     floor_share: float = Field(default=0.05, ge=0, le=0.5)
-    """share of deliveries reserved for the lowest priority with waiting jobs, so that these jobs are not starved"""
+    """share of deliveries reserved for each priority with waiting jobs, so that none of them is starved"""
     when_down: WhenDown = WhenDown.QUEUE
     result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
 

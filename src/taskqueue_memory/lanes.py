@@ -126,9 +126,9 @@ class Lanes(Generic[T]):
                 return record
         return None
 
-    def heads(self) -> list[Lane[T]]:
-        """Return the lanes that are not empty, the highest priority first."""
-        return [lane for lane in self if lane.peek() is not None]
+    def heads(self) -> dict[int, Lane[T]]:
+        """Return the lanes that are not empty by priority, the highest priority first."""
+        return {n: lane for n, lane in self._lanes.items() if lane.peek() is not None}
 
 
 def _first(heap: list[tuple[int, T]]) -> T | None:

@@ -134,8 +134,8 @@ class QueueState:
         """the waiting entries by tenant if the order is fair; None if it is fifo"""
         self._lines: Lanes[TaskRecord] | Tenants[TaskRecord] = Lanes()
         self._floor: PriorityFloor | None = None
-        self._choice = False
-        """whether several priorities had waiting entries when the last entry was taken"""
+        self._choice: list[int] = []
+        """with a floor share: the priorities that could be served when the last entry was taken, the highest first"""
 
     def configure(self, settings: QueueSettings, now: float) -> None:
         """Apply new settings, also to the entries that are already waiting."""
@@ -203,20 +203,19 @@ class QueueState:
         if self._floor is None:
             return self._lines.pop()
         heads = self._lines.heads()
-        self._choice = len(heads) > 1
-        if self._choice and self._floor.is_next(self.settings.floor_share):
-            return heads[-1].pop()
-        return self._lines.pop()
+        self._choice = list(heads)
+        place = self._floor.next(self.settings.floor_share, self._choice)
+        return heads[self._choice[place]].pop() if place else self._lines.pop()
 
     def handed_out(self, record: TaskRecord, now: float) -> None:
-        """Count a delivery, and charge it to the rate limits, the tenant and the lowest priority's floor share."""
+        """Count a delivery, and charge it to the rate limits, the tenant and the floor share."""
         self.delivered += 1
         if self.bucket is not None:
             self.bucket.tokens -= 1
         if self.fair is not None:
             self.fair.handed_out(record, now)
-        if self._floor is not None and self._choice:
-            self._floor.handed_out(self.settings.floor_share)
+        if self._floor is not None:
+            self._floor.handed_out(self.settings.floor_share, self._choice)
 
     def _offered(self, record: TaskRecord) -> None:
         self.available += 1

@@ -167,9 +167,9 @@ class Tenants(Generic[T]):
                 return lane.pop()
         return None
 
-    def heads(self) -> list[Lane[Any]]:
+    def heads(self) -> dict[int, Lane[Any]]:
         """Return the next tenant's lane of each priority that can be served, the highest priority first."""
-        return [lane for walk in self._walks.values() if (lane := walk.next()) is not None]
+        return {n: lane for n, walk in self._walks.items() if (lane := walk.next()) is not None}
 
     def narrow(self, room: QueueRoom, available: int, now: float) -> QueueRoom:
         """Return the queue's ``room``, reduced by the limits of the tenants that have waiting entries."""

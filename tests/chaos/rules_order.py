@@ -1,4 +1,4 @@
-"""Rules of order: R7, R8, priority classes, the floor share of the lowest priority, and fair turns of tenants."""
+"""Rules of order: R7, R8, priority classes, the floor share of each priority, and fair turns of tenants."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CLOCKS = 0.1
 _PROMOTION = 0.5
 """maximum seconds between the due time of a scheduled task and its entry into the order"""
 _SHARE = 0.8
-"""fraction of its promised share that the lowest priority must have received"""
-_OWED = 2.0
-"""number of deliveries by which the lowest priority may lag behind its share"""
+"""fraction of its promised share that a priority must have received"""
+_OWED = 3.0
+"""number of deliveries by which a priority may lag behind its share, because others begin and cease to wait"""
 _SWAP = 1.0
 """seconds after a change of the order during which either order is accepted"""
 _TURNS = 2.0
@@ -223,33 +223,37 @@ def classes(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]
 
 
 def floor(history: History, _dump: Dump, _terms: Terms) -> Iterator[Violation]:
-    """Rule floor: while tasks of the lowest priority wait, they get their share of the deliveries."""
+    """Rule floor: while tasks of a priority wait, they get their share of the deliveries."""
     queues = _queues(history)
     for key, since, until, share in in_force(history, "floor"):
         queue = queues.get(key)
         if queue is None or not share or not queue.waits or _held_up(history, key):
             continue
-        lowest = min(story.priority for _, story in queue.handouts)
-        spans = _merged(
-            (max(one.late, since), min(one.first.store_at - history.wall, until))
-            for one in queue.waits
-            if one.story.priority == lowest
-        )
-        for begin, end in spans:
-            if history.blind(begin, end) or _paused(history, key, begin, end):
-                continue
-            owed = 0.0
-            for at, story in queue.handouts:
-                if not begin + _ROUNDING < at <= end:
-                    continue
-                low = story.priority == lowest
-                owed = max(0.0, owed - 1.0) if low else owed + _SHARE * share
-                if owed > _OWED:
-                    text = (
-                        f"priority {lowest} waits for {owed:.1f} hand-outs, its share is {share:g}"
-                    )
-                    yield Violation("floor", text, key)
-                    break
+        priorities = {story.priority for _, story in queue.handouts}
+        least = min(share, 1 / len(priorities))
+        for priority in priorities:
+            spans = _merged(
+                (max(one.late, since), min(one.first.store_at - history.wall, until))
+                for one in queue.waits
+                if one.story.priority == priority
+            )
+            for begin, end in spans:
+                if not (history.blind(begin, end) or _paused(history, key, begin, end)):
+                    owed = _most_owed(queue, priority, least, begin, end)
+                    if owed > _OWED:
+                        text = f"priority {priority} waits for {owed:.1f} hand-outs, its share is {least:g}"
+                        yield Violation("floor", text, key)
+
+
+def _most_owed(queue: _Queue, priority: int, share: float, begin: float, end: float) -> float:
+    """Return the largest number of deliveries by which a priority lagged behind its share in a time span."""
+    most = owed = 0.0
+    for at, story in queue.handouts:
+        if begin + _ROUNDING < at <= end:
+            own = story.priority == priority
+            owed = max(0.0, owed - 1.0) if own else owed + _SHARE * share
+            most = max(most, owed)
+    return most
 
 
 def _paused(history: History, key: str, begin: float, end: float) -> bool:

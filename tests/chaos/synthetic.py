@@ -6,6 +6,7 @@ import math
 import random
 from typing import Any
 
+from taskqueue_core.authoring.fair_order import PriorityFloor
 from tests.chaos.history import Event, What
 from tests.chaos.story import Dump, Known
 
@@ -34,7 +35,8 @@ class Simulation:
         self.paused = False
         self.fair = False
         self.floor = 0.0
-        self._owed = 0.0
+        self.starves_between = False
+        self._shares = PriorityFloor()
         self._spent: dict[tuple[int, str], float] = {}
         """turns used by each waiting tenant, by priority and tenant"""
         self._tokens, self._filled = math.inf, 0.0
@@ -103,7 +105,7 @@ class Simulation:
             self.note(What.SETTINGS, "op", key=self.key, name=name, value=value)
 
     def order(self, *, fair: bool = False, floor: float = 0.0) -> None:
-        """Set fair order of tenants, and the floor share of the lowest priority."""
+        """Set fair order of tenants, and the floor share of each priority."""
         self.fair, self.floor = fair, floor
         for name, value in (("fair", float(fair)), ("floor", floor)):
             self.note(What.SETTINGS, "op", key=self.key, name=name, value=value or None)
@@ -162,12 +164,11 @@ class Simulation:
                 lanes.setdefault(one["priority"], []).append(name)
         if not lanes:
             return None
-        priority = max(lanes)
-        if self.floor and len(lanes) > 1:
-            self._owed += self.floor
-            if self._owed > 1 - 1e-9:
-                self._owed -= 1.0
-                priority = min(lanes)
+        priorities = sorted(lanes, reverse=True)
+        priority = priorities[self._shares.next(self.floor, priorities)]
+        self._shares.handed_out(self.floor, priorities)
+        if self.starves_between and priority != priorities[0]:
+            priority = priorities[-1]
         lane = sorted(lanes[priority], key=lambda name: self.tasks[name]["place"][::-1])
         return self._turn(priority, lane) if self.fair else lane[0]
 

@@ -85,6 +85,18 @@ def test_the_share_of_the_lowest(share: float, rules: set[str]) -> None:
     assert broken(finished(run)) == rules
 
 
+@pytest.mark.parametrize("starves", [False, True])
+def test_the_share_of_each(*, starves: bool) -> None:
+    """Rule floor: a store that serves only the highest and the lowest of three priorities breaks it (OPEN-C8)."""
+    run = Simulation()
+    run.order(floor=0.1)
+    run.starves_between = starves
+    publish_two_classes(run, 60)
+    run.publish("p", *(f"middle{n}" for n in range(60)), priority=5)
+    run.at += 1.0
+    assert broken(finished(run)) == ({"floor"} if starves else set())
+
+
 def publish_two_tenants(run: Simulation) -> None:
     """Publish many tasks of one tenant, then a few of another."""
     run.publish("p", *(f"m{n}" for n in range(50)), tenant="many")

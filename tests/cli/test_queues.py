@@ -98,7 +98,7 @@ def test_order_and_tenants(cli: Cli, store: Shared) -> None:
     assert (done.code, done.err) == (0, "")
     said = (
         "redelivered after 600 s without progress, fair, weights a=3 b=2, capacity 1,000 per tenant, "
-        "5 in flight per tenant, 7/1m per tenant, 10% for the lowest priority"
+        "5 in flight per tenant, 7/1m per tenant, 10% for each priority"
     )
     assert " ".join(done.out.split()) == f"✔ {KEY}: {said} version 1"
     settings = in_force(store)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from taskqueue_core.authoring.fair_order import FairRotation
+from taskqueue_core.authoring.fair_order import FairRotation, PriorityFloor
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.tasks import Confirmation, Delivery, Received, Settled, State, Task
 from taskqueue_memory.lanes import Lane, OrderingKeys
@@ -210,22 +210,38 @@ class ReleasesByPriority(_OtherTurns):
 
 
 class Starves(LyingControl):
-    """Defect: the lowest priority is not served while a higher one has tasks waiting."""
+    """Defect: a lower priority is not served while a higher one has tasks waiting."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
         return {"floor_share": 0.0}
 
 
 class OwesTheAbsent(FacadeSubscription):
-    """Defect: the share of the lowest priority accumulates while it has no waiting tasks."""
+    """Defect: the share of the lower priorities accumulates while they have no waiting tasks."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         received = await super().receive(limit, timeout)
         for key in self.inner.keys:
             queue = queue_of(self.facade, key)
-            if queue._floor is not None and not queue._choice:
+            if queue._floor is not None and len(queue._choice) < 2:
                 queue._floor.owed += queue.settings.floor_share * len(received.deliveries)
         return received
+
+
+class _LowestFloor(PriorityFloor):
+    def next(self, share: float, priorities: Sequence[int]) -> int:
+        return len(priorities) - 1 if super().next(share, priorities) else 0
+
+
+class ServesTheLowest(FacadeSubscription):
+    """Defect: only the lowest priority has a share; the ones in between starve."""
+
+    async def receive(self, limit: int, timeout: float | None) -> Received:
+        for key in self.inner.keys:
+            queue = queue_of(self.facade, key)
+            if type(queue._floor) is PriorityFloor:
+                queue._floor = _LowestFloor()
+        return await super().receive(limit, timeout)
 
 
 def _fair_ones(subscription: FacadeSubscription) -> Iterator[Tenants[Any]]:

@@ -102,6 +102,7 @@ CASES: tuple[tuple[Broken, str, str | None], ...] = (
     (order.ReleasesOnRetry, "test_held_while_retried", "4"),
     (order.OwesTheAbsent, "test_nothing_is_owed", "4"),
     (order.Starves, "test_share_of_the_lowest", "4"),
+    (order.ServesTheLowest, "test_share_of_each", "4"),
     (consumers.NeverRevokes, "test_worker_is_notified", "2"),
     (flow.EndsTheHealthy, "test_progress_prolongs", "3"),
     (flow.HangsForNothing, "test_hung_too_often", "3"),

@@ -80,15 +80,23 @@ def spend_tokens(state: QueueMachine) -> None:
 
 
 def share(state: QueueMachine) -> None:
-    """Give the lowest priority half of the deliveries."""
+    """Give the lower of two priorities half of the deliveries."""
     state.arrange("alpha", FIFO | {"floor_share": 0.5})
     publish(state, "t1", "t2", "t3")
     publish(state, "t4", "t5", "t6", priority=8)
     state.serve([0, 1, 0, 1, 0, 1])
 
 
+def share_of_three(state: QueueMachine) -> None:
+    """Give each of three priorities a third of the deliveries."""
+    state.arrange("alpha", FIFO | {"floor_share": 0.5})
+    for number, priority in enumerate((2, 5, 8)):
+        publish(state, *(f"t{5 * number + n}" for n in range(5)), priority=priority)
+    state.serve([0, 1, 0, 1, 0, 1, 0, 1])
+
+
 def share_alike(state: QueueMachine) -> None:
-    """Give the lowest priority half of the deliveries, then switch to strict priority order."""
+    """Give the lower of two priorities half of the deliveries, then switch to strict priority order."""
     share(state)
     state.close(0)
     state.close(1)
@@ -143,6 +151,7 @@ HISTORIES = (
     bound_tenants,
     spend_tokens,
     share,
+    share_of_three,
     share_alike,
     hold,
     expire_a_holder,
@@ -154,6 +163,7 @@ FINDS: tuple[tuple[Broken, Callable[[QueueMachine], None], str], ...] = (
     (order.GivesTenantsOneTooMany, limit_tenants, "too many tasks of the tenant 'a' are in flight"),
     (order.UnboundedByTenants, bound_tenants, "publish answered accepted"),
     (order.RefundsTenants, spend_tokens, "without a token"),
+    (order.ServesTheLowest, share_of_three, "deliveries of other priorities while priority 5"),
     (order.ReleasesByPriority, hold, "with its ordering key"),
     (order.ReleasesOnHandBack, hold, "with its ordering key"),
     (order.ReleasesOnRetry, hold, "with its ordering key"),

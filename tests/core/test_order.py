@@ -1,8 +1,10 @@
-"""The arithmetic of fair order: how tenants take turns, and how often the lowest priority is served."""
+"""The arithmetic of fair order: how tenants take turns, and how often each priority is served."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -129,20 +131,40 @@ def test_a_walk_keeps_no_more_than_who_is_there() -> None:
 
 @pytest.mark.parametrize(("share", "every"), [(0.1, 10), (0.25, 4), (0.5, 2), (0.001, 1000)])
 def test_the_floor_share(share: float, every: int) -> None:
-    """OPEN-C8: with a floor share of 1/n, every nth delivery is of the lowest priority."""
+    """OPEN-C8: with two priorities and a floor share of 1/n, every nth delivery is of the lower one."""
     floor = PriorityFloor()
     for _ in range(20):
-        lowest = []
-        for _ in range(every):
-            lowest.append(floor.is_next(share))
-            floor.handed_out(share)
-        assert lowest == [False] * (every - 1) + [True]
+        places = [deliver(floor, share, (9, 0)) for _ in range(every)]
+        assert places == [0] * (every - 1) + [1]
 
 
 def test_an_uneven_floor_share() -> None:
     """OPEN-C8: a share that is not 1/n, such as 0.3, is kept exactly over many deliveries."""
-    floor, lowest = PriorityFloor(), 0
-    for _ in range(1000):
-        lowest += floor.is_next(0.3)
-        floor.handed_out(0.3)
-    assert lowest == 300
+    floor = PriorityFloor()
+    assert sum(deliver(floor, 0.3, (8, 1)) for _ in range(1000)) == 300
+
+
+@given(st.floats(0.01, 0.5), st.sets(st.integers(0, 9), min_size=1))
+def test_the_floor_share_of_each(share: float, priorities: set[int]) -> None:
+    """OPEN-C8: each waiting priority gets its share, or an equal part if the shares amount to more than everything."""
+    floor, present = PriorityFloor(), sorted(priorities, reverse=True)
+    places = [deliver(floor, share, present) for _ in range(1000)]
+    least = min(share, 1 / len(present))
+    for place in range(1, len(present)):
+        assert abs(places.count(place) - 1000 * least) <= 1.1
+    assert places.count(0) >= 1000 / len(present) - 10
+
+
+def test_the_floor_share_of_changing_priorities() -> None:
+    """OPEN-C8: a waiting priority has its turn, although others come and go."""
+    floor, present = PriorityFloor(), ((9, 4, 0), (9, 0), (9, 7, 0), (9, 7, 4, 0))
+    places = [(deliver(floor, 0.1, now), now) for n in range(400) for now in [present[n // 3 % 4]]]
+    lowest = [n for n, (place, now) in enumerate(places) if now[place] == 0]
+    assert max(b - a for a, b in pairwise([0, *lowest])) <= 30
+
+
+def deliver(floor: PriorityFloor, share: float, priorities: Sequence[int]) -> int:
+    """Deliver from the priority whose turn is next, and return its position."""
+    place = floor.next(share, priorities)
+    floor.handed_out(share, priorities)
+    return place

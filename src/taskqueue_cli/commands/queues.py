@@ -158,7 +158,7 @@ def change(
     floor_share: Annotated[
         float | None,
         option(
-            "Share of deliveries reserved for the lowest priority, from 0 to 0.5: 0.1 means about one in ten.",
+            "Share of deliveries reserved for each waiting priority, from 0 to 0.5: 0.1 means one in ten.",
             metavar="SHARE",
         ),
     ] = None,

@@ -20,7 +20,7 @@ batches = st.lists(names, min_size=1, max_size=6)
 tasks = st.fixed_dictionaries(
     {
         "payload": st.sampled_from([1, 1, 1, 2]),
-        "priority": st.sampled_from([5, 5, 8]),
+        "priority": st.sampled_from([5, 5, 8, 2]),
         "tenant": st.sampled_from(["a", "b", None]),
         "ordering_key": st.sampled_from([None, None, "e"]),
         "not_before": delays,

@@ -37,7 +37,9 @@ class Shelf:
             and self.surely_free(other, span)
             and self.has_own_room(other, entry, span)
         ]
-        self.turns[entry.task.key].served(entry, others, self.limits[entry.task.key].settings)
+        settings = self.limits[entry.task.key].settings
+        priorities = {e.task.priority for e in (entry, *entries) if e.maybe_available(span)}
+        self.turns[entry.task.key].served(entry, others, settings, len(priorities))
 
     def held_up_by(self, expired: Iterable[Expired], span: Span) -> list[Entry]:
         """Return the entries that may have waited for an entry in ``expired`` with the same ordering key.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import ceil
 
 from taskqueue_conformance.model.entries import Entry
 from taskqueue_core.capabilities import Order, QueueSettings
@@ -16,32 +17,43 @@ due when the other tenant began to wait"""
 
 
 class Turns:
-    """The turns that each tenant had while other tenants waited, and the deliveries owed to the lowest priority."""
+    """The turns that each tenant had while other tenants waited, and the deliveries owed to each priority."""
 
     def __init__(self) -> None:
         self._turns: dict[tuple[int, str | None], Counter[str | None]] = {}
         """for each priority and waiting tenant: number of turns of each other tenant since this tenant began to wait"""
         self._owed = 1.0
+        """upper bound of what is owed to all priorities but the highest, in deliveries"""
+        self._passed: Counter[int] = Counter()
+        """for each waiting priority: number of deliveries of other priorities since it began to wait or had a turn"""
 
     def reset(self) -> None:
         """Forget all turns, because a tenant may have stopped waiting, or the queue's settings have changed."""
-        self._turns = {}
+        self._turns, self._passed = {}, Counter()
 
-    def served(self, entry: Entry, others: Sequence[Entry], settings: QueueSettings) -> None:
-        """Check and record a delivery at a time when the entries ``others`` were certainly available."""
+    def served(
+        self, entry: Entry, others: Sequence[Entry], settings: QueueSettings, priorities: int
+    ) -> None:
+        """Check and record a delivery at a time when the entries ``others`` were certainly available.
+
+        ``priorities`` is the number of priorities that may have had available entries.
+        """
         for other in others:
             alike = other.task.tenant == entry.task.tenant or settings.order is Order.FIFO
             if alike and other.task.priority == entry.task.priority:
                 assert not other.precedes(entry), (
                     f"{entry.name} was delivered before {other.name} (law 4)"
                 )
-        self._check_floor(entry, others, settings.floor_share)
+        self._check_floor(entry, others, settings.floor_share, priorities)
         if settings.order is Order.FAIR and not settings.weights:
             self._check_turns(entry, others)
 
-    def _check_floor(self, entry: Entry, others: Sequence[Entry], share: float) -> None:
+    def _check_floor(
+        self, entry: Entry, others: Sequence[Entry], share: float, priorities: int
+    ) -> None:
+        """Check the floor share. ``priorities`` is the number of priorities that may have had available entries."""
         priority = entry.task.priority
-        self._owed = min(1.0, self._owed + share)
+        self._owed = min(1.0, self._owed) + (priorities - 1) * min(share, 1 / priorities)
         higher = [other.name for other in others if other.task.priority > priority]
         if higher:
             assert share, f"{entry.name} was delivered before {higher} of higher priority (law 4)"
@@ -49,9 +61,12 @@ class Turns:
                 f"the delivery of {entry.name} exceeds the floor share (law 4)"
             )
             self._owed -= 1
-            lower = [other.name for other in others if other.task.priority < priority]
-            assert not lower, (
-                f"{entry.name} got the floor share, but {lower} of lower priority were available (law 4)"
+        waiting = {other.task.priority for other in others} - {priority}
+        self._passed = Counter({one: self._passed[one] + 1 for one in waiting})
+        for one, passed in self._passed.items() if share else ():
+            # The priorities below the highest have a turn at least every 1/share deliveries, and take turns.
+            assert passed <= (priorities - 1) * ceil(1 / share), (
+                f"{entry.name}: {passed} deliveries of other priorities while priority {one} waited (law 4)"
             )
 
     def _check_turns(self, entry: Entry, others: Sequence[Entry]) -> None:

@@ -1,4 +1,4 @@
-"""The capability ``floor_share``: the lowest priority gets a share of the deliveries, so that it never starves."""
+"""The capability ``floor_share``: each waiting priority gets a share of the deliveries, so that none starves."""
 
 from __future__ import annotations
 
@@ -29,20 +29,48 @@ class FloorSuite(Harness, needs=(Capability.FLOOR_SHARE, Capability.CONTROL)):
                 own = [int(task.removeprefix(name)) for task in taken if task.startswith(name)]
                 assert own == sorted(own), f"wrong order within a priority: {own} (law 4)"
 
-    async def test_the_lowest_of_several(self, bench: Bench) -> None:
-        """The share goes to the lowest waiting priority, not to priorities in between (law 4; OPEN-C8)."""
+    async def test_share_of_each(self, bench: Bench) -> None:
+        """Each of three or ten waiting priorities gets its share, evenly spread; the highest gets the rest (law 4).
+
+        If the shares amount to more than all deliveries, each priority gets an equal part (OPEN-C8).
+        """
+        for priorities, share in (((8, 5, 1), 0.1), (range(9, -1, -1), 0.05), (range(10), 0.5)):
+            key = f"share{len(priorities)}-{share}"
+            await bench.arrange(key, floor_share=share)
+            for priority in priorities:
+                names = (
+                    f"{priority}-{n}" for n in range(120 if priority == max(priorities) else 25)
+                )
+                await bench.publish(*names, key=key, priority=priority)
+            subscription, two = bench.subscribe(key), bench.subscribe(key, consumer="another")
+            taken = await bench.drain(subscription, two, count=120, limit=7)
+            window = max(ceil(1 / share), len(priorities)) + 1
+            for priority in priorities:
+                own = [name.startswith(f"{priority}-") for name in taken]
+                for start in range(len(taken) - window + 1):
+                    assert any(own[start : start + window]), (
+                        f"{window} deliveries in a row without one of priority {priority} (law 4)"
+                    )
+                exact = len(taken) * min(share, 1 / len(priorities))
+                assert priority == max(priorities) or sum(own) <= exact + 1, (
+                    f"priority {priority}: expected {exact} of {len(taken)}, got {sum(own)} (law 4)"
+                )
+
+    async def test_share_of_the_remaining(self, bench: Bench) -> None:
+        """A priority without waiting tasks has no share, and leaves none to the others (law 4; OPEN-C8)."""
         await bench.arrange(floor_share=0.2)
         await _publish(bench, high=60, low=6)
         await bench.publish(*(f"middle{n}" for n in range(20)), priority=5)
-        taken = await bench.drain(bench.subscribe(), count=30)
-        assert sum(name.startswith("low") for name in taken) == 6
-        assert not [name for name in taken if name.startswith("middle")]
-        taken = await bench.drain(bench.subscribe(), count=25)
-        middle = sum(name.startswith("middle") for name in taken)
-        assert 4 <= middle <= 6, f"wrong share: expected 4 to 6 of 25, got {middle} (law 4)"
+        for count, low, middle in ((30, 6, 6), (25, 0, 5)):
+            taken = await bench.drain(bench.subscribe(), count=count)
+            for name, expected in (("low", low), ("middle", middle)):
+                found = sum(task.startswith(name) for task in taken)
+                assert abs(found - expected) <= 1, (
+                    f"wrong share of {name}: expected {expected} of {count}, got {found} (law 4)"
+                )
 
     async def test_nothing_is_owed(self, bench: Bench) -> None:
-        """Deliveries without a competing priority do not increase the later share of the lowest priority (law 4)."""
+        """Deliveries without a competing priority do not increase the later shares of lower priorities (law 4)."""
         await bench.arrange(floor_share=0.1)
         await _publish(bench, high=150)
         subscription = bench.subscribe()
@@ -77,7 +105,7 @@ class FloorSuite(Harness, needs=(Capability.FLOOR_SHARE, Capability.CONTROL)):
 
     @needs(Capability.FAIR_ORDER)
     async def test_share_of_who_can_be_served(self, bench: Bench) -> None:
-        """The share goes to the lowest priority that no limit blocks (laws 4, 5)."""
+        """A priority that is blocked by a limit gets no share, and the others get theirs (laws 4, 5)."""
         await bench.fair(floor_share=0.5, tenant_max_inflight=1)
         await fill(bench, a=2, priority=1)
         await fill(bench, b=3, start=5, priority=5)
@@ -103,7 +131,7 @@ class FloorSuite(Harness, needs=(Capability.FLOOR_SHARE, Capability.CONTROL)):
 
     @needs(Capability.FAIR_ORDER)
     async def test_share_and_tenants(self, bench: Bench) -> None:
-        """Tenants also take turns within the lowest priority (law 4; OPEN-C8, B2)."""
+        """Tenants also take turns within a lower priority (law 4; OPEN-C8, B2)."""
         await bench.fair(floor_share=0.25)
         await fill(bench, a=20, b=20, priority=1)
         await fill(bench, x=40, y=40, priority=8)

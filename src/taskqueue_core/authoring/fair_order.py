@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -110,14 +110,32 @@ class FairRotation(Generic[T]):
 
 
 class PriorityFloor(msgspec.Struct):
-    """The number of deliveries that a queue owes to its lowest priority while several priorities have tasks."""
+    """The deliveries that a queue owes to its lower priorities while several priorities have tasks.
+
+    Each delivery adds the shares of all priorities but the highest. When they amount to a whole delivery, it goes to
+    one of these priorities; they take turns. ``priorities`` are always those with available tasks, highest first.
+    """
 
     owed: float = 0.0
+    last: int = 0
+    """the lower priority that had the last turn"""
 
-    def is_next(self, share: float) -> bool:
-        """Return whether the next delivery must be a task of the lowest priority that has available tasks."""
-        return self.owed + share >= 1 - _DUST
+    def next(self, share: float, priorities: Sequence[int]) -> int:
+        """Return the position in ``priorities`` of the priority whose task must be delivered next."""
+        lower = priorities[1:]
+        if not lower or self.owed + _lower_share(share, len(priorities)) < 1 - _DUST:
+            return 0
+        return next((n for n, priority in enumerate(lower, 1) if priority < self.last), 1)
 
-    def handed_out(self, share: float) -> None:
-        """Record one delivery. Its priority must have been chosen as `is_next` requires."""
-        self.owed += share - self.is_next(share)
+    def handed_out(self, share: float, priorities: Sequence[int]) -> None:
+        """Record one delivery. Its priority must be the one that `next` returns for the same arguments."""
+        place = self.next(share, priorities)
+        self.owed += _lower_share(share, len(priorities))
+        if place:
+            self.owed -= 1
+            self.last = priorities[place]
+
+
+def _lower_share(share: float, priorities: int) -> float:
+    """Return the share of all priorities but the highest: each has ``share``, but not more than an equal part."""
+    return (priorities - 1) * min(share, 1 / priorities)

@@ -225,7 +225,7 @@ def checked_settings(
         raise InvalidInput(
             "floor_share",
             "a share",
-            "only 0, because this backend reserves no share for the lowest priority",
+            "only 0, because this backend reserves no share for lower priorities",
         )
     if settings.shards > 1:
         raise InvalidInput(

@@ -101,7 +101,10 @@ class QueueSettings(BaseModel):
     tenant_rate_limit: RateLimit | None = None
     """with fair order: the same limit as `rate_limit`, for each tenant"""
     floor_share: float = Field(default=0, ge=0, le=0.5)
-    """share of deliveries that is reserved for the lowest priority with waiting tasks; 0 reserves nothing"""
+    """share of deliveries that is reserved for each priority with waiting tasks; 0 reserves nothing
+
+    If the shares of n priorities amount to more than all deliveries, each of them has 1/n.
+    """
     bound_to: tuple[_Name, ...] = Field(default=(), max_length=100)
     """names of queues that each get a copy of every task published here; this queue stores one only if it is listed"""
     shards: int = Field(default=1, ge=1, le=1000)

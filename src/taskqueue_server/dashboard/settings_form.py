@@ -55,7 +55,7 @@ _RATE = (
     Field("rate_limit.interval", "Interval", "number of units; empty: 1"),
     Field("rate_limit.interval_unit", "Unit", "", _UNITS),
 )
-_SHARE = "0 to 0.5: share of deliveries reserved for the lowest priority"
+_SHARE = "0 to 0.5: share of deliveries reserved for each priority"
 _ORDER = (
     Field("order", "Order", "within each priority", _ORDERS),
     Field("floor_share", "Floor share", _SHARE, whole=False),

@@ -247,8 +247,9 @@ local function waits(q, priority)
     or call('XRANGE', name, last_delivered(name), '+', 'COUNT', 1)[1] ~= nil
 end
 
--- Gives the lowest priority with waiting entries its share of deliveries, even if a higher priority has waiting
--- entries.
+-- Gives each priority with waiting entries its share of deliveries, even if a higher priority has waiting entries. The
+-- lower priorities take turns. `owed`: the lower priority that had the last turn, plus the part of the next delivery
+-- that their shares amount to.
 local function serve_floor(q, want, serve_class)
   local f, waiting = flow_of(q), {}
   for i = 1, #q.lanes do
@@ -261,14 +262,23 @@ local function serve_floor(q, want, serve_class)
       local n = serve_class(q, waiting[1], want - served)
       return served + n
     end
-    local owed = f.owed + f.floor
-    local lowest = owed > 1 - 1e-9
-    -- number of deliveries until the share amounts to one
-    local n = lowest and 1 or math.min(want - served, math.max(1, math.ceil((1 - 1e-9 - owed) / f.floor)))
-    local place = lowest and #waiting or 1
+    local last, share = floor(f.owed), (#waiting - 1) * math.min(f.floor, 1 / #waiting)
+    local owed, place = f.owed - last + share, 1
+    local lower = owed > 1 - 1e-9
+    -- number of deliveries until the shares amount to one
+    local n = lower and 1 or math.min(want - served, math.max(1, math.ceil((1 - 1e-9 - owed) / share)))
+    if lower then
+      place = 2
+      while place < #waiting and tonumber(waiting[place]) >= last do place = place + 1 end
+      if tonumber(waiting[place]) >= last then place = 2 end
+    end
     local got = serve_class(q, waiting[place], n)
     served = served + got
-    f.owed = f.owed + got * f.floor - (lowest and got or 0)
+    if lower and got > 0 then
+      f.owed = waiting[place] + math.max(0, owed - 1)
+    else
+      f.owed = f.owed + got * share
+    end
     q.flow_changed, q.save = true, save_order
     if got < n or not waits(q, waiting[place]) then table.remove(waiting, place) end
   end
