@@ -21,11 +21,17 @@ CANARY = "canary-of-the-receiver"
 
 
 def job_for(
-    receiver: Receiver, name: str = "one", host: str = "127.0.0.1", path: str = "/"
+    receiver: Receiver,
+    name: str = "one",
+    host: str = "127.0.0.1",
+    path: str = "/",
+    tenant: str | None = None,
 ) -> Task:
     """Return a job whose callback URL points to the receiver."""
     url = f"http://{host}:{receiver.port}{path}"
-    return Task(key=queue_of("m"), id=job_id("m", name), headers={"callback-url": url})
+    return Task(
+        key=queue_of("m"), id=job_id("m", name), headers={"callback-url": url}, tenant=tenant
+    )
 
 
 async def tell(backend: Backend, *jobs: Task, result: bytes = b'{"a":1}') -> None:

@@ -12,12 +12,24 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Order, control_of
 from taskqueue_core.consumer.settle import settle
 from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_core.tasks import Task
+from taskqueue_dispatch.callbacks import receivers
 from taskqueue_dispatch.callbacks.sender import Sender
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.calling_back import CANARY, QUICK, ended, failed_once, ids, job_for, quick, tell
 from tests.dispatch.patience import eventually
-from tests.dispatch.receivers import OK, answer, fixed, hang, raw, receiving, sending, settings
+from tests.dispatch.receivers import (
+    OK,
+    Receiver,
+    answer,
+    fixed,
+    hang,
+    raw,
+    receiving,
+    sending,
+    settings,
+)
 from tests.redis.backends import housekept
 
 
@@ -81,6 +93,62 @@ class TestMany:
         await backend.aclose()
 
 
+class TestHanging:
+    """990 callbacks to 99 hosts that hang, which any client can request, and callbacks of others (row C7)."""
+
+    async def test_of_one_tenant(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A tenant has a quarter of the places, so the callbacks of another tenant are sent at once."""
+        monkeypatch.setattr("taskqueue_dispatch.callbacks.sender._GRACE_SECONDS", 0.05)
+        async with receiving(hang) as slow, receiving() as swift:
+            stuck, names = self.stuck(slow, "attacker")
+            others = [
+                job_for(swift, f"o{n}", host="swift.example", tenant="other") for n in range(40)
+            ]
+            async with sending(backend, settings(slow, swift), resolve=names) as sender:
+                await tell(backend, *stuck)
+                await eventually(lambda: slow.open == 16)
+                await tell(backend, *others)
+                records = await ended(sender, *others)
+                assert slow.most == 16
+        assert {(record.state, record.attempt) for record in records} == {("delivered", 1)}
+
+    async def test_of_many_tenants(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Requests that hang are cut off while all places are taken, and then have a quarter of the places.
+
+        A callback that is only postponed uses up none of its attempts.
+        """
+        monkeypatch.setattr("taskqueue_dispatch.callbacks.sender._GRACE_SECONDS", 0.05)
+        monkeypatch.setattr(receivers, "PATIENCE_SECONDS", 0.2)
+        async with receiving(hang) as slow, receiving() as swift:
+            stuck, names = self.stuck(slow, None)
+            others = [job_for(swift, f"o{n}", host="swift.example") for n in range(40)]
+            told = settings(slow, swift, callback_attempts=1, callback_timeout=1)
+            async with sending(backend, told, resolve=names) as sender:
+                await tell(backend, *stuck)
+                await eventually(lambda: slow.open == 64)
+                touched = slow.touched
+                await tell(backend, *others)
+                records = await ended(sender, *others)
+                assert {(record.state, record.attempt) for record in records} == {("delivered", 1)}
+                assert slow.touched - touched <= 2 * 99, "each host that hangs had a turn or two"
+                control = control_of(backend)
+                await eventually(lambda: slow.open <= 16)
+                ledger = await control.ledger(CALLBACKS)
+                assert ledger.dead <= slow.touched
+                assert ledger.dead + slow.open < 990
+            assert slow.most == 64
+
+    def stuck(self, slow: Receiver, tenant: str | None) -> tuple[list[Task], Any]:
+        """Return ten jobs with callbacks to each of 99 hosts, and a resolver for these hosts and the swift one."""
+        hosts = [f"h{number}" for number in range(99)]
+        jobs = [
+            job_for(slow, f"{host}-{n}", host=f"{host}.example", tenant=tenant)
+            for n in range(10)
+            for host in hosts
+        ]
+        return jobs, fixed(swift="127.0.0.1", **dict.fromkeys(hosts, "127.0.0.1"))
+
+
 class TestStopping:
     """What happens to callbacks when the sender is stopped."""
 
@@ -140,7 +208,7 @@ class TestSettings:
         async with sending(backend, settings()):
             await eventually(ready)
         first = await control.settings(CALLBACKS)
-        assert (first.order, first.tenant_max_inflight) == (Order.FAIR, 4)
+        assert (first.order, first.tenant_max_inflight) == (Order.FAIR, 16)
         assert (first.retry.base, first.result_ttl, first.version) == (5.0, 86_400.0, 1)
         async with receiving() as receiver, sending(backend, settings(receiver)) as sender:
             await tell(backend, job_for(receiver))
@@ -148,10 +216,10 @@ class TestSettings:
         assert await control.settings(CALLBACKS) == first
         changed = first.model_copy(update={"result_ttl": 60.0, "retry": QUICK})
         await control.configure(CALLBACKS, changed)
-        async with sending(backend, settings(callbacks_per_host=2)):
+        async with sending(backend, settings(callbacks_at_once=8)):
             await eventually(ready)
         last = await control.settings(CALLBACKS)
-        assert (last.result_ttl, last.retry.base, last.tenant_max_inflight) == (60.0, 0.01, 2)
+        assert (last.result_ttl, last.retry.base, last.tenant_max_inflight) == (60.0, 0.01, 4)
 
     @pytest.mark.parametrize(
         "wrong",

@@ -14,6 +14,7 @@ from functools import partial
 from ipaddress import ip_network
 
 import msgspec
+from msgspec import structs
 
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import Order, QueueSettings, control_of, has
@@ -35,9 +36,10 @@ from taskqueue_core.retry import (
     decide,
 )
 from taskqueue_core.tasks import Delivery, Published, Settled, State, Task
+from taskqueue_dispatch.callbacks.receivers import Receivers, share_of
 from taskqueue_dispatch.callbacks.records import CallbackReceipt, CallbackRecord, record_of
 from taskqueue_dispatch.callbacks.signature import Signer
-from taskqueue_dispatch.callbacks.tasks import CALLBACK_URL, JOB, QUEUE, callback_task
+from taskqueue_dispatch.callbacks.tasks import CALLBACK_URL, JOB, QUEUE, callback_task, host_of
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.outbound_http.dns import (
@@ -86,7 +88,7 @@ def policy_of(settings: DispatchSettings) -> UrlPolicy:
 
 
 async def prepare(backend: Backend, settings: DispatchSettings) -> None:
-    """Configure the queue of callbacks: the number of attempts and the concurrency per host come from ``settings``.
+    """Configure the queue of callbacks: the number of attempts and the share of a tenant come from ``settings``.
 
     The order is fair if the backend supports this. All other settings get their defaults when the queue is created;
     after that, an operator's changes are kept.
@@ -132,6 +134,7 @@ class Sender:
         self._tls = tls
         self._uniform = uniform
         self._store = OutageRetry(_log_outage)
+        self._receivers = Receivers(settings)
         self._sending: set[asyncio.Task[None]] = set()
 
     async def check(self, url: str) -> None:
@@ -174,7 +177,10 @@ class Sender:
         while True:
             room = self._settings.callbacks_at_once - len(self._sending)
             if not room:
-                await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
+                pause = self._receivers.cut()
+                await asyncio.wait(
+                    self._sending, timeout=pause, return_when=asyncio.FIRST_COMPLETED
+                )
                 continue
             received = await self._store.retry_until_available(
                 partial(subscription.receive, room, None)
@@ -205,6 +211,9 @@ class Sender:
         try:
             if not await self._is_due(subscription, delivery):
                 return
+            if not await self._receivers.turn(_host_of(delivery)):
+                await self._postpone(subscription, delivery)
+                return
             outcome, after = await self._attempt(delivery, tls)
         except Exception as error:  # noqa: BLE001 - an error in one callback must not affect the others
             # Log only the type of the error, because its text may contain the URL.
@@ -219,6 +228,14 @@ class Sender:
         else:
             if not settled.ok:
                 _log.info("a callback was not settled: this process no longer holds it")
+
+    async def _postpone(self, subscription: Subscription, delivery: Delivery) -> None:
+        """Try a callback again later, because its host hangs or has enough callbacks. This is no failed attempt."""
+        delay = self._receivers.postponed(delivery.task.id)
+        later = ScheduleRetry(delay, "the receiver has not answered earlier callbacks yet")
+        await self._store.retry_until_available(
+            partial(settle, self._backend, subscription, delivery, later)
+        )
 
     async def _is_due(self, subscription: Subscription, delivery: Delivery) -> bool:
         """Return whether to send a callback now. An expiry callback is sent only if its job has expired.
@@ -254,7 +271,8 @@ class Sender:
         (result,) = await self._store.retry_until_available(
             partial(self._control.results, key, job_id)
         )
-        job = Task(key=key, id=job_id, headers={CALLBACK_URL: expiry.headers[CALLBACK_URL]})
+        url = expiry.headers[CALLBACK_URL]
+        job = Task(key=key, id=job_id, headers={CALLBACK_URL: url}, tenant=expiry.tenant)
         publish = partial(self._backend.publisher.publish, callback_task(job, "done", result, None))
         (confirmation,) = await self._store.retry_until_available(publish)
         return confirmation.status is not Published.REFUSED
@@ -263,16 +281,17 @@ class Sender:
         task = delivery.task
         began = time.monotonic()
         try:
-            url = task.headers.get(CALLBACK_URL, "")
-            checked = await check_url(url, self._policy, field=_FIELD, resolve=self._resolve)
-            headers = self._signer.headers(task.id, self._backend.now(), task.payload)
-            reply = await post(
-                checked,
-                task.payload,
-                headers | {"content-type": "application/json", "user-agent": "taskqueue"},
-                tls=tls,
-                within=self._settings.callback_timeout,
-            )
+            async with self._receivers.request(_host_of(delivery)):
+                url = task.headers.get(CALLBACK_URL, "")
+                checked = await check_url(url, self._policy, field=_FIELD, resolve=self._resolve)
+                headers = self._signer.headers(task.id, self._backend.now(), task.payload)
+                reply = await post(
+                    checked,
+                    task.payload,
+                    headers | {"content-type": "application/json", "user-agent": "taskqueue"},
+                    tls=tls,
+                    within=self._settings.callback_timeout,
+                )
         except InvalidInput as error:
             return Rejected("refused", str(error)), 0.0
         except NotReached as error:
@@ -283,10 +302,18 @@ class Sender:
         self, subscription: Subscription, delivery: Delivery, outcome: Outcome, after: float
     ) -> Settled:
         policy = (await self._control.settings(CALLBACKS)).retry
-        verb = decide(outcome, delivery, policy, self._uniform)
+        postponed = self._receivers.times_postponed(delivery.task.id)
+        counted = structs.replace(delivery, prior=delivery.prior + postponed)
+        verb = decide(outcome, counted, policy, self._uniform)
         if isinstance(verb, ScheduleRetry):
             verb = ScheduleRetry(max(verb.delay, after), verb.error)
+        else:
+            self._receivers.forget(delivery.task.id)
         return await settle(self._backend, subscription, delivery, verb)
+
+
+def _host_of(delivery: Delivery) -> str:
+    return host_of(delivery.task.headers.get(CALLBACK_URL, ""))
 
 
 def _applied(current: QueueSettings, settings: DispatchSettings, *, fair: bool) -> QueueSettings:
@@ -296,7 +323,8 @@ def _applied(current: QueueSettings, settings: DispatchSettings, *, fair: bool) 
     retry = current.retry if current.version else _RETRY
     fields["retry"] = retry.model_copy(update={"max_attempts": settings.callback_attempts})
     if fair:
-        fields |= {"order": Order.FAIR, "tenant_max_inflight": settings.callbacks_per_host}
+        limit = max(share_of(settings), settings.callbacks_per_host)
+        fields |= {"order": Order.FAIR, "tenant_max_inflight": limit}
     return QueueSettings.model_validate(fields)
 
 

@@ -31,10 +31,10 @@ def callback_task(job: Task, status: str, result: bytes | None, error: str | Non
     """Return the task of the callback that reports to the client how ``job`` ended.
 
     The task id depends only on the job id and the status, so publishing the callback again has no effect, even with
-    another result (`Published.CONFLICT`). The id is also the webhook's id, and contains no dot. The tenant is the
-    receiver's host, so that limits apply to each host. The payload is the request body: ``{"job_id", "status",
-    "result"}``, with ``error`` if there is one. If the body would exceed 20 kB or be nested too deeply, ``result`` is
-    null and ``result_omitted`` is true.
+    another result (`Published.CONFLICT`). The id is also the webhook's id, and contains no dot. The tenant is that of
+    the job, or the receiver's host if the job has none, so that tenants take turns. The payload is the request body:
+    ``{"job_id", "status", "result"}``, with ``error`` if there is one. If the body would exceed 20 kB or be nested too
+    deeply, ``result`` is null and ``result_omitted`` is true.
 
     Raises `InvalidInput` for a job without a callback URL, and for an unknown status.
     """
@@ -50,7 +50,7 @@ def callback_task(job: Task, status: str, result: bytes | None, error: str | Non
         id=callback_id(job.id, status),
         payload=_payload(job.id, status, result, error),
         headers={CALLBACK_URL: url},
-        tenant=_tenant(url),
+        tenant=job.tenant or host_of(url),
     )
 
 
@@ -91,8 +91,9 @@ def _payload(job_id: str, status: str, result: bytes | None, error: str | None) 
     return whole
 
 
-def _tenant(url: str) -> str:
-    # The URL of a job may be invalid. Raise no error here, because the URL is checked before the request is sent.
+def host_of(url: str) -> str:
+    """Return the host of a callback URL in the form of a tenant's name; the URL may be invalid."""
+    # Raise no error here, because the URL is checked before the request is sent.
     try:
         host = read_url(CALLBACK_URL, url).host
     except InvalidInput:
