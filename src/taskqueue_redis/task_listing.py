@@ -11,7 +11,7 @@ from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure, NoScript, ScriptError
 from taskqueue_redis.journal.reader import StoreReader
 from taskqueue_redis.scripts.runner import Arg, Partitions, script_digest, source
-from taskqueue_redis.scripts.task_record import TaskRecord, record_of, status_of
+from taskqueue_redis.scripts.task_record import TaskRecord, record_of
 
 _AT_ONCE = 300
 """approximate number of records that one step reads; each has about fifty bytes"""
@@ -73,23 +73,21 @@ class TaskLister(StoreReader):
                 in_flight[stream] = await self._pending(partition, f"{name}/{stream}")
             args = "HSCAN", f"{name}/t", cursor, "COUNT", _AT_ONCE
             cursor, reply = await self._ask(partition, *args)
-            records = {
-                reply[n].decode(): record
-                for n in range(0, len(reply), 2)
-                if (record := record_of(reply[n + 1])) is not None
-            }
+            records = {reply[n].decode(): record_of(reply[n + 1]) for n in range(0, len(reply), 2)}
             uncertain = [
-                item for item, record in records.items() if _may_be_in_flight(record, in_flight)
+                item
+                for item, record in records.items()
+                if record is None or _may_be_in_flight(record, in_flight)
             ]
-            states_now = await self._states(partition, epoch, key, uncertain)
+            current = records | await self._look_up(partition, epoch, key, uncertain)
             as_of = int(seconds) * 1_000_000 + int(more)
             listed = [
-                Listed(item, now, *record[1:7], as_of)
-                for item, record in records.items()
-                if (now := states_now.get(item, record.state)) is not None and now in states
+                Listed(item, *record[:7], as_of)
+                for item, record in current.items()
+                if record is not None and record.state in states
             ]
             for record in records.values():
-                if record.stream is not None:
+                if record is not None and record.stream is not None:
                     in_flight.setdefault(record.stream, _ALL)
             if listed:
                 yield listed
@@ -114,18 +112,20 @@ class TaskLister(StoreReader):
             return _NONE
         return int(first.partition(b"-")[0]), int(last.partition(b"-")[0])
 
-    async def _states(
+    async def _look_up(
         self, partition: str, epoch: bytes, key: str, ids: list[str]
-    ) -> dict[str, State | None]:
-        """Return the states of tasks, each read atomically; None for a task that no longer exists."""
-        states: dict[str, State | None] = {}
-        while len(states) < len(ids):
-            batch = ids[len(states) : len(states) + _LOOKED_UP]
+    ) -> dict[str, TaskRecord | None]:
+        """Return the records of tasks, each read atomically; None for a task that no longer exists."""
+        records: dict[str, TaskRecord | None] = {}
+        while len(records) < len(ids):
+            batch = ids[len(records) : len(records) + _LOOKED_UP]
             answers = await self._fetch(partition, epoch, key, batch)
             for name, answer in zip(batch, answers, strict=False):
-                status = status_of(key, name, answer)
-                states[name] = None if status is None else status.state
-        return states
+                record = record_of(answer[0]) if answer else None
+                if record is not None and answer[1]:
+                    record = record._replace(state=State.IN_FLIGHT)
+                records[name] = record
+        return records
 
     async def _fetch(self, partition: str, epoch: bytes, key: str, ids: list[str]) -> Any:
         args: list[Arg] = [2, partition, f"{partition}:nothing", epoch, "", key, *ids]

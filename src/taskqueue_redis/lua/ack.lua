@@ -6,6 +6,14 @@
 local answers = {}
 lift_refusal()
 
+-- Returns the numbers of a record, unless it is missing or damaged.
+local function parts_of(packed)
+  local size = packed and #packed or 0
+  if size == RECORD_SIZE or size > RECORD_SIZE and string.find(packed, '/', RECORD_SIZE + 3, true) then
+    return unpack_struct(RECORD, packed)
+  end
+end
+
 local at, left, q, lane, token, known = 3, 0
 while (left > 0 or at <= #ARGV) and bytes < BYTES do
   if left == 0 then
@@ -28,15 +36,16 @@ while (left > 0 or at <= #ARGV) and bytes < BYTES do
     local id, fence, result = ids[i], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
     local answer, packed = 'lost', changed[id] or records[i]
-    local state, size = packed and string.byte(packed) or 0, packed and #packed or 0
-    if state < WAITING or state > DISCARDED or size < RECORD_SIZE
-      or size > RECORD_SIZE and not string.find(packed, '/', RECORD_SIZE + 3, true) then
-      packed = rarely().rebuilt_in_flight(q, id, fence) and call('HGET', q.name .. '/t', id)
+    local sequence = tonumber(fence)
+    local state, where, priority, attempt, losses, prior, _, seq, current_fence, _, digest, verb, told, settled =
+      parts_of(packed)
+    if (state ~= WAITING or where ~= place or current_fence ~= sequence) and (verb ~= ACK or settled ~= sequence) then
+      local r = rarely().record_of_entry(q, id, fence) -- the record is damaged, or the receipt is stale
+      packed = r and rarely().write_record(r)
+      state, where, priority, attempt, losses, prior, _, seq, current_fence, _, digest, verb, told, settled =
+        parts_of(packed)
     end
     if packed then
-      local state, where, priority, attempt, losses, prior, _, seq, current_fence, _, digest, verb, told, settled =
-        unpack_struct(RECORD, packed)
-      local sequence = tonumber(fence)
       if state == WAITING and where == place and current_fence == sequence then
         local mine = known or rarely().current(q, rarely().read_record(packed), fence, token)
         if mine and (q.sorted and call('XACK', name, 'g', fence) == 1 or not q.sorted and sequence <= handed_out) then

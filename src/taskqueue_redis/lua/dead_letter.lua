@@ -5,9 +5,9 @@
 local q, id, fence, token, reason = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local error = ARGV[8] == '1' and ARGV[9] or nil
 lift_refusal()
-local r = read_record(call('HGET', q.name .. '/t', id)) or rebuilt_in_flight(q, id, fence)
+local r, name, owner = delivery_of(q, id, fence, token)
 if not r then
-  local name = q.name .. '/' .. ARGV[10]
+  name = q.name .. '/' .. ARGV[10]
   if reason == 'corrupt' and holder(name, fence) == token then -- the entry was written by another program
     local fields = fields_at(name, fence)
     if fields[3] ~= 'again' then q.fresh = q.fresh + 1 end -- the delivery counted it as a first delivery
@@ -17,10 +17,11 @@ if not r then
     save_all()
     return 'ok'
   end
-  return 'lost'
 end
-local name, owner = current(q, r, fence, token)
-if not name then return settled_before(r, fence, BURY) end
+if not name then
+  save_all()
+  return r and settled_before(r, fence, BURY) or 'lost'
+end
 local worker = worker_of(q, owner)
 local body = body_at(name, fence)
 local cold = read_cold(q, id)

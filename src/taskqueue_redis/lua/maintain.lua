@@ -41,7 +41,7 @@ do
     local q = queue(late[i])
     local ids = call('ZRANGEBYSCORE', q.name .. '/e', '-inf', text(now), 'LIMIT', 0, budget - #expired)
     for j = 1, #ids do
-      local r = read_record(call('HGET', q.name .. '/t', ids[j]))
+      local r = found(q, ids[j], call('HGET', q.name .. '/t', ids[j]))
       if r and is_live(r) then
         end_live(q, ids[j], r, EXPIRED, 'expired')
         expired[#expired + 1] = {q.key, ids[j], r.attempt}
@@ -135,6 +135,19 @@ do
     end
     looked = looked + #ids
     if looked >= budget then break end
+  end
+end
+
+-- Checks some ordering keys. Passes a key on if its holder is missing or has ended, which only another program can
+-- cause.
+local function repair_keys(q)
+  local some = call('HRANDFIELD', q.name .. '/h', 20, 'WITHVALUES')
+  for i = 1, #some, 2 do
+    local r = found(q, some[i + 1], call('HGET', q.name .. '/t', some[i + 1]))
+    if not r or not is_live(r) then
+      call('HINCRBY', META, 'anomalies', 1)
+      release(q, {entity = some[i]}, some[i + 1])
+    end
   end
 end
 

@@ -3,8 +3,8 @@
 -- 1, or 0 if the receipt is stale.
 local q, id, fence, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 lift_refusal()
-local r = read_record(call('HGET', q.name .. '/t', id)) or rebuilt_in_flight(q, id, fence)
-if not r or not current(q, r, fence, token) then return 0 end
+local r, name = delivery_of(q, id, fence, token)
+if not name then return 0 end
 r.at = now
 call('HSET', q.name .. '/t', id, write_record(r))
 q.extras = true

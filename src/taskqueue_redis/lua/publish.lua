@@ -21,7 +21,7 @@ while at <= #ARGV and not full do
     at = at + 3
     local digest, priority = sub(about, 1, 8), sub(about, 9, 9)
     local packed = places[id] and written[places[id]] or records and records[i]
-    local answer = packed and rarely().look_up(q, packed, digest) or 0
+    local answer = packed and rarely().look_up(q, id, packed, digest) or 0
     if answer == 0 and q.limited then answer = rarely().refusal(q, about) or 0 end
     if answer == 0 and q.bound then
       answer, full = rarely().publish_copies(q, id, about, body)

@@ -66,8 +66,7 @@ local function give(q, lane, name, entries)
     local id, more = fields[1], fields[4]
     if not more or fields[3] == 'more' then q.fresh = q.fresh - 1 end
     local deadline = more and tonumber(string.match(more, '%d*$'))
-    local r = deadline and deadline <= now and (rarely().read_record(call('HGET', q.name .. '/t', id))
-      or rarely().rebuilt_in_flight(q, id, sub(fence, 1, -3)))
+    local r = deadline and deadline <= now and rarely().record_of_entry(q, id, sub(fence, 1, -3))
     if r then
       expire(q, id, r, name, fence, #fields[2])
     else

@@ -10,10 +10,9 @@ lift_refusal()
 for at = 4, #ARGV, 4 do
   if bytes >= BYTES then break end
   local q, id, fence, token = queue(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local r = read_record(call('HGET', q.name .. '/t', id)) or rebuilt_in_flight(q, id, fence)
+  local r, name, owner = delivery_of(q, id, fence, token)
   local answer = 'lost'
   if r then
-    local name, owner = current(q, r, fence, token)
     if not name then
       answer = settled_before(r, fence, verb)
     elseif verb == REDELIVER or owner == loser then

@@ -18,10 +18,9 @@ while looked < #ids and bytes < BYTES do
   looked = looked + 1
   local id = ids[looked]
   if call('ZSCORE', q.name .. '/dead', id) then
-    local r, cold = read_record(call('HGET', q.name .. '/t', id)), read_cold(q, id)
+    local r, cold = record_at(q, id, DEAD, PARKED, nil, now), read_cold(q, id)
     local body, deadline = unearth(q, id, cold)
     bytes = bytes + #(body or '')
-    r = r or rebuilt(q, id, DEAD, PARKED, 5, now, body or '')
     if discard or not body then
       write_cold(q, id, cold)
       finish(q, r, id, DISCARDED, 'discarded')

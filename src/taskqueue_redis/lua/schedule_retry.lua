@@ -1,4 +1,4 @@
---@ base room queue states record counts streams flow tenants lanes cold journal places ends receipts / damage
+--@ base room queue states record counts streams flow tenants lanes cold journal places receipts / damage
 -- Schedules the next attempt of a task, once per retry token.
 -- ARGV: key, id, time, retry token ("" for the default), "1" if there is an error, error; of the delivery
 -- that the retry settles ("" if none): sequence number, token and attempt; of the task: digest, priority, deadline (""
@@ -12,28 +12,35 @@ local settles = fence ~= ''
 lift_refusal()
 local packed = call('HGET', q.name .. '/t', id)
 local r = read_record(packed)
-if not r then
-  r = settles and rarely().rebuilt_in_flight(q, id, fence)
-  packed = r
-  r = r or new_record(priority, digest)
-end
-local cold = packed and read_cold(q, id) or {h = {}, k = {}}
 local name, owner
 if settles then
-  name, owner = current(q, r, fence, receipt_token)
-elseif packed and r.state == WAITING and (r.place == FRESH or r.place == AGAIN) then
-  owner = holder(stream_with(q, r), text(r.fence))
+  if r then name, owner = current(q, r, fence, receipt_token) end
+  local entry = not name and rarely().record_of_entry(q, id, fence) -- the record is damaged, or the receipt is stale
+  if entry then
+    r, name, owner = entry, current(q, entry, fence, receipt_token)
+  end
+else
+  if packed and not (r and (is_over(r) or is_there(q, id, r))) then r = rarely().found(q, id, packed) or r end
+  if r and r.state == WAITING and (r.place == FRESH or r.place == AGAIN) then
+    owner = holder(stream_with(q, r), text(r.fence))
+  end
 end
+local known = r ~= nil
+r = r or new_record(priority, digest)
+local cold = known and read_cold(q, id) or {h = {}, k = {}}
 if token == '' then
-  token = 'attempt:' .. (settles and attempt or packed and text(owner and r.attempt or r.handed) or '0')
+  token = 'attempt:' .. (settles and attempt or known and text(owner and r.attempt or r.handed) or '0')
 end
 if cold.k[token] then
   save_all()
   return {replicas, 'duplicate'}
 end
-if settles and not name then return {0, 'lost'} end
+if settles and not name then
+  save_all()
+  return {0, 'lost'}
+end
 
-local live = packed and is_live(r)
+local live = known and is_live(r)
 local worker = worker_of(q, owner)
 if live then
   local held = text(r.fence)
@@ -47,13 +54,13 @@ if live then
     revoke(owner, q, held)
   end
   deadline = nil
-elseif packed and r.state == DEAD then
+elseif known and r.state == DEAD then
   local stored
   stored, deadline = unearth(q, id, cold)
   body = stored or body
   r.prior = r.attempt
 else
-  add(q, 'published', 1)
+  if known or not packed then add(q, 'published', 1) end -- else a task whose entry was not found is replaced
   r.digest, r.priority, r.marks, r.tenant, r.entity = digest, priority, 0, ARGV[16], ARGV[17]
   if deadline == '' then deadline = nil end
 end

@@ -1,18 +1,21 @@
---@ base queue states record counts streams flow tenants lanes places
+--@ base queue states record counts streams flow tenants lanes cold damage places
 -- Returns the status of tasks. ARGV: key, ids. Returns per task {record, whether it is in flight, cold fields,
--- progress}, or an empty table; only for the first ones if their errors are long.
+-- progress}, or an empty table; only for the first ones if their errors are long. Instead of a damaged record, returns
+-- the one that would be built again; if the entry is not found, that of a waiting task.
 local q, answers = queue(ARGV[3]), {}
 for i = 4, #ARGV do
   local id = ARGV[i]
   local packed, answer = call('HGET', q.name .. '/t', id), {}
   if packed then
     local r = read_record(packed)
-    local held = r and r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
-      and holder(stream_with(q, r), text(r.fence))
-    if r then
-      answer = {packed, held and 1 or 0, call('HGET', q.name .. '/x', id), call('HGET', q.name .. '/p', id)}
-      bytes = bytes + #packed + (answer[3] and #answer[3] or 0)
+    if not r then
+      r = built(q, id, unpack(place_of(q, id, packed) or {WAITING, PARKED, 5, 0, ''}, 1, 7))
+      packed = write_record(r)
     end
+    local held = r.state == WAITING and (r.place == FRESH or r.place == AGAIN)
+      and holder(stream_with(q, r), text(r.fence))
+    answer = {packed, held and 1 or 0, call('HGET', q.name .. '/x', id), call('HGET', q.name .. '/p', id)}
+    bytes = bytes + #packed + (answer[3] and #answer[3] or 0)
   end
   answers[i - 3] = answer
   if bytes >= BYTES then break end

@@ -18,6 +18,8 @@ _MARKS = 2
 """number of bytes between the packed numbers and the tenant, in a record with a tenant or an ordering key"""
 _KINDS = {1: "s", 2: "r"}
 """letter of the stream that stores the body, by the number in the record; other numbers mean no stream"""
+_POSITIONS = {State.WAITING: (1, 2, 3, 4), State.SCHEDULED: (3,), State.DEAD: (3,)}
+"""numbers of the places where an entry can be, by the state of its task; 0 means nowhere"""
 _STATES = (
     State.WAITING,
     State.SCHEDULED,
@@ -57,7 +59,7 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
     packed, in_flight, cold, progress = reply
     record = record_of(packed)
     if record is None:
-        return None  # the record is built again when the task is delivered
+        return None
     history, reason = _cold(cold)
     return TaskStatus(
         key=key,
@@ -91,8 +93,14 @@ def record_of(packed: bytes | None) -> TaskRecord | None:
     if packed is None or len(packed) < _RECORD.size:
         return None
     state, position, priority, attempt, losses, _, _, _, fence, at, *_ = _RECORD.unpack_from(packed)
-    tenant, _, entity = packed[_RECORD.size + _MARKS :].decode(errors="replace").partition("/")
+    tenant, separator, entity = (
+        packed[_RECORD.size + _MARKS :].decode(errors="replace").partition("/")
+    )
     if not 1 <= state <= len(_STATES) or priority > _PRIORITIES:
+        return None
+    if position not in _POSITIONS.get(_STATES[state - 1], (0,)):
+        return None
+    if len(packed) > _RECORD.size and not separator:
         return None
     return TaskRecord(
         state=_STATES[state - 1],

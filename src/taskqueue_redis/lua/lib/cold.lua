@@ -8,7 +8,7 @@ local function read_cold(q, id)
   if packed then
     local sound, cold = pcall(cmsgpack.unpack, packed)
     if sound and type(cold) == 'table' and cold.h and cold.k then return cold end
-    call('HINCRBY', META, 'anomalies', 1)
+    redis.pcall('HINCRBY', META, 'anomalies', 1) -- the script itself perhaps only reads
   end
   return {h = {}, k = {}}
 end

@@ -27,3 +27,9 @@ local function index(q, set, into)
   end
   if into == ':due' then q.due = tonumber(head[2]) or math.huge end
 end
+
+local function note_deadline(q, id, deadline)
+  q.extras = true
+  call('ZADD', q.name .. '/e', deadline, id)
+  index(q, '/e', ':deadlines')
+end

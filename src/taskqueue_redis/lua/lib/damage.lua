@@ -1,5 +1,5 @@
--- Task records that are damaged or missing, because a file was truncated or another program has changed them. Such a
--- record is rebuilt from the place where the task's entry was found.
+-- Task records that are damaged or missing, or that contradict the place of the task's entry, because a file was
+-- truncated or another program has changed them. Such a record is rebuilt from the place where the entry was found.
 
 local UNKNOWN = string.rep('\0', 8) -- the digest of a payload that is not known; any payload counts as equal
 
@@ -11,60 +11,117 @@ local function note_damage(q, id)
   end
 end
 
--- Returns a new record for a task with this body, and stores it. `more`: the counters of an entry in a stream. Without
--- them, the attempt is derived from the retry tokens.
-local function rebuilt(q, id, state, place, priority, seq, body, more)
-  note_damage(q, id)
-  local size, tenant, entity = #body > 3 and string.byte(body, 2) * 256 + string.byte(body, 3) or 0, nil, nil
+-- Returns a new record for a task with this body, and the task's deadline; neither is stored. `kind` and `more`: the
+-- second field of an entry in a stream. Without it, the attempt is derived from the retry tokens and the history.
+local function built(q, id, state, place, priority, seq, body, kind, more)
+  local size, about = #body > 3 and string.byte(body, 2) * 256 + string.byte(body, 3) or 0, {}
   if size > 0 then -- the fields of the task that are not at their defaults
     local sound, header = pcall(cmsgpack.unpack, sub(body, 4, 3 + size))
-    if sound and type(header) == 'table' then tenant, entity = header.tenant, header.ordering_key end
+    if sound and type(header) == 'table' then about = header end
   end
-  local r = new_record(tonumber(priority), UNKNOWN, tenant, entity)
+  local function named(name) return type(about[name]) == 'string' and about[name] or nil end
+  local r = new_record(tonumber(priority), UNKNOWN, named('tenant'), named('ordering_key'))
   r.state, r.place, r.seq = state, place, tonumber(seq)
   local attempt, losses, prior = string.match(more or '', '^(%d+):(%d+):(%d+)')
   if attempt then
     r.attempt, r.losses, r.prior = tonumber(attempt), tonumber(losses), tonumber(prior)
   else
-    local retried = 0 -- a task has tokens of its last retries only, each with its attempt
-    for _, at in pairs(read_cold(q, id).k) do
+    local cold, retried = read_cold(q, id), 0
+    for _, at in pairs(cold.k) do -- only tokens of the last retries are kept, each with its attempt
       retried = retried + 1
       if at ~= true then r.attempt = math.max(r.attempt, at + 1) end
     end
-    r.attempt = math.max(r.attempt, retried + 1)
+    local last = cold.h[#cold.h]
+    r.attempt = math.max(r.attempt, retried + 1, last and last[1] or 1)
   end
-  if place == FRESH or place == AGAIN then
-    r.fence = r.seq
-    if holder(stream_with(q, r), text(r.fence)) then
-      r.handed = r.attempt
-      if flow_of(q).epoch > 0 then mark(q, r, 2) end
-    end
+  local again = place == AGAIN or state == DEAD or place == PARKED and state == WAITING
+  r.handed = again and r.attempt or math.max(r.attempt - 1, kind == 'again' and 1 or 0)
+  if place == FRESH or place == AGAIN then r.fence = r.seq end
+  return r, type(about.deadline) == 'number' and floor(about.deadline * 1000000 + 0.5) or nil
+end
+
+-- Builds and stores the record of a task.
+local function rebuilt(q, id, state, ...)
+  note_damage(q, id)
+  local r, deadline = built(q, id, state, ...)
+  if r.fence > 0 and holder(stream_with(q, r), text(r.fence)) then
+    r.handed = r.attempt
+    if flow_of(q).epoch > 0 then mark(q, r, 2) end
   end
-  call('HSET', q.name .. '/t', id, write_record(r))
+  if deadline and is_live(r) then note_deadline(q, id, text(deadline)) end
+  put_down(q, id, r)
   return r
 end
 
 -- Returns the record of a task whose entry was found at a place. A record that contradicts the place is rebuilt, because
 -- the entry would remain there otherwise. `priority`: nil if the place does not have it. `body`: false if not read.
 local function record_at(q, id, state, place, priority, seq, body)
-  local r = read_record(call('HGET', q.name .. '/t', id))
+  local packed = call('HGET', q.name .. '/t', id)
+  local r = read_record(packed)
   if r and r.state == state and r.place == place and (not priority or r.priority == tonumber(priority))
     and (place > AGAIN or r.fence == tonumber(seq)) and (state ~= SCHEDULED or r.seq == tonumber(seq)) then return r end
-  return rebuilt(q, id, state, place, priority or 5, seq, body or call('HGET', q.name .. '/b', id) or '')
+  local kept = packed and string.byte(packed, 3) or 10
+  return rebuilt(q, id, state, place, priority or kept < 10 and kept or 5, seq,
+    body or call('HGET', q.name .. '/b', id) or '')
 end
 
--- Returns the record of a task from its entry in a stream, found by the sequence number of the entry; nothing if there
--- is no entry, or if another program has written it.
-local function rebuilt_in_flight(q, id, fence)
+-- Returns the place of a task's entry in a stream, as arguments of `built`; nothing if there is no entry.
+local function entry_of(q, id, fence)
   for i = 1, #q.lanes do
     local priority = sub(q.lanes, i, i)
     for _, kind in ipairs({'s', 'r'}) do
       local fields = fields_at(stream_of(q, kind, priority), fence)
-      if fields and fields[1] == id and #fields[2] > 7 and string.byte(fields[2]) == 1 then
-        return rebuilt(q, id, WAITING, kind == 's' and FRESH or AGAIN, priority, fence, fields[2], fields[4])
+      if fields and fields[1] == id then
+        return {WAITING, kind == 's' and FRESH or AGAIN, priority, fence, fields[2], fields[3], fields[4]}
       end
     end
   end
+end
+
+-- Returns the record of a task from its entry in a stream, found by the sequence number of the entry; nothing if there
+-- is no entry, or if another program has written it. An entry of a task that is elsewhere is deleted.
+local function record_of_entry(q, id, fence)
+  local at = entry_of(q, id, fence)
+  if not at then return end
+  local packed = call('HGET', q.name .. '/t', id)
+  local r = read_record(packed)
+  if r and not is_over(r) and is_there(q, id, r) then
+    if text(r.fence) == fence then return r end
+    local name = stream_of(q, at[2] == FRESH and 's' or 'r', at[3])
+    if holder(name, fence) then add(q, 'in_flight', -1) end
+    drop_entry(q, name, fence)
+    return note_damage(q, id)
+  end
+  if packed or #at[5] > 7 and string.byte(at[5]) == 1 then return rebuilt(q, id, unpack(at, 1, 7)) end
+end
+
+-- Returns where a task is, as arguments of `built`: found by its id, or by the numbers that are left of its record.
+-- Returns nothing if it was not found.
+local function place_of(q, id, packed)
+  local seq = packed and #packed >= 18 and text(unpack_struct('>I7', packed, 12))
+  local fence = packed and #packed >= 25 and text(unpack_struct('>I7', packed, 19))
+  local kept, body = packed and string.byte(packed, 3) or 10, call('HGET', q.name .. '/b', id)
+  if not body then return fence and entry_of(q, id, fence) or seq and entry_of(q, id, seq) or nil end
+  if kept > 9 then kept = 5 end
+  local at = call('ZSCORE', q.name .. '/dead', id)
+  if at then return {DEAD, PARKED, kept, at, body} end
+  at = call('ZSCORE', q.name .. '/J', id)
+  if at then return {WAITING, HELD, kept, at, body} end
+  for i = 1, #q.lanes do
+    local priority = sub(q.lanes, i, i)
+    at = call('ZSCORE', q.name .. '/z' .. priority, id)
+    if at then return {WAITING, PARKED, priority, at, body} end
+  end
+  if seq and call('ZSCORE', q.name .. '/d', due_member({seq = seq}, id)) then return {SCHEDULED, PARKED, kept, seq, body} end
+end
+
+-- Parses the record of a task. A record that is damaged or contradicts the place of the entry is rebuilt. Returns
+-- nothing if the entry was not found.
+local function found(q, id, packed)
+  local r = read_record(packed)
+  if r and (is_over(r) or is_there(q, id, r)) then return r end
+  local at = place_of(q, id, packed)
+  return at and rebuilt(q, id, unpack(at, 1, 7))
 end
 
 -- Deletes a task whose body is lost.

@@ -6,6 +6,55 @@ local function remember(q, id, at)
   end
 end
 
+-- Releases the ordering key of a task that has ended or become a dead letter, and makes the next task with the key
+-- available.
+local function release(q, r, id)
+  if r.entity == '' or call('HGET', q.name .. '/h', r.entity) ~= id then return unsort(q) end
+  local heir, seq = unpack(call('ZPOPMIN', q.name .. '/j:' .. r.entity))
+  if not heir then
+    call('HDEL', q.name .. '/h', r.entity)
+    return unsort(q)
+  end
+  call('ZREM', q.name .. '/J', heir)
+  q.held = q.held - 1
+  call('HSET', q.name .. '/h', r.entity, heir)
+  local body = drop_body(q, heir)
+  if not body then
+    abandon(q, heir)
+    add(q, 'waiting', -1)
+    return release(q, r, heir)
+  end
+  local h = record_at(q, heir, WAITING, HELD, nil, seq, body)
+  h.entity, h.place, h.fence = r.entity, FRESH, next_seq(q)
+  bytes = bytes + math.max(#body, 8192) -- at least 8192, because the commands take time as well
+  enter_stream(q, h, heir, body, deadline_of(q, heir))
+  enter_lane(q, h)
+  call('HSET', q.name .. '/t', heir, write_record(h))
+  q.ring = true
+end
+
+-- Updates tenants and ordering keys for deliveries that were executed. `ended`: alternately the id and the previous
+-- record of a task.
+local function settle_sorted(q, ended)
+  local landed, tenants = {}, {}
+  for i = 1, #ended, 2 do
+    local packed, r = ended[i + 1], {}
+    r.marks = unpack_struct('>H', packed, RECORD_SIZE + 1)
+    r.tenant, r.entity = string.match(packed, '^([^/]*)/(.*)$', RECORD_SIZE + 3)
+    if marks_of(q, r) == 2 then
+      if not landed[r.tenant] then tenants[#tenants + 1] = r.tenant end
+      landed[r.tenant] = (landed[r.tenant] or 0) + 1
+    end
+    if r.entity ~= '' then release(q, r, ended[i]) end
+  end
+  if #tenants > 0 then read_tenants(q, tenants) end
+  for i = 1, #tenants do
+    note_tenant(q, tenants[i], 0, -landed[tenants[i]])
+    if flow_of(q).tenant_inflight > 0 then wake_tenant(q, tenants[i]) end
+  end
+  unsort(q)
+end
+
 -- Ends a task whose entry was already removed from where it was stored.
 local function finish(q, r, id, state, counter)
   r.state, r.place, r.fence, r.at = state, NOWHERE, 0, now
@@ -26,8 +75,6 @@ local function forget_rest(q, id)
   end
 end
 
-local function put_down(q, id, r) call('HSET', q.name .. '/t', id, write_record(r)) end
-
 local function bury(q, r, id, body, cold)
   local deadline = call('ZSCORE', q.name .. '/e', id)
   if deadline then
@@ -40,22 +87,6 @@ local function bury(q, r, id, body, cold)
   call('ZADD', q.name .. '/dead', text(next_seq(q)), id)
   add(q, 'dead', 1)
   release(q, r, id)
-end
-
--- Removes a task from the dead letters. Returns its body and its deadline.
-local function unearth(q, id, cold)
-  local body, deadline = call('HGET', q.name .. '/b', id), cold.d
-  call('HDEL', q.name .. '/b', id)
-  call('ZREM', q.name .. '/dead', id)
-  add(q, 'dead', -1)
-  cold.d = nil
-  return body, deadline
-end
-
-local function note_deadline(q, id, deadline)
-  q.extras = true
-  call('ZADD', q.name .. '/e', deadline, id)
-  index(q, '/e', ':deadlines')
 end
 
 -- Ends a live task, whatever its state. If it is in flight, its consumer is notified.

@@ -31,8 +31,6 @@ local function put_back(q, r, id, body)
   q.ring = true
 end
 
-local function due_member(r, id) return string.format('%017d', r.seq) .. id end
-
 local function schedule(q, r, id, body, at)
   r.state, r.place, r.seq, r.fence, r.at = SCHEDULED, PARKED, next_seq(q), 0, now
   call('HSET', q.name .. '/b', id, body)
@@ -45,10 +43,14 @@ local function schedule(q, r, id, body, at)
   end
 end
 
--- Returns whether the entry of a task is missing in its stream, because another program has deleted it.
-local function is_lost(q, r)
-  if r.state ~= WAITING or (r.place ~= FRESH and r.place ~= AGAIN) then return false end
-  return not body_at(stream_with(q, r), text(r.fence))
+-- Removes a task from the dead letters. Returns its body and its deadline.
+local function unearth(q, id, cold)
+  local body, deadline = call('HGET', q.name .. '/b', id), cold.d
+  call('HDEL', q.name .. '/b', id)
+  call('ZREM', q.name .. '/dead', id)
+  add(q, 'dead', -1)
+  cold.d = nil
+  return body, deadline
 end
 
 local function revoke(token, q, fence)
@@ -119,18 +121,4 @@ local function recount(q)
   q.fresh = math.min(q.fresh, waiting - back + setting(q, 'scheduled', 0))
   q.before, q.ring = q.waiting > held and 0 or 1, true -- the set `ready` may be wrong as well
   call('HINCRBY', META, 'anomalies', 1)
-end
-
--- Checks some ordering keys. Passes a key on if its holder is missing or has ended, which only another program can
--- cause.
-local function repair_keys(q)
-  local some = call('HRANDFIELD', q.name .. '/h', 20, 'WITHVALUES')
-  for i = 1, #some, 2 do
-    local packed = call('HGET', q.name .. '/t', some[i + 1])
-    local r = packed and read_record(packed)
-    if not r or not is_live(r) or is_lost(q, r) then
-      call('HINCRBY', META, 'anomalies', 1)
-      release(q, {entity = some[i]}, some[i + 1])
-    end
-  end
 end

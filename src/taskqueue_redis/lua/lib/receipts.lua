@@ -10,6 +10,17 @@ local function current(q, r, fence, token)
   if owner and (owner == token or is_adopted(q, fence, token)) then return name, owner end
 end
 
+-- Returns the record of a task, and the stream and the owner of a receipt if it is current.
+local function delivery_of(q, id, fence, token)
+  local r = read_record(call('HGET', q.name .. '/t', id))
+  local name, owner
+  if r then name, owner = current(q, r, fence, token) end
+  if name then return r, name, owner end
+  local entry = record_of_entry(q, id, fence) -- the record is damaged, or the receipt is stale
+  if not entry then return r end
+  return entry, current(q, entry, fence, token)
+end
+
 local function settled_before(r, fence, verb)
   if r.verb == verb and text(r.settled) == fence then return r.answer == 1 and 'dead' or 'ok' end
   return 'lost'

@@ -57,3 +57,5 @@ local function told_of(about)
   local not_before, deadline, tenant, entity = string.match(about, '^:(%d*):(%d*)/?([^/]*)/?(.*)$', 10)
   return not_before or '', deadline or '', tenant or '', entity or ''
 end
+
+local function put_down(q, id, r) call('HSET', q.name .. '/t', id, write_record(r)) end

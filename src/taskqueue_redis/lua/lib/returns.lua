@@ -59,9 +59,9 @@ local function take_back(token, lost, budget)
       local fence = sub(pending[j][1], 1, -3)
       local fields = fields_at(name, fence)
       local id = fields and fields[1]
-      local r = id and (read_record(call('HGET', q.name .. '/t', id)) or rebuilt_in_flight(q, id, fence))
+      local r = id and record_of_entry(q, id, fence)
       if q.extras then call('HDEL', q.name .. '/a', fence) end
-      if r and r.state == WAITING and text(r.fence) == fence then
+      if r then
         hand_back(q, id, r, name, fence, fields[2], lost, nil, worker)
         bytes = bytes + #fields[2]
       else

@@ -27,7 +27,7 @@ local function sort_stream(q, budget, priority, kind)
   for i = 1, #entries do
     local fence, id, body = sub(entries[i][1], 1, -3), entries[i][2][1], entries[i][2][2]
     bytes = bytes + #body
-    local r = not holder(name, fence) and (read_record(call('HGET', q.name .. '/t', id)) or rebuilt_in_flight(q, id, fence) or {})
+    local r = not holder(name, fence) and (record_of_entry(q, id, fence) or {})
     if r and not r.state then -- another program has written the entry
       call('XDEL', name, fence)
       call('HINCRBY', META, 'anomalies', 1)

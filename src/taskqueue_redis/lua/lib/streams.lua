@@ -66,3 +66,19 @@ local function drop_body(q, id, unread)
 end
 
 local function deadline_of(q, id) return q.extras and call('ZSCORE', q.name .. '/e', id) or nil end
+
+local function due_member(r, id) return string.format('%017d', r.seq) .. id end
+
+-- Returns whether the entry of a live task or of a dead letter is where the record says.
+local function is_there(q, id, r)
+  local name = q.name
+  if r.place == FRESH or r.place == AGAIN then
+    local fields = fields_at(stream_with(q, r), text(r.fence))
+    return fields and fields[1] == id
+  elseif r.state == SCHEDULED then
+    name, id = name .. '/d', due_member(r, id)
+  else
+    name = name .. (r.state == DEAD and '/dead' or r.place == HELD and '/j:' .. r.entity or '/z' .. r.priority)
+  end
+  return call('ZSCORE', name, id)
+end

@@ -26,9 +26,8 @@ local function end_hung(budget)
       local name, fence = q.name .. '/' .. sub(hung[j], 1, 2), sub(hung[j], 3)
       local known = string.find(hung[j], '^[sr]%d%d+$') -- not written by another program
       local fields, owner = known and fields_at(name, fence), known and holder(name, fence)
-      local r = fields and owner and (read_record(call('HGET', q.name .. '/t', fields[1]))
-        or rebuilt_in_flight(q, fields[1], fence))
-      if r and r.state == WAITING and text(r.fence) == fence then
+      local r = fields and owner and record_of_entry(q, fields[1], fence)
+      if r then
         call('HDEL', q.name .. '/a', fence)
         hand_back(q, fields[1], r, name, fence, fields[2], true, nil, worker_of(q, owner))
         revoke(owner, q, fence)

@@ -97,8 +97,7 @@ local function add_live(q, priority, some, step, list, expire)
     local name, fence = stream_of(q, sub(some[i], 1, 1), priority), sub(some[i], 2)
     local fields = has_deadlines(q) and fields_at(name, fence)
     local deadline = fields and fields[4] and tonumber(string.match(fields[4], '%d*$'))
-    local packed = deadline and deadline <= now and call('HGET', q.name .. '/t', fields[1])
-    local r = packed and (read_record(packed) or rebuilt_in_flight(q, fields[1], fence))
+    local r = deadline and deadline <= now and record_of_entry(q, fields[1], fence)
     if r then
       if is_fresh(r) then q.fresh = q.fresh - 1 end
       enough = expire(q, fields[1], r, name, fence, #fields[2])

@@ -14,10 +14,10 @@ end
 
 -- Checks whether a task is known and still within the deduplication window. Returns 0 if not, -1 for a
 -- duplicate, or -2 for a conflict.
-local function look_up(q, packed, digest)
-  local r = read_record(packed)
-  if not r then return -1 end
-  if (is_over(r) and now >= r.at + q.window) or is_lost(q, r) then return 0 end
+local function look_up(q, id, packed, digest)
+  local r = found(q, id, packed)
+  if not r then return read_record(packed) and 0 or -1 end -- 0: another program has deleted the entry
+  if is_over(r) and now >= r.at + q.window then return 0 end
   return (r.digest == digest or r.digest == UNKNOWN) and -1 or -2
 end
 
@@ -63,7 +63,7 @@ local function publish_copies(bound, id, about, body)
     local q = queue(keys[i])
     if q.due <= now then promote_before(q) end
     local packed = call('HGET', q.name .. '/t', id)
-    local answer = packed and look_up(q, packed, sub(about, 1, 8)) or 0
+    local answer = packed and look_up(q, id, packed, sub(about, 1, 8)) or 0
     if answer == -2 then return -2, full end
     if answer == 0 then
       local why = q.limited and refusal(q, about)
