@@ -10,6 +10,7 @@ be of the same kind; see `of_the_old_side`.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,15 @@ def _lower(value: object) -> object:
     return [str(name).lower() for name in value] if isinstance(value, list) else value
 
 
+def _network(value: object) -> str:
+    try:
+        return str(ipaddress.ip_network(str(value), strict=False))
+    except ValueError:
+        raise ValueError("must be IP addresses or networks, such as 10.0.0.0/8") from None
+
+
+Network = Annotated[str, BeforeValidator(_network)]
+"""annotation for a setting that is an IP address or a network"""
 COMMAS = (NoDecode, BeforeValidator(_split))
 """annotation for a setting that is a list, whose items are separated by commas in the environment"""
 _CommaLower = (NoDecode, BeforeValidator(_lower), BeforeValidator(_split))
@@ -89,6 +99,12 @@ class Settings(BaseSettings):
     """if clients authenticate: allowed values of the header ``Host``, with or without a port; empty allows any value"""
     origins: Annotated[frozenset[str], *_CommaLower] = frozenset()
     """other origins whose web pages may use the server, for example ``https://queue.example``"""
+    trusted_proxies: Annotated[frozenset[Network], *COMMAS] = frozenset()
+    """addresses or networks of reverse proxies whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are believed"""
+    unauthenticated_connections: int = Field(512, ge=1, le=10_000)
+    """maximum number of connections of one server process whose clients have not authenticated"""
+    unauthenticated_per_address: int = Field(128, ge=1, le=10_000)
+    """maximum number of these connections from one address, or from one IPv6 network of 64 bits"""
     processes: int = Field(1, ge=1, le=64)
     """number of server processes that share the port; more than one needs a store that processes can share"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -58,7 +58,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     burst: float | None = None
     """maximum number of requests and tasks in a burst after a pause; ``None``: as many as ``rate`` allows per second"""
     connections: int | None = None
-    """maximum number of open sockets, for all clients of this name at one server process"""
+    """maximum number of open sockets, for all clients of this name at one server process; ``None``: 2,500"""
 
     def __post_init__(self) -> None:
         """Validate all fields, because plugins create identities."""

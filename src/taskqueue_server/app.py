@@ -17,6 +17,7 @@ from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_server import dashboard, prefect
 from taskqueue_server.api.table import OPERATIONS, api_describer
 from taskqueue_server.context.server import ServerContext
+from taskqueue_server.logs import limit_lines
 from taskqueue_server.metrics import http
 from taskqueue_server.metrics.exporter import Metrics
 from taskqueue_server.metrics.http import ServerMiddleware
@@ -50,6 +51,7 @@ def create_app(
             asyncio.create_task(run_maintenance(context.control)),
             asyncio.create_task(context.access.watch()),
             asyncio.create_task(metrics.share()),
+            asyncio.create_task(limit_lines(authenticates=context.access.authenticates)),
         )
         try:
             async with AsyncExitStack() as stack:

@@ -11,9 +11,18 @@ import pytest
 from taskqueue_cli import main
 from taskqueue_core.config import Settings
 from taskqueue_dispatch.config import DispatchSettings
+from taskqueue_server.auth import quotas
 from taskqueue_server.auth.access import CHECK_SECONDS, RELOAD_SECONDS
 from taskqueue_server.auth.tokens import VERBS, Tokens, read_entries
 from taskqueue_server.context import connections
+from taskqueue_server.context.unauthenticated import (
+    BODY_BYTES,
+    INPUT_BYTES,
+    RECEIVE_BYTES,
+    SECONDS,
+    TURN_BYTES,
+)
+from taskqueue_server.logs import LINES
 from taskqueue_server.worker_socket.admission import HELLO_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs/security.md").read_text(encoding="utf-8")
@@ -67,3 +76,9 @@ def test_the_numbers() -> None:
     """The times and limits on the page are those of the code."""
     assert (RELOAD_SECONDS, CHECK_SECONDS, HELLO_SECONDS) == (2.0, 3.0, 5.0)
     assert f"{connections.MAX_STRANGERS} sockets may be in that state" in PAGE
+    assert f"default: {quotas.DEFAULT_SOCKETS}" in PAGE
+    for name in ("unauthenticated_connections", "unauthenticated_per_address"):
+        default = Settings.model_fields[name].default
+        assert f"| `TASKQUEUE_{name.upper()}` | {default}: " in PAGE
+    limits = (INPUT_BYTES, BODY_BYTES, TURN_BYTES, RECEIVE_BYTES, SECONDS, LINES)
+    assert limits == (65536, 32768, 16384, 2048, 10.0, 50)

@@ -72,7 +72,8 @@ def new(
         ),
     ] = None,
     connections: Annotated[
-        int | None, option("Maximum number of open sockets, for each server process.")
+        int | None,
+        option("Maximum number of open sockets, for each server process. Default: 2500."),
     ] = None,
     file: File = None,
     as_json: AsJson = False,

@@ -41,6 +41,7 @@ async def push(call: RequestContext) -> Response:
     model, job_id = dispatcher.jobs.model_of(known.key), known.task_id
     if model is None:
         raise unknown_job()
+    call.trust()
     note = await call.read(limit=LIMITS.result)
     bodies.decode(PushedIn, note)
     check_json("body", note, LIMITS.result)

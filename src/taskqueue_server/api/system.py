@@ -9,7 +9,6 @@ from starlette.responses import Response
 from taskqueue_core.capabilities import Maintained
 from taskqueue_core.tasks import Health
 from taskqueue_server.api.models import AliveOut, HealthOut, ReadyOut, WorkersOut
-from taskqueue_server.auth.credentials import peer_of, token_of
 from taskqueue_server.context.server import VERSION, ServerContext
 from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_of
@@ -22,7 +21,7 @@ async def health(call: RequestContext) -> Response:
     """Return whether the store works. Details require a valid token on a server with authentication."""
     context, request = call.context, call.request
     store = await _health(context)
-    known = context.access.identify(token_of(request), peer_of(request)) is not None
+    known = context.access.authenticate(request) is not None
     details = store.details if known else {}
     body = HealthOut(ok=store.ok, backend=store.backend, version=VERSION, details=details)
     return answer(body, 200 if store.ok else 503)

@@ -10,9 +10,12 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
+from starlette.requests import HTTPConnection
+
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.hooks import Hooks, Identity
+from taskqueue_server.auth.credentials import mark_authenticated, peer_of, token_of
 from taskqueue_server.auth.tokens import Tokens, signature
 
 RELOAD_SECONDS = 2.0
@@ -81,6 +84,14 @@ class AccessControl:
         if result is None and self._tokens is not None:
             result = self._tokens.identify(token, time.time())
         return result
+
+    def authenticate(self, connection: HTTPConnection, token: str | None = None) -> Identity | None:
+        """Identify the client of a request, by ``token`` if given. If it is known, lift its connection's limits."""
+        shown = token_of(connection) if token is None else token
+        identity = self.identify(shown, peer_of(connection))
+        if identity is not None:
+            mark_authenticated(connection.scope)
+        return identity
 
     @contextlib.contextmanager
     def watch_access(

@@ -7,9 +7,12 @@ import binascii
 from collections.abc import Collection
 
 from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
 from taskqueue_server.auth.origins import is_own_origin
 
+LIMITED = "taskqueue.limited"
+"""name of the ASGI scope extension of a connection with limits: what lifts them, and what names the proxy's client"""
 _COOKIE = "taskqueue-session"
 _SECURE = f"__Host-{_COOKIE}"
 """name of the cookie over TLS; browsers accept a ``__Host-`` cookie only over TLS, and only from the host itself"""
@@ -38,6 +41,20 @@ def shows_header(connection: HTTPConnection) -> bool:
 def by_cookie(connection: HTTPConnection) -> bool:
     """Return whether the session cookie is the only credential: then another site may have caused the request."""
     return not shows_header(connection) and _session_of(connection) is not None
+
+
+def mark_authenticated(scope: Scope) -> None:
+    """Lift the limits of a connection whose client has shown a valid credential. Idempotent."""
+    offered = scope.get("extensions", {}).get(LIMITED)
+    if offered is not None:
+        offered["authenticate"]()
+
+
+def name_client(scope: Scope) -> None:
+    """Count the connection of a trusted proxy for the client that sent the request, until that has authenticated."""
+    offered, client = scope.get("extensions", {}).get(LIMITED), scope.get("client")
+    if offered is not None and client is not None:
+        offered["count_for"](client[0])
 
 
 def peer_of(connection: HTTPConnection) -> str:

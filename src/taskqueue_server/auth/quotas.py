@@ -8,16 +8,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from taskqueue_core.hooks import Identity
+from taskqueue_server.auth.access import OPEN
 from taskqueue_server.problems import ProblemError, retry_after
 
 MAX_NAMES = 10_000
 """maximum number of token names whose rate is tracked; the least recently used name is dropped first"""
+DEFAULT_SOCKETS = 2500
+"""maximum number of open sockets of a token name without a limit of its own"""
 MAX_DEBT = 100_000
 """debt, in tasks, beyond which a token name may not publish; it is as large as the largest batch request"""
 
 
 class Quotas:
-    """Counters that enforce the limits of each token name. Names without limits are not tracked."""
+    """Counters that enforce the limits of each token name."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -53,8 +56,9 @@ class Quotas:
         Closing the slot frees it; closing it again has no effect.
         """
         slot = ExitStack()
-        if identity.connections is not None:
-            if self._sockets[identity.name] >= identity.connections:
+        if identity is not OPEN:
+            most = DEFAULT_SOCKETS if identity.connections is None else identity.connections
+            if self._sockets[identity.name] >= most:
                 return None
             self._sockets[identity.name] += 1
             slot.callback(self._leave, identity.name)

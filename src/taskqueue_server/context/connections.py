@@ -9,7 +9,7 @@ from typing import Protocol
 MAX_CONNECTIONS = 10_000
 """maximum number of open sockets of one server process"""
 MAX_STRANGERS = 100
-"""maximum number of open sockets that have neither authenticated nor sent a hello"""
+"""maximum number of open sockets without a hello if clients do not authenticate"""
 
 
 class Connection(Protocol):
@@ -39,7 +39,7 @@ class Connections:
         self._empty.set()
 
     def has_room_for(self, *, known: bool) -> bool:
-        """Return whether one more connection is allowed. Unauthenticated clients (not ``known``) have a lower limit."""
+        """Return whether one more connection is allowed. Clients that are not ``known`` have a lower limit."""
         return len(self._members) < self._max_connections and (
             known or len(self._strangers) < self._max_strangers
         )

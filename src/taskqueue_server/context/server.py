@@ -18,6 +18,7 @@ from taskqueue_core.queue import Queue
 from taskqueue_server.auth.access import AccessControl
 from taskqueue_server.auth.quotas import Quotas
 from taskqueue_server.context.connections import Connections
+from taskqueue_server.context.unauthenticated import UnauthenticatedConnections
 from taskqueue_server.context.waiters import ResultWaiters
 
 _log = logging.getLogger("taskqueue.server")
@@ -64,6 +65,11 @@ class ServerContext:
         self.access = AccessControl(settings, self.hooks)
         self.usage = Quotas()
         self.registry = Connections()
+        self.unauthenticated = UnauthenticatedConnections(
+            settings.unauthenticated_connections,
+            settings.unauthenticated_per_address,
+            settings.trusted_proxies,
+        )
         self.started = False
         self.startup_error: Exception | None = None
         """the error that prevented the startup or a clean shutdown"""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from taskqueue_server.auth.credentials import login_cookie, logout_cookie, peer_of
+from taskqueue_server.auth.credentials import login_cookie, logout_cookie
 from taskqueue_server.dashboard.pages import local_path, render, see_other
 from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.routing.operations import RequestContext, require_own_page
 
 _TOKEN = 4096
+_FORM_BYTES = 8 * 1024
+_FORM_FIELDS = 8
 
 
 async def ask(call: RequestContext) -> Response:
@@ -23,14 +25,12 @@ async def ask(call: RequestContext) -> Response:
 async def login(call: RequestContext) -> Response:
     """Start a session with a token that has the right ``admin``."""
     _require_own_page(call)
-    form = await read_form(call)
+    form = await read_form(call, _FORM_BYTES, _FORM_FIELDS)
     target, token = local_path(form.text("next")), form.text("token")
     if not call.context.access.authenticates:
         return see_other(target)
     identity = (
-        call.context.access.identify(token, peer_of(call.request))
-        if 0 < len(token) <= _TOKEN
-        else None
+        call.context.access.authenticate(call.request, token) if 0 < len(token) <= _TOKEN else None
     )
     if identity is None:
         message = "Unknown token. Check that you copied it completely and that it has not expired or been revoked."

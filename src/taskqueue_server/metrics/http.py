@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskqueue_core.protocol import frames
 from taskqueue_server.auth.access import OPEN
+from taskqueue_server.auth.credentials import mark_authenticated, name_client
 from taskqueue_server.auth.origins import refusal
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.metrics.exporter import Metrics
@@ -44,6 +45,9 @@ class ServerMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request or a socket, and record its outcome."""
+        if scope["type"] in {"http", "websocket"}:
+            lift = name_client if self._context.access.authenticates else mark_authenticated
+            lift(scope)
         if scope["type"] == "http":
             await self._request(scope, receive, send)
         elif scope["type"] == "websocket":

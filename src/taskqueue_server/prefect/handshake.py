@@ -28,6 +28,7 @@ class PrefectConnection:
         self.connection_id = secrets.token_hex(8)
         self.worker_id: str | None = None
         self.context = context
+        self.websocket = websocket
         self.peer = peer_of(websocket)
         self.token = token_of(websocket)
         self.identity = self._identified() if context.access.authenticates else None
@@ -69,7 +70,7 @@ class PrefectConnection:
             await self.channel.receive()
 
     def _identified(self) -> Identity | None:
-        identity = self.context.access.identify(self.token, self.peer)
+        identity = self.context.access.authenticate(self.websocket, self.token)
         return identity if identity is not None and "consume" in identity.verbs else None
 
 

@@ -8,6 +8,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -29,7 +30,7 @@ from taskqueue_server.logs import set_up_logs
 from taskqueue_server.process import systemd
 from taskqueue_server.process.listeners import listen, url_of
 from taskqueue_server.process.reload import Reread, adopt, reload, rereader, signals
-from taskqueue_server.process.uvicorn_protocols import HttpProtocol, SocketProtocol
+from taskqueue_server.process.uvicorn_protocols import HttpProtocol, SocketProtocol, TlsProtocol
 from taskqueue_server.routing.extensions import Extension, load_extensions
 from taskqueue_server.worker_socket.uvicorn_protocol import (
     ACCEPTS_PER_TURN,
@@ -174,10 +175,16 @@ class _UvicornServer(uvicorn.Server):
         accepting: Callable[[], None],
         tls: ssl.SSLContext | None,
     ) -> None:
+        proxies = sorted(context.settings.trusted_proxies)
+        http = (
+            partial(HttpProtocol, context.unauthenticated)
+            if tls is None
+            else partial(TlsProtocol, context.unauthenticated, tls)
+        )
         super().__init__(
             uvicorn.Config(
                 app,  # type: ignore[arg-type]
-                http=HttpProtocol,
+                http=http,  # type: ignore[arg-type]
                 ws=SocketProtocol,
                 ws_max_size=LIMITS.frame,
                 ws_per_message_deflate=False,
@@ -186,10 +193,10 @@ class _UvicornServer(uvicorn.Server):
                 lifespan="on",
                 log_config=None,
                 access_log=False,
-                proxy_headers=False,
+                proxy_headers=bool(proxies),
+                forwarded_allow_ips=proxies,
                 server_header=False,
                 timeout_graceful_shutdown=1,
-                ssl_context_factory=None if tls is None else lambda *_: tls,
             )
         )
         self._context = context
@@ -222,6 +229,7 @@ class _UvicornServer(uvicorn.Server):
         for server in self.servers:
             server.close()
         await first_completed(self._leave(), self._forced.wait())
+        self._context.unauthenticated.close()
         for connection in list(self.server_state.connections):
             if self.server_state.tasks or connection.transport.get_write_buffer_size():
                 connection.transport.abort()  # a connection in use would delay the shutdown

@@ -26,7 +26,9 @@ _UNKNOWN = re.compile(r"Object contains unknown field `([a-z_]{1,40})`")
 _decoders: dict[type, msgspec.json.Decoder[object]] = {}
 
 
-async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
+async def stream(
+    request: Request, kind: str, limit: int = LIMITS.body, seconds: float = BODY_SECONDS
+) -> AsyncIterator[bytes]:
     """Yield the body in chunks. Raises `ProblemError` if the content type is wrong, or the body too large or late."""
     text = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if text != kind:
@@ -35,7 +37,7 @@ async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> Async
     if length.isdecimal() and int(length[:_DIGITS]) > limit:
         raise _too_large(limit)
     size = 0
-    end = asyncio.get_running_loop().time() + BODY_SECONDS
+    end = asyncio.get_running_loop().time() + seconds
     chunks = request.stream()
     try:
         while True:

@@ -18,9 +18,15 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.hooks import Identity
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_server.auth.access import OPEN
-from taskqueue_server.auth.credentials import by_cookie, peer_of, token_of
+from taskqueue_server.auth.credentials import (
+    by_cookie,
+    mark_authenticated,
+    peer_of,
+    token_of,
+)
 from taskqueue_server.auth.origins import is_own_origin
 from taskqueue_server.context.server import ServerContext
+from taskqueue_server.context.unauthenticated import BODY_BYTES, SECONDS
 from taskqueue_server.problems import ProblemError, problem_of, respond
 from taskqueue_server.routing import bodies
 
@@ -43,11 +49,18 @@ class RequestContext:
         self.verbs = verbs
         self.identity: Identity | None = None
         """the client; `OPEN` on a server without authentication, and ``None`` if the operation requires no token"""
+        self.trusted = False
+        """whether `trust` was called"""
 
     @property
     def client_name(self) -> str | None:
         """The name of the client's token, or ``None`` if the client is not authenticated."""
         return self.identity.name if self.context.access.authenticates and self.identity else None
+
+    def trust(self) -> None:
+        """Lift the limits of an unauthenticated client that has shown a credential which the handler has checked."""
+        self.trusted = True
+        mark_authenticated(self.request.scope)
 
     def is_allowed(self, key: str) -> bool:
         """Return whether the client may execute this operation on the queue ``key``."""
@@ -127,8 +140,11 @@ class RequestContext:
     async def stream(self, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
         """Yield the body in chunks. Raises `ProblemError` as `bodies.stream` does, or if the client's rights change."""
         anonymous = self.identity is None or not self.context.access.authenticates
+        seconds = bodies.BODY_SECONDS
+        if self.identity is None and not self.trusted and self.context.access.authenticates:
+            limit, seconds = min(limit, BODY_BYTES), SECONDS
         with nullcontext(asyncio.Event()) if anonymous else self.watch_access() as dismissed:
-            async for chunk in bodies.stream(self.request, kind, limit):
+            async for chunk in bodies.stream(self.request, kind, limit, seconds):
                 if dismissed.is_set():
                     raise unauthenticated()
                 yield chunk
@@ -244,7 +260,7 @@ def _authorize(call: RequestContext, operation: Operation) -> None:
     if access.authenticates:
         if request.method not in _SAFE and by_cookie(request):
             require_own_page(call)
-        identity = access.identify(token_of(request), peer_of(request))
+        identity = access.authenticate(request)
     if identity is None:
         raise unauthenticated()
     call.identity = identity

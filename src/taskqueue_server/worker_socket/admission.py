@@ -54,7 +54,7 @@ async def socket(websocket: WebSocket) -> None:
     identity = None
     # Without an Authorization header, the token may be in the hello frame.
     if refused is None and context.access.authenticates and shows_header(websocket):
-        identity = context.access.identify(token_of(websocket), peer_of(websocket))
+        identity = context.access.authenticate(websocket)
         refused = _stranger(identity)
     try:
         if refused is not None:
@@ -108,7 +108,9 @@ def _stranger(identity: Identity | None) -> ProblemError | None:
 
 def enter(context: ServerContext, identity: Identity | None) -> tuple[bool, ExitStack | None]:
     """Return whether one more socket is allowed, and the socket's quota slot if ``identity`` is known."""
-    if not context.registry.has_room_for(known=identity is not None):
+    # If clients authenticate, `UnauthenticatedConnections` shares the room of the others fairly between addresses.
+    known = identity is not None or context.access.authenticates
+    if not context.registry.has_room_for(known=known):
         return False, None
     slot = None if identity is None else context.usage.enter(identity)
     return identity is None or slot is not None, slot
@@ -130,6 +132,7 @@ class SocketAdmission:
         self.connection_id = secrets.token_hex(8)
         self.worker_id: str | None = None
         self._context = context
+        self._websocket = websocket
         self._peer = peer_of(websocket)
         self._known = slot is not None
         self._slot = slot
@@ -179,7 +182,7 @@ class SocketAdmission:
 
     async def _admit(self, hello: Hello) -> None:
         token = self._token if self._known else hello.token
-        identity = self._context.access.identify(token, self._peer)
+        identity = self._context.access.authenticate(self._websocket, token)
         if identity is None or "consume" not in identity.verbs:
             await self._refuse(
                 "unauthenticated",

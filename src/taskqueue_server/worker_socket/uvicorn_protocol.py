@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import resource
 from collections import deque
@@ -16,13 +15,16 @@ from websockets.exceptions import InvalidState
 from websockets.frames import Frame
 
 from taskqueue_server.context.connections import MAX_CONNECTIONS
+from taskqueue_server.context.unauthenticated import ConnectionLimits, PiecewiseProtocol
 
 PINGS = "taskqueue.pings"
 """name of the ASGI scope extension in which `FairProtocol` offers the functions that `Pings` calls"""
 _MARK_BYTES = 8
 """number of bytes in a ping of `Pings.mark`; uvicorn's own pings have 4 bytes"""
 _PIECE_BYTES = 4096
-"""number of bytes parsed at once: about a hundred of the smallest frames, which takes a few milliseconds"""
+"""number of bytes parsed at once: several hundred of the smallest frames, which takes a few milliseconds"""
+_FIRST_PIECE_BYTES = 256
+"""number of bytes parsed at once before the client has authenticated, which takes less than half a millisecond"""
 
 
 class Pings:
@@ -48,76 +50,59 @@ class Pings:
         return cast("int", passed()) if passed else 0
 
 
-class FairProtocol(WebSocketsSansIOProtocol):
+class FairProtocol(PiecewiseProtocol, WebSocketsSansIOProtocol):
     """A WebSocket protocol that parses large chunks piece by piece, and offers `PINGS` to the application.
 
-    A chunk may contain thousands of frames. If it were parsed at once, a peer that sends at full speed would occupy the
-    event loop for seconds, and its messages would need many times the chunk's memory. So the next piece is parsed when
-    the application has received all messages of the previous piece.
+    The messages of a chunk would need many times its memory. So the next piece is parsed when the application has
+    received all messages of the previous piece.
 
     Numbered pings show which messages the peer had read when it sent a message. So the application can distinguish an
     answer from a message that the peer had sent before it read the question.
     """
 
-    _unread = b""
-    """the chunk that is being parsed; until all of it is parsed, reading from the transport is paused"""
-    _read_bytes = 0
-    """number of bytes of the chunk that have been parsed"""
-    _next_read: asyncio.Handle | None = None
     _marked = 0
     _answered_mark = 0
     _passed = 0
     _stamps: deque[int] | None = None
     """for each queued message, the number of the last ping that the peer had answered before sending the message"""
 
+    def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
+        """Create a protocol for a connection with these limits. ``options`` are the arguments of uvicorn."""
+        super().__init__(**options)
+        self.limits = limits
+
     def data_received(self, data: bytes) -> None:
-        """Parse the first piece of the data, and keep the rest for later turns of the event loop."""
-        if not self._unread and len(data) <= _PIECE_BYTES:
+        """Parse the data in pieces, except for the head of the request, which the HTTP protocol has limited."""
+        if self.handshake_initiated:
             super().data_received(data)
-            return
-        self._unread, self._read_bytes = self._unread[self._read_bytes :] + data, 0
-        self._read_piece()
+        else:
+            self.handle_piece(data)
+
+    def piece_bytes(self) -> int:
+        """Return the maximum number of bytes to parse at once."""
+        return _PIECE_BYTES if self.limits.authenticated else _FIRST_PIECE_BYTES
+
+    def ready_for_piece(self) -> bool:
+        """Return whether all messages of the previous piece are received, or will be dropped."""
+        return self.queue.empty() or self.close_sent
+
+    def reading_paused(self) -> bool:
+        """Return whether uvicorn has paused reading."""
+        return self.read_paused
 
     async def receive(self) -> ASGIReceiveEvent:
         """Return the next event. Once all messages of a piece are received, schedule parsing of the next piece."""
         event = await super().receive()
         if self._stamps and event["type"] == "websocket.receive":
             self._passed = self._stamps.popleft()
-        if self._unread:
-            self._schedule_read()
+        self.schedule_piece()
         return event
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send an event. After a close, continue parsing, because the peer's close frame must still be read."""
         await super().send(message)
-        if self._unread and self.close_sent:
-            self._schedule_read()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Discard the data that was not parsed."""
-        if self._next_read is not None:
-            self._next_read.cancel()
-        self._unread = b""
-        super().connection_lost(exc)
-
-    def _schedule_read(self) -> None:
-        self.transport.pause_reading()
-        if self._next_read is None and (self.queue.empty() or self.close_sent):
-            self._next_read = self.loop.call_soon(self._read_piece)
-
-    def _read_piece(self) -> None:
-        self._next_read = None
-        piece = self._unread[self._read_bytes : self._read_bytes + _PIECE_BYTES]
-        self._read_bytes += len(piece)
-        if self._read_bytes == len(self._unread):
-            self._unread, self._read_bytes = b"", 0
-        super().data_received(piece)
-        if self.transport.is_closing():
-            self._unread = b""
-        elif self._unread:
-            self._schedule_read()
-        elif not self.read_paused:
-            self.transport.resume_reading()
+        if self.close_sent:
+            self.schedule_piece()
 
     def pings(self) -> dict[object, object]:
         """Return the functions that the scope extension `PINGS` offers."""
@@ -165,10 +150,11 @@ class FairProtocol(WebSocketsSansIOProtocol):
             self._stamps.append(self._answered_mark)
 
 
-ACCEPTS_PER_TURN = 10
+ACCEPTS_PER_TURN = 2
 """Maximum number of connections accepted in one turn of the event loop. asyncio calls this number the backlog.
 
-It is small, because asyncio retries and logs that many times if the process has no free file descriptors."""
+It is small, because each one takes about 0.2 ms, and because asyncio retries and logs that many times if the process
+has no free file descriptors."""
 BACKLOG = 2048
 """maximum number of connections that the kernel keeps until they are accepted"""
 _DESCRIPTORS = MAX_CONNECTIONS + 2000
