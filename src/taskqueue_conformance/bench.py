@@ -247,11 +247,11 @@ class Bench:
         )
 
     async def adopt(
-        self, subscription: Subscription, *receipts: str
+        self, subscription: Subscription, *receipts: str, allowed: Callable[[str], bool] = bool
     ) -> tuple[Delivery | None, ...]:
         """Adopt the deliveries with these receipts; return one delivery per receipt, or ``None`` if it was refused."""
         self._require(Capability.HANDOVER)
-        return await handover_of(self.backend, subscription).adopt(*receipts)
+        return await handover_of(self.backend, subscription).adopt(*receipts, allowed=allowed)
 
     async def revoked(self, subscription: Subscription) -> tuple[str, ...]:
         """Wait until deliveries of ``subscription`` are revoked; return their receipts."""

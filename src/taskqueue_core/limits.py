@@ -39,6 +39,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of tasks, deliveries or receipts in one call of a backend; maximum ``limit`` of a receive"""
     credit: int = 10_000
     """maximum number of a worker's deliveries on one socket: those that it has, plus those that it has credit for"""
+    unknown: int = 1000
+    """maximum number of receipts that a worker may name on a socket although it does not hold them"""
     body: int = 16 * 1024 * 1024
     """maximum number of bytes in the body of an HTTP request"""
     url: int = 2000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from taskqueue_core.authoring.helpers import (
     SubscriptionBase,
@@ -78,11 +78,13 @@ class MemorySubscription(SubscriptionBase):
     ) -> Settled:
         return answer([self._store.dead_letter(delivery, reason, error)])[0]
 
-    async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
+    async def adopt(
+        self, *receipts: str, allowed: Callable[[str], bool] = bool
+    ) -> tuple[Delivery | None, ...]:
         check_size("receipts", receipts)
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
-        return tuple(self._store.adopt(self, receipt) for receipt in receipts)
+        return tuple(self._store.adopt(self, receipt, allowed) for receipt in receipts)
 
     async def revoked(self) -> tuple[str, ...]:
         await self._revocation.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import structs
 
@@ -161,10 +161,14 @@ class MemoryStore(Steps):
         self._finish(record, State.DEAD, "dead_lettered", verb="dead", error=error)
         return Settled.OK
 
-    def adopt(self, subscription: Consumer, receipt: str) -> Delivery | None:
-        """Move a delivery to another subscription of the same consumer; return None if the receipt is not current."""
+    def adopt(
+        self, subscription: Consumer, receipt: str, allowed: Callable[[str], bool]
+    ) -> Delivery | None:
+        """Move a delivery to another subscription of the same consumer; return None if that is not possible."""
         record = self.receipts.get(receipt)
         if record is None or record.owner is None or record.owner.consumer != subscription.consumer:
+            return None
+        if not allowed(record.task.key):
             return None
         record.owner.owned.pop(receipt, None)
         record.owner = subscription

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 
 from taskqueue_core.clock import Clock
@@ -39,7 +38,6 @@ class RedisContext:
         """background tasks, such as the rest of cancelled calls; they end before the connections are closed"""
         self.closing = asyncio.Event()
         """set when the backend begins to close"""
-        self._numbers = itertools.count(1)
 
     def ensure_open(self) -> None:
         """Raise `BackendUnavailable` if the backend is closed or being closed."""
@@ -47,5 +45,5 @@ class RedisContext:
             raise BackendUnavailable("the backend is closed")
 
     def new_token(self) -> str:
-        """Return a new token for a consumer, which is different from all other tokens."""
-        return f"{self.process_id}-{next(self._numbers)}"
+        """Return a new token for a consumer: the process id, which the scripts read, and a secret of 128 bits."""
+        return f"{self.process_id}-{secrets.token_hex(16)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from taskqueue_core.authoring.helpers import (
     SubscriptionBase,
@@ -120,7 +120,9 @@ class RedisSubscription(SubscriptionBase):
         self._context.ensure_open()
         return answer([await self._context.settlement.dead_letter(delivery, reason, error)])[0]
 
-    async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
+    async def adopt(
+        self, *receipts: str, allowed: Callable[[str], bool] = bool
+    ) -> tuple[Delivery | None, ...]:
         check_size("receipts", receipts)
         if self._closing.is_set():
             raise SubscriptionClosed("the subscription is closed")
@@ -129,7 +131,7 @@ class RedisSubscription(SubscriptionBase):
         answers: list[Delivery | None] = [None] * len(receipts)
         by_partition: dict[str, list[tuple[int, IssuedReceipt]]] = {}
         for index, text in enumerate(receipts):
-            if (receipt := parse_receipt(text)) is not None:
+            if (receipt := parse_receipt(text)) is not None and allowed(receipt.key):
                 partition = self._context.scripts.partitions.of(receipt.key)
                 if partition in self._joined:
                     by_partition.setdefault(partition, []).append((index, receipt))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import msgspec
 import pytest
@@ -34,6 +35,20 @@ async def test_receipts_that_were_never_issued(each_redis: RedisServer, redis_pr
             )
             assert await backend.control.progress(delivery, 0.5)
             assert await one.ack(delivery) == (Settled.OK,)
+
+
+async def test_receipts_of_one_process_share_no_secret(
+    each_redis: RedisServer, redis_prefix: str
+) -> None:
+    """Issue 22, A3: two consumers of one process share no more than the process id; 128 bits differ."""
+    async with opened(each_redis.url, redis_prefix) as backend:
+        await publish(backend, "a", "b")
+        async with backend.subscribe([KEY], "one") as one, backend.subscribe([KEY], "two") as two:
+            (first,), (second,) = await take(one, 1), await take(two, 1)
+        tokens = [delivery.receipt.split(".")[2] for delivery in (first, second)]
+        secrets = [re.fullmatch(r"[0-9a-f]{16}-([0-9a-f]{32})", token) for token in tokens]
+        assert all(secrets), tokens
+        assert len({match[1] for match in secrets if match}) == 2
 
 
 async def test_acks_that_were_asked_for_before_it_left(

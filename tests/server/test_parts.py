@@ -199,7 +199,7 @@ async def test_what_is_adopted_fits_into_the_welcome() -> None:
     asked: list[str] = []
 
     class Subscription:
-        async def adopt(self, *receipts: str) -> tuple[None, ...]:
+        async def adopt(self, *receipts: str, **_: object) -> tuple[None, ...]:
             asked.extend(receipts)
             return (None,) * len(receipts)
 

@@ -200,6 +200,25 @@ class TestHandover:
                 assert await it.count(State.IN_FLIGHT) == 1
             await it.reaches(waiting=1)
 
+    @pytest.mark.parametrize("where", ["hello", "ack", "progress"])
+    async def test_too_many_unknown_receipts(
+        self, where: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Issue 22, A3: a socket that names more than `LIMITS.unknown` unknown receipts is closed, with a log line."""
+        names = [f"r{n}" for n in range(LIMITS.unknown + 1)]
+        async with running() as it:
+            holding = names if where == "hello" else []
+            async with it.worker("w", credit=0, holding=holding) as worker:
+                if where == "ack":
+                    await worker.send("ack", receipts=names[:-1])
+                    await worker.settled(LIMITS.unknown)
+                    await worker.send("ack", receipts=names[-1:])
+                if where == "progress":
+                    for name in names:
+                        await worker.send("progress", receipt=name, value=0.5)
+                assert await worker.closed() == 1013
+        assert "the worker named too many unknown receipts" in caplog.text
+
 
 class TestSharedIdentity:
     """REV-E5 and fault G6: two sockets of one worker."""

@@ -55,6 +55,22 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
         assert await bench.take(bench.subscribe(consumer="other")) == []
         assert await owner.ack(delivery) == (Settled.OK,)
 
+    async def test_keys_are_checked(self, bench: Bench) -> None:
+        """A delivery whose key is not allowed stays with its owner (law 2; Security 2)."""
+        old, delivery = await bench.running("t1")
+        new = bench.subscribe()
+        asked: list[str] = []
+
+        def refuse(key: str) -> bool:
+            asked.append(key)
+            return False
+
+        assert await bench.adopt(new, delivery.receipt, allowed=refuse) == (None,)
+        assert asked == [delivery.task.key]
+        await new.close()
+        await bench.expect(in_flight=1)
+        assert await old.ack(delivery) == (Settled.OK,)
+
     async def test_stale_receipts(self, bench: Bench) -> None:
         """``adopt`` answers each receipt separately, with ``None`` for stale and unknown receipts (law 2)."""
         old, acked, returned, live = await bench.all_running("t1", "t2", "t3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from taskqueue_core.tasks import Delivery, Settled
@@ -22,11 +23,14 @@ class DeadLettering(Protocol):
 class Handover(Protocol):
     """The capability ``handover``: a worker keeps its running tasks when it reconnects, to any server of the store."""
 
-    async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
+    async def adopt(
+        self, *receipts: str, allowed: Callable[[str], bool] = bool
+    ) -> tuple[Delivery | None, ...]:
         """Move deliveries that belong to the same worker id to this subscription, in one atomic step.
 
-        Return the delivery for each receipt, or ``None`` if the receipt is stale or belongs to another worker. The
-        receipts stay valid. Closing the previous subscription no longer releases these deliveries.
+        Return the delivery for each receipt, or ``None`` if the receipt is stale, belongs to another worker, or is
+        for a key for which ``allowed`` returns false; such a delivery does not change. The receipts stay valid.
+        Closing the previous subscription no longer releases these deliveries.
         """
 
 

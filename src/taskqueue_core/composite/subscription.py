@@ -98,7 +98,12 @@ class JointSubscription(MultiReceiver):
         source.retired = True  # it settles and adopts, but never receives
         return source
 
-    async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
+    def _allows(self, allowed: Callable[[str], bool], number: int, key: str) -> bool:
+        return allowed(self._composite.public_name(number, key))
+
+    async def adopt(
+        self, *receipts: str, allowed: Callable[[str], bool] = bool
+    ) -> tuple[Delivery | None, ...]:
         check_size("receipts", receipts)
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
@@ -114,7 +119,11 @@ class JointSubscription(MultiReceiver):
             for source, group in groups.items():
                 subscription: Any = source.subscription
                 nothing: tuple[Delivery | None, ...] = (None,) * len(group)
-                call = partial(subscription.adopt, *(name for _, name in group))
+                call = partial(
+                    subscription.adopt,
+                    *(name for _, name in group),
+                    allowed=partial(self._allows, allowed, source.number),
+                )
                 result = await self._composite.at_leisure(source.member, call, nothing)
                 for (index, name), delivery in zip(group, result, strict=True):
                     if delivery is not None:

@@ -106,11 +106,18 @@ class ServerSession:
         self._held: dict[str, Delivery] = {}
         self._pending: dict[str, Delivery] = {}
         self._pings = 0
+        self.unknown = 0
+        """receipts that the worker named but does not hold; each delivery sent allows one, because its lease may end"""
 
     @property
     def state(self) -> ServerSessionState:
         """The current state of the session."""
         return self._state
+
+    @property
+    def worker_id(self) -> str | None:
+        """The worker's id, once it has sent a hello."""
+        return None if self._hello is None else self._hello.worker_id
 
     @property
     def credit(self) -> int:
@@ -181,6 +188,7 @@ class ServerSession:
                 known.append((delivery, outcome))
             elif receipt not in self._pending:
                 stale.append(receipt)
+        self.unknown += len(stale)
         lost = (frames.SettledFrame(lease_lost=piece) for piece in _pieces(stale))
         events: list[Event] = [SendFrames(frames.encode(frame)) for frame in lost]
         if known:
@@ -221,6 +229,7 @@ class ServerSession:
             return [Progressed(delivery, frame.value)]
         if frame.receipt in self._pending:
             return []
+        self.unknown += 1
         return [SendFrames(frames.encode(frames.SettledFrame(lease_lost=[frame.receipt])))]
 
     def welcome(
@@ -238,6 +247,7 @@ class ServerSession:
         self._held = {delivery.receipt: delivery for delivery in adopted}
         retained = list(self._held)
         gone = [receipt for receipt in dict.fromkeys(hello.holding) if receipt not in self._held]
+        self.unknown = len(gone)
         welcome = frames.Welcome(
             connection_id=connection_id,
             lease=lease,
@@ -259,6 +269,7 @@ class ServerSession:
         if len(deliveries) > self._credit:
             raise ProtocolViolation("unexpected", "there are more deliveries than credit")
         self._credit -= len(deliveries)
+        self.unknown = max(0, self.unknown - len(deliveries))
         self._held.update((delivery.receipt, delivery) for delivery in deliveries)
         return _frames(deliveries)
 

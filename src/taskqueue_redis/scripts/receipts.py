@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-_RECEIPT = re.compile(r"([0-9]{1,17})\.([sr][0-9])\.([0-9a-f]{1,64}-[0-9]{1,12})\.(.{1,200})")
+_RECEIPT = re.compile(r"([0-9]{1,17})\.([sr][0-9])\.([0-9a-f]{1,64}-[0-9a-f]{1,32})\.(.{1,200})")
 
 
 class IssuedReceipt(NamedTuple):
@@ -17,7 +17,7 @@ class IssuedReceipt(NamedTuple):
     lane: str
     """``s``, or ``r`` for an entry that was taken back and is redelivered; followed by the priority"""
     token: str
-    """token of the consumer that got the delivery; it is random, so that receipts cannot be guessed"""
+    """token of the consumer that got the delivery; its secret makes the receipts impossible to guess"""
     key: str
 
     @property

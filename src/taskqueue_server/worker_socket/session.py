@@ -189,7 +189,7 @@ class WorkerSession:
     # `_serve` runs several of the methods below concurrently. The first that returns or raises ends the session.
 
     async def _read(self) -> SessionEnd:
-        while True:
+        while self._session.unknown <= LIMITS.unknown:
             self._listening_since = self._loop.time()
             data = await self._channel.receive()
             self._listening_since = None
@@ -209,6 +209,12 @@ class WorkerSession:
                     case CloseSocket(code, reason):
                         return SessionEnd(reason, code)
             await self._settlements.room()
+        # A worker whose leases have expired may reconnect: its deliveries stay for the grace period.
+        _log.warning(
+            "connection closed: the worker named too many unknown receipts",
+            extra={"worker_id": self._session.worker_id, "count": self._session.unknown},
+        )
+        return SessionEnd("unknown_receipts", frames.CLOSE_TRY_LATER, orderly=False)
 
     async def _report_settled(self, results: Mapping[str, bool]) -> None:
         if texts := self._session.settled(results):
@@ -304,7 +310,7 @@ async def adopt(
 ) -> tuple[Delivery, ...]:
     """Move a worker's running deliveries to its new subscription, and return the deliveries that are still valid.
 
-    Deliveries of a key for which ``is_allowed`` returns false are released, because they belonged to another client.
+    Deliveries of a key for which ``is_allowed`` returns false belong to another client, and do not change.
     """
     if not receipts or not has(backend, Capability.HANDOVER):
         return ()
@@ -313,12 +319,9 @@ async def adopt(
     adopted: list[Delivery] = []
     for start in range(0, len(fitting_receipts), LIMITS.batch):
         batch = fitting_receipts[start : start + LIMITS.batch]
-        deliveries = await outage.retry_until_available(partial(handover.adopt, *batch))
-        moved = [delivery for delivery in deliveries if delivery is not None]
-        adopted += (delivery for delivery in moved if is_allowed(delivery.task.key))
-        foreign = [delivery for delivery in moved if not is_allowed(delivery.task.key)]
-        if foreign:
-            await outage.retry_until_available(partial(subscription.redeliver, *foreign))
+        call = partial(handover.adopt, *batch, allowed=is_allowed)
+        deliveries = await outage.retry_until_available(call)
+        adopted += (delivery for delivery in deliveries if delivery is not None)
     return tuple(adopted)
 
 
