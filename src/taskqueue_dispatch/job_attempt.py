@@ -78,7 +78,7 @@ class JobAttempt:
         self._owner = owner
         view = context.registry.view(held.lease.model)
         self._config = ModelConfig() if view is None else view.config
-        self._deadline = time.monotonic() + self._config.max_poll_time
+        self._deadline = math.inf
         self._job = RemoteJob(delivery, held, self._config, context)
         self._allowed = False
         self._overtime = False
@@ -154,6 +154,8 @@ class JobAttempt:
 
     async def _answer(self) -> Answer:
         before = await self._job.find()
+        # Time before the job was sent does not count, for example that of a dispatcher that was frozen.
+        self._deadline = time.monotonic() + self._config.max_poll_time
         if before is not None:
             self._job.sent = True
             return await self._follow(before)

@@ -86,7 +86,13 @@ class RemoteJob:
         )
 
     async def _confirm_slot(self) -> None:
-        """Make sure that the slot is held when the job is about to be sent. Raises `NotReachedError` if it is lost.
+        """Make sure that the slot is held when the job is about to be sent. Raises `NotReachedError` if it is lost."""
+        if not await self._keep_slot():
+            raise NotReachedError("the slot was lost before the job was sent")
+        self.sent = True
+
+    async def _keep_slot(self) -> bool:
+        """Keep the slot of a job that is not sent yet. Return False if it is lost.
 
         A slot ends after two reports without the job. So if a part of that time has passed, assign the slot again.
         """
@@ -97,10 +103,10 @@ class RemoteJob:
             (lease,) = await self._context.store.retry_until_available(assign)
             if lease is None:
                 held.lost.set()
-                raise NotReachedError("the slot was lost before the job was sent")
+                return False
             self._context.renewer.change(held, lease)
             held.assigned_at = begun
-        self.sent = True
+        return True
 
     def check_soon(self) -> None:
         """Check the server's health as soon as possible."""
@@ -173,6 +179,8 @@ class RemoteJob:
             if not urls or not self._delivery.losses or time.monotonic() >= end:
                 return None
             await asyncio.sleep(self._config.poll_interval)
+            if not await self._keep_slot():
+                return EndpointUnreachable("the slot was lost before the job was sent", sent=False)
 
     async def _ask(self, url: str) -> Answer:
         return await self._context.caller.ask(url, self.remote_id, self._config)

@@ -24,6 +24,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 
 from tests.chaos import durability, fairness, outages
 from tests.chaos.render import BLOCKS, put, render
+from tests.chaos.rules_jobs import JobFigures
+from tests.chaos.rules_jobs import describe as describe_jobs
 from tests.chaos.seeded import Report, carry_out, scenario
 from tests.chaos.totals import add_regression, read_totals, reset, updated
 from tests.redis.engines import find_engine
@@ -99,6 +101,7 @@ def _campaign(options: argparse.Namespace) -> int:
     end = time.monotonic() + (options.minutes or 10**6) * 60
     bad = 0
     redis = str(find_engine()).partition(" (")[0]
+    jobs: list[JobFigures] = []
     for report in _reports(seeds, end, options.jobs, options.menu):
         with updated() as totals:
             totals.add(report, redis)
@@ -107,12 +110,16 @@ def _campaign(options: argparse.Namespace) -> int:
             add_regression(report)
             print(f"\nFAILED {report}\n", flush=True)  # noqa: T201 - a command
         print(_line(report), flush=True)  # noqa: T201 - a command
+        if report.figures.jobs.runs:
+            jobs.append(report.figures.jobs)
     render()
     totals = read_totals()
     print(  # noqa: T201 - a command
         f"In all: {totals.runs} runs, {totals.tasks} tasks, {sum(totals.faults.values())} faults, "
         f"{totals.lost} lost, {len(totals.failed)} failed."
     )
+    if jobs:
+        print(describe_jobs(jobs))  # noqa: T201 - a command
     return 1 if bad else 0
 
 

@@ -7,7 +7,8 @@ import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
+from typing import cast as cast_to
 
 from taskqueue_core.rate_limit import RateLimit
 from tests.chaos.cast import Actor
@@ -17,6 +18,7 @@ from tests.chaos.nemesis import Fault
 from tests.redis.resp import RedisError
 
 if TYPE_CHECKING:
+    from tests.chaos.dispatching import Dispatching
     from tests.chaos.edges import Edges
     from tests.chaos.world import World
 
@@ -28,7 +30,7 @@ _DISCARD_PORT = 9
 _SQUEEZED = {"max_inflight": 2, "rate_limit": RateLimit(max_tokens=50)}
 _RIGHTS = (("resetchannels", "&*"), ("-evalsha", "+evalsha"), ("-xreadgroup", "+xreadgroup"))
 """rights that Redis takes away and gives back"""
-_RESTARTED = frozenset({"consumer", "producer", "worker", "server"})
+_RESTARTED = frozenset({"consumer", "producer", "worker", "server", "dispatcher", "gpu"})
 
 
 class Afflictions:
@@ -41,7 +43,7 @@ class Afflictions:
 
     @property
     def _edges(self) -> Edges:
-        return cast("Edges", self.world)
+        return cast_to("Edges", self.world)
 
     async def inflict(self, fault: Fault) -> None:
         """Begin a fault, wait for its length and end it. Faults of the same target run one after the other."""
@@ -178,7 +180,10 @@ class Afflictions:
                 await asyncio.sleep(fault.length)
                 cast.thaw(actor)
             case _:
-                raise ValueError(f"a process cannot be hit by {fault.kind}")
+                world = cast_to("Dispatching", self.world)
+                world.misbehave(actor.number, fault.kind)
+                await asyncio.sleep(fault.length)
+                world.misbehave(actor.number, "")
 
     async def _restart(self, actor: Actor) -> None:
         if actor.role in _RESTARTED:

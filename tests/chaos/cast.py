@@ -19,8 +19,12 @@ _PATIENCE = 20.0
 _nursery = multiprocessing.get_context("forkserver")
 _nursery.set_forkserver_preload(
     [
+        "tests.chaos.programs.callback_hosts",
+        "tests.chaos.programs.client",
         "tests.chaos.programs.consumer",
         "tests.chaos.programs.crowd",
+        "tests.chaos.programs.dispatcher",
+        "tests.chaos.programs.gpu",
         "tests.chaos.programs.producer",
         "tests.chaos.programs.server",
         "tests.chaos.programs.worker",

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from tests.chaos import rules_fate, rules_order, rules_run, rules_time
+from tests.chaos import rules_fate, rules_jobs, rules_order, rules_run, rules_time
 from tests.chaos.history import Event, What
 from tests.chaos.story import Dump, History, Terms, Violation
 
@@ -38,6 +38,9 @@ RULES: dict[str, Rule] = {
     "fair": rules_order.fair,
     "budget": rules_run.budget,
     "log": rules_run.logs,
+    "once": rules_jobs.once,
+    "slots": rules_jobs.slots,
+    "ends": rules_jobs.ends,
 }
 
 
@@ -81,6 +84,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """time from the store's return to each consumer's first answered receive"""
     publishing: Spread = Spread()
     """time from the store's return to each producer's first confirmed publish"""
+    jobs: rules_jobs.JobFigures = rules_jobs.JobFigures()
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +139,7 @@ def figures(history: History, dump: Dump, terms: Terms, *, waived: int = 0) -> F
         redelivery=_redelivery(history, terms),
         recovery=Spread.of(_returns(history, What.RECEIVED)),
         publishing=Spread.of(_returns(history, What.PUBLISHED)),
+        jobs=rules_jobs.figures(history),
     )
 
 

@@ -79,6 +79,13 @@ class What(StrEnum):
     """a slot was taken: ``name`` is the slot, ``receipt`` the token of its holder"""
     SLOT_FREED = "slot_freed"
 
+    RUN = "run"
+    """a GPU server began to run the job ``task``; ``name`` is the endpoint"""
+    RAN = "ran"
+    """the run of a job ended: ``outcome`` is success, unusable, failed, refused or cancelled"""
+    ENDING = "ending"
+    """the end of a job in the store: ``outcome`` is its state, ``note`` the job that its result names, or its error"""
+
     # Processes and faults; recorded by the test itself, ``target`` is the process or server concerned.
     STARTED = "started"
     """a process started; ``wall`` is the difference between its wall clock and its monotonic clock"""

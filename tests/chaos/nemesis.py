@@ -15,9 +15,9 @@ class Fault(msgspec.Struct, frozen=True):
 
     kind: str
     """kill, stop, freeze, pause, forget, fill, idle, deny, lock, unreplicate, demote, rotate, skew, cut, block,
-    deafen, lose, slow, slice, squeeze, swap or damage"""
+    deafen, lose, slow, slice, squeeze, swap, damage, or what a GPU server does wrong"""
     target: str
-    """redis, consumer, producer, server, worker, ``link-`` and one of these names, or queue"""
+    """redis, consumer, producer, server, worker, dispatcher, gpu, ``link-`` and one of these names, or queue"""
     number: int
     """number of the target, if there are several"""
     start: float
@@ -120,6 +120,36 @@ _EDGES = (
     Offer("lose", "link-consumer", 2),
 )
 
+_DISPATCH = (
+    Offer("kill", "dispatcher", 4, 0.0, 0.5),
+    Offer("stop", "dispatcher", 3, 0.0, 0.5),
+    Offer("freeze", "dispatcher", 2, 0.1, 2.5),
+    Offer("cut", "link-dispatcher", 2),
+    Offer("lose", "link-dispatcher", 2),
+    Offer("block", "link-dispatcher", 1, 0.1, 1.0),
+    Offer("kill", "redis", 2, 0.05, 0.6),
+    Offer("freeze", "redis", 1, 0.1, 1.0),
+    Offer("pause", "redis", 1, 0.1, 0.8),
+    Offer("forget", "redis", 1),
+    Offer("kill", "gpu", 4, 0.05, 0.5),
+    Offer("freeze", "gpu", 1, 0.1, 0.8),
+    # What a GPU server does wrong for a while: see `tests.chaos.programs.gpu`.
+    *(
+        Offer(kind, "gpu", 1, 0.2, 0.8)
+        for kind in (
+            "busy",
+            "error",
+            "gateway",
+            "drop",
+            "late",
+            "hang",
+            "garble",
+            "foreign",
+            "stale",
+        )
+    ),
+)
+
 MENUS: Mapping[str, tuple[Offer, ...]] = {
     "redis": _REDIS,
     "processes": _PROCESSES,
@@ -130,6 +160,7 @@ MENUS: Mapping[str, tuple[Offer, ...]] = {
     "limits": (*_REDIS, *_PROCESSES, *_LINKS, *_QUEUES),
     "order": (*_REDIS, *_PROCESSES, *_LINKS, *_ORDER),
     "edges": _EDGES,
+    "dispatch": _DISPATCH,
 }
 
 

@@ -44,6 +44,11 @@ def r15(history: History, dump: Dump, _terms: Terms) -> Iterator[Violation]:
         for task, known in dump.tasks.get(key, {}).items()
         if known is not None and known.state not in LIVE
     }
+    wanted |= {
+        name
+        for name, story in history.stories.items()
+        if story.stored and any(one.called.target == "callback" for one in story.publications)
+    }
     for key, task in sorted(wanted | tried.keys() | ended.keys()):
         name = f"{key}/{task}"
         ids = set(tried[key, task])

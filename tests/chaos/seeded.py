@@ -14,6 +14,7 @@ import msgspec
 from taskqueue_core.capabilities import Order
 from taskqueue_core.rate_limit import RateLimit
 from tests.chaos.checker import Figures
+from tests.chaos.dispatching import Dispatching
 from tests.chaos.edges import Edges
 from tests.chaos.nemesis import Fault, describe, schedule
 from tests.chaos.replicas import Replicas
@@ -31,13 +32,22 @@ MIX = (
     "order",
     "secrets",
     "edges",
+    "dispatch",
 )
 """menus of faults, used in turn for consecutive seeds"""
 _SECONDS = 1.8
 _COUNT = 10
 _OVER_HTTP = 1500
 """maximum number of tasks of a run with servers"""
-_NUMBERS = {"consumer": 2, "producer": 2, "server": 2, "worker": 3, "queue": 3}
+_NUMBERS = {
+    "consumer": 2,
+    "producer": 2,
+    "server": 2,
+    "worker": 3,
+    "queue": 3,
+    "dispatcher": 2,
+    "gpu": 3,
+}
 _LIMITS: Mapping[str, Mapping[str, Any]] = {
     "alpha": {"max_inflight": 10},
     "beta": {"rate_limit": RateLimit(max_tokens=300)},
@@ -97,7 +107,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def scenario(seed: int, menu: str | None = None) -> Scenario:
     """Return the scenario of a seed; by default, the seed also decides the menu."""
     menu = menu or MIX[seed % len(MIX)]
-    faults = schedule(seed, menu, seconds=_SECONDS, count=_COUNT, numbers=_NUMBERS)
+    longer = 1.5 if menu == "dispatch" else 1
+    faults = schedule(
+        seed, menu, seconds=longer * _SECONDS, count=round(longer * _COUNT), numbers=_NUMBERS
+    )
     return Scenario(seed=seed, menu=menu, faults=faults)
 
 
@@ -117,6 +130,8 @@ async def _carry_out(told: Scenario, shape: Shape | None, folder: Path) -> Repor
         kind, shape = Replicas, msgspec.structs.replace(shape, tasks=min(shape.tasks, _OVER_HTTP))
     if told.menu == "edges":
         kind = Edges
+    if told.menu == "dispatch":
+        kind = Dispatching
     if told.menu == "limits":
         shape = msgspec.structs.replace(shape, limits=_LIMITS)
     if told.menu == "order":

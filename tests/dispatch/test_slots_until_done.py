@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import EndpointInfo, Seen, SlotLease
@@ -223,6 +225,7 @@ def remote(
         pool=SimpleNamespace(late=late_notes),
     )
     held = RenewedLease(lease_of(A))
+    held.assigned_at = math.inf
     object.__setattr__(
         held,
         "lease",
@@ -333,3 +336,51 @@ async def test_a_report_from_before_the_job_was_sent(
         gate.open()
         await until(lambda: gpu.active == 1)
         assert await pool.reconcile("flux", gpu.name, IDLE, settled=0.000_001) == ()
+
+
+async def test_time_before_a_job_is_sent(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's time limit begins when it is sent, so a dispatcher that was frozen costs no attempt (U26, fault H1)."""
+    gate, jobs = held_up(monkeypatch)
+    async with SimulatedGpu() as gpu, dispatching(backend) as dispatcher:
+        await dispatcher.registry.configure("flux", TOLD)
+        await register(dispatcher, gpu, 1)
+        ids = await send(dispatcher, "flux")
+        await until(lambda: bool(jobs))
+        await asyncio.sleep(2 * TOLD.max_poll_time)
+        gate.open()
+        await ended(dispatcher, ids)
+        status = await dispatcher.jobs.status(ids[0])
+        assert status is not None
+        assert (status.attempt, gpu.posts) == (1, 1)
+
+
+async def test_a_page_without_a_useful_answer(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose server gives no useful answers keeps its slot while it is asked for, and is sent in the end.
+
+    Otherwise reports without the job would end the slot, and the job would begin to be asked for again, for ever (U26,
+    law 1, fault H1).
+    """
+    find = RemoteJob.find
+
+    async def find_after_a_loss(job: RemoteJob) -> Answer | None:
+        job._delivery = structs.replace(job._delivery, losses=1)
+        return await find(job)
+
+    async def unusable(*_: object) -> Answer:
+        return EndpointUnreachable("the response is about another job", sent=True)
+
+    monkeypatch.setattr(RemoteJob, "find", find_after_a_loss)
+    async with SimulatedGpu() as gpu, dispatching(backend) as dispatcher:
+        monkeypatch.setattr(dispatcher.caller, "ask", unusable)
+        await dispatcher.registry.configure("flux", TOLD)
+        await register(dispatcher, gpu, 1)
+
+        async def healthy() -> bool:
+            return all(info.healthy for info in (await dispatcher.registry.models())[0].endpoints)
+
+        await until(healthy, "the dispatcher knows that the server is healthy")
+        ids = await send(dispatcher, "flux")
+        await ended(dispatcher, ids)
+        assert gpu.posts == 1

@@ -72,6 +72,14 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     housekeeping: float = 0.0
     """average seconds between two passes of maintenance; 0 for none"""
 
+    # Fields for runs of the dispatcher only.
+    port: int = 0
+    """port on which the process listens, or to which callbacks go"""
+    after: float = 0.0
+    """seconds after which a client begins"""
+    poisonous: bool = False
+    """whether a client submits jobs that fail or exceed their time, with callbacks to hosts that hang"""
+
     # Field for crowds only.
     crowd: int = 0
     """number of workers that the process simulates"""

@@ -7,29 +7,37 @@ from contextlib import contextmanager
 from typing import Any
 
 from taskqueue_core.authoring.helpers import SubscriptionBase
-from taskqueue_core.backend import Backend, Capabilities
+from taskqueue_core.backend import Backend, Capabilities, Subscription
 from taskqueue_core.errors import BackendUnavailable, LeaseLost
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Received, Settled, Task
 from tests.chaos.history import Log, What
 
 
 class NotedBackend:
-    """Passes all calls to another backend; its publisher and subscriptions record settlements."""
+    """Passes all calls to another backend; its publisher and subscriptions record settlements.
 
-    def __init__(self, inner: Backend, log: Log) -> None:
+    Nothing is recorded about the queues in ``unnoted``.
+    """
+
+    def __init__(self, inner: Backend, log: Log, *, unnoted: Iterable[str] = ()) -> None:
         self.inner = inner
         self.log = log
-        self.publisher = _NotedPublisher(inner, log)
+        self._unnoted = frozenset(unnoted)
+        self.publisher = _NotedPublisher(inner, log, self._unnoted)
         self.control = inner.control  # type: ignore[attr-defined]
         self.dead_letters = inner.dead_letters  # type: ignore[attr-defined]
+        self.slots = getattr(inner, "slots", None)
 
     @property
     def capabilities(self) -> Capabilities:
         """The capabilities of the wrapped backend."""
         return self.inner.capabilities
 
-    def subscribe(self, keys: Iterable[str], consumer: str) -> _NotedSubscription:
+    def subscribe(self, keys: Iterable[str], consumer: str) -> Subscription:
         """Open a subscription that records deliveries and settlements."""
+        keys = tuple(keys)
+        if self._unnoted.intersection(keys):
+            return self.inner.subscribe(keys, consumer)
         return _NotedSubscription(self.inner.subscribe(keys, consumer), self.log)
 
     def now(self) -> float:
@@ -69,9 +77,10 @@ def _settling(
 
 
 class _NotedPublisher:
-    def __init__(self, inner: Backend, log: Log) -> None:
+    def __init__(self, inner: Backend, log: Log, unnoted: frozenset[str]) -> None:
         self.inner = inner
         self.log = log
+        self._unnoted = unnoted
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         """Publish tasks, without a record because producers record it themselves."""
@@ -81,6 +90,8 @@ class _NotedPublisher:
         self, task: Task, at: float, *, settles: Delivery | None = None, **more: Any
     ) -> Confirmation:
         """Schedule a retry and record it."""
+        if task.key in self._unnoted:
+            return await self.inner.publisher.schedule_retry(task, at, settles=settles, **more)
         if settles is None:
             self.log.note(What.RETRY, key=task.key, task=task.id, due=at)
             return await self.inner.publisher.schedule_retry(task, at, **more)
