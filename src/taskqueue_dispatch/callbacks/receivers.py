@@ -82,10 +82,10 @@ class Receivers:
     async def request(self, host: str) -> AsyncIterator[None]:
         """Record a request during the block. Raises `NotReached` if the request is cut off."""
         requests = self._requests.setdefault(host, [])
+        request = _Request(host, self._clock(), asyncio.timeout(None))
+        requests.append(request)
         try:
-            async with asyncio.timeout(None) as limit:
-                request = _Request(host, self._clock(), limit)
-                requests.append(request)
+            async with request.limit:
                 yield
             self._remember(host, answered=True)
         except Exception as error:
