@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import accumulate
 
 import msgspec
 
@@ -61,6 +62,8 @@ _CENTURY = 100 * 366 * 86_400.0
 _json = msgspec.json.Decoder(msgspec.Raw)
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_RUN = re.compile(rb"\[+|\]+")
+_FEW = 16
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -135,12 +138,18 @@ def check_encoded(field: str, value: bytes, limit: int) -> None:
 def _too_deep(text: bytes) -> bool:
     if text.count(b"[") + text.count(b"{") <= LIMITS.depth:
         return False
-    brackets = _STRING.sub(b"", text).translate(_ONE_KIND, _NO_BRACKETS)
-    for _ in range(LIMITS.depth):  # each round removes the innermost brackets
-        if not brackets:
-            return False
+    return deepest(_STRING.sub(b"", text).translate(_ONE_KIND, _NO_BRACKETS)) > LIMITS.depth
+
+
+def deepest(brackets: bytes) -> int:
+    """Return the nesting depth of balanced brackets ``[`` and ``]``, in linear time whatever their structure."""
+    removed = 0
+    # Each round removes the innermost brackets while they are a fixed part of all; then few runs are left to count.
+    while brackets and brackets.count(b"[]") * _FEW >= len(brackets):
         brackets = brackets.replace(b"[]", b"")
-    return bool(brackets)
+        removed += 1
+    levels = (len(run) if run[:1] == b"[" else -len(run) for run in _RUN.findall(brackets))
+    return removed + max(accumulate(levels), default=0)
 
 
 def check_time(field: str, value: object) -> None:

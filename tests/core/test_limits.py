@@ -18,6 +18,7 @@ from taskqueue_core.limits import (
     check_json,
     check_name,
     check_time,
+    deepest,
     kind_of,
 )
 
@@ -332,3 +333,32 @@ def test_checks_take_linear_time(check: Callable[[Any], None], make: Callable[[i
 
     assert fastest(make(1_000_000)) <= 50 * max(fastest(make(100_000)), 1e-4)
     assert fastest(make(100_000)) < 0.1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param((b"[" * 98 + b"]" * 98) * 1300, id="deep"),
+        pytest.param(b"[]" * 100_000, id="flat"),
+        pytest.param(b"[" * 90 + b"[[][]]" * 30_000 + b"]" * 90, id="deep and flat"),
+    ],
+)
+def test_depth_is_found_in_linear_time(text: bytes) -> None:
+    """Fault K4: the depth of any text is found by reading it a few times, not once per level (Security 5)."""
+
+    class Counted(bytes):
+        read = 0
+
+        def count(self, *args: Any) -> int:
+            Counted.read += len(self)
+            return super().count(*args)
+
+        def replace(self, *args: Any) -> "Counted":
+            return Counted(super().replace(*args))
+
+    level = highest = 0
+    for bracket in text:
+        level += 1 if bracket == ord("[") else -1
+        highest = max(highest, level)
+    assert deepest(Counted(text)) == highest
+    assert 0 < Counted.read < 10 * len(text)
