@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Settled, Task
 from taskqueue_redis import RedisBackend
 from tests.redis.backends import KEY, opened, publish, take
@@ -78,6 +79,34 @@ async def test_junk_does_not_stop_maintenance(
     await backend.control.maintain()
     await backend.control.maintain()
     assert redis_server.call("HLEN", f"{name_of(backend)}/t") == 0
+
+
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("deadline", [None, 4e9])
+async def test_junk_in_a_lane(
+    backend: RedisBackend, redis_server: RedisServer, order: Order, deadline: float | None
+) -> None:
+    """U29, law 10: members of a lane that another program has written are dropped, and the tasks are delivered."""
+    limit = RateLimit(max_tokens=1000) if order is Order.FAIR else None
+    settings = QueueSettings(order=order, tenant_rate_limit=limit)
+    await backend.control.configure(KEY, settings)
+    tasks = [
+        Task(key=KEY, id=name, tenant=name, ordering_key=name, deadline=deadline) for name in "ab"
+    ]
+    await backend.publisher.publish(*tasks)
+    name = name_of(backend)
+    lanes = redis_server.call("KEYS", f"{name}/y*")
+    assert lanes
+    for lane in lanes:
+        redis_server.call("ZADD", lane, -1, "junk", 0, "s1x", 9e9, "r")
+    async with backend.subscribe([KEY], "c") as consumer, housekept_anyway(backend):
+        found = await take(consumer, 2)
+        assert {delivery.task.id for delivery in found} == {"a", "b"}
+        await consumer.ack(*found)
+        assert not (await consumer.receive(1, 0)).deliveries
+    await backend.control.maintain()
+    ledger = await backend.control.ledger(KEY)
+    assert (ledger.balanced, ledger.done, ledger.waiting) == (True, 2, 0)
 
 
 @pytest.mark.parametrize("left", [50, 51, -3])

@@ -88,12 +88,28 @@ local function has_deadlines(q)
   return q.dated
 end
 
+-- Counts the members that were taken from a lane, and returns them without those that no script has added. `step`:
+-- distance between two members in `some`.
+local function sound_members(q, some, step)
+  local sound, n = {}, 0
+  for i = 1, #some, step do
+    if string.find(some[i], '^[sr]%d+$') then
+      n = n + 1
+      sound[n] = some[i]
+    else
+      call('HINCRBY', META, 'anomalies', 1)
+    end
+  end
+  left_lanes(q, n)
+  return sound
+end
+
 -- Adds the entries that were taken from a lane to a list. Entries past their deadline cost no turn: they are ended.
 -- Returns whether enough have ended in this way. `step`: distance between two entries in `some`.
 local function add_live(q, priority, some, step, list, expire)
   local enough = false
-  left_lanes(q, #some / step)
-  for i = 1, #some, step do
+  some = sound_members(q, some, step)
+  for i = 1, #some do
     local name, fence = stream_of(q, sub(some[i], 1, 1), priority), sub(some[i], 2)
     local fields = has_deadlines(q) and fields_at(name, fence)
     local deadline = fields and fields[4] and tonumber(string.match(fields[4], '%d*$'))
@@ -124,8 +140,7 @@ local function pick_one_each(q, priority, tenants, before)
       leave_walk(q, priority, tenant)
     end
   end
-  left_lanes(q, #members)
-  return members, spent
+  return sound_members(q, members, 1), spent
 end
 
 local function pick_turns(q, priority, turns, tenants, number, before, expire)
