@@ -7,11 +7,11 @@ local error = ARGV[8] == '1' and ARGV[9] or nil
 lift_refusal()
 local r, name, owner = delivery_of(q, id, fence, token)
 if not r then
-  name = q.name .. '/' .. ARGV[10]
-  if reason == 'corrupt' and holder(name, fence) == token then -- the entry was written by another program
-    local fields = fields_at(name, fence)
+  local stream = q.name .. '/' .. ARGV[10]
+  if reason == 'corrupt' and holder(stream, fence) == token then -- the entry was written by another program
+    local fields = fields_at(stream, fence)
     if fields[3] ~= 'again' then q.fresh = q.fresh + 1 end -- the delivery counted it as a first delivery
-    drop_entry(q, name, fence)
+    drop_entry(q, stream, fence)
     call('HINCRBY', META, 'anomalies', 1)
     recount(q)
     save_all()
