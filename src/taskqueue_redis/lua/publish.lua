@@ -13,8 +13,8 @@ while at <= #ARGV and not full do
   at = at + 2
   local ids = {}
   for i = 1, n do ids[i] = ARGV[at + 3 * (i - 1)] end
+  if q.due <= now then rarely().promote_before(q) end -- before the records are read
   local records = (q.known or q.copied) and call('HMGET', q.name .. '/t', unpack(ids))
-  if q.due <= now then rarely().promote_before(q) end
   local written, filled, places = {}, 0, {}
   for i = 1, n do
     local id, about, body = ids[i], ARGV[at + 1], ARGV[at + 2]
