@@ -92,9 +92,14 @@ def check_name(field: str, value: object) -> None:
     """Check a key, id, tenant, ordering key or worker id: 1 to 200 ASCII letters, digits and some punctuation."""
     if isinstance(value, str) and len(value) <= LIMITS.name and _NAME.fullmatch(value):
         return
+    got = kind_of(value)
+    if isinstance(value, str) and 0 < len(value) <= LIMITS.name:
+        # One character reveals nothing, and without it the fault is hard to see.
+        wrong = next((c for c in value if not _NAME.fullmatch(f"_{c}")), None)
+        got += f" that starts with {value[0]!a}" if wrong is None else f" that contains {wrong!a}"
     raise InvalidInput(
         field,
-        kind_of(value),
+        got,
         f"1 to {LIMITS.name} characters of A-Z a-z 0-9 . _ : @ = + < > ~ -, starting with a letter, digit, _ or <",
     )
 

@@ -362,3 +362,20 @@ def test_depth_is_found_in_linear_time(text: bytes) -> None:
         highest = max(highest, level)
     assert deepest(Counted(text)) == highest
     assert 0 < Counted.read < 10 * len(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("a/b", "str of length 3 that contains '/'"),
+        ("a\u202eb\x00", r"str of length 4 that contains '\u202e'"),
+        ("-a", "str of length 2 that starts with '-'"),
+        ("", "str of length 0"),
+        ("/" * 201, "str of length 201"),
+    ],
+)
+def test_the_wrong_character_of_a_name_is_named(name: str, fault: str) -> None:
+    """Fault K4: the error about a name shows the first character that is not allowed, escaped, and nothing else."""
+    with pytest.raises(InvalidInput) as caught:
+        check_name("key", name)
+    assert str(caught.value).startswith(f"key: got {fault}; allowed: ")

@@ -29,7 +29,7 @@ def load(
         Path, typer.Argument(metavar="FILE", help="File to load, or folder of files in one format.")
     ],
     *,
-    queue: Annotated[str | None, option("KEY", "Queue for rows that have no key.")] = None,
+    queue: Annotated[str | None, option("KEY", "Queue for rows that do not name one.")] = None,
     id_column: Annotated[
         str, typer.Option("--id", metavar="COLUMN", help="Column with a unique id for each row.")
     ] = "task_id",

@@ -24,7 +24,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     store: SparkStore
     queue: str | None = None
-    """the key of rows that have no key"""
+    """the key (queue) for rows that do not name one"""
     chunk: int = 250
     """maximum number of tasks in one publish; it is small, so that other clients wait only a few milliseconds"""
     wait: float = 3600.0
@@ -70,7 +70,7 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     store: SparkStore
     queue: str | None = None
-    """the key of rows that have no key"""
+    """the key (queue) for rows that do not name one"""
     action: Literal["redrive", "discard"] = "redrive"
     chunk: int = 100
     """maximum number of dead letters in one call"""
