@@ -111,7 +111,7 @@ class OptionValues(dict[str, str]):
         return names
 
     def queue(self) -> str | None:
-        """Return the option ``queue``, the key (queue) for rows that do not name one; ``None`` if the option is not set."""
+        """Return the option ``queue``, the queue of rows that name none; ``None`` if it is not set."""
         value = self.text("queue")
         if value is not None:
             check_name("option queue", value)

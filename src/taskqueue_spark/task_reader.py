@@ -50,7 +50,10 @@ TASKS = _struct(
     ("key", _TEXT), ("task_id", _TEXT), ("state", _TEXT), ("attempt", _WHOLE), ("losses", _WHOLE), *_OWNERS,
     ("since", _TIME), ("as_of", _TIME), nullable=_OPTIONAL,
 )  # fmt: skip
-"""schema of one row per task. If a queue has shards, ``key`` names the shard. ``since``: time of the record's last change; see `Listed`"""
+"""schema of one row per task
+
+If a queue has shards, ``key`` names the shard. ``since``: time of the last change of the record; see `Listed`.
+"""
 _SCHEMAS = {"dead_letters": DEAD_LETTERS, "tasks": TASKS}
 _PAGE = 200
 _LIVE = frozenset(state for state in State if state.live)

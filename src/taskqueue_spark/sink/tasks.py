@@ -87,7 +87,7 @@ class TaskReader(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, schema: spark.StructType, queue: str | None) -> TaskReader:
-        """Return a converter for a schema. ``queue``: the key (queue) for rows that do not name one. Raises `InvalidInput`."""
+        """Return a converter for a schema. ``queue``: the queue of rows that name none. Raises `InvalidInput`."""
         check_columns(schema, COLUMNS, ["task_id"] if queue else ["task_id", "key"])
         if queue is not None:
             check_name("option queue", queue)
