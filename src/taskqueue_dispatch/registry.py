@@ -32,6 +32,7 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_policy import EndpointPolicy, Resolve, resolve
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
+from taskqueue_server.auth.sessions import DOCUMENTS, without_sessions
 
 _MAX_TRIES = 20
 _BACKOFF = RetryPolicy(base=0.01, cap=0.1, jitter=1)
@@ -152,7 +153,7 @@ class ModelRegistry:
     async def config(self, model: str) -> ModelConfig:
         """Return the current configuration of a model, read from the store."""
         check_label("model", model)
-        documents = await self._pool.documents()
+        documents = await self._read_documents()
         return self._read(model, documents.get(model))
 
     async def configure(self, model: str, config: ModelConfig | None) -> ModelConfig:
@@ -161,6 +162,10 @@ class ModelRegistry:
         Fields that the configuration does not set have the default values of the running version.
         """
         check_label("model", model)
+        if not without_sessions({model: b""}):
+            raise InvalidInput(
+                "model", "a reserved name", f"a name without the prefix {DOCUMENTS!r}"
+            )
         for tenant in () if config is None else config.weights:
             check_name("weights", tenant)
         new = config or ModelConfig()
@@ -179,13 +184,13 @@ class ModelRegistry:
         pool could not be read, the cache is unchanged.
         """
         async with self._refreshing:
-            view, documents = await self._pool.inspect(), await self._pool.documents()
+            view, documents = await self._pool.inspect(), await self._read_documents()
             # If a cached configuration is missing, it was removed, or the pool was emptied between the two calls.
             # Inspect the pool again to find out which.
             if self._documents.keys() - documents.keys():
                 view = await self._pool.inspect()
             if self._was_emptied(view) and await self._restore(view, documents):
-                view, documents = await self._pool.inspect(), await self._pool.documents()
+                view, documents = await self._pool.inspect(), await self._read_documents()
             if view.epoch != self.epoch:
                 self._queue_inputs.clear()
             self.epoch, self.leases = view.epoch, view.leases
@@ -194,6 +199,9 @@ class ModelRegistry:
             self._documents = documents
             self._cache(view.endpoints, documents, {*self._views})
         await self._update_queues()
+
+    async def _read_documents(self) -> dict[str, bytes]:
+        return without_sessions(await self._pool.documents())
 
     def _was_emptied(self, view: PoolView) -> bool:
         return self.epoch not in {None, view.epoch}
@@ -281,7 +289,7 @@ class ModelRegistry:
         key = queue_of(model)
         settings = await self._control.settings(key)
         async with self._refreshing:
-            view, documents = await self._pool.inspect(model), await self._pool.documents()
+            view, documents = await self._pool.inspect(model), await self._read_documents()
             own = {model: documents[model]} if model in documents else {}
             # If a cached configuration is missing, it was removed, or the pool was emptied between the two calls.
             # Inspect the pool again to find out which.

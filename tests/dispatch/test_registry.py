@@ -21,6 +21,7 @@ from taskqueue_core.tasks import State, Task
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.names import queue_of
 from taskqueue_memory import MemoryBackend
+from taskqueue_server.auth.sessions import Sessions
 from tests.dispatch.desk import SPELLINGS, URL, Failing, registry_of, well
 from tests.dispatch.patience import until
 
@@ -333,3 +334,13 @@ async def test_weights_of_tenants_that_cannot_be(backend: Backend, tenant: str) 
     with pytest.raises(InvalidInput, match="weights"):
         await registry.configure("flux", ModelConfig(order=Order.FAIR, weights={tenant: 2}))
     assert await registry.config("flux") == ModelConfig()
+
+
+async def test_documents_of_sessions(backend: Backend) -> None:
+    """Sessions of the dashboard, which are documents of the slot pool too, are no models, and no model replaces one."""
+    registry = await registry_of(backend)
+    await Sessions(backend).start("token")
+    (name,) = await slots_of(backend).documents()
+    assert await registry.models() == ()
+    with pytest.raises(InvalidInput, match="model"):
+        await registry.configure(name, ModelConfig())

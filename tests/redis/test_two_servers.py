@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,8 @@ from taskqueue_core.tasks import State
 from taskqueue_redis import RedisBackend
 from taskqueue_server.context import server as hub
 from tests.redis.conftest import MakeServer
-from tests.server.support import Running, receipts, running
+from tests.server.access import ADMIN, everybody
+from tests.server.support import Running, eventually, http, receipts, running
 
 
 async def test_from_one_server_to_the_other(redis_url: str) -> None:
@@ -23,6 +25,28 @@ async def test_from_one_server_to_the_other(redis_url: str) -> None:
             await worker.send("ack", receipts=got)
             assert await worker.settled(1) == (got, [])
         assert await here.count(State.DONE) == 1
+
+
+async def test_a_session_on_both(redis_url: str, tmp_path: Path) -> None:
+    """Security 1: a session that one server starts is open on the other at once, and a sign-out ends it on both."""
+    assert redis_url
+    path = everybody(tmp_path / "tokens.toml")
+    async with (
+        running(RedisBackend(), tokens_file=path) as here,
+        running(RedisBackend(), tokens_file=path) as there,
+        http(here) as first,
+        http(there) as second,
+    ):
+        answer = await first.post("/login", data={"token": ADMIN})
+        cookie = {"cookie": answer.headers["set-cookie"].partition(";")[0]}
+        first.cookies.clear()
+        assert (await second.get("/v1/queues", headers=cookie)).status_code == 200
+        await second.post("/logout", headers=cookie)
+
+        async def is_refused() -> bool:
+            return (await first.get("/v1/queues", headers=cookie)).status_code == 401
+
+        await eventually(is_refused)
 
 
 @asynccontextmanager

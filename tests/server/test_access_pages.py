@@ -12,11 +12,14 @@ from taskqueue_server.auth.credentials import (
     by_cookie,
     login_cookie,
     logout_cookie,
+    secret_of,
     session_cookie,
+    set_session,
     token_of,
 )
+from taskqueue_server.auth.sessions import Session
 from tests.server.access import ADMIN, A, bearer, everybody
-from tests.server.support import http, problem, running
+from tests.server.support import Running, http, problem, running
 
 PAUSE = "/v1/queues/a/pause"
 
@@ -34,16 +37,22 @@ def shown(cookie: str) -> str:
     return cookie.partition(";")[0]
 
 
+async def signed_in(it: Running, token: str) -> str:
+    """Start a session, and return the Cookie header that a browser then sends."""
+    secret = await it.context.access.sessions.start(token)
+    return shown(session_cookie(secret, secure=False))
+
+
 class TestCookie:
     """Content and attributes of the session cookie."""
 
-    @pytest.mark.parametrize("token", [ADMIN, 'ä ; = " , \\ \n', "x" * 1000])
     @pytest.mark.parametrize("secure", [True, False])
-    def test_there_and_back(self, token: str, *, secure: bool) -> None:
-        """Any token survives the round trip through a cookie, which scripts and other sites cannot read."""
-        cookie = session_cookie(token, secure=secure)
+    def test_there_and_back(self, *, secure: bool) -> None:
+        """A browser sends the cookie back, and neither scripts nor other sites can read it."""
+        cookie = session_cookie("s", secure=secure)
         asked = request("https" if secure else "http", cookie=shown(cookie))
-        assert token_of(asked) == token
+        assert secret_of(asked) == "s"
+        assert token_of(asked) is None
         assert by_cookie(asked)
         words = cookie.split("; ")[1:]
         assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(words)
@@ -57,6 +66,7 @@ class TestCookie:
         """
         cookie = shown(session_cookie(A, secure=False))
         asked = request(cookie=cookie, authorization=f"Bearer {ADMIN}")
+        set_session(asked, Session("name", A))
         assert token_of(asked) == ADMIN
         assert not by_cookie(asked)
         assert token_of(request(cookie=cookie, authorization="Basic x")) is None
@@ -66,12 +76,7 @@ class TestCookie:
 
         Another host of the same domain can set a cookie without the prefix.
         """
-        assert token_of(request("https", cookie=shown(session_cookie(A, secure=False)))) is None
-
-    @pytest.mark.parametrize("value", ["", "%%%", "A", "/w==", "x" * 9000, "_____"])
-    def test_what_is_none(self, value: str) -> None:
-        """A malformed session cookie does not authenticate a request."""
-        assert token_of(request(cookie=f"taskqueue-session={value}")) is None
+        assert secret_of(request("https", cookie=shown(session_cookie(A, secure=False)))) is None
 
     @pytest.mark.parametrize(
         ("scheme", "origin", "listed", "secure"),
@@ -91,11 +96,11 @@ class TestCookie:
         cookie = login_cookie(asked, A, listed)
         assert cookie.startswith("__Host-") == secure
         back = request(scheme, cookie=shown(cookie))
-        assert token_of(back) == A
+        assert secret_of(back) == A
         out = logout_cookie(back)
         assert out.partition("=")[0] == cookie.partition("=")[0]
         assert "Max-Age=0" in out
-        assert token_of(request(scheme, cookie=shown(out))) is None
+        assert secret_of(request(scheme, cookie=shown(out))) is None
 
 
 class TestOtherSites:
@@ -119,7 +124,7 @@ class TestOtherSites:
         path = everybody(tmp_path / "tokens.toml")
         listed = frozenset({"https://listed.example"})
         async with running(tokens_file=path, origins=listed) as it, http(it) as client:
-            cookie = shown(session_cookie(ADMIN, secure=False))
+            cookie = await signed_in(it, ADMIN)
             headers = {"cookie": cookie}
             if origin:
                 headers["origin"] = it.server.url if origin == "own" else origin
@@ -133,7 +138,7 @@ class TestOtherSites:
         """A session cookie may read without an Origin header, which browsers omit, but not with a foreign one."""
         path = everybody(tmp_path / "tokens.toml")
         async with running(tokens_file=path) as it, http(it) as client:
-            headers = {"cookie": shown(session_cookie(ADMIN, secure=False))}
+            headers = {"cookie": await signed_in(it, ADMIN)}
             assert (await client.get("/v1/queues", headers=headers)).status_code == 200
             headers["origin"] = "https://evil.example"
             problem(await client.get("/v1/queues", headers=headers), 403, "origin")

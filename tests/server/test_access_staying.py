@@ -15,6 +15,7 @@ from websockets.exceptions import InvalidStatus
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_core.tasks import State
+from taskqueue_memory import MemoryBackend
 from taskqueue_server.auth import access as module
 from taskqueue_server.auth import tokens
 from taskqueue_server.auth.access import AccessControl
@@ -181,7 +182,7 @@ class TestStaying:
         plugin = Plugin()
         hooks = Hooks()
         hooks.register(plugin)
-        access = AccessControl(settings(), hooks)
+        access = AccessControl(settings(), hooks, MemoryBackend())
 
         def fails(_: Identity) -> bool:
             raise ZeroDivisionError
@@ -199,7 +200,7 @@ class TestStaying:
         plugin = Plugin()
         hooks = Hooks()
         hooks.register(plugin)
-        access = AccessControl(settings(), hooks)
+        access = AccessControl(settings(), hooks, MemoryBackend())
         stays = [access.watch_access("good", "here", lambda _: True) for _ in range(100)]
         events = [stay.__enter__() for stay in stays]
         await access.check()
@@ -216,7 +217,7 @@ class TestStaying:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A failed check is logged, and the next check still runs."""
-        access = AccessControl(settings(tokens_file=path), Hooks())
+        access = AccessControl(settings(tokens_file=path), Hooks(), MemoryBackend())
         rounds = 0
 
         async def check() -> None:

@@ -216,7 +216,7 @@ class SlotPool(Protocol):
         """
 
     async def configure(self, model: str, document: bytes | None) -> None:
-        """Store a JSON document of at most 64 KiB for a model; ``None`` deletes it."""
+        """Store a JSON document of at most 64 KiB under the name of a model; ``None`` deletes it."""
 
     async def documents(self) -> dict[str, bytes]:
         """Return all documents, each under the name of its model."""

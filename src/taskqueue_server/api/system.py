@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from starlette.responses import Response
 
 from taskqueue_core.capabilities import Maintained
+from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Health
 from taskqueue_server.api.models import AliveOut, HealthOut, ReadyOut, WorkersOut
 from taskqueue_server.context.server import VERSION, ServerContext
@@ -21,6 +23,8 @@ async def health(call: RequestContext) -> Response:
     """Return whether the store works. Details require a valid token on a server with authentication."""
     context, request = call.context, call.request
     store = await _health(context)
+    with contextlib.suppress(BackendUnavailable):
+        await context.access.open_session(request)
     known = context.access.authenticate(request) is not None
     details = store.details if known else {}
     body = HealthOut(ok=store.ok, backend=store.backend, version=VERSION, details=details)

@@ -12,10 +12,20 @@ from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
+from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings
-from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.hooks import Hooks, Identity
-from taskqueue_server.auth.credentials import mark_authenticated, peer_of, token_of
+from taskqueue_server.auth.credentials import (
+    by_cookie,
+    mark_authenticated,
+    peer_of,
+    secret_of,
+    session_of,
+    set_session,
+    token_of,
+)
+from taskqueue_server.auth.sessions import Session, Sessions
 from taskqueue_server.auth.tokens import Tokens, signature
 
 RELOAD_SECONDS = 2.0
@@ -38,6 +48,7 @@ class AccessWatch:
     token: str | None = field(repr=False)
     peer: str
     allowed: Allowed
+    session: Session | None = None
     revoked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def check(self, identity: Identity | None) -> None:
@@ -53,8 +64,9 @@ class AccessWatch:
 class AccessControl:
     """Authenticates clients, first with plugins, then with the tokens file. Each server process has one instance."""
 
-    def __init__(self, settings: Settings, hooks: Hooks) -> None:
+    def __init__(self, settings: Settings, hooks: Hooks, backend: Backend) -> None:
         """Read the tokens file, if one is configured. Raises `ConfigurationError` if it is invalid."""
+        self.sessions = Sessions(backend)
         self._hooks = hooks
         self._path = settings.tokens_file
         self._signature = signature(self._path) if self._path else None
@@ -89,20 +101,27 @@ class AccessControl:
         """Identify the client of a request, by ``token`` if given. If it is known, lift its connection's limits."""
         shown = token_of(connection) if token is None else token
         identity = self.identify(shown, peer_of(connection))
+        if identity is not None and token is None and session_of(connection) is not None:
+            identity = identity if "admin" in identity.verbs else None
         if identity is not None:
             mark_authenticated(connection.scope)
         return identity
 
+    async def open_session(self, connection: HTTPConnection) -> None:
+        """Find the session of a request whose only credential is the cookie. Raises `BackendUnavailable`."""
+        if self.authenticates and by_cookie(connection):
+            set_session(connection, await self.sessions.find(secret_of(connection)))
+
     @contextlib.contextmanager
     def watch_access(
-        self, token: str | None, peer: str, allowed: Allowed
+        self, token: str | None, peer: str, allowed: Allowed, session: Session | None = None
     ) -> Generator[asyncio.Event, None, None]:
-        """Check the token repeatedly during the block. The yielded event is set once access is revoked.
+        """Check the token and the session repeatedly during the block. The yielded event is set once access is revoked.
 
         The expiry of the token and a changed response of a plugin are detected after at most about `CHECK_SECONDS`, and
         a changed tokens file after at most about `RELOAD_SECONDS`.
         """
-        watch = AccessWatch(token, peer, allowed)
+        watch = AccessWatch(token, peer, allowed, session)
         self._watches.add(watch)
         try:
             yield watch.revoked
@@ -164,13 +183,18 @@ class AccessControl:
         if not self.authenticates:
             return
         known: dict[tuple[str | None, str], Identity | None] = {}
+        session = next((watch.session for watch in self._watches if watch.session), None)
+        if session is not None:
+            with contextlib.suppress(TaskQueueError):  # an outage of the store ends no session
+                await self.sessions.refresh(session.name)
         for watch in tuple(self._watches):
             credentials = (watch.token, watch.peer)
             if credentials not in known:
                 known[credentials] = self.identify(*credentials)
                 if len(known) % _BATCH == 0:
                     await asyncio.sleep(0)
-            watch.check(known[credentials])
+            is_open = watch.session is None or self.sessions.is_open(watch.session.name)
+            watch.check(known[credentials] if is_open else None)
 
     async def _reload_tokens(self) -> None:
         if self._path is not None:

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Collection
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from taskqueue_server.auth.origins import is_own_origin
+from taskqueue_server.auth.sessions import Session
 
 LIMITED = "taskqueue.limited"
 """name of the ASGI scope extension of a connection with limits: what lifts them, and what names the proxy's client"""
 _COOKIE = "taskqueue-session"
 _SECURE = f"__Host-{_COOKIE}"
 """name of the cookie over TLS; browsers accept a ``__Host-`` cookie only over TLS, and only from the host itself"""
-_TOKEN = 4096
-"""a session cookie with more than twice this number of characters is ignored"""
+_SESSION = "taskqueue.session"
+"""name of the entry of the ASGI scope with the session that `set_session` has set"""
 
 
 def token_of(connection: HTTPConnection) -> str | None:
-    """Return the bearer token in the ``Authorization`` header, or in the session cookie if there is no such header.
+    """Return the bearer token in the ``Authorization`` header, or of the session if there is no such header.
 
-    Return ``None`` if there is no token, or the header is invalid. For a WebSocket, the cookie is ignored, so that no
-    web page can open the socket with the session of its user.
+    Return ``None`` if there is no token, or the header is invalid. A WebSocket has no session, so that no web page can
+    open the socket with the session of its user.
     """
     shown = connection.headers.getlist("authorization")
     if not shown:
-        return _token_of_session(connection) if connection.scope["type"] == "http" else None
+        session = session_of(connection)
+        return None if session is None else session.token
     scheme, _, token = shown[0].partition(" ")
     return token.strip() if len(shown) == 1 and scheme.lower() == "bearer" else None
 
@@ -40,7 +40,18 @@ def shows_header(connection: HTTPConnection) -> bool:
 
 def by_cookie(connection: HTTPConnection) -> bool:
     """Return whether the session cookie is the only credential: then another site may have caused the request."""
-    return not shows_header(connection) and _session_of(connection) is not None
+    return not shows_header(connection) and secret_of(connection) is not None
+
+
+def session_of(connection: HTTPConnection) -> Session | None:
+    """Return the session of the request, if `set_session` has found one."""
+    session: Session | None = connection.scope.get(_SESSION)
+    return session
+
+
+def set_session(connection: HTTPConnection, session: Session | None) -> None:
+    """Keep the session of the request for `token_of`."""
+    connection.scope[_SESSION] = session
 
 
 def mark_authenticated(scope: Scope) -> None:
@@ -62,8 +73,8 @@ def peer_of(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client else ""
 
 
-def login_cookie(connection: HTTPConnection, token: str, origins: Collection[str]) -> str:
-    """Return the ``Set-Cookie`` header that starts a session. The caller must check ``token`` first.
+def login_cookie(connection: HTTPConnection, secret: str, origins: Collection[str]) -> str:
+    """Return the ``Set-Cookie`` header for the secret of a session.
 
     ``origins`` are the origins in the settings. Behind a proxy that terminates TLS, an ``Origin`` header that is in
     ``origins`` and starts with ``https:`` shows that the browser uses TLS.
@@ -72,7 +83,7 @@ def login_cookie(connection: HTTPConnection, token: str, origins: Collection[str
     secure = scheme == "https" or (
         origin.startswith("https:") and is_own_origin(connection.headers, scheme, origins)
     )
-    return session_cookie(token, secure=secure)
+    return session_cookie(secret, secure=secure)
 
 
 def logout_cookie(connection: HTTPConnection) -> str:
@@ -81,13 +92,12 @@ def logout_cookie(connection: HTTPConnection) -> str:
     return _cookie("", "; Max-Age=0", secure=secure)
 
 
-def session_cookie(token: str, *, secure: bool) -> str:
-    """Return the ``Set-Cookie`` header for ``token``.
+def session_cookie(secret: str, *, secure: bool) -> str:
+    """Return the ``Set-Cookie`` header for the secret of a session.
 
     Browsers hide the cookie from scripts, and do not send it with requests from other sites.
     """
-    encoded = base64.urlsafe_b64encode(token.encode("utf-8", "surrogatepass")).decode()
-    return _cookie(encoded.rstrip("="), "", secure=secure)
+    return _cookie(secret, "", secure=secure)
 
 
 def _cookie(value: str, more: str, *, secure: bool) -> str:
@@ -95,20 +105,10 @@ def _cookie(value: str, more: str, *, secure: bool) -> str:
     return f"{name}={value}; Path=/; HttpOnly; SameSite=Strict{flag}{more}"
 
 
-def _session_of(connection: HTTPConnection) -> str | None:
+def secret_of(connection: HTTPConnection) -> str | None:
+    """Return the content of the session cookie, whether or not there is such a session."""
     cookies = connection.cookies
     # With TLS, accept only the `__Host-` cookie: no other host can set it. Without TLS, for example behind a proxy,
     # accept both cookies.
     plain = None if connection.url.scheme == "https" else cookies.get(_COOKIE)
     return cookies.get(_SECURE, plain) or None
-
-
-def _token_of_session(connection: HTTPConnection) -> str | None:
-    value = _session_of(connection)
-    if value is None or len(value) > 2 * _TOKEN:
-        return None
-    try:
-        padded = value.encode("ascii") + b"=" * (-len(value) % 4)
-        return base64.b64decode(padded, altchars=b"-_", validate=True).decode()
-    except (binascii.Error, ValueError):
-        return None

@@ -62,7 +62,7 @@ class ServerContext:
         self.dead_letters = dead_letters_of(backend)
         self.queue = Queue(backend)
         self.settings = settings
-        self.access = AccessControl(settings, self.hooks)
+        self.access = AccessControl(settings, self.hooks, backend)
         self.usage = Quotas()
         self.registry = Connections()
         self.unauthenticated = UnauthenticatedConnections(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from taskqueue_server.auth.credentials import login_cookie, logout_cookie
+from taskqueue_server.auth.credentials import login_cookie, logout_cookie, secret_of
 from taskqueue_server.dashboard.pages import local_path, render, see_other
 from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.routing.operations import RequestContext, require_own_page
@@ -38,16 +38,20 @@ async def login(call: RequestContext) -> Response:
     if "admin" not in identity.verbs:
         message = "This token is valid, but the dashboard requires a token with the right admin."
         return await render(call, "login.html", 403, target=target, error=message)
+    sessions = call.context.access.sessions
+    await sessions.end(secret_of(call.request))
+    secret = await sessions.start(token)
     response = see_other(target)
     response.headers["set-cookie"] = login_cookie(
-        call.request, token, call.context.settings.origins
+        call.request, secret, call.context.settings.origins
     )
     return response
 
 
 async def logout(call: RequestContext) -> Response:
-    """End the session of this browser."""
+    """End the session of this browser, on all servers."""
     _require_own_page(call)
+    await call.context.access.sessions.end(secret_of(call.request))
     response = see_other("/login", "signed-out")
     response.headers["set-cookie"] = logout_cookie(call.request)
     return response

@@ -22,6 +22,7 @@ from taskqueue_server.auth.credentials import (
     by_cookie,
     mark_authenticated,
     peer_of,
+    session_of,
     token_of,
 )
 from taskqueue_server.auth.origins import is_own_origin
@@ -85,6 +86,7 @@ class RequestContext:
             lambda now: (
                 identity is None or (identity.verbs, identity.keys) == (now.verbs, now.keys)
             ),
+            session_of(request),
         )
 
     def name(self, part: str) -> str:
@@ -244,7 +246,7 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
         try:
             call = RequestContext(request, operation.verbs)
             if operation.verb:
-                _authorize(call, operation)
+                await _authorize(call, operation)
             if request.scope["query_string"]:
                 _check_query(request, operation)
             return await operation.handler(call)
@@ -254,12 +256,13 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
     return endpoint
 
 
-def _authorize(call: RequestContext, operation: Operation) -> None:
+async def _authorize(call: RequestContext, operation: Operation) -> None:
     request, access, verbs = call.request, call.context.access, call.verbs
     identity: Identity | None = OPEN
     if access.authenticates:
         if request.method not in _SAFE and by_cookie(request):
             require_own_page(call)
+        await access.open_session(request)
         identity = access.authenticate(request)
     if identity is None:
         raise unauthenticated()
