@@ -43,7 +43,13 @@ if f.tenant_capacity + f.tenant_inflight + f.tenant_tokens == 0 then
 elseif f.epoch == 0 then
   f.epoch = (ARGV[4] + 1) % 16000 + 1
 end
-if q.limited then save_flow(q) else call('DEL', q.name .. '/f') end
+if q.limited then
+  save_flow(q)
+  copy_flow(q)
+else
+  call('DEL', q.name .. '/f')
+  call('HDEL', q.name, 'limits')
+end
 q.timed = q.timed or f.processing > 0
 q.opened, q.changed = true, true
 call('ZADD', PARTITION .. ':idle', text(now + cjson.decode(ARGV[5]).queue_ttl * 1000000), q.key)

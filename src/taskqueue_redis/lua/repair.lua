@@ -46,15 +46,12 @@ end
 -- Builds the numbers of a queue from its data. The settings are applied again by maintenance.
 local function rebuild_numbers(key)
   local q = queue(key)
-  for priority = 9, 0, -1 do
-    for _, set in ipairs({'/s', '/r', '/z', '/w'}) do
-      if call('EXISTS', q.name .. set .. priority) == 1 then use_lane(q, priority) end
-    end
-  end
+  find_lanes(q)
   q.last, q.extras = now, true
   q.sorted = call('EXISTS', q.name .. '/h') == 1 or call('EXISTS', q.name .. '/v') == 1
   for i = 1, #q.lanes do q.sorted = q.sorted or call('EXISTS', q.name .. '/w' .. sub(q.lanes, i, i)) == 1 end
-  q.limited, q.timed = call('EXISTS', q.name .. '/f') == 1, call('EXISTS', q.name .. '/m') == 1
+  q.limited = call('EXISTS', q.name .. '/f') == 1 or call('HEXISTS', q.name, 'limits') == 1
+  q.timed = call('EXISTS', q.name .. '/m') == 1
   q.bound = call('HGET', q.name, 'bound_to') and true or false
   index(q, '/d', ':due')
   recount(q)

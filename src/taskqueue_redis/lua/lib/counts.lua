@@ -17,6 +17,16 @@ local function use_lane(q, priority)
   q.lanes = table.concat(lanes)
 end
 
+-- Adds all priorities that have data to `q.lanes`.
+local function find_lanes(q)
+  for priority = 0, 9 do
+    local name = q.name .. '/'
+    if call('EXISTS', name .. 's' .. priority, name .. 'r' .. priority, name .. 'z' .. priority, name .. 'w' .. priority) > 0 then
+      use_lane(q, priority)
+    end
+  end
+end
+
 -- Stores the lowest score of a sorted set in an index of the partition, so that maintenance finds the queue.
 local function index(q, set, into)
   local head = call('ZRANGE', q.name .. set, 0, 0, 'WITHSCORES')

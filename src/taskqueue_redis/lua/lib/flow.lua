@@ -7,24 +7,56 @@ local FLOWS = {'capacity', 'max_inflight', 'max_tokens', 'period', 'paused', 'in
   -- settings since which tenants are counted.
 local TOKEN = 1 - 1e-6 -- tolerance for rounding errors
 
-local function flow_of(q)
-  if q.flow then return q.flow end
-  local f, packed = {}, q.limited and call('GET', q.name .. '/f')
-  local values = packed and #packed == 192 and {unpack_struct(FLOW, packed)}
-  if packed and not values then -- damaged: maintenance applies the settings again
-    call('HINCRBY', META, 'anomalies', 1)
-    call('RPUSH', PARTITION .. ':damaged', q.key .. ' /')
-    call('DEL', q.name .. '/f')
+-- Returns limits by name; nothing if a number is missing or not finite, or if there is no limit, which is damage, too.
+local function limits_in(values)
+  local f, limited = {}, false
+  for i = 1, #FLOWS do
+    local value = tonumber(values[i])
+    if not (value and value > -1 and value < math.huge) then return end
+    f[FLOWS[i]] = value
+    limited = limited or (value > 0 and i <= 15) -- the other fields are no settings
   end
-  for i = 1, #FLOWS do f[FLOWS[i]] = values and values[i] or 0 end
-  q.flow = f
-  return f
+  return limited and f
 end
 
-local function save_flow(q)
-  local f, values = q.flow, {}
+local function numbers_of(f)
+  local values = {}
   for i = 1, #FLOWS do values[i] = f[FLOWS[i]] end
-  call('SET', q.name .. '/f', pack(FLOW, unpack(values)))
+  return values
+end
+
+local function save_flow(q) call('SET', q.name .. '/f', pack(FLOW, unpack(numbers_of(q.flow)))) end
+
+-- Stores a copy of the limits with the settings, for `restore_flow`.
+local function copy_flow(q)
+  call('HSET', q.name, 'limits', string.format(string.rep('%.17g ', #FLOWS), unpack(numbers_of(q.flow))))
+end
+
+-- Restores damaged limits from their copy. Rate limits begin without tokens. Without a copy, the queue is paused until
+-- maintenance has applied the settings again.
+local function restore_flow(q)
+  local values, stopped = {}, {}
+  for value in string.gmatch(call('HGET', q.name, 'limits') or '', '%S+') do values[#values + 1] = value end
+  for i = 1, #FLOWS do stopped[i] = (FLOWS[i] == 'paused' or FLOWS[i] == 'intake_paused') and 1 or 0 end
+  q.flow = limits_in(values) or limits_in(stopped)
+  q.flow.tokens, q.flow.at = 0, now
+  call('DEL', q.name .. '/f') -- not refused if Redis has no memory left, and then the others are not refused either
+  call('HINCRBY', META, 'anomalies', 1)
+  call('RPUSH', PARTITION .. ':damaged', q.key .. ' /')
+  save_flow(q)
+end
+
+local function flow_of(q)
+  if q.flow then return q.flow end
+  if q.limited then
+    local packed = call('GET', q.name .. '/f')
+    q.flow = packed and #packed == 192 and limits_in({unpack_struct(FLOW, packed)})
+    if not q.flow then restore_flow(q) end
+  else
+    q.flow = {}
+    for i = 1, #FLOWS do q.flow[FLOWS[i]] = 0 end
+  end
+  return q.flow
 end
 
 -- A token bucket for a rate limit. It holds at most `most` tokens and is filled within `period`.

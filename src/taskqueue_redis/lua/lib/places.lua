@@ -97,6 +97,7 @@ end
 -- Counts the entries of a queue again, and corrects its counters if another program has changed the data. Missing
 -- entries then show as an imbalance of the ledger.
 local function recount(q)
+  find_lanes(q)
   local plain, back, in_flight, laned, counted = 0, 0, 0, 0, 0
   for i = 1, #q.lanes do
     local priority = sub(q.lanes, i, i)

@@ -8,9 +8,11 @@ local replicas = 0 -- number of replicas that must have the writes before the ca
 
 local checked = true -- false in `repair`, which the client calls after such an error
 
--- Returns whether numbers are finite and were not cut. Those of earlier versions do not have the number of lanes.
+-- Returns whether numbers are finite and were not cut, and the lanes are priorities, the highest first. Numbers of
+-- earlier versions do not have the number of lanes.
 local function is_sound(packed, waiting, kind)
   return waiting == waiting and kind == kind and (kind < 16 or #packed == SIZE + floor(kind / 16))
+    and string.find(packed, '^9?8?7?6?5?4?3?2?1?0?$', SIZE + 1) ~= nil
 end
 
 local function queue(key)
