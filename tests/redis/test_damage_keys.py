@@ -84,10 +84,11 @@ async def test_damaged_limits_of_a_paused_queue(
     await publish(backend, "a", "b")
     damage(redis_server, name_of(backend))
     async with backend.subscribe([KEY], "c") as consumer:
-        with contextlib.suppress(BackendUnavailable):  # damaged numbers fail a call, and are repaired
+        # Damaged numbers fail a call, and are repaired.
+        with contextlib.suppress(BackendUnavailable):
             await consumer.receive(10, 0)
         assert not (await consumer.receive(10, 0)).deliveries
-        assert (await backend.health()).details["anomalies"] >= 1
+        assert (await backend.health()).details["anomalies"] not in {0, None}
         await backend.control.maintain()
         assert not (await consumer.receive(10, 0)).deliveries
         settings = await backend.control.settings(KEY)
