@@ -50,7 +50,7 @@ local function rebuild_numbers(key)
   q.last, q.extras = now, true
   q.sorted = call('EXISTS', q.name .. '/h') == 1 or call('EXISTS', q.name .. '/v') == 1
   for i = 1, #q.lanes do q.sorted = q.sorted or call('EXISTS', q.name .. '/w' .. sub(q.lanes, i, i)) == 1 end
-  q.limited = call('EXISTS', q.name .. '/f') == 1 or call('HEXISTS', q.name, 'limits') == 1
+  q.limited = call('EXISTS', q.name .. '/f') == 1 or call('HGET', q.name, 'limits') and true
   q.timed = call('EXISTS', q.name .. '/m') == 1
   q.bound = call('HGET', q.name, 'bound_to') and true or false
   index(q, '/d', ':due')

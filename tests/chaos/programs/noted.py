@@ -146,9 +146,9 @@ class _NotedSubscription(SubscriptionBase):
             answered([told.value])
         return told
 
-    async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
+    async def adopt(self, *receipts: str, **more: Any) -> tuple[Delivery | None, ...]:
         """Adopt deliveries and record those that were adopted."""
-        told: tuple[Delivery | None, ...] = await self.inner.adopt(*receipts)
+        told: tuple[Delivery | None, ...] = await self.inner.adopt(*receipts, **more)
         for delivery in told:
             if delivery is not None:
                 self.log.came(delivery, What.ADOPTED)

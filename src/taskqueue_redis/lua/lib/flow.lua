@@ -29,16 +29,17 @@ local function save_flow(q) call('SET', q.name .. '/f', pack(FLOW, unpack(number
 
 -- Stores a copy of the limits with the settings, for `restore_flow`.
 local function copy_flow(q)
-  call('HSET', q.name, 'limits', string.format(string.rep('%.17g ', #FLOWS), unpack(numbers_of(q.flow))))
+  local values = numbers_of(q.flow)
+  for i = 1, #values do values[i] = string.format('%.17g', values[i]) end
+  call('HSET', q.name, 'limits', '[' .. table.concat(values, ',') .. ']')
 end
 
 -- Restores damaged limits from their copy. Rate limits begin without tokens. Without a copy, the queue is paused until
 -- maintenance has applied the settings again.
 local function restore_flow(q)
-  local values, stopped = {}, {}
-  for value in string.gmatch(call('HGET', q.name, 'limits') or '', '%S+') do values[#values + 1] = value end
+  local stopped, sound, values = {}, pcall(cjson.decode, call('HGET', q.name, 'limits') or '')
   for i = 1, #FLOWS do stopped[i] = (FLOWS[i] == 'paused' or FLOWS[i] == 'intake_paused') and 1 or 0 end
-  q.flow = limits_in(values) or limits_in(stopped)
+  q.flow = sound and type(values) == 'table' and limits_in(values) or limits_in(stopped)
   q.flow.tokens, q.flow.at = 0, now
   call('DEL', q.name .. '/f') -- not refused if Redis has no memory left, and then the others are not refused either
   call('HINCRBY', META, 'anomalies', 1)
