@@ -26,13 +26,13 @@ from taskqueue_core.errors import (
     SettingsConflict,
     TaskQueueError,
 )
+from taskqueue_core.hooks import SESSION_DOCUMENTS
 from taskqueue_core.limits import check_label, check_name
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_policy import EndpointPolicy, Resolve, resolve
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
-from taskqueue_server.auth.sessions import DOCUMENTS, without_sessions
 
 _MAX_TRIES = 20
 _BACKOFF = RetryPolicy(base=0.01, cap=0.1, jitter=1)
@@ -162,9 +162,9 @@ class ModelRegistry:
         Fields that the configuration does not set have the default values of the running version.
         """
         check_label("model", model)
-        if not without_sessions({model: b""}):
+        if model.startswith(SESSION_DOCUMENTS):
             raise InvalidInput(
-                "model", "a reserved name", f"a name without the prefix {DOCUMENTS!r}"
+                "model", "a reserved name", f"a name without the prefix {SESSION_DOCUMENTS!r}"
             )
         for tenant in () if config is None else config.weights:
             check_name("weights", tenant)
@@ -201,7 +201,12 @@ class ModelRegistry:
         await self._update_queues()
 
     async def _read_documents(self) -> dict[str, bytes]:
-        return without_sessions(await self._pool.documents())
+        documents = await self._pool.documents()
+        return {
+            model: text
+            for model, text in documents.items()
+            if not model.startswith(SESSION_DOCUMENTS)
+        }
 
     def _was_emptied(self, view: PoolView) -> bool:
         return self.epoch not in {None, view.epoch}

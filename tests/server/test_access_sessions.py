@@ -10,6 +10,7 @@ import pytest
 
 from taskqueue_core.capabilities import slots_of
 from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.hooks import SESSION_DOCUMENTS
 from taskqueue_memory import MemoryBackend
 from taskqueue_server.auth import sessions as module
 from taskqueue_server.auth.sessions import Sessions
@@ -68,7 +69,7 @@ class TestSignOut:
             assert one != two
             assert len(one) == len(two) == len(COOKIE) + 43
             stored = str(await slots_of(it.context.backend).documents())
-            assert stored.count(module.DOCUMENTS) == 2
+            assert stored.count(SESSION_DOCUMENTS) == 2
             for secret in (ADMIN, one.removeprefix(COOKIE), two.removeprefix(COOKIE)):
                 assert secret not in stored
 

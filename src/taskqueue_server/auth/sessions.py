@@ -20,13 +20,12 @@ import msgspec
 from taskqueue_core.backend import Backend, Capability
 from taskqueue_core.capabilities import has, slots_of
 from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.hooks import SESSION_DOCUMENTS
 
 SESSION_SECONDS = 24 * 3600.0
 """maximum duration of a session"""
 MAX_SESSIONS = 200
 """maximum number of sessions of a store; a further sign-in ends the oldest session"""
-DOCUMENTS = "dashboard session "
-"""prefix of the names of the documents; the name of a configured model may not begin with it"""
 _FRESH_SECONDS = 1.0
 """age up to which a process relies on the sessions that it has read"""
 _PAUSE_SECONDS = 0.1
@@ -151,15 +150,10 @@ class Sessions:
             self._records[name] = record
 
 
-def without_sessions(documents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the documents of a slot pool that belong to models."""
-    return {name: text for name, text in documents.items() if not name.startswith(DOCUMENTS)}
-
-
 def _decoded(documents: Mapping[str, bytes]) -> dict[str, _Record]:
     records = {}
     for name, text in documents.items():
-        if name.startswith(DOCUMENTS):
+        if name.startswith(SESSION_DOCUMENTS):
             try:
                 records[name] = msgspec.json.decode(text, type=_Record)
             except msgspec.DecodeError:
@@ -168,7 +162,7 @@ def _decoded(documents: Mapping[str, bytes]) -> dict[str, _Record]:
 
 
 def _name(secret: str) -> str:
-    return DOCUMENTS + hashlib.sha256(secret.encode()).hexdigest()
+    return SESSION_DOCUMENTS + hashlib.sha256(secret.encode()).hexdigest()
 
 
 def _crypt(secret: str, text: bytes) -> bytes:
