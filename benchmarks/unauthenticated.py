@@ -100,14 +100,14 @@ async def _serve(loop: TimedLoop, settings: dict[str, Any]) -> None:
         turns, count = sorted(loop.turns), len(loop.turns)
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        told = {
+        figures = {
             "longest": turns[-1],
             "most": turns[int(0.999 * count)],
             "turns": count,
             "memory": _memory(),
             "connections": len(server.context.unauthenticated) if server.context else 0,
         }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(figures), flush=True)
         loop.answered = True
     server.stop()
     await serving

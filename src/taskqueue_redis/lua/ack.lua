@@ -37,12 +37,12 @@ while (left > 0 or at <= #ARGV) and bytes < BYTES do
     at = at + 3
     local answer, packed = 'lost', changed[id] or records[i]
     local sequence = tonumber(fence)
-    local state, where, priority, attempt, losses, prior, _, seq, current_fence, _, digest, verb, told, settled =
+    local state, where, priority, attempt, losses, prior, _, seq, current_fence, _, digest, verb, replied, settled =
       parts_of(packed)
     if (state ~= WAITING or where ~= place or current_fence ~= sequence) and (verb ~= ACK or settled ~= sequence) then
       local r = rarely().record_of_entry(q, id, fence) -- the record is damaged, or the receipt is stale
       packed = r and rarely().write_record(r)
-      state, where, priority, attempt, losses, prior, _, seq, current_fence, _, digest, verb, told, settled =
+      state, where, priority, attempt, losses, prior, _, seq, current_fence, _, digest, verb, replied, settled =
         parts_of(packed)
     end
     if packed then
@@ -73,7 +73,7 @@ while (left > 0 or at <= #ARGV) and bytes < BYTES do
           changed[id] = packed
         end
       elseif verb == ACK and settled == sequence then
-        answer = told == 1 and 'dead' or 'ok'
+        answer = replied == 1 and 'dead' or 'ok'
       end
     end
     answers[#answers + 1] = answer

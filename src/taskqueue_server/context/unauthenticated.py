@@ -6,6 +6,7 @@ of a request, and everything that a client sends before it has shown a valid tok
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import ipaddress
 import logging
@@ -242,7 +243,7 @@ class ConnectionLimits:
         self._transport.abort()
 
 
-class PiecewiseProtocol(asyncio.Protocol):
+class PiecewiseProtocol(asyncio.Protocol, abc.ABC):
     """Mixin for a protocol whose input is handled in pieces, in turns with the input of other connections.
 
     A chunk of input may contain thousands of frames or parts of a body. If it were parsed at once, a peer that sends at
@@ -271,9 +272,9 @@ class PiecewiseProtocol(asyncio.Protocol):
         else:
             self.schedule_piece()
 
+    @abc.abstractmethod
     def piece_bytes(self) -> int:
         """Return the maximum number of bytes to parse at once."""
-        raise NotImplementedError
 
     def handle_piece(self, piece: bytes) -> None:
         """Parse some bytes."""
@@ -291,9 +292,9 @@ class PiecewiseProtocol(asyncio.Protocol):
         """Return whether the next piece takes so little time that it may be parsed in the same turn."""
         return False
 
+    @abc.abstractmethod
     def reading_paused(self) -> bool:
         """Return whether reading must stay paused after all input has been parsed."""
-        raise NotImplementedError
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Discard the data that was not parsed."""
