@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -164,6 +165,22 @@ async def test_a_purge_with_a_damaged_record(
         assert (ledger.waiting, ledger.scheduled, ledger.in_flight) == (0, 0, 0)
 
 
+async def settle(verb: str, backend: RedisBackend, consumer: Any, delivery: Delivery) -> None:
+    """Settle a delivery in one of the ways; ``progress`` is followed by an ack."""
+    match verb:
+        case "ack":
+            await consumer.ack(delivery)
+        case "redeliver" | "lost":
+            await consumer.redeliver(delivery, lost=verb == "lost")
+        case "retry":
+            await backend.publisher.schedule_retry(delivery.task, backend.now(), settles=delivery)
+        case "dead_letter":
+            await consumer.dead_letter(delivery, "broken")
+        case _:
+            assert await backend.control.progress(delivery, 0.5)
+            await consumer.ack(delivery)
+
+
 @each_damage
 @pytest.mark.parametrize("verb", ["ack", "redeliver", "retry", "dead_letter", "progress", "lost"])
 async def test_a_record_is_damaged_in_flight(
@@ -175,27 +192,15 @@ async def test_a_record_is_damaged_in_flight(
         async with backend.subscribe([KEY], "c") as consumer, asyncio.timeout(PATIENCE):
             (delivery,) = await take(consumer, 1)
             damage(redis_server, name_of(backend), "t")
-            match verb:
-                case "ack":
-                    await consumer.ack(delivery)
-                case "redeliver":
-                    await consumer.redeliver(delivery)
-                case "retry":
-                    await backend.publisher.schedule_retry(
-                        delivery.task, backend.now(), settles=delivery
-                    )
-                case "dead_letter":
-                    await consumer.dead_letter(delivery, "broken")
-                case "progress":
-                    assert await backend.control.progress(delivery, 0.5)
-                    await consumer.ack(delivery)
-                case _:
-                    await backend._context.heartbeat.aclose()
-                    async with opened(redis_server.url, redis_prefix) as other:
-                        heir = other.subscribe([KEY], "heir")
-                        (again,) = (await heir.receive(1, None)).deliveries
-                        assert again.losses == 1
-                        await heir.ack(again)
+            if verb != "lost":
+                await settle(verb, backend, consumer, delivery)
+            else:
+                await backend._context.heartbeat.aclose()
+                async with opened(redis_server.url, redis_prefix) as other:
+                    heir = other.subscribe([KEY], "heir")
+                    (again,) = (await heir.receive(1, None)).deliveries
+                    assert again.losses == 1
+                    await heir.ack(again)
             if verb in {"redeliver", "retry"}:
                 (again,) = (await consumer.receive(1, None)).deliveries
                 assert again.attempt == (2 if verb == "retry" else 1)

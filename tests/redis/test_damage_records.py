@@ -17,7 +17,7 @@ from tests.redis.backends import KEY, PATIENCE, housekept, opened, publish, take
 from tests.redis.links import settings_for
 from tests.redis.recount import recounted
 from tests.redis.servers import RedisServer
-from tests.redis.test_damage import cut, dead, held, name_of, remove, returned, scheduled
+from tests.redis.test_damage import cut, dead, held, name_of, remove, returned, scheduled, settle
 
 Changed = Callable[[bytearray], object]
 
@@ -77,21 +77,7 @@ async def test_a_changed_record_in_flight(
         async with backend.subscribe([KEY], "c") as consumer:
             (delivery,) = await take(consumer, 1)
             change(redis_server, backend, how)
-            match verb:
-                case "ack":
-                    await consumer.ack(delivery)
-                case "redeliver":
-                    await consumer.redeliver(delivery)
-                case "retry":
-                    publisher = backend.publisher
-                    await publisher.schedule_retry(delivery.task, 0.0, settles=delivery)
-                case "dead_letter":
-                    await consumer.dead_letter(delivery, "broken")
-                case "progress":
-                    assert await backend.control.progress(delivery, 0.5)
-                    await consumer.ack(delivery)
-                case _:
-                    await consumer.redeliver(delivery, lost=True)
+            await settle(verb, backend, consumer, delivery)
             if verb in {"redeliver", "retry", "lost"}:
                 (again,) = await take(consumer, 1)
                 assert (again.attempt, again.losses) == (1 + (verb == "retry"), verb == "lost")
