@@ -168,7 +168,7 @@ class _Block:
                 continue
             parts = value.split(b"\0")
             if len(parts) != size:
-                raise ValueError("a column does not have one value per task id")
+                raise ValueError("a step has more or fewer values than transitions")
             whole.extend(parts)
         return whole
 

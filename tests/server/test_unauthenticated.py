@@ -18,6 +18,7 @@ from taskqueue_server.context.unauthenticated import (
     SECONDS,
 )
 from taskqueue_server.dashboard import settings_form
+from taskqueue_server.process.uvicorn_protocols import HttpProtocol
 from tests.server.access import ADMIN, A, bearer, everybody, guarded
 from tests.server.counting import Counts
 from tests.server.rude import CONT, PING, frame
@@ -243,6 +244,33 @@ class TestSeconds:
             token = f"Authorization: Bearer {ADMIN}"
             known = head("GET", "/v1/queues", token)
             await lasts(it, known + head("POST", "/alive", "Content-Length: 60000"), b"x")
+
+
+class TestClosed:
+    """Fault G11 (A2): input that arrives while the server closes the connection causes no error."""
+
+    @pytest.mark.parametrize("first", ["closed", "received"])
+    async def test_input_is_discarded(
+        self, path: Path, tls: dict[str, Path], first: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A server that stops closes the connection just before or after input arrives: nothing parses it."""
+        received = HttpProtocol.data_received
+
+        def data_received(protocol: HttpProtocol, data: bytes) -> None:
+            if first == "closed":
+                protocol.shutdown()
+            received(protocol, data)
+            protocol.shutdown()
+
+        monkeypatch.setattr(HttpProtocol, "data_received", data_received)
+        errors: list[object] = []
+        async with guarded(path, **tls) as it:
+            asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
+            for request in (head("GET", "/alive"), b"no request at all" + bytes(100)):
+                async with opened(it) as (reader, writer):
+                    writer.write(request)
+                    assert await reader.read() == b""
+        assert not errors
 
 
 async def lasts(it: Running, first: bytes, more: bytes, *, encrypted: bool | None = None) -> None:

@@ -259,7 +259,12 @@ class PiecewiseProtocol(asyncio.Protocol, abc.ABC):
     _piece_scheduled = False
 
     def data_received(self, data: bytes) -> None:
-        """Parse the first piece of the data if the client has authenticated; keep the rest for later turns."""
+        """Parse the first piece of the data if the client has authenticated; keep the rest for later turns.
+
+        After the server has closed the connection, the parser would answer input with an error: it is discarded.
+        """
+        if self.transport.is_closing():
+            return
         known = self.limits.authenticated
         if not known and not self.limits.encrypted and not self.limits.count(len(data)):
             return
@@ -314,9 +319,11 @@ class PiecewiseProtocol(asyncio.Protocol, abc.ABC):
 
     def _handle_next(self) -> int:
         self._piece_scheduled = False
-        size = self._handle_piece()
-        while self._unread and not self.transport.is_closing() and self.is_cheap():
+        size = 0
+        while self._unread and not self.transport.is_closing():
             size += self._handle_piece()
+            if not self.is_cheap():
+                break
         if self.transport.is_closing():
             self._unread = b""
         elif self._unread:

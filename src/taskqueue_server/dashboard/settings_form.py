@@ -203,5 +203,7 @@ async def read_form(
             errors="strict",
         )
     except ValueError:
-        raise ProblemError(400, "not_a_form", "the body must consist of form fields") from None
+        raise ProblemError(
+            400, "not_a_form", f"the body must be a URL-encoded form of at most {most_fields} fields"
+        ) from None
     return Form(fields)
