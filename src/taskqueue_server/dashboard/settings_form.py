@@ -204,6 +204,8 @@ async def read_form(
         )
     except ValueError:
         raise ProblemError(
-            400, "not_a_form", f"the body must be a URL-encoded form of at most {most_fields} fields"
+            400,
+            "not_a_form",
+            f"the body must be a URL-encoded form of at most {most_fields} fields",
         ) from None
     return Form(fields)
