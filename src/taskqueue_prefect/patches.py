@@ -24,20 +24,47 @@ from typing import Any
 
 FINGERPRINTS = {
     "prefect.server.task_queue": "cd961a5d3b073e40",
+    "prefect.server.api.server.create_app": (
+        "42b65f7bea37bca4 ca6733d813ee4ab4 125b9c02efdeffc3 "
+        "b6f9eddbd32fc6c4 d25a4c191cfc4aca 0f896a78bc06a77c"
+    ),
     "prefect.server.api.task_runs.scheduled_task_subscription": "1f8aaf41903e091d",
     "prefect.server.models.task_workers": "f0198a7f47de59d4",
     "prefect.server.utilities.subscriptions.still_connected": "545a05bc6971edba",
+    "prefect.server.utilities.database.JSON": "067d49f34a775e09",
+    "prefect.server.orchestration.core_policy.BackgroundTaskPolicy": "d6fc34670603fca3",
+    "prefect.server.orchestration.core_policy.CoreTaskPolicy": "0b7012ba2c7afef9",
+    "prefect.server.orchestration.core_policy.CopyScheduledTime": "4d65d5ddf6550ee4",
+    "prefect.server.orchestration.core_policy.CopyTaskParametersID": "bd4c24f2e9da96cb",
     "prefect.server.orchestration.core_policy.EnqueueScheduledTasks": "54e79fa4641420d5",
+    "prefect.server.orchestration.core_policy.PreventPendingTransitions": (
+        "c762ce1540e70787 01e80528346a1558"
+    ),
+    "prefect.server.orchestration.core_policy.RetryFailedTasks": (
+        "691fa309f184a27a 7b51908d101ab28e"
+    ),
+    "prefect.server.models.task_run_states.read_task_run_states": "2ef2ea71da4f2902",
     "prefect.server.models.task_runs.read_task_run": "0a3b7e37d7b0d06e",
     "prefect.server.models.task_runs.set_task_run_state": "0ac4a08366896384",
+    "prefect.server.database.dependencies.provide_database_interface": (
+        "9fa243dad6f68bf6 c476f647f089448e"
+    ),
+    "prefect.server.database.interface.PrefectDBInterface.TaskRun": "e9ac8757fd84a83e",
+    "prefect.server.database.interface.PrefectDBInterface.TaskRunState": "45dd1f19c5c10f6f",
+    "prefect.server.database.interface.PrefectDBInterface.session": "209185fa613cd302",
+    "prefect.server.database.interface.PrefectDBInterface.session_context": "165800ffdd624aed",
+    "prefect.server.database.orm_models.Base": "9fadf259a3cb32f2",
+    "prefect.server.database.orm_models.Run": "7daea5cbf0c4aaac",
+    "prefect.server.database.orm_models.TaskRun": "104b0856d0b2fe8b 918b6772a0baf9f2",
+    "prefect.server.database.orm_models.TaskRunState": "fc7ce0ff8c121398 8db68819db6aea09",
+    "prefect.server.schemas.core.TaskRun": "4b34650785197fe9",
+    "prefect.server.schemas.responses.SetStateStatus": "b65b32159f8d5af7",
+    "prefect.server.schemas.states.State": "a71bce396f6b4c9b",
+    "prefect.server.schemas.states.StateDetails": "55a6cbfe364f9153",
+    "prefect.server.schemas.states.StateType": "4aa85af4c261336c",
 }
-"""digests of those parts of Prefect's source code that this package replaces or relies on"""
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "TaskRun": ("id", "name", "state_id", "state_type", "task_key"),
-    "TaskRunState": ("id", "name", "state_details", "timestamp", "type"),
-}
-"""models of Prefect's database, whose code differs between releases, with the columns that this package reads"""
-_MODELS = "prefect.server.database.orm_models"
+"""digests of those parts of Prefect's source code that this package replaces or relies on; several separated by spaces
+if the code differs between the supported releases, from the oldest to the newest"""
 _REPLACED = "taskqueue_stock"
 _IMPORTERS = {
     "prefect.server.api.task_runs": ("TaskQueue", "MultiQueue"),
@@ -130,21 +157,23 @@ def faults() -> list[str]:
         if name in sys.modules
         and getattr(sys.modules[name], attribute, None) is not ours[attribute]
     ]
-    problems += [
-        f"{_MODELS}.{name} has no column {column}"
-        for name, columns in COLUMNS.items()
-        for column in columns
-        if not hasattr(getattr(sys.modules.get(_MODELS), name, None), column)
-    ]
     return problems + [
         f"{name} differs from the supported version"
         for name, supported in FINGERPRINTS.items()
-        if _fingerprint(name) != supported
+        if _fingerprint(name) not in supported.split()
     ]
 
 
 def _fingerprint(name: str) -> str:
-    """Return a digest of the source code of a module, or of an attribute of a module; empty if it is not loaded."""
-    module, _, attribute = name.rpartition(".")
-    source: Any = sys.modules.get(name) or getattr(sys.modules.get(module), attribute, None)
+    """Return a digest of the source code of a module, or of a part of a module; empty if it is not loaded."""
+    found = _loaded(name)
+    source = getattr(found, "fget", found)  # the function of a property
     return sha256(inspect.getsource(source).encode()).hexdigest()[:16] if source else ""
+
+
+def _loaded(name: str) -> Any:
+    """Return a module, or an attribute of a module or of a class in it; ``None`` if it is not loaded."""
+    if not name or name in sys.modules:
+        return sys.modules.get(name)
+    owner, _, attribute = name.rpartition(".")
+    return getattr(_loaded(owner), attribute, None)
