@@ -37,7 +37,7 @@ class MemorySubscription(SubscriptionBase):
         """time of the last check for work; a timer is needed for each limit that allows a delivery only later"""
         self._revoked: list[str] = []
         self._revocation = asyncio.Event()
-        self._secret = secrets.token_urlsafe(12)
+        self._secret = secrets.token_urlsafe(16)
         self._numbers = itertools.count()
         self._queues = tuple(store.queue(key) for key in keys)
         for queue in self._queues:
