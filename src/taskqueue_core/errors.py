@@ -8,6 +8,7 @@
     │   ├── InvalidBackend          the loaded object does not fulfil the contract
     │   └── CapabilityMissing       the backend lacks a capability that the caller needs
     ├── InvalidInput                a value is not allowed
+    │   ├── TooLarge                a value has more bytes than a limit allows
     │   └── UnknownKey              there is no such queue or task
     ├── PublishError
     │   ├── QueueFull               the task was refused; nothing was stored
@@ -43,6 +44,7 @@ __all__ = [
     "SettingsConflict",
     "SubscriptionClosed",
     "TaskQueueError",
+    "TooLarge",
     "UnknownKey",
 ]
 
@@ -94,6 +96,12 @@ class InvalidInput(TaskQueueError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.field}: got {self.got}; allowed: {self.allowed}"
+
+
+class TooLarge(InvalidInput):
+    """A value has more bytes than the limit that ``allowed`` names."""
+
+    code = "too_large"
 
 
 class UnknownKey(InvalidInput):

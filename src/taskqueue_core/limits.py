@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import msgspec
 
-from taskqueue_core.errors import InvalidInput
+from taskqueue_core.errors import InvalidInput, TooLarge
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +40,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of tasks, deliveries or receipts in one call of a backend; maximum ``limit`` of a receive"""
     credit: int = 10_000
     """maximum number of a worker's deliveries on one socket: those that it has, plus those that it has credit for"""
+    held: int = 64 * 1024 * 1024
+    """maximum number of bytes of the tasks that a worker holds on one socket, as payloads and headers"""
     unknown: int = 1000
     """maximum number of receipts that a worker may name on a socket although it does not hold them"""
     body: int = 16 * 1024 * 1024
@@ -118,10 +120,14 @@ def check_number(field: str, value: object, lowest: int, highest: int) -> None:
     raise InvalidInput(field, _number(value), f"a whole number from {lowest} to {highest}")
 
 
-def check_json(field: str, value: object, limit: int) -> None:
-    """Check that a value is one JSON text in UTF-8, at most ``limit`` bytes long and not nested too deeply."""
-    if not isinstance(value, bytes) or len(value) > limit:
-        raise InvalidInput(field, kind_of(value), f"JSON text of at most {limit} bytes")
+def check_json(field: str, value: object, limit: str) -> None:
+    """Check that a value is one JSON text in UTF-8, within the limit on size of this name, and not nested too deeply.
+
+    Raises `TooLarge` if it is too long, and otherwise `InvalidInput`.
+    """
+    if not isinstance(value, bytes):
+        raise InvalidInput(field, kind_of(value), "JSON text, as bytes")
+    _check_size(field, value, limit)
     try:
         value.decode()
         _json.decode(value)
@@ -130,10 +136,14 @@ def check_json(field: str, value: object, limit: int) -> None:
     check_encoded(field, value, limit)
 
 
-def check_encoded(field: str, value: bytes, limit: int) -> None:
+def _check_size(field: str, value: bytes, limit: str) -> None:
+    if len(value) > (most := getattr(LIMITS, limit)):
+        raise TooLarge(field, kind_of(value), f"at most {most} bytes (limit {limit})")
+
+
+def check_encoded(field: str, value: bytes, limit: str) -> None:
     """Check the size and the nesting depth of a text that is known to be JSON."""
-    if len(value) > limit:
-        raise InvalidInput(field, kind_of(value), f"JSON text of at most {limit} bytes")
+    _check_size(field, value, limit)
     if _too_deep(value):
         raise InvalidInput(
             field, f"{kind_of(value)}, nested too deeply", f"at most {LIMITS.depth} nested levels"

@@ -14,7 +14,6 @@ import msgspec
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import (
-    LIMITS,
     check_encoded,
     check_headers,
     check_json,
@@ -70,7 +69,7 @@ def encode_json(field: str, value: object) -> bytes:
     """
     try:
         text = _encoder.encode(value)
-        check_encoded(field, text, LIMITS.payload)  # decoding the text below proves that it is JSON
+        check_encoded(field, text, "payload")  # decoding the text below proves that it is JSON
         # The encoder silently writes NaN as null, bytes as base64, and keys of other types as text.
         decoded = _decoder.decode(text)
         said = decoded == value or _same(decoded, msgspec.to_builtins(value, builtin_types=_BYTES))
@@ -119,7 +118,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         check_name("key", self.key)
         check_name("id", self.id)
         if self.payload is not _NULL:
-            check_json("payload", self.payload, LIMITS.payload)
+            check_json("payload", self.payload, "payload")
         if self.headers != {}:
             check_headers("headers", self.headers)
             msgspec.structs.force_setattr(self, "headers", dict(self.headers))
@@ -155,6 +154,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             return _decoder.decode(self.payload)
         except (ValueError, RecursionError) as error:
             raise InvalidInput("payload", "a number out of range", "64-bit floats") from error
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of the payload and the headers."""
+        headers = self.headers.items() if self.headers else ()
+        return len(self.payload) + sum(len((name + text).encode()) for name, text in headers)
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ from msgspec import Raw
 from pydantic import ValidationError
 
 from taskqueue_core.capabilities import DeletedQueue, Maintained, QueueSettings
-from taskqueue_core.errors import CapabilityMissing, ConfigurationError
+from taskqueue_core.errors import CapabilityMissing, ConfigurationError, TooLarge
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.server_address import path
 from taskqueue_core.tasks import Delivery, Ledger, QueueStats, TaskStatus, WorkerInfo
@@ -96,9 +96,18 @@ class RemoteControl:
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
         known: dict[str, bytes] = {}
         target = path("queues", key, "results")
-        for ids in batches(task_ids):
-            results = (await self._client.ask("POST", target, _Results, body={"ids": ids})).results
-            known |= {task_id: bytes(result) for task_id, result in results.items()}
+        waiting = list(batches(task_ids))
+        while waiting:
+            ids = waiting.pop()
+            try:
+                answer = await self._client.ask("POST", target, _Results, body={"ids": ids})
+            except TooLarge:
+                if len(ids) == 1:
+                    raise
+                half = len(ids) // 2
+                waiting += (ids[:half], ids[half:])
+            else:
+                known |= {task_id: bytes(result) for task_id, result in answer.results.items()}
         return tuple(known.get(task_id) for task_id in task_ids)
 
     async def progress(self, delivery: Delivery, value: float | str) -> NoReturn:  # noqa: ARG002 - the signature of `Control`

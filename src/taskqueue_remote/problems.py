@@ -16,6 +16,7 @@ from taskqueue_core.errors import (
     QueueInUse,
     SettingsConflict,
     TaskQueueError,
+    TooLarge,
     UnknownKey,
 )
 
@@ -33,6 +34,7 @@ _ERRORS: dict[str, type[TaskQueueError]] = {
         QueueFull,
         QueueInUse,
         SettingsConflict,
+        TooLarge,
         UnknownKey,
     )
 }

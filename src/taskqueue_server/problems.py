@@ -18,6 +18,7 @@ PROBLEM_TYPE = "application/problem+json"
 _RETRY_SECONDS = 1.0
 _STATUS: dict[type[errors.TaskQueueError], int] = {
     errors.InvalidInput: 422,
+    errors.TooLarge: 413,
     errors.IdConflict: 409,
     errors.SettingsConflict: 409,
     errors.QueueInUse: 409,

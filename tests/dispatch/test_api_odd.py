@@ -140,7 +140,7 @@ _PAYLOADS: list[Any] = [
     (b'{"model":"zimg","payload":NaN}', 400),
     (b'{"model":"zimg","payload":' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
     (b'{"model":"zimg","payload":' + b"[" * 101 + b"]" * 101 + b"}", 422),
-    (b'{"model":"zimg","payload":"' + b"x" * (LIMITS.payload - 1) + b'"}', 422),
+    (b'{"model":"zimg","payload":"' + b"x" * (LIMITS.payload - 1) + b'"}', 413),
     (b'{"model":"zimg","payload":"' + b"x" * 400_000 + b'"}', 413),
     (b'{"model":"zimg","payload":"' + b"x" * (LIMITS.payload - 2) + b'"}', 202),
     (b'{"model":"zimg","payload":' + b"[" * 100 + b"]" * 100 + b"}", 202),

@@ -11,6 +11,7 @@ from taskqueue_cli.commands.dead_letters import act_on_all
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import InvalidInput, QueueFull, QueueInUse, SettingsConflict
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue
 from taskqueue_core.queue_settings import pause_queue
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
@@ -250,3 +251,14 @@ async def test_dead_letters_one_by_one_and_by_what_they_say(
         await act_on_all(remote.dead_letters, "redrive", "k", now, older_than=-1.0)
     with pytest.raises(InvalidInput, match="error"):
         await act_on_all(remote.dead_letters, "redrive", "k", now, error="")
+
+
+async def test_many_large_results(remote: RemoteBackend, store: MemoryBackend) -> None:
+    """Row A5: results that are too large for one response are read in several, and none is left out."""
+    ids = [f"t{n}" for n in range(LIMITS.body // LIMITS.result + 6)]
+    await store.publisher.publish(*(Task(key="k", id=i) for i in ids))
+    async with store.subscribe(["k"], "c") as subscription:
+        taken = (await subscription.receive(len(ids), 0)).deliveries
+        large = b'"' + b"x" * (LIMITS.result - 2) + b'"'
+        await subscription.ack(*taken, results=[large] * len(ids))
+    assert set(await remote.control.results("k", *ids)) == {large}

@@ -152,8 +152,9 @@ class TestSlowReaders:
         flood = frame(b'{"type":"ping","n":1}') * 1000
 
         async def ask(raw: RawSocket) -> None:
-            for _ in range(2000):
-                await raw.send(flood)
+            async with asyncio.timeout(30):
+                while True:
+                    await raw.send(flood)
 
         async with running(lease=5, grace=0) as it:
             with await stuck(it) as bad, pytest.raises((BrokenPipeError, ConnectionResetError)):

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 import httpx2
 
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.tasks import State
 from taskqueue_memory import MemoryBackend
 from tests.server.support import SECONDS, Running, Worker, http, receipts, running
 
@@ -115,3 +117,19 @@ async def test_room_that_a_worker_makes_lets_a_publisher_in() -> None:
         async with one.worker(credit=1) as worker:
             await held(worker, 1)
             assert [await publish() for _ in range(2)] == [201, 429]
+
+
+async def test_bytes_that_a_worker_holds() -> None:
+    """Row A5: whatever its credit, a worker holds at most `Limits.held` bytes, and gets more once it settles some."""
+    payload = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
+    most = LIMITS.held // LIMITS.payload
+    async with running() as it, it.worker("w1", credit=2 * most) as worker:
+        await it.publish(*(f"t{n}" for n in range(most + 50)), payload=payload)
+        taken = await held(worker, most - 1)
+        await worker.send("ping", n=1)
+        await worker.frame("pong")
+        assert await it.count(State.IN_FLIGHT) <= most
+        await worker.send("ack", receipts=taken[:40])
+        await worker.settled(40)
+        await held(worker, 40)
+        assert await it.count(State.IN_FLIGHT) <= most

@@ -180,7 +180,8 @@ class TestPublishing:
         fits = "x" * (LIMITS.payload - 2)
         assert (await api.post("/v1/tasks", json={"key": "k", "payload": fits})).status_code == 201
         answer = await api.post("/v1/tasks", json={"key": "k", "payload": fits + "x"})
-        problem(answer, 422, "invalid_input", "payload")
+        problem(answer, 413, "too_large", "payload")
+        assert "limit payload" in answer.json()["detail"]
 
     async def test_an_unknown_name_is_not_repeated(self, api: httpx2.AsyncClient) -> None:
         """The error about an unknown field repeats its name only if it looks like a field name."""
@@ -327,6 +328,32 @@ class TestLookingUp:
         )
         for kind in ("statuses", "results"):
             assert (await api.post(f"/v1/queues/k/{kind}", json={"ids": []})).json() == {kind: {}}
+
+    async def test_bytes_of_results(
+        self, api: httpx2.AsyncClient, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Row A5: results that exceed `Limits.body` in total are refused, and are not all read for that."""
+        count = 4 * LIMITS.body // LIMITS.result
+        ids = [f"t{n}" for n in range(count)]
+        await backend.publisher.publish(*(Task(key="k", id=i) for i in ids))
+        async with backend.subscribe(["k"], "w") as subscription:
+            taken = (await subscription.receive(count, 0)).deliveries
+            large = b'"' + b"x" * (LIMITS.result - 2) + b'"'
+            await subscription.ack(*taken, results=[large] * count)
+        read: list[str] = []
+        results = backend.control.results
+
+        async def counted(key: str, *task_ids: str) -> tuple[bytes | None, ...]:
+            read.extend(task_ids)
+            return await results(key, *task_ids)
+
+        monkeypatch.setattr(backend.control, "results", counted)
+        answer = await api.post("/v1/queues/k/results", json={"ids": ids})
+        problem(answer, 413, "too_large", "ids")
+        assert "limit body" in answer.json()["detail"]
+        assert len(read) <= count // 2
+        fits = {"ids": ids[: count // 4]}
+        assert len((await api.post("/v1/queues/k/results", json=fits)).json()["results"]) == 64
 
     @pytest.mark.parametrize("kind", ["statuses", "results"])
     async def test_so_many_ids_and_no_more(self, api: httpx2.AsyncClient, kind: str) -> None:

@@ -12,11 +12,12 @@ from starlette.websockets import WebSocketDisconnect
 from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.server_session import ServerSession
-from taskqueue_core.tasks import Task
+from taskqueue_core.tasks import Delivery, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_server.worker_socket.sender import DeliverySender
 from taskqueue_server.worker_socket.session import adopt
 from taskqueue_server.worker_socket.websocket import ABORT, ConnectionClosed, WebSocketChannel
+from tests.server.sessions import delivery
 from tests.server.support import eventually
 
 
@@ -152,7 +153,7 @@ class TestSender:
         session.feed(f'{{"type":"hello","worker_id":"w","keys":["k"],"credit":{credit}}}')
         session.welcome("c", 1.0, "1")
         subscription = backend.subscribe(["k"], "w")
-        pump = DeliverySender(session, subscription, channel(socket), noted())
+        pump = DeliverySender(session, subscription, channel(socket), noted(), asyncio.Event())
         task = asyncio.create_task(pump.run())
         await asyncio.sleep(0)
         return backend, session, pump, socket, task
@@ -207,3 +208,18 @@ async def test_what_is_adopted_fits_into_the_welcome() -> None:
     assert await adopt(MemoryBackend(), subscription, receipts, noted()) == ()
     assert 1000 < len(asked) < len(receipts)
     assert len(msgspec.json.encode(asked)) < LIMITS.frame
+
+
+async def test_what_is_adopted_is_bounded_in_bytes() -> None:
+    """Row A5: adoption ends once the worker holds more than `Limits.held` bytes, and reads little more than that."""
+    large = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
+
+    class Subscription:
+        async def adopt(self, *receipts: str, **_: object) -> tuple[Delivery, ...]:
+            return tuple(delivery(receipt, large) for receipt in receipts)
+
+    subscription: Any = Subscription()
+    named = [f"r{n}" for n in range(2000)]
+    adopted = await adopt(MemoryBackend(), subscription, named, noted())
+    held = sum(len(one.task.payload) for one in adopted)
+    assert LIMITS.held < held <= LIMITS.held + 16 * LIMITS.payload

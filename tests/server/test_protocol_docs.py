@@ -73,6 +73,7 @@ def test_codes_and_limits_are_those_of_the_code() -> None:
         "keys of a hello": LIMITS.keys,
         "receipts of one": LIMITS.batch,
         "credit and held": LIMITS.credit,
+        "tasks that you hold": LIMITS.held,
         "a key, id": LIMITS.name,
         "an error, reason": LIMITS.text,
         "sockets without a hello": connections.MAX_STRANGERS,

@@ -255,6 +255,22 @@ class TestSettling:
         frame = text("ack", receipts=["a"], results={"a": "x" * LIMITS.result})
         refused(ready(0, "a").feed(frame), "invalid_frame")
 
+    def test_room_in_bytes(self) -> None:
+        """Row A5: deliveries that a worker has use up `Limits.held` until they are settled, revoked or moved."""
+        session = ready(LIMITS.credit)
+        free = session.room
+        payload = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
+        session.deliver([delivery(receipt, payload) for receipt in "abcd"])
+        assert (session.room, session.credit) == (free - 4, LIMITS.credit - 4)
+        session.feed(text("ack", receipts=["a", "b"]))
+        assert session.room == free - 4
+        session.settled({"a": True, "b": False, "other": False})
+        session.revoke(["c", "b"])
+        session.forget(["c"])
+        assert session.room == free - 1
+        session.forget(["d"])
+        assert session.room == free
+
     def test_many_receipts_make_frames_within_the_limit(self) -> None:
         """Fault G9: responses about many receipts of maximum length are split into frames within the size limit."""
         odd = ["\u0001" * 195 + f"{i:05}" for i in range(800)]

@@ -200,13 +200,22 @@ async def test_an_error_ends_it_and_leaves_no_waiter(bench: Bench) -> None:
     assert bench.queue.unsettled == MAX_UNSETTLED + 1
 
 
-@pytest.mark.parametrize(("count", "result"), [(MAX_UNSETTLED + 1, b"1"), (2, b"1" * 2_100_000)])
-async def test_room(bench: Bench, count: int, result: bytes) -> None:
-    """The queue has no capacity while too many outcomes, or too many bytes of results, are unsettled."""
+@pytest.mark.parametrize(
+    ("count", "outcome"),
+    [
+        (MAX_UNSETTLED + 1, Success(b"1")),
+        (2, Success(b"1" * 2_100_000)),
+        (2, Failed("x" * 2_100_000)),
+        (2, RetryLater(1.0, "x" * 2_100_000)),
+        (2, Rejected("x" * 2_100_000)),
+    ],
+)
+async def test_room(bench: Bench, count: int, outcome: Outcome) -> None:
+    """The queue has no capacity while too many outcomes, or too many bytes of results or texts, are unsettled (A5)."""
     deliveries = await bench.receive(count)
     for delivery in deliveries:
         await asyncio.wait_for(bench.queue.room(), PATIENCE)
-        bench.queue.put(delivery, Success(result))
+        bench.queue.put(delivery, outcome)
     waiting = asyncio.create_task(bench.queue.room())
     await asyncio.sleep(0)
     assert not waiting.done()

@@ -7,7 +7,7 @@ import pytest
 from taskqueue_conformance.bench import KEY, Bench
 from taskqueue_conformance.harness import Harness
 from taskqueue_core.backend import Capability
-from taskqueue_core.errors import InvalidInput
+from taskqueue_core.errors import InvalidInput, TooLarge
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Settled
 
@@ -67,13 +67,16 @@ class InputsSuite(Harness):
                 bench.backend.subscribe([KEY], consumer)
 
     async def test_results_of_an_ack(self, bench: Bench) -> None:
-        """The results of an ack must be JSON, one for each delivery; otherwise, nothing is settled (law 2)."""
+        """An ack takes one JSON text within `Limits.result` per delivery; otherwise, nothing is settled (law 2)."""
         subscription, *taken = await bench.all_running("t1", "t2")
         for results in ([b"1"], [b"1", b"2", b"3"], [b"1", b"{broken"], [b"1", b"\xff"]):
             with pytest.raises(InvalidInput):
                 await subscription.ack(*taken, results=results)
+        large = b'"' + b"x" * (LIMITS.result - 2) + b'"'
+        with pytest.raises(TooLarge, match="limit result"):
+            await subscription.ack(*taken, results=[large, large + b" "])
         await bench.expect(in_flight=2)
-        assert await subscription.ack(*taken, results=[b"1", None]) == (Settled.OK, Settled.OK)
+        assert await subscription.ack(*taken, results=[large, None]) == (Settled.OK, Settled.OK)
 
     async def test_time_of_a_retry(self, bench: Bench) -> None:
         """The time of a retry must be finite and not negative; otherwise, nothing is scheduled (law 2)."""

@@ -326,7 +326,7 @@ def checked_results(
         raise InvalidInput("results", got, f"none, or one per delivery ({len(deliveries)})")
     for result in results:
         if result is not None:
-            check_json("results", result, LIMITS.result)
+            check_json("results", result, "result")
     return results
 
 

@@ -105,13 +105,13 @@ def check_job(model: object, job: object) -> None:
 
 def check_note(note: object) -> None:
     """Check that a note for the holder of a lease is JSON text within the size limit of task results."""
-    check_json("note", note, LIMITS.result)
+    check_json("note", note, "result")
 
 
 def check_document(document: object) -> None:
     """Check that the document of a model is JSON text or ``None``."""
     if document is not None:
-        check_json("document", document, LIMITS.document)
+        check_json("document", document, "document")
 
 
 def check_seen(observed: Seen | None, settled: object) -> None:

@@ -12,11 +12,11 @@ from taskqueue_core.concurrency import gather_all
 from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.consumer.settle import Done, Settler
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.retry import HandBack, Outcome, Success
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
 from taskqueue_core.tasks import Delivery
 
 _MAX_BYTES = 4 * 1024 * 1024
-"""total size of unsettled results, in bytes, above which `SettlementQueue.room` waits"""
+"""total size of the unsettled results and error texts, in bytes, above which `SettlementQueue.room` waits"""
 
 
 class SettlementQueue:
@@ -52,16 +52,16 @@ class SettlementQueue:
         """Queue an outcome without waiting. Callers can await `room` to limit the length of the queue."""
         if type(outcome) is Success:
             self._acks.append((delivery, outcome.result))
-            self._bytes += len(outcome.result or b"")
         elif type(outcome) is HandBack and not outcome.lost:
             self._releases.append(delivery)
         else:
             self._outcomes.append((delivery, outcome))
         self.unsettled += 1
+        self._bytes += _size_of(outcome)
         self._has_work.set()
 
     async def room(self) -> None:
-        """Wait until the number of unsettled outcomes and their results' size are within limits, or `run` has ended."""
+        """Wait until the number of unsettled outcomes and their size are within limits, or `run` has ended."""
         while not self._ended and (
             self.unsettled > self._max_unsettled or self._bytes > _MAX_BYTES
         ):
@@ -109,3 +109,14 @@ class SettlementQueue:
         self._bytes -= size
         self._settled.set()
         await self._report(results)
+
+
+def _size_of(outcome: Outcome) -> int:
+    match outcome:
+        case Success(result):
+            return len(result or b"")
+        case Failed(error) | RetryLater(error=error):
+            return len(error)
+        case Rejected(reason, error):
+            return len(reason) + len(error or "")
+    return 0

@@ -293,7 +293,7 @@ def result_text(raw: Raw) -> bytes:
     """Return the JSON text of a result. Raises `ProtocolViolation` if it is too long or invalid."""
     text = bytes(raw)
     try:
-        check_json("results", text, LIMITS.result)
+        check_json("results", text, "result")
     except InvalidInput as error:
         raise ProtocolViolation("invalid_frame", str(error)) from None
     return text

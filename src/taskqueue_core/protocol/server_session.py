@@ -87,6 +87,7 @@ Event = (
     | CloseSocket
 )
 
+_TASK_BYTES = LIMITS.payload + LIMITS.header_bytes
 _PIECE = 500
 """maximum number of receipts in one frame, so that even long receipts do not exceed the size limit of a frame"""
 _HEAD, _TAIL = b'{"type":"deliver","deliveries":[', b"]}"
@@ -106,6 +107,7 @@ class ServerSession:
         self._held: dict[str, Delivery] = {}
         self._pending: dict[str, Delivery] = {}
         self._pings = 0
+        self._held_bytes = 0
         self.unknown = 0
         """receipts that the worker named but does not hold; each delivery sent allows one, because its lease may end"""
 
@@ -123,6 +125,11 @@ class ServerSession:
     def credit(self) -> int:
         """The number of deliveries that may still be sent; 0 unless the session is ready."""
         return self._credit if self._state is ServerSessionState.READY else 0
+
+    @property
+    def room(self) -> int:
+        """The number of deliveries of any size that may be sent now, within the credit and `Limits.held`."""
+        return min(self.credit, max(0, LIMITS.held - self._held_bytes) // _TASK_BYTES)
 
     @property
     def held(self) -> tuple[Delivery, ...]:
@@ -244,7 +251,7 @@ class ServerSession:
             raise ProtocolViolation("unexpected", "a welcome must follow a hello")
         self._state = ServerSessionState.READY
         self._credit = hello.credit
-        self._held = {delivery.receipt: delivery for delivery in adopted}
+        self._hold(adopted)
         retained = list(self._held)
         gone = [receipt for receipt in dict.fromkeys(hello.holding) if receipt not in self._held]
         self.unknown = len(gone)
@@ -270,13 +277,22 @@ class ServerSession:
             raise ProtocolViolation("unexpected", "there are more deliveries than credit")
         self._credit -= len(deliveries)
         self.unknown = max(0, self.unknown - len(deliveries))
-        self._held.update((delivery.receipt, delivery) for delivery in deliveries)
+        self._hold(deliveries)
         return _frames(deliveries)
+
+    def _hold(self, deliveries: Sequence[Delivery]) -> None:
+        self._held.update((delivery.receipt, delivery) for delivery in deliveries)
+        self._held_bytes += sum(delivery.task.size for delivery in deliveries)
+
+    def _drop(self, deliveries: dict[str, Delivery], receipt: str) -> bool:
+        delivery = deliveries.pop(receipt, None)
+        self._held_bytes -= 0 if delivery is None else delivery.task.size
+        return delivery is not None
 
     def settled(self, outcomes: Mapping[str, bool]) -> list[str]:
         """End pending settlements; return frames that report, for each receipt, whether its settlement took effect."""
         for receipt in outcomes:
-            self._pending.pop(receipt, None)
+            self._drop(self._pending, receipt)
         if self._state is ServerSessionState.CLOSED:
             return []
         return [
@@ -291,13 +307,13 @@ class ServerSession:
 
     def revoke(self, receipts: Iterable[str]) -> list[str]:
         """Return frames that revoke receipts of the worker, except those whose settlement is in progress."""
-        gone = [receipt for receipt in receipts if self._held.pop(receipt, None) is not None]
+        gone = [receipt for receipt in receipts if self._drop(self._held, receipt)]
         return self._send(*(frames.Revoke(receipts=piece) for piece in _pieces(gone)))
 
     def forget(self, receipts: Iterable[str]) -> None:
         """Remove receipts without a frame, because their deliveries moved to another connection or were never sent."""
         for receipt in receipts:
-            self._held.pop(receipt, None)
+            self._drop(self._held, receipt)
 
     def drain(self, seconds: float) -> list[str]:
         """Stop deliveries, and return a drain frame. Settlements are still accepted. Idempotent."""

@@ -42,9 +42,9 @@ async def push(call: RequestContext) -> Response:
     if model is None:
         raise unknown_job()
     call.trust()
-    note = await call.read(limit=LIMITS.result)
+    note = await call.read(limit=LIMITS.result, name="result")
     bodies.decode(PushedIn, note)
-    check_json("body", note, LIMITS.result)
+    check_json("body", note, "result")
     if await dispatcher.pool.leave(model, job_id, token, note) is Left.LATE:
         raise ProblemError(
             409,

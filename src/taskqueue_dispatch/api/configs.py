@@ -23,7 +23,7 @@ async def config(call: RequestContext) -> Response:
 async def configure(call: RequestContext) -> Response:
     """Replace the configuration. It takes effect at once, even for waiting jobs; omitted fields get their defaults."""
     model = model_of(call)
-    body = await call.read(limit=LIMITS.document)
+    body = await call.read(limit=LIMITS.document, name="document")
     # First decode the body as arbitrary JSON, so that invalid JSON gives the same error here as in every other
     # operation.
     bodies.decode(object, body)

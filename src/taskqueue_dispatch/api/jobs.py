@@ -39,7 +39,7 @@ async def submit(call: RequestContext) -> Response:
     key is in the header. If there is no answer, or if its status is 502, 503 or 504, repeat the request with the same
     key.
     """
-    body = await call.body(SubmissionIn, _BODY)
+    body = await call.body(SubmissionIn, _BODY, "payload")
     key = queue_of(body.model)
     call.demand(key)
     header = id_maker(call)(key, None, 0)
@@ -59,7 +59,7 @@ async def handle(call: RequestContext) -> Response:
 
     In all other respects, this works like submit. After any successful answer, the upstream queue may delete the job.
     """
-    body = await call.body(HandleIn, _BODY)
+    body = await call.body(HandleIn, _BODY, "payload")
     call.demand(queue_of(body.model))
     if body.idempotency_key is not None:
         raise InvalidInput("idempotency_key", "both idempotency_key and job_id", "only job_id")

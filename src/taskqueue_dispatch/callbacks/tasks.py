@@ -84,11 +84,12 @@ def _payload(job_id: str, status: str, result: bytes | None, error: str | None) 
         return _json.encode(fields)
     whole = _json.encode(fields | {"result": msgspec.Raw(result)})
     try:
-        check_json("result", result, _MAX_BODY)
-        check_json("payload", whole, _MAX_BODY)
+        check_json("result", result, "result")
+        check_json("payload", whole, "payload")
+        fits = len(whole) <= _MAX_BODY
     except InvalidInput:
-        return _json.encode(fields | {"result_omitted": True})
-    return whole
+        fits = False
+    return whole if fits else _json.encode(fields | {"result_omitted": True})
 
 
 def host_of(url: str) -> str:

@@ -262,7 +262,7 @@ def _ended(fields: Mapping[str, msgspec.Raw], body: bytes) -> Done | JobFailedAn
 
 def _problem(body: bytes) -> str | None:
     try:
-        check_json("answer", body, LIMITS.result)
+        check_json("answer", body, "result")
     except InvalidInput as error:
         return f"the answer is {error.got}"
     return None

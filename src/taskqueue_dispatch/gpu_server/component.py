@@ -215,7 +215,7 @@ def _job_of(headers: dict[str, str], body: bytes) -> GpuJob:
     text = headers.get("x-attempt", "1")
     try:
         check_name("Idempotency-Key", job_id)
-        check_json("body", body, LIMITS.body)
+        check_json("body", body, "body")
         payload = msgspec.json.decode(body)
     except InvalidInput as error:
         raise _ProblemError(400, str(error)) from None

@@ -52,10 +52,12 @@ class _Batch:
     async def add(self, line: bytes | None) -> None:
         self._number += 1
         if self._number > MAX_LINES:
-            detail = f"a batch may have at most {MAX_LINES} lines"
+            detail = f"a batch may have at most {MAX_LINES} lines, 100 times the limit batch"
             raise ProblemError(413, "too_many", detail, headers={"connection": "close"})
         if line is None:
-            self._refuse("too_large", None, f"a line may have at most {_LINE} bytes")
+            self._refuse(
+                "too_large", None, f"a line may have at most {_LINE} bytes (limit payload)"
+            )
             return
         if not line.strip():
             return

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from taskqueue_core.concurrency import first_completed
-from taskqueue_core.errors import InvalidInput
+from taskqueue_core.errors import InvalidInput, TooLarge
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.queue import instant
 from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task, TaskStatus
@@ -226,6 +226,8 @@ async def cancel(call: RequestContext) -> Response:
 
 
 _EXAMPLE = {"key": "emails", "id": "order-4711", "payload": {"to": "a@example.org"}}
+_RESULTS = LIMITS.body // LIMITS.result
+"""number of results that are read at once"""
 _RETRIED = {**_CONFIRMATIONS, 201: ConfirmationOut, 200: ConfirmationOut}
 _publishing = partial(Operation, tag="tasks", verb="publish")
 _operation = partial(Operation, tag="tasks", verb=("publish", "admin"))
@@ -292,12 +294,23 @@ async def statuses(call: RequestContext) -> Response:
 
 
 async def results(call: RequestContext) -> Response:
-    """Return results by id, as the workers returned them; ids without a result are omitted."""
+    """Return results by id, as the workers returned them; ids without a result are omitted.
+
+    If the results are larger than the limit ``body`` in total, the response is 413: repeat with fewer ids.
+    """
     key = call.name("key")
     ids = checked_ids((await call.body(Ids)).ids)
-    found = await call.context.control.results(key, *ids) if ids else ()
-    pairs = zip(ids, found, strict=True)
-    members = (msgspec.json.encode(i) + b":" + text for i, text in pairs if text is not None)
+    found: dict[str, bytes] = {}
+    size = 0
+    for start in range(0, len(ids), _RESULTS):
+        piece = ids[start : start + _RESULTS]
+        texts = await call.context.control.results(key, *piece)
+        found |= {i: text for i, text in zip(piece, texts, strict=True) if text is not None}
+        size += sum(len(text or b"") for text in texts)
+        if size > LIMITS.body:
+            allowed = f"ids whose results have at most {LIMITS.body} bytes in total (limit body)"
+            raise TooLarge("ids", f"{len(ids)} ids", allowed)
+    members = (msgspec.json.encode(i) + b":" + text for i, text in found.items())
     return spliced(joined(b'{"results":{', members, b"}}"))
 
 
@@ -318,6 +331,7 @@ LOOKUPS = (
         {200: dict[str, dict[str, Any]]},
         id="lookups_results",
         body=Ids,
+        problems=(413,),
         example={"ids": ["order-4711"]},
     ),
 )

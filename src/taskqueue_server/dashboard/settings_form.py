@@ -193,7 +193,7 @@ async def read_form(
     call: RequestContext, limit: int = _FORM_BYTES, most_fields: int = _MAX_FIELDS
 ) -> Form:
     """Read the body of a request, at most ``limit`` bytes, as form fields. Raises `ProblemError`."""
-    body = await call.read(_FORM, limit)
+    body = await call.read(_FORM, limit, "form")
     try:
         # Browsers send ASCII, and other text takes many times longer to parse.
         fields = parse_qs(

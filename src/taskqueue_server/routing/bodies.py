@@ -27,15 +27,22 @@ _decoders: dict[type, msgspec.json.Decoder[object]] = {}
 
 
 async def stream(
-    request: Request, kind: str, limit: int = LIMITS.body, seconds: float = BODY_SECONDS
+    request: Request,
+    kind: str,
+    limit: int = LIMITS.body,
+    seconds: float = BODY_SECONDS,
+    name: str = "body",
 ) -> AsyncIterator[bytes]:
-    """Yield the body in chunks. Raises `ProblemError` if the content type is wrong, or the body too large or late."""
+    """Yield the body in chunks. Raises `ProblemError` if the content type is wrong, or the body too large or late.
+
+    ``name`` is that of the limit, for the error.
+    """
     text = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if text != kind:
         raise ProblemError(415, "content_type", f"the content type must be {kind}", headers=_CLOSE)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:_DIGITS]) > limit:
-        raise _too_large(limit)
+        raise _too_large(limit, name)
     size = 0
     end = asyncio.get_running_loop().time() + seconds
     chunks = request.stream()
@@ -47,7 +54,7 @@ async def stream(
                 return
             size += len(chunk)
             if size > limit:
-                raise _too_large(limit)
+                raise _too_large(limit, name)
             yield chunk
     except TimeoutError:
         raise ProblemError(
@@ -79,6 +86,6 @@ def decode(kind: type[T], body: bytes) -> T:
         raise ProblemError(400, "not_json", "the body must be one JSON document in UTF-8") from None
 
 
-def _too_large(limit: int) -> ProblemError:
-    detail = f"the body may have at most {limit} bytes"
+def _too_large(limit: int, name: str) -> ProblemError:
+    detail = f"the body may have at most {limit} bytes (limit {name})"
     return ProblemError(413, "too_large", detail, headers=_CLOSE)

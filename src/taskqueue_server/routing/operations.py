@@ -139,27 +139,32 @@ class RequestContext:
         if (text := self.request.query_params.get("confirm")) != expected:
             raise InvalidInput("confirm", _got(text), f"confirm={expected}")
 
-    async def stream(self, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
+    async def stream(
+        self, kind: str, limit: int = LIMITS.body, name: str = "body"
+    ) -> AsyncIterator[bytes]:
         """Yield the body in chunks. Raises `ProblemError` as `bodies.stream` does, or if the client's rights change."""
         anonymous = self.identity is None or not self.context.access.authenticates
         seconds = bodies.BODY_SECONDS
         if self.identity is None and not self.trusted and self.context.access.authenticates:
-            limit, seconds = min(limit, BODY_BYTES), SECONDS
+            limit, name = min((limit, name), (BODY_BYTES, "unauthenticated"))
+            seconds = SECONDS
         with nullcontext(asyncio.Event()) if anonymous else self.watch_access() as dismissed:
-            async for chunk in bodies.stream(self.request, kind, limit, seconds):
+            async for chunk in bodies.stream(self.request, kind, limit, seconds, name):
                 if dismissed.is_set():
                     raise unauthenticated()
                 yield chunk
             if dismissed.is_set():
                 raise unauthenticated()
 
-    async def read(self, kind: str = bodies.JSON, limit: int = LIMITS.body) -> bytes:
+    async def read(
+        self, kind: str = bodies.JSON, limit: int = LIMITS.body, name: str = "body"
+    ) -> bytes:
         """Return the whole body, which may have at most ``limit`` bytes. Raises `ProblemError`."""
-        return b"".join([chunk async for chunk in self.stream(kind, limit)])
+        return b"".join([chunk async for chunk in self.stream(kind, limit, name)])
 
-    async def body(self, kind: type[T], limit: int = LIMITS.body) -> T:
+    async def body(self, kind: type[T], limit: int = LIMITS.body, name: str = "body") -> T:
         """Return the decoded JSON body. Raises `ProblemError`."""
-        return bodies.decode(kind, await self.read(limit=limit))
+        return bodies.decode(kind, await self.read(limit=limit, name=name))
 
 
 def _got(text: str | None) -> str:

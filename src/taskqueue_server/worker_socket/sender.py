@@ -18,7 +18,7 @@ _BATCH = 100
 
 
 class DeliverySender:
-    """Receives deliveries and sends them to one worker. It receives no more than the worker's credit allows."""
+    """Receives deliveries and sends them to one worker. It receives no more than the session has room for."""
 
     def __init__(
         self,
@@ -26,23 +26,25 @@ class DeliverySender:
         subscription: Subscription,
         channel: WebSocketChannel,
         outage: OutageRetry,
+        room_changed: asyncio.Event,
     ) -> None:
+        """Create a sender that looks again for room in the session when ``room_changed`` is set."""
         self._session = session
         self._subscription = subscription
         self._channel = channel
         self._outage = outage
-        self._credit = asyncio.Event()
+        self._room_changed = room_changed
         self._task: asyncio.Task[None] | None = None
         self._receiving = False
         self._interrupted = False
 
     def wake(self) -> None:
         """Wake `run`, because the worker has granted credit."""
-        self._credit.set()
+        self._room_changed.set()
 
     def stop(self) -> None:
         """Stop receiving, and end `run`. Deliveries that `run` has begun to send are still sent."""
-        self._credit.set()
+        self._room_changed.set()
         if self._receiving and self._task is not None and not self._interrupted:
             self._interrupted = True
             self._task.cancel()
@@ -54,9 +56,9 @@ class DeliverySender:
         """
         self._task = asyncio.current_task()
         while self._session.state is ServerSessionState.READY:
-            self._credit.clear()
-            if not self._session.credit:
-                await self._credit.wait()
+            self._room_changed.clear()
+            if not self._session.room:
+                await self._room_changed.wait()
                 continue
             try:
                 self._receiving = True
@@ -74,7 +76,7 @@ class DeliverySender:
 
     def _receive(self) -> Awaitable[Received]:
         # During an outage, receive without waiting, so that a response shows at once that the store is available again.
-        limit = min(self._session.credit, _BATCH)
+        limit = min(self._session.room, _BATCH)
         return self._subscription.receive(limit, 0 if self._outage.down else None)
 
     async def _deliver(self, deliveries: Sequence[Delivery]) -> None:

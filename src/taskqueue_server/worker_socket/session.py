@@ -36,6 +36,8 @@ from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocket
 
 CLOSE_INTERNAL = 1011
 _ADOPT_SECONDS = 5.0
+_ADOPT_AT_LEAST = 16
+"""minimum number of receipts per call, so that many small tasks need few calls"""
 _FLUSH_SECONDS = 2.0
 """seconds allowed for finishing the settlements that were in progress when the socket closed"""
 _log = logging.getLogger("taskqueue.server.socket")
@@ -97,7 +99,9 @@ class WorkerSession:
         self._loop = asyncio.get_running_loop()
         self._listening_since: float | None = None
         self._outage = OutageRetry(self._log_outage)
-        self._sender = DeliverySender(session, subscription, channel, self._outage)
+        self._sender = DeliverySender(
+            session, subscription, channel, self._outage, deliveries_changed
+        )
         self._settlements = SettlementQueue(
             context.backend, subscription, self._outage, self._report_settled
         )
@@ -310,18 +314,23 @@ async def adopt(
 ) -> tuple[Delivery, ...]:
     """Move a worker's running deliveries to its new subscription, and return the deliveries that are still valid.
 
-    Deliveries of a key for which ``is_allowed`` returns false belong to another client, and do not change.
+    Deliveries of a key for which ``is_allowed`` returns false belong to another client, and do not change. Adoption
+    ends once the deliveries have more than `Limits.held` bytes, as no worker within that limit holds so many.
     """
     if not receipts or not has(backend, Capability.HANDOVER):
         return ()
     handover = handover_of(backend, subscription)
     fitting_receipts = _within_a_frame(receipts)
     adopted: list[Delivery] = []
-    for start in range(0, len(fitting_receipts), LIMITS.batch):
-        batch = fitting_receipts[start : start + LIMITS.batch]
+    start = size = 0
+    while start < len(fitting_receipts) and size <= LIMITS.held:
+        most = max(_ADOPT_AT_LEAST, (LIMITS.held - size) // LIMITS.payload)
+        batch = fitting_receipts[start : start + most]
+        start += most
         call = partial(handover.adopt, *batch, allowed=is_allowed)
-        deliveries = await outage.retry_until_available(call)
-        adopted += (delivery for delivery in deliveries if delivery is not None)
+        found = [d for d in await outage.retry_until_available(call) if d is not None]
+        size += sum(delivery.task.size for delivery in found)
+        adopted += found
     return tuple(adopted)
 
 
