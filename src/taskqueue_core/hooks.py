@@ -41,7 +41,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 INTERNAL_QUEUES = frozenset({"dispatch.callbacks"})
 """queues whose tasks the server itself writes and executes, so that a client must not add to them"""
 SESSION_DOCUMENTS = "dashboard session "
-"""prefix of the slot pool's documents that are sessions of the dashboard; no model may have such a name"""
+"""prefix of the names under which the slot pool stores sessions of the dashboard; no model's name may start with it"""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,7 +96,7 @@ def check_name(field: str, value: object) -> None:
         return
     got = kind_of(value)
     if isinstance(value, str) and 0 < len(value) <= LIMITS.name:
-        # One character reveals nothing, and without it the fault is hard to see.
+        # Showing one character reveals no secret, and the mistake may be hard to see without it.
         wrong = next((c for c in value if not _NAME.fullmatch(f"_{c}")), None)
         got += f" that starts with {value[0]!a}" if wrong is None else f" that contains {wrong!a}"
     raise InvalidInput(
@@ -159,7 +159,8 @@ def _too_deep(text: bytes) -> bool:
 def deepest(brackets: bytes) -> int:
     """Return the nesting depth of balanced brackets ``[`` and ``]``, in linear time whatever their structure."""
     removed = 0
-    # Each round removes the innermost brackets while they are a fixed part of all; then few runs are left to count.
+    # Each round removes the innermost pairs. When few of the brackets are innermost pairs, the rest consists of a few
+    # long runs of equal brackets, which are cheap to count.
     while brackets and brackets.count(b"[]") * _FEW >= len(brackets):
         brackets = brackets.replace(b"[]", b"")
         removed += 1

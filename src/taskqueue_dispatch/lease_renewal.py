@@ -41,7 +41,7 @@ class RenewedLease:
         self.doubted = False
         """whether the last renewal reported a stale token, which may be wrong if the lease changed during the call"""
         self.assigned_at = -math.inf
-        """time of the monotonic clock before the call that last assigned the lease to its job"""
+        """monotonic time just before the last call that assigned the lease to its job"""
         self.lapsing = False
         """whether the lease is left to expire: renewals only read its notes, and find out whether it has ended"""
 

@@ -28,7 +28,7 @@ _POSTPONED = RetryPolicy(base=2.0, cap=300.0, jitter=0.5)
 
 
 def share_of(settings: DispatchSettings) -> int:
-    """Return a quarter of the places: the number that hosts that hang may take, or waiting callbacks, or one tenant."""
+    """Return a quarter of all places: the limit for hosts that hang, for callbacks that wait, and for each tenant."""
     return max(1, settings.callbacks_at_once // _SHARE)
 
 
@@ -56,7 +56,7 @@ class Receivers:
         self._waiting = 0
         self._ended = asyncio.Condition()
         self._answered: OrderedDict[str, bool] = OrderedDict()
-        """whether the last request to a host was answered, or did hang; the latest last"""
+        """for each host, whether it answered its last request (otherwise, the request hung); the latest host is last"""
         self._postponed: OrderedDict[str, int] = OrderedDict()
         """how often each waiting callback was postponed, by task id"""
 

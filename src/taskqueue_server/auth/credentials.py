@@ -11,7 +11,7 @@ from taskqueue_server.auth.origins import is_own_origin
 from taskqueue_server.auth.sessions import Session
 
 LIMITED = "taskqueue.limited"
-"""name of the ASGI scope extension of a connection with limits: what lifts them, and what names the proxy's client"""
+"""name of the ASGI extension with two functions: one lifts a connection's limits, one names the client of a proxy"""
 _COOKIE = "taskqueue-session"
 _SECURE = f"__Host-{_COOKIE}"
 """name of the cookie over TLS; browsers accept a ``__Host-`` cookie only over TLS, and only from the host itself"""
@@ -62,7 +62,7 @@ def mark_authenticated(scope: Scope) -> None:
 
 
 def name_client(scope: Scope) -> None:
-    """Count the connection of a trusted proxy for the client that sent the request, until that has authenticated."""
+    """Count the connection of a trusted proxy for the client that sent the request, until the client authenticates."""
     offered, client = scope.get("extensions", {}).get(LIMITED), scope.get("client")
     if offered is not None and client is not None:
         offered["count_for"](client[0])

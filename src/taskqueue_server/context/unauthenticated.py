@@ -29,7 +29,7 @@ WRITE_BYTES = 16 * 1024
 TURN_BYTES = 16 * 1024
 """maximum number of bytes of such input that are handled in one turn of the event loop"""
 _FAIR_SECONDS = 1.0
-"""seconds in which a client authenticates unless it waits on purpose"""
+"""seconds that a client needs to authenticate at most, unless it waits on purpose"""
 _TURN_SECONDS = 0.0005
 """after this time, a turn handles no further piece of input, so that it takes less than a millisecond"""
 _log = logging.getLogger("taskqueue.server.connections")
