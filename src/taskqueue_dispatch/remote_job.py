@@ -94,7 +94,7 @@ class RemoteJob:
     async def _keep_slot(self) -> bool:
         """Keep the slot of a job that is not sent yet. Return False if it is lost.
 
-        A slot ends when two reports, ``settled`` seconds apart, lack the job. After half that time, assign the slot again.
+        A slot ends when two reports, ``settled`` seconds apart, lack the job. After half that time, assign it again.
         """
         held, settings = self._held, self._context.settings
         while time.monotonic() - held.assigned_at > settings.settled / 2:

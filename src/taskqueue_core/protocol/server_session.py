@@ -109,7 +109,7 @@ class ServerSession:
         self._pings = 0
         self._held_bytes = 0
         self.unknown = 0
-        """number of receipts that the worker named but does not hold, less one per delivery sent (a lease may have ended)"""
+        """number of receipts that the worker named but does not hold, less one per delivery sent, as leases may end"""
 
     @property
     def state(self) -> ServerSessionState:

@@ -230,7 +230,7 @@ class Sender:
                 _log.info("a callback was not settled: this process no longer holds it")
 
     async def _postpone(self, subscription: Subscription, delivery: Delivery) -> None:
-        """Try a callback again later, because its host hangs or has enough callbacks. This does not count as a failed attempt."""
+        """Try a callback again later, because its host hangs or has enough callbacks. The attempt does not count."""
         delay = self._receivers.postponed(delivery.task.id)
         later = ScheduleRetry(delay, "the receiver has not answered earlier callbacks yet")
         await self._store.retry_until_available(
