@@ -12,6 +12,7 @@ python3 dev.py COMMAND [--python 3.12] [arguments]
   soak   run the long versions of the fuzz tests, the random histories, the audit and the burst of jobs
   model  check all states of the model of the Lua scripts, with large bounds
   mutants  insert faults into the code and count how many the tests find (--compare BEFORE AFTER: compare two runs)
+  audit  look for known vulnerabilities of the locked packages; asks an advisory service on the internet
   env    set up the environment and print its path
   lock   write all lock files again; pins that are still valid are kept, unless --upgrade is given
   clean  remove environments, caches and builds
@@ -350,6 +351,7 @@ def run_command(arguments: "list[str]") -> int:
         "soak": ["python", "-m", "tests.soak"],
         "model": ["python", "-m", "tests.model"],
         "mutants": ["python", "-m", "tests.mutants"],
+        "audit": ["python", "-m", "tools.audit"],
     }
     if name == "report" and not any(word.startswith(SOURCES) for word in rest):
         if not os.path.exists(os.path.join(ROOT, journal)) and not {"-h", "--help"} & set(rest):

@@ -5,18 +5,26 @@ No container engine is needed.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
 import venv
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from tests.redis.backends import KEY, opened, publish, take
+from tests.redis.engines import find_engine
+from tests.redis.resp import RedisError
+from tests.redis.servers import RedisServer
+
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/operating.md").read_text("utf-8")
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text("utf-8")
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text("utf-8"))
 IGNORED = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
@@ -44,13 +52,13 @@ class TestImage:
         assert done.returncode == 0, done.stdout
 
     def test_it_is_pinned_small_and_not_root(self) -> None:
-        """Security 23, 24: the base image has an exact version, and packages are checked by hash.
+        """Security 23, 24: the base image has an exact version and digest, and packages are checked by hash.
 
         The image has a user other than root, and contains no secret.
         """
         bases = {base.split()[0] for base in instructions("FROM")}
         assert len(bases) == 1
-        assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", bases.pop())
+        assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", bases.pop())
         assert all("--require-hashes" in c for r in instructions("RUN") for c in installs(r))
         assert instructions("USER") == ["10001:10001"]
         for name in ("ENTRYPOINT", "CMD"):
@@ -175,4 +183,49 @@ class TestCompose:
         drain = float(server["environment"]["TASKQUEUE_DRAIN"])
         assert float(server["stop_grace_period"].removesuffix("s")) >= drain + 15
         assert "healthcheck" not in server, "the health check is defined in the image"
-        assert re.fullmatch(r"redis:\d+\.\d+\.\d+-\w+", COMPOSE["services"]["redis"]["image"])
+
+    def test_the_store_is_pinned_and_current(self) -> None:
+        """U26 (A10): the store has a digest, and the newest version that the tests run."""
+        image = COMPOSE["services"]["redis"]["image"]
+        pinned = re.fullmatch(r"valkey/valkey:(\d+\.\d+\.\d+)-\w+@sha256:[0-9a-f]{64}", image)
+        assert pinned
+        assert tuple(map(int, pinned[1].split("."))) == find_engine().version
+
+    async def test_the_page_creates_the_secrets(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """U26 (A10): the store uses the access list, and the server has a user with only the rights it needs.
+
+        The commands of the page are run, and the store is started with the files that they create.
+        """
+        (block,) = re.findall(r"```sh\n(docker build .*?)```", PAGE, re.DOTALL)
+        lines = [re.sub(r" && chown .*", "", line) for line in block.splitlines()]
+        commands = "\n".join(line for line in lines if not line.startswith("docker "))
+        (tmp_path / "deploy").mkdir()
+        (tmp_path / "src").symlink_to(ROOT / "src")
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        run = partial(subprocess.run, stdout=subprocess.DEVNULL, timeout=60, check=True)
+        command, environment = ["/bin/sh", "-e", "-c", commands], {**os.environ, "PATH": path}
+        await asyncio.to_thread(run, command, cwd=tmp_path, env=environment)
+        secrets = tmp_path / "deploy/secrets"
+        assert {one["file"].removeprefix("./secrets/") for one in COMPOSE["secrets"].values()} == {
+            one.name for one in secrets.iterdir()
+        }
+        config = dict(
+            line.split(" ", 1) for line in (secrets / "redis.conf").read_text().splitlines()
+        )
+        assert config.pop("dir") == "/data"
+        config["aclfile"] = str(secrets / Path(config["aclfile"]).relative_to("/run/secrets"))
+        server = COMPOSE["services"]["server"]["environment"]
+        with RedisServer(find_engine(), tmp_path / "store", config=config) as store:
+            url = server["TASKQUEUE_REDIS_URL"].replace("@redis:6379", f"@127.0.0.1:{store.port}")
+            password = secrets / Path(server["TASKQUEUE_REDIS_PASSWORD_FILE"]).name
+            fsync = server["TASKQUEUE_REDIS_APPENDFSYNC"]
+            async with opened(url, "tq", password_file=password, appendfsync=fsync) as backend:
+                await publish(backend, "1")
+                subscription = backend.subscribe([KEY], "w1")
+                await subscription.ack(*await take(subscription, 1))
+                await subscription.close()
+            assert not caplog.records, "the settings are complete"
+            with pytest.raises(RedisError, match="NOAUTH"):
+                store.call("PING")

@@ -23,6 +23,7 @@ BY_KIND: dict[str, dict[str, Any]] = {
 }
 POD: dict[str, Any] = BY_KIND["Deployment"]["spec"]["template"]["spec"]
 (SERVER,) = POD["containers"]
+LABELS: dict[str, str] = BY_KIND["Service"]["spec"]["selector"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.name))
@@ -51,6 +52,26 @@ def test_labels_and_names_agree() -> None:
     assert BY_KIND["Service"]["spec"]["selector"] == labels
     scaled = BY_KIND["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]["name"]
     assert scaled == BY_KIND["Deployment"]["metadata"]["name"]
+
+
+def test_only_what_is_needed_may_connect() -> None:
+    """U26 (A10): network policies cover all pods in both directions, and let the workers reach the servers' port."""
+    for file in FILES:
+        all_of_it = list(yaml.safe_load_all(file.read_text("utf-8")))
+        policies = [one["spec"] for one in all_of_it if one["kind"] == "NetworkPolicy"]
+        deployments = [one["spec"] for one in all_of_it if one["kind"] == "Deployment"]
+        covered = [one["podSelector"]["matchLabels"] for one in policies]
+        assert covered == [one["selector"]["matchLabels"] for one in deployments]
+        assert all(one["policyTypes"] == ["Ingress", "Egress"] for one in policies)
+        (pod,) = (one["template"] for one in deployments)
+        if pod["metadata"]["labels"]["app.kubernetes.io/component"] == "worker":
+            assert "ingress" not in policies[0]
+            assert policies[0]["egress"][1]["to"][0]["podSelector"]["matchLabels"] == LABELS
+        else:
+            (rule,) = policies[0]["ingress"]
+            workers = {"app.kubernetes.io/component": "worker"}
+            assert rule["from"][0] == {"podSelector": {"matchLabels": workers}}
+            assert rule["ports"] == [{"protocol": "TCP", "port": SERVER["ports"][0]["name"]}]
 
 
 async def test_probes_ask_what_the_server_answers() -> None:
