@@ -16,12 +16,14 @@ async def first_completed(*coroutines: Coroutine[Any, Any, T]) -> T:
     """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return next(task for task in tasks if task in done).result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task.done()).result()
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # An exception refers to this frame. If the frame referred to it too, only the garbage collector would free it.
+        del task, tasks
 
 
 async def wait_forever() -> NoReturn:
@@ -36,7 +38,10 @@ Answer = TypeVar("Answer")
 async def gather_all(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
     """Wait for all calls. Return their results in the order of ``calls``, or raise the first error in this order."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return cast("list[Answer]", outcomes)
+    error = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+    if error is None:
+        return cast("list[Answer]", outcomes)
+    try:
+        raise error
+    finally:
+        del error, outcomes  # as in `first_completed`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ssl
 import urllib.parse
 from collections.abc import AsyncIterator, Iterator
@@ -12,13 +13,20 @@ from unittest.mock import patch
 
 import pytest
 
+from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_server.context.unauthenticated import (
     DROPPED_BYTES,
     INPUT_BYTES,
     SECONDS,
+    ConnectionLimits,
+    Turns,
 )
 from taskqueue_server.dashboard import settings_form
-from taskqueue_server.process.uvicorn_protocols import HttpProtocol
+from taskqueue_server.process.uvicorn_protocols import (
+    HttpProtocol,
+    SocketProtocol,
+    TlsProtocol,
+)
 from tests.server.access import ADMIN, A, bearer, everybody, guarded
 from tests.server.counting import Counts
 from tests.server.rude import CONT, PING, frame
@@ -186,6 +194,60 @@ class TestBytes:
                 await worker.send("ack", receipts=[receipt, *(f"{n:190}" for n in range(999))])
                 assert await worker.settled(1000)
                 assert len(it.context.unauthenticated) == 0
+
+
+class TestTurns:
+    """U26 (A1): what makes a turn of the event loop long, whatever its bytes."""
+
+    async def test_requests(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A turn completes the head or the body of one request at most, as each makes the application run."""
+        handle_turn, handle_piece = Turns._run, HttpProtocol.handle_piece
+        complete = [0]
+
+        def counted_turn(turns: Turns) -> None:
+            complete.append(0)
+            handle_turn(turns)
+
+        def counted_piece(protocol: HttpProtocol, piece: bytes) -> None:
+            handle_piece(protocol, piece)
+            complete[-1] += protocol.starts_task()
+
+        form = b"token=" + b"%C3%A9" * 1000
+        kind = "Content-Type: application/x-www-form-urlencoded"
+        data = head("POST", "/login", kind, f"Content-Length: {len(form)}") + form
+        async with guarded(path) as it:
+            monkeypatch.setattr(Turns, "_run", counted_turn)
+            monkeypatch.setattr(HttpProtocol, "handle_piece", counted_piece)
+            limit = asyncio.Semaphore(FLOODS)
+            await asyncio.gather(*(flood(it, data, limit) for _ in range(FLOODS)))
+        assert max(complete) == 1
+        assert sum(complete) >= 2 * FLOODS
+
+    @pytest.mark.fast_clock
+    async def test_garbage(self, path: Path, tls: dict[str, Path]) -> None:
+        """A connection that has ended is freed at once: the garbage collector would stop the loop for milliseconds."""
+        kinds = (HttpProtocol, SocketProtocol, TlsProtocol, ConnectionLimits, ServerSession)
+        limit = asyncio.Semaphore(FLOODS)
+        floods = [b"", head("GET", "/login"), upgrade("/v1/socket") + FRAMES["pings"]]
+        found: list[str] = []
+        async with guarded(path, **tls) as it:
+            for turn in range(2):  # the first one fills caches
+                gc.collect()
+                gc.disable()
+                if turn:
+                    gc.set_debug(gc.DEBUG_SAVEALL)
+                try:
+                    await asyncio.gather(*(flood(it, data, limit) for data in floods))
+                    async with opened(it, encrypted=False) as (_, writer):
+                        writer.write(b"half of a head or of a TLS handshake")
+                    await eventually(lambda: len(it.context.unauthenticated) == 0)
+                    gc.collect()
+                    found = [type(one).__name__ for one in gc.garbage if isinstance(one, kinds)]
+                finally:
+                    gc.set_debug(0)
+                    gc.garbage.clear()
+                    gc.enable()
+            assert not found
 
 
 SILENT = {

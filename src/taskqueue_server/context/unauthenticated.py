@@ -222,19 +222,21 @@ class ConnectionLimits:
         """Lift all limits. Idempotent."""
         if self.authenticated or self._timeout is None:
             return
+        buffered = self._buffered
         self.leave()
         self.authenticated = True
-        if self._buffered is not None:
-            self._buffered.set_write_buffer_limits()
+        if buffered is not None:
+            buffered.set_write_buffer_limits()
             if self.encrypted:
-                self._buffered.set_read_buffer_limits()  # type: ignore[attr-defined]
+                buffered.set_read_buffer_limits()  # type: ignore[attr-defined]
             else:
-                del self._buffered.max_size  # type: ignore[attr-defined]
+                del buffered.max_size  # type: ignore[attr-defined]
 
     def leave(self) -> None:
         """Stop the timeout, because the connection has ended. Idempotent."""
         if self._timeout is not None:
             self._timeout.cancel()
+        self._buffered = None  # it may refer to the protocol; see `HttpProtocol.connection_lost`
         self.connections.remove(self)
 
     def abort(self) -> None:
@@ -290,7 +292,7 @@ class PiecewiseProtocol(asyncio.Protocol, abc.ABC):
         return True
 
     def starts_task(self) -> bool:
-        """Return whether the last piece has started a task, which will use the rest of a turn."""
+        """Return whether the last piece has started or woken a task, which will use the rest of a turn."""
         return False
 
     def is_cheap(self) -> bool:
@@ -322,6 +324,9 @@ class PiecewiseProtocol(asyncio.Protocol, abc.ABC):
         size = 0
         while self._unread and not self.transport.is_closing():
             size += self._handle_piece()
+            if self.starts_task():
+                size = max(size, TURN_BYTES)
+                break
             if not self.is_cheap():
                 break
         if self.transport.is_closing():
@@ -330,7 +335,7 @@ class PiecewiseProtocol(asyncio.Protocol, abc.ABC):
             self.schedule_piece()
         elif not self.reading_paused():
             self.transport.resume_reading()
-        return max(size, TURN_BYTES) if self.starts_task() else size
+        return size
 
     def _handle_piece(self) -> int:
         piece = self._unread[self._read_bytes : self._read_bytes + self.piece_bytes()]

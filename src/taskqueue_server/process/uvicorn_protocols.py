@@ -62,13 +62,14 @@ class HttpProtocol(PiecewiseProtocol, H11Protocol):
         """Create a protocol. ``options`` are the arguments of uvicorn."""
         super().__init__(**options)
         self._connections = connections
-        self._application, self.app = self.app, self._serve
+        self._application = self.app
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the limits of the connection, unless TLS has started them, and the timeout for the first request."""
         if not hasattr(self, "limits"):
             self.limits = self._connections.enter(transport)
         self.limits.limit_buffers(transport)
+        self.app = self._serve
         self.ws_protocol_class = partial(SocketProtocol, self.limits)  # type: ignore[assignment]
         super().connection_made(transport)
         self._start_head_timeout()
@@ -80,7 +81,7 @@ class HttpProtocol(PiecewiseProtocol, H11Protocol):
         return _CHUNKS_BYTES if self._is_chunked() else _BODY_BYTES
 
     def starts_task(self) -> bool:
-        """Return whether the last piece contained the head of a request, which the application handles next."""
+        """Return whether the last piece completed the head or the body of a request, which the application handles next."""
         return self._started
 
     def is_cheap(self) -> bool:
@@ -99,9 +100,10 @@ class HttpProtocol(PiecewiseProtocol, H11Protocol):
         if self.conn.their_state is h11.IDLE and self._has_many_lines(piece):
             self.send_400_response("Too many header fields.")
             return
-        scope = self.scope
+        scope, state = self.scope, self.conn.their_state
         super().handle_piece(piece)
-        self._started = self.scope is not scope
+        complete = state is h11.SEND_BODY and self.conn.their_state is not h11.SEND_BODY
+        self._started = complete or self.scope is not scope
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             if self.timeout_keep_alive_task is None and self._head_timeout is None:
                 self._start_head_timeout()
@@ -124,12 +126,19 @@ class HttpProtocol(PiecewiseProtocol, H11Protocol):
         self._stop_read_timeout()
         super().handle_websocket_upgrade(event)
         self._unread = b""
+        self.app = (
+            self._application
+        )  # as in `connection_lost`, which is not called for this protocol
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timeouts."""
         self._stop_head_timeout()
         self._stop_read_timeout()
         super().connection_lost(exc)
+        # These refer to the protocol. Without them, it is freed at once: collecting the garbage of many short
+        # connections at a time would take milliseconds.
+        self.app = self._application
+        self.cycle = None  # type: ignore[assignment]  # uvicorn no longer uses it
 
     async def _serve(
         self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable
@@ -209,6 +218,9 @@ class SocketProtocol(FairProtocol):
         try:
             await super().run_asgi()
         finally:
+            self.scope[
+                "extensions"
+            ].clear()  # they refer to the protocol; see `HttpProtocol.connection_lost`
             self.loop.call_later(_CLOSE_SECONDS, self.transport.abort)
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -301,3 +313,4 @@ class TlsProtocol(sslproto.SSLProtocol):
         """End the limits of the connection."""
         self.limits.leave()
         super().connection_lost(exc)
+        del self._http  # its transport refers to this protocol; see `HttpProtocol.connection_lost`
