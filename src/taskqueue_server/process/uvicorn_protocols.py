@@ -81,7 +81,7 @@ class HttpProtocol(PiecewiseProtocol, H11Protocol):
         return _CHUNKS_BYTES if self._is_chunked() else _BODY_BYTES
 
     def starts_task(self) -> bool:
-        """Return whether the last piece completed the head or the body of a request, which the application handles next."""
+        """Return whether the last piece completed the head or body of a request, which the application handles next."""
         return self._started
 
     def is_cheap(self) -> bool:
