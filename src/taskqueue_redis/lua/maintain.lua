@@ -1,4 +1,4 @@
---@ base room life queue states record counts streams flow tenants lanes cold damage journal places ends promote returns timing / removal
+--@ base room life queue states record counts streams flow tenants lanes cold damage journal places ends promote returns timing / removal checks
 -- One run of maintenance, with a limited amount of work. Several processes may run it at the same time.
 -- ARGV: microseconds after which a silent consumer's lease expires, usual interval between two runs, budget of each
 -- kind of work, milliseconds after which an unregistered member without deliveries is removed, calling process.
@@ -138,27 +138,17 @@ do
   end
 end
 
--- Checks some ordering keys. Passes a key on if its holder is missing or has ended, which only another program can
--- cause.
-local function repair_keys(q)
-  local some = call('HRANDFIELD', q.name .. '/h', 20, 'WITHVALUES')
-  for i = 1, #some, 2 do
-    local r = found(q, some[i + 1], call('HGET', q.name .. '/t', some[i + 1]))
-    if not r or not is_live(r) then
-      call('HINCRBY', META, 'anomalies', 1)
-      release(q, {entity = some[i]}, some[i + 1])
-    end
-  end
-end
+local looked = 0 -- number of records that were checked
 
--- Checks a queue for inconsistencies that other programs or missing rights can cause: wrong counters, unknown members
--- of its groups.
+-- Checks a queue for inconsistencies that other programs or missing rights can cause: members that indexes have lost,
+-- wrong counters, unknown members of its groups.
 local function check(q)
   local removed = 0
+  if looked < 500 then looked = looked + rarely().check_some(q) end
   recount(q)
   if q.waiting > q.held then call('SADD', PARTITION .. ':ready', q.key) end -- an earlier script may have failed
   call('ZADD', PARTITION .. ':idle', 'NX', text(now + QUEUE_TTL), q.key) -- an earlier version created the queue
-  if q.sorted then repair_keys(q) end
+  if q.sorted then rarely().check_keys(q) end
   for i = 1, #q.lanes do
     for _, kind in ipairs({'s', 'r'}) do
       local name = stream_of(q, kind, sub(q.lanes, i, i))

@@ -3,22 +3,28 @@
 
 local UNKNOWN = string.rep('\0', 8) -- the digest of a payload that is not known; any payload counts as equal
 
+local noted_damages = 0 -- number of damaged tasks that this script has found
+
 -- Counts a damaged task. Maintenance logs its name.
 local function note_damage(q, id)
+  noted_damages = noted_damages + 1
   call('HINCRBY', META, 'anomalies', 1)
   if call('RPUSH', PARTITION .. ':damaged', q.key .. ' ' .. id) > 1000 then
     call('LTRIM', PARTITION .. ':damaged', -1000, -1)
   end
 end
 
+-- Returns the fields of a task that are not at their defaults.
+local function header_of(body)
+  local size = #body > 3 and string.byte(body, 2) * 256 + string.byte(body, 3) or 0
+  local sound, header = pcall(cmsgpack.unpack, sub(body, 4, 3 + size))
+  return size > 0 and sound and type(header) == 'table' and header or {}
+end
+
 -- Returns a new record for a task with this body, and the task's deadline; neither is stored. `kind` and `more`: the
 -- second field of an entry in a stream. Without it, the attempt is derived from the retry tokens and the history.
 local function built(q, id, state, place, priority, seq, body, kind, more)
-  local size, about = #body > 3 and string.byte(body, 2) * 256 + string.byte(body, 3) or 0, {}
-  if size > 0 then -- the fields of the task that are not at their defaults
-    local sound, header = pcall(cmsgpack.unpack, sub(body, 4, 3 + size))
-    if sound and type(header) == 'table' then about = header end
-  end
+  local about = header_of(body)
   local function named(name) return type(about[name]) == 'string' and about[name] or nil end
   local r = new_record(tonumber(priority), UNKNOWN, named('tenant'), named('ordering_key'))
   r.state, r.place, r.seq = state, place, tonumber(seq)

@@ -117,7 +117,15 @@ local function recount(q)
   if counted > 1000 then laned = q.laned end
   local held = q.sorted and call('ZCARD', q.name .. '/J') or 0
   local waiting = math.max(plain, laned) + back + held
-  if q.waiting == waiting and q.back == back and q.in_flight == in_flight and q.laned == laned and q.held == held then return end
+  local right = q.waiting == waiting and q.back == back and q.in_flight == in_flight and q.laned == laned and q.held == held
+  for counter, set in pairs({scheduled = '/d', dead = '/dead'}) do
+    local number = call('ZCARD', q.name .. set)
+    if setting(q, counter, 0) ~= number then
+      call('HSET', q.name, counter, number)
+      right = false
+    end
+  end
+  if right then return end
   q.waiting, q.back, q.in_flight, q.laned, q.held = waiting, back, in_flight, laned, held
   q.fresh = math.min(q.fresh, waiting - back + setting(q, 'scheduled', 0))
   q.before, q.ring = q.waiting > held and 0 or 1, true -- the set `ready` may be wrong as well

@@ -14,7 +14,7 @@ end
 
 -- Deletes the keys of a queue without tasks. If it has settings, these and its counters are kept, except with `all`.
 local function remove(q, all)
-  local names, fields = {}, {'large', 'idle', 'purging', 'purged'}
+  local names, fields = {}, {'large', 'idle', 'purging', 'purged', 'check'}
   for _, set in ipairs({'b', 'd', 'e', 'dead', 'x', 'p', 'o', 'k', 'l', 'a', 'm', 'v', 'T', 'u', 'h', 'J'}) do
     names[#names + 1] = q.name .. '/' .. set
   end

@@ -1,0 +1,132 @@
+-- Checks some records and indexes of a queue. An index may have lost members because another program has deleted them,
+-- or because it had a wrong type and was put aside; they are added again.
+
+-- Returns whether a task is one that may hold an ordering key.
+local function may_hold(q, entity, id)
+  local r = id and found(q, id, call('HGET', q.name .. '/t', id))
+  return r and is_live(r) and r.place ~= HELD and r.entity == entity
+end
+
+-- Checks a task that holds its ordering key, unless it waits for the key.
+local function check_holder(q, id, r)
+  local holder_id = call('HGET', q.name .. '/h', r.entity)
+  if holder_id == id or may_hold(q, r.entity, holder_id) then return end
+  call('HSET', q.name .. '/h', r.entity, id)
+  note_damage(q, id)
+end
+
+-- Checks a waiting task in sorted lanes. Entries after the position of the consumer group are not sorted yet.
+local function check_lane(q, id, r)
+  if not call('ZSCORE', lane_of(q, r.priority, r.tenant), member_of(r)) then
+    local name, fence = stream_with(q, r), text(r.fence)
+    local fields = not holder(name, fence) and fields_at(name, fence)
+    if not fields then return end -- in flight, or lost
+    bytes = bytes + #fields[2]
+    local after = string.match(last_delivered(name), '%d+')
+    if fields[1] ~= id or r.fence > (tonumber(after) or 0) then return end
+  elseif call('ZSCORE', q.name .. '/w' .. r.priority, r.tenant) and (flow_of(q).fair == 0
+    or call('ZSCORE', q.name .. '/g' .. r.priority, r.tenant) or call('ZSCORE', q.name .. '/v', r.tenant)) then
+    return
+  end
+  note_damage(q, id)
+  enter_lane(q, r, r.place == AGAIN)
+end
+
+-- Puts a task back into the index that it has been lost from. Its body is in the hash of bodies.
+local function put_in_index(q, id, r, body)
+  bytes = bytes + 2 * #body
+  note_damage(q, id)
+  if r.state == SCHEDULED then
+    local at = r.attempt == 1 and header_of(body).not_before -- the time of a retry is lost
+    call('ZADD', q.name .. '/d', type(at) == 'number' and text(at * 1000000) or text(now), due_member(r, id))
+    index(q, '/d', ':due')
+  elseif r.state == DEAD then
+    call('ZADD', q.name .. '/dead', text(r.at), id)
+  elseif r.place == HELD then
+    call('ZADD', q.name .. '/j:' .. r.entity, text(r.seq), id)
+    call('ZADD', q.name .. '/J', text(r.seq), id)
+  else
+    call('ZADD', q.name .. '/z' .. r.priority, text(r.seq), id)
+  end
+end
+
+-- Checks a record.
+local function check_record(q, id, packed)
+  local r = read_record(packed)
+  if r and is_over(r) then
+    if r.at + q.window + 600000000 < now and not call('ZSCORE', q.name .. '/k', id) then -- lost from the list of ends
+      call('HDEL', q.name .. '/t', id)
+      forget_rest(q, id)
+    end
+    return
+  end
+  if r and (r.place == FRESH or r.place == AGAIN) then
+    if q.sorted then check_lane(q, id, r) end
+  elseif not (r and is_there(q, id, r) and (r.place ~= HELD or call('ZSCORE', q.name .. '/J', id))) then
+    local at = place_of(q, id, packed)
+    local body = not at and r and call('HGET', q.name .. '/b', id)
+    if r and at and at[1] == r.state and at[2] == r.place then body = at[5] end -- one of two indexes has lost it
+    if body then put_in_index(q, id, r, body) elseif at then r = rebuilt(q, id, unpack(at, 1, 7)) end
+  end
+  if not r or r.entity == '' or not is_live(r) then return end
+  if r.place == HELD then
+    -- Without a holder, the task is released by `check_keys`.
+    if call('HSETNX', q.name .. '/h', r.entity, id) == 1 then note_damage(q, id) end
+  elseif r.state == WAITING or r.attempt > 1 then
+    check_holder(q, id, r)
+  end
+end
+
+-- Checks members of a sorted set. A member without a task is removed.
+local function check_members(q, set, state, place)
+  local some = call('ZRANDMEMBER', q.name .. set, 20)
+  for i = 1, #some do
+    local id = set == '/d' and sub(some[i], 18) or some[i]
+    local r = read_record(call('HGET', q.name .. '/t', id))
+    if not (r and r.state == state and r.place == place and (set ~= '/d' or due_member(r, id) == some[i])) then
+      local body = call('HGET', q.name .. '/b', id)
+      if body and not (r and not is_over(r) and is_there(q, id, r)) then
+        record_at(q, id, state, place, nil, set == '/d' and sub(some[i], 1, 17) or call('ZSCORE', q.name .. set, id), body)
+      else
+        call('ZREM', q.name .. set, some[i])
+        note_damage(q, id)
+      end
+    end
+  end
+  if set == '/d' then index(q, '/d', ':due') end
+end
+
+-- Checks some ordering keys. Passes a key on if its holder cannot hold it.
+local function check_keys(q)
+  local some = call('HRANDFIELD', q.name .. '/h', 20, 'WITHVALUES')
+  for i = 1, #some, 2 do
+    if not may_hold(q, some[i], some[i + 1]) then
+      call('HINCRBY', META, 'anomalies', 1)
+      release(q, {entity = some[i]}, some[i + 1])
+    end
+  end
+end
+
+-- Checks some records of a queue, continuing where the last call ended: more of them if it found damage, and fewer if
+-- their bodies are large. Returns how many.
+local function check_some(q)
+  local cursor, count = string.match(call('HGET', q.name, 'check') or '', '^(%d+):(%d+)$')
+  local page = call('HSCAN', q.name .. '/t', cursor or '0', 'COUNT', count or '50')
+  local records, at = page[2], 1
+  local before = noted_damages
+  while at <= #records and bytes < BYTES do
+    check_record(q, records[at], records[at + 1])
+    at = at + 2
+  end
+  check_members(q, '/d', SCHEDULED, PARKED)
+  check_members(q, '/dead', DEAD, PARKED)
+  check_members(q, '/J', WAITING, HELD)
+  local found_some = noted_damages > before
+  local next = (at > #records and page[1] or cursor or '0') .. ':' .. (found_some and '500' or page[1] == '0' and '50' or count or '50')
+  if next ~= '0:50' then
+    call('HSET', q.name, 'check', next)
+  elseif cursor then
+    call('HDEL', q.name, 'check')
+  end
+  return at / 2
+end
