@@ -51,7 +51,7 @@ _MARGIN = 60.0
 _KEEP_SECONDS = 15.0
 """seconds between two reports of progress for a job over its time"""
 _FINAL_SECONDS = 0.5
-"""maximum number of seconds for the last store call about a job that this dispatcher gives up"""
+"""maximum number of seconds for the last store calls about a job that this dispatcher gives up"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
@@ -90,12 +90,15 @@ class JobAttempt:
 
         If it is cancelled, a job that was sent stays on its server for the next dispatcher.
         """
-        started, internal = time.monotonic(), False
+        started, undecided = time.monotonic(), False
         try:
             answer = await self._unless_lost(self._answer()) or await self._final_answer()
             if self._overtime and not isinstance(answer, Done):
                 by_server = isinstance(answer, EndpointUnreachable)
                 answer = JobFailedAnswer(_OVERTIME, by_server=by_server)
+            if answer is None:
+                answer = EndpointUnreachable("the slot was lost", sent=self._job.sent)
+                undecided = True
         except asyncio.CancelledError:
             if self._job.sent:
                 await self._leave_running()
@@ -104,28 +107,40 @@ class JobAttempt:
             raise
         except Exception:  # noqa: BLE001 - whatever the error is, the slot and the job must be released
             _log.exception("could not complete a job")
-            answer, internal = (
-                EndpointUnreachable("internal error of the dispatcher", sent=True),
-                True,
-            )
-        if answer is None or internal:
-            self._context.breaker.undecided(self._held.lease.model, self._held.lease.server)
-        if answer is None:
-            self._owner.release_slot(self._held)
-            await self._settle(Redeliver(lost=self._job.sent))
-            return
+            answer = EndpointUnreachable("internal error of the dispatcher", sent=True)
+            undecided = True
         if isinstance(answer, Done):
             self._context.estimates.note(self._held.lease.model, time.monotonic() - started)
+        await self._conclude(answer, undecided=undecided)
+
+    async def _conclude(self, answer: Answer, *, undecided: bool) -> None:
+        """Release the slot and settle the job. With ``undecided``, the answer says nothing about the server.
+
+        If this call is cancelled, it still completes if the store responds in time, because the client may have been
+        notified of the end already. Otherwise the job is redelivered as lost.
+        """
+        settling = asyncio.create_task(self._release_and_settle(answer, undecided=undecided))
         try:
-            try:
-                if not internal:
-                    await self._update_breaker(answer)
-            finally:
-                self._owner.release_slot(self._held)
-            await self._settle_answer(answer)
+            await asyncio.shield(settling)
         except asyncio.CancelledError:
-            await self._release_as_lost(answer)
+            await asyncio.wait([settling], timeout=_FINAL_SECONDS / 2)
+            if settling.cancel():
+                await asyncio.wait([settling])
+                await self._redeliver_as_lost(answer)
             raise
+        finally:
+            settling.cancel()
+            await asyncio.gather(settling, return_exceptions=True)
+
+    async def _release_and_settle(self, answer: Answer, *, undecided: bool) -> None:
+        try:
+            if undecided:
+                self._context.breaker.undecided(self._held.lease.model, self._held.lease.server)
+            else:
+                await self._update_breaker(answer)
+        finally:
+            self._owner.release_slot(self._held)
+        await self._settle_answer(answer)
 
     async def _unless_lost(self, work: Coroutine[None, None, Answer]) -> Answer | None:
         """Return the result of ``work``, or ``None`` if the slot is revoked first."""
@@ -289,14 +304,14 @@ class JobAttempt:
             _log.warning("could not detach a job's slot; it may become free before the job ends")
         self._context.renewer.drop(self._held)
 
-    async def _release_as_lost(self, answer: Answer) -> None:
+    async def _redeliver_as_lost(self, answer: Answer) -> None:
         """If the job may have run, redeliver it as lost, so that the next dispatcher polls for it before sending it."""
         if isinstance(answer, Busy) or (
             isinstance(answer, EndpointUnreachable) and not answer.sent
         ):
             return
         with contextlib.suppress(TaskQueueError, TimeoutError):
-            async with asyncio.timeout(_FINAL_SECONDS):
+            async with asyncio.timeout(_FINAL_SECONDS / 2):
                 await self._owner.subscription.redeliver(self._delivery, lost=True)
 
     @property

@@ -12,11 +12,21 @@ from taskqueue_core.backend import Backend
 from taskqueue_dispatch import job_attempt
 from taskqueue_dispatch import model_runner as runner
 from taskqueue_dispatch.callbacks import sender
-from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.service import Dispatcher
+from taskqueue_dispatch.status import JobState
 from tests.dispatch.patience import PATIENCE, until
-from tests.dispatch.support import ASKED, Gate, dispatching, ended, send, serve, settings
+from tests.dispatch.support import (
+    ASKED,
+    Gate,
+    dispatching,
+    ended,
+    ledger_of,
+    send,
+    serve,
+    settings,
+)
 from tests.redis.backends import opened
 from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer
@@ -202,3 +212,37 @@ async def test_many_that_cannot_be_settled(
         assert len(gpu.runs) <= 3 + 2 * 2
         stuck.set()
         await ended(dispatcher, ids)
+
+
+async def test_stopped_between_report_and_settlement(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop between the report of a job's end and its settlement leaves no job that could end otherwise (U26, C7).
+
+    A second attempt would end as done, and the client would be notified of both ends.
+    """
+    reported, go = asyncio.Event(), asyncio.Event()
+
+    async def waits(*words: Any) -> Any:
+        reported.set()
+        await go.wait()
+        return await settle(*words)
+
+    settle = job_attempt.settle
+    monkeypatch.setattr(job_attempt, "settle", waits)
+    monkeypatch.setattr(job_attempt, "_FINAL_SECONDS", PATIENCE)
+    async with SimulatedGpu(name="a", latency=0.01, mode=Mode.FAIL) as gpu:
+        async with dispatching(backend) as dispatcher:
+            await serve(dispatcher, "flux", gpu, config=ModelConfig(max_retries=0))
+            ids = await send(dispatcher, "flux")
+            await reported.wait()
+            attempts = tuple(dispatcher._runners["flux"][0]._attempts)
+            stopping = asyncio.create_task(dispatcher.stop())
+            await until(lambda: all(attempt.cancelling() for attempt in attempts))
+            go.set()
+            await stopping
+        gpu.mode = Mode.OK
+        async with dispatching(backend) as heir:
+            await ended(heir, ids, JobState.FAILED, within=5.0)
+            assert (await ledger_of(backend, "flux")).dead == 1
+        assert sum(gpu.runs.values()) == 1
