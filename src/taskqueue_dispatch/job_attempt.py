@@ -78,7 +78,6 @@ class JobAttempt:
         self._owner = owner
         view = context.registry.view(held.lease.model)
         self._config = ModelConfig() if view is None else view.config
-        self._deadline = math.inf
         self._job = RemoteJob(delivery, held, self._config, context)
         self._allowed = False
         self._overtime = False
@@ -169,10 +168,8 @@ class JobAttempt:
 
     async def _answer(self) -> Answer:
         before = await self._job.find()
-        # Time before the job was sent does not count, for example that of a dispatcher that was frozen.
-        self._deadline = time.monotonic() + self._config.max_poll_time
         if before is not None:
-            self._job.sent = True
+            self._job.begin()
             return await self._follow(before)
         lease = self._held.lease
         self._allowed = self._context.breaker.allows(lease.model, lease.server)
@@ -191,7 +188,8 @@ class JobAttempt:
         reports, partition = self._job.reports, self._context.settings.partition
         sending = asyncio.create_task(self._job.send())
         try:
-            await asyncio.wait([sending], timeout=self._remaining)
+            while not sending.done() and (remaining := self._remaining) > 0:
+                await asyncio.wait([sending], timeout=remaining)
             if not sending.done():
                 await self._exceed_time()
             while reports and not sending.done() and self._job.silence <= partition:
@@ -306,9 +304,8 @@ class JobAttempt:
 
     async def _redeliver_as_lost(self, answer: Answer) -> None:
         """If the job may have run, redeliver it as lost, so that the next dispatcher polls for it before sending it."""
-        if isinstance(answer, Busy) or (
-            isinstance(answer, EndpointUnreachable) and not answer.sent
-        ):
+        unsent = isinstance(answer, EndpointUnreachable) and not answer.sent
+        if unsent or isinstance(answer, Busy):
             return
         with contextlib.suppress(TaskQueueError, TimeoutError):
             async with asyncio.timeout(_FINAL_SECONDS / 2):
@@ -321,7 +318,10 @@ class JobAttempt:
 
     @property
     def _remaining(self) -> float:
-        return self._deadline - time.monotonic()
+        # Time before the job is sent does not count, for example that of a slow connection or a frozen dispatcher.
+        begun_at = self._job.begun_at
+        passed = 0.0 if begun_at is None else time.monotonic() - begun_at
+        return self._config.max_poll_time - passed
 
     async def _update_breaker(self, answer: Answer) -> None:
         """Update the endpoint's circuit breaker. Pause the endpoint if it is busy, or if the breaker demands it."""

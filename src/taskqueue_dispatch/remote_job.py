@@ -43,6 +43,8 @@ class RemoteJob:
         """the server's id for the job"""
         self.sent = held.lease.resumed
         """whether a server may have received the job"""
+        self.begun_at: float | None = None
+        """monotonic time at which this attempt sent the job or found it on a server"""
         self._url = held.lease.url
         self._delivery = delivery
         self._held = held
@@ -89,7 +91,11 @@ class RemoteJob:
         """Make sure that the slot is held when the job is about to be sent. Raises `NotReachedError` if it is lost."""
         if not await self._keep_slot():
             raise NotReachedError("the slot was lost before the job was sent")
-        self.sent = True
+        self.begin()
+
+    def begin(self) -> None:
+        """Note that the job is on a server from now on."""
+        self.sent, self.begun_at = True, time.monotonic()
 
     async def _keep_slot(self) -> bool:
         """Keep the slot of a job that is not sent yet. Return False if it is lost.

@@ -34,6 +34,8 @@ _EVERY = 0.025
 """seconds between two jobs of healthy tenants; poisonous ones come a third as often"""
 _SECONDS = 5.4
 """seconds during which jobs are submitted"""
+_HOUSEKEEPING = 0.22
+"""seconds between two runs of maintenance: outages of a third of a lease count as a freeze; see docs/reliability.md"""
 _ASKED = ModelConfig(
     poll_interval=0.1,
     max_poll_time=0.6,
@@ -78,7 +80,9 @@ class Dispatching(World):
     def __init__(self, folder: Path, shape: Shape | None = None, **more: Any) -> None:
         """Reserve the ports without starting anything."""
         keys = tuple(map(queue_of, MODELS))
-        shape = msgspec.structs.replace(shape or Shape(), keys=keys, consumers=0, producers=0)
+        shape = msgspec.structs.replace(
+            shape or Shape(), keys=keys, consumers=0, producers=0, housekeeping=_HOUSEKEEPING
+        )
         super().__init__(folder, shape, **more)
         self._authority = folder / "authority.pem"
         self._ports: list[PortHold] = [reserve() for _ in range(_GPUS + 1)]

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from taskqueue_core.backend import Backend
 from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
+from taskqueue_dispatch.remote_job import RemoteJob
 from tests.dispatch.patience import until
 from tests.dispatch.support import ASKED, Gate, all_free, dispatching, ended, ledger_of, send, serve
 
 POLLED = ModelConfig(
     model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=60
 )
+
+
+SHORT = ModelConfig(max_poll_time=0.2, poll_interval=0.05, max_retries=0)
+SHORT_POLLED = POLLED.model_copy(update={"max_poll_time": 0.2, "max_retries": 0})
 
 
 async def test_jobs_are_done_once_each(backend: Backend) -> None:
@@ -113,3 +120,30 @@ async def test_a_server_that_crashes_with_a_job(backend: Backend) -> None:
         assert sum(gpu.runs.values()) == 3
         assert gpu.most_at_once == 1
         await until(lambda: all_free(backend), "all slots are free")
+
+
+@pytest.mark.parametrize("reports", [True, False], ids=["reports", "no-reports"])
+@pytest.mark.parametrize("config", [SHORT, SHORT_POLLED], ids=["sync", "async"])
+async def test_waiting_for_a_connection(
+    backend: Backend, config: ModelConfig, monkeypatch: pytest.MonkeyPatch, *, reports: bool
+) -> None:
+    """The time that a job waits for a connection or its slot does not count for max_poll_time (U26, C18).
+
+    The first attempt waits twice as long. The job runs once, and uses up no retry.
+    """
+    confirm, waits = RemoteJob._confirm_slot, [2 * config.max_poll_time]
+
+    async def confirm_late(self: RemoteJob) -> None:
+        if waits:
+            await asyncio.sleep(waits.pop())
+        await confirm(self)
+
+    monkeypatch.setattr(RemoteJob, "_confirm_slot", confirm_late)
+    async with (
+        SimulatedGpu(latency=0.05, asynchronous=config is SHORT_POLLED) as gpu,
+        dispatching(backend) as dispatcher,
+    ):
+        await dispatcher.registry.configure("flux", config)
+        await dispatcher.registry.register("flux", "a", gpu.url, 1, reports=reports)
+        await ended(dispatcher, await send(dispatcher, "flux"))
+        assert set(gpu.runs.values()) == {1}

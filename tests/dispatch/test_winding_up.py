@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from taskqueue_core.backend import Backend
+from taskqueue_core.consumer import settle
 from taskqueue_dispatch import job_attempt
 from taskqueue_dispatch import model_runner as runner
 from taskqueue_dispatch.callbacks import sender
@@ -226,9 +227,8 @@ async def test_stopped_between_report_and_settlement(
     async def waits(*words: Any) -> Any:
         reported.set()
         await go.wait()
-        return await settle(*words)
+        return await settle.settle(*words)
 
-    settle = job_attempt.settle
     monkeypatch.setattr(job_attempt, "settle", waits)
     monkeypatch.setattr(job_attempt, "_FINAL_SECONDS", PATIENCE)
     async with SimulatedGpu(name="a", latency=0.01, mode=Mode.FAIL) as gpu:

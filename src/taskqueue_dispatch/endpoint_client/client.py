@@ -109,8 +109,9 @@ class EndpointClient:
         of the attempt, and the lease's token for pushing the result. It never gets the client's callback URL.
         ``X-Model-Switched: true`` means that the server's previous job was for another model. A sync model must answer
         within ``max_poll_time``, or the attempt has failed, unless the call is not ``limited``; an async model must
-        accept the job within that time or a minute, whichever is shorter. ``ready`` is called when a connection is open
-        and the job is about to be sent; if it raises `NotReachedError`, the job is not sent.
+        accept the job within that time or a minute, whichever is shorter. This time counts from when the job is sent;
+        if it could not be sent within the same time, it was not sent. ``ready`` is called when a connection is open and
+        the job is about to be sent; if it raises `NotReachedError`, the job is not sent.
         """
         headers = [
             *_POST_HEADERS,
@@ -125,21 +126,29 @@ class EndpointClient:
         timeout = config.max_poll_time if sync else min(_ACCEPT_SECONDS, config.max_poll_time)
         if sync and not limited:
             timeout = math.inf
+        sent = False
+
+        async def begin() -> None:
+            nonlocal sent
+            if ready is not None:
+                await ready()
+            sent, request.extensions["limit"].deadline = True, anyio.current_time() + timeout
+
         try:
             request = httpx2.Request(
                 "POST", _address(lease.url), headers=headers, content=task.payload
             )
-            request.extensions["ready"] = ready
+            request.extensions["ready"] = begin
             target = lease.model, lease.server
             reply = await self._call(request, timeout, self._limit, target)
         except NotUsableError as error:
             return JobFailedAnswer(str(error), final=True, reason=_UNUSABLE)
         except TimeoutError:
-            if sync:
+            if sync and sent:
                 return JobFailedAnswer(
                     f"no complete response within the max_poll_time of {timeout:g} s"
                 )
-            return _timed_out(timeout)
+            return _timed_out(timeout, sent=sent)
         except (NotReachedError, NotWholeError) as error:
             return _unreachable(error)
         return read(reply, task.id, config)
@@ -196,7 +205,7 @@ class EndpointClient:
         async with self._transports.to(_origin(request.url)) as server:
             # Do not use asyncio.timeout: the transport shields the closing of idle connections only from anyio's
             # cancellation.
-            with anyio.fail_after(timeout):
+            with anyio.fail_after(timeout) as request.extensions["limit"]:
                 if server.pin is None:
                     return await exchange(server.transport, request, limit)
                 try:
@@ -248,5 +257,6 @@ def _unreachable(error: NotReachedError | NotWholeError) -> EndpointUnreachable:
     return EndpointUnreachable(str(error), sent=isinstance(error, NotWholeError))
 
 
-def _timed_out(timeout: float) -> EndpointUnreachable:
-    return EndpointUnreachable(f"no complete response within {timeout:g} s", sent=True)
+def _timed_out(timeout: float, *, sent: bool = True) -> EndpointUnreachable:
+    error = "no complete response" if sent else "the job could not be sent"
+    return EndpointUnreachable(f"{error} within {timeout:g} s", sent=sent)

@@ -93,6 +93,8 @@ class Gpu:
             await respond(send, 404, b"{}")
         else:
             if method == "DELETE" and run.body["will"] != "stubborn":
+                # Let the task begin: it would otherwise not note its end, and run for ever according to reports.
+                await asyncio.sleep(0)
                 run.work.cancel()
                 await asyncio.wait([run.work])
             if self.mode == "stale":
@@ -117,9 +119,6 @@ class Gpu:
         told = {"call": call, "key": queue_of(model), "task": run.job}
         self._log.note(What.RUN, name=f"{model}-{self._name}", **told)
         run.work = asyncio.create_task(self._work(run, told))
-        await asyncio.sleep(
-            0
-        )  # a task that is cancelled before its first step would not note its end
         if mode == "gateway":
             await respond(send, 502, b"{}")
         elif mode == "drop":
