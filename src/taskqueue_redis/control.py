@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from taskqueue_core.authoring.helpers import (
 from taskqueue_core.capabilities import DeletedQueue, Durability, Maintained, Order, QueueSettings
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
 from taskqueue_core.limits import check_name
-from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import (
     DeadLetter,
     Delivery,
@@ -33,13 +31,22 @@ from taskqueue_core.tasks import (
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.receipts import parse_receipt
 from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
-from taskqueue_redis.scripts.task_record import dead_letter_of, ledger_of, pairs, status_of
+from taskqueue_redis.scripts.task_record import (
+    dead_letter_of,
+    ledger_of,
+    limits_of,
+    number_in,
+    pairs,
+    settings_in,
+    status_of,
+)
 
 _CHUNK = 500
 _SOON = 0.5
 """seconds until the next maintenance pass after maintenance has caught up, because the load probably continues"""
 _AT_ONCE = 250
 """maximum number of tasks that one script call moves, so that it blocks Redis only briefly"""
+_SET = "set them again (their version is that of the settings that are returned)"
 _log = logging.getLogger("taskqueue.redis")
 
 
@@ -100,9 +107,15 @@ class RedisControl(_ScriptCaller):
         return tuple(sorted(names))
 
     async def settings(self, key: str) -> QueueSettings:
-        counters, _, _ = await self._of("stats", key)
-        text = pairs(counters).get("settings")
-        return QueueSettings() if text is None else QueueSettings.model_validate_json(text)
+        settings, version = await self._stored_settings(key)
+        if settings is None:
+            _log.error("the settings of queue %s are lost: %s", key, _SET)
+        return settings or QueueSettings(version=version)
+
+    async def _stored_settings(self, key: str) -> tuple[QueueSettings | None, int]:
+        """Return the settings of a queue, ``None`` if they and their copy are damaged, and their version."""
+        fields = pairs((await self._of("stats", key))[0])
+        return settings_in(fields), number_in(fields, "version")
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
@@ -137,7 +150,7 @@ class RedisControl(_ScriptCaller):
             changed.moved_to or "",
             msgspec.json.encode(changed.bound_to) if changed.bound_to else "",
             msgspec.json.encode(changed.weights) if changed.weights else "",
-            *_limits(changed),
+            *limits_of(changed),
         )
         if reply != b"ok":
             raise SettingsConflict(
@@ -160,10 +173,10 @@ class RedisControl(_ScriptCaller):
             key=key,
             ledger=ledger_of(counters),
             oldest_waiting=seconds(oldest) if oldest else None,
-            delivered=int(counters.get("delivered", 0)),
-            redelivered=int(counters.get("redelivered", 0)),
-            retried=int(counters.get("retried", 0)),
-            lost=int(counters.get("lost", 0)),
+            delivered=number_in(counters, "delivered"),
+            redelivered=number_in(counters, "redelivered"),
+            retried=number_in(counters, "retried"),
+            lost=number_in(counters, "lost"),
             subscribers=int(subscribers),
         )
 
@@ -313,40 +326,28 @@ class RedisControl(_ScriptCaller):
                 "(steps so far: %d)", partition, last, steps,
             )  # fmt: skip
 
+    async def _apply_again(self, key: str) -> None:
+        """Store the settings of a queue again. A failure is logged only, because maintenance must continue."""
+        try:
+            settings, _ = await self._stored_settings(key)
+            if settings is not None:
+                await self.configure(key, settings)
+            else:
+                _log.error("the settings of queue %s are lost: %s", key, _SET)
+        except SettingsConflict:
+            pass  # another process applies them
+        except Exception:  # noqa: BLE001 - a report of damage must not end maintenance
+            _log.exception("could not apply the settings of queue %s again", key)
+
     async def _report_damage(self, partition: str, damaged: list[bytes]) -> None:
         for key, _, task_id in (name.decode(errors="replace").partition(" ") for name in damaged):
             if task_id == "/":
                 _log.error(
                     "partition %s: the counters or limits of queue %s were damaged", partition, key
                 )
-                settings = await self.settings(key)
-                with contextlib.suppress(SettingsConflict):  # another process applies them
-                    await self.configure(key, settings)
+                await self._apply_again(key)
             else:
                 _log.error("partition %s: task %s of %s was damaged", partition, task_id, key)
-
-
-def _limits(settings: QueueSettings) -> tuple[int | float, ...]:
-    """Return the limits in the order of FLOWS in lua/lib/flow.lua."""
-    return (
-        settings.capacity or 0,
-        settings.max_inflight,
-        *_bucket(settings.rate_limit),
-        int(settings.paused),
-        int(settings.intake_paused),
-        int(settings.moved_to is not None),
-        microseconds(settings.max_processing_time or 0),
-        int(settings.order is Order.FAIR),
-        int(bool(settings.weights)),
-        settings.tenant_capacity or 0,
-        settings.tenant_max_inflight,
-        *_bucket(settings.tenant_rate_limit),
-        settings.floor_share,
-    )
-
-
-def _bucket(limit: RateLimit | None) -> tuple[int, int]:
-    return (limit.max_tokens, microseconds(limit.period)) if limit else (0, 0)
 
 
 class RedisDeadLetters(_ScriptCaller):

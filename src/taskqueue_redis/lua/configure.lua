@@ -8,11 +8,12 @@
 local q = queue(ARGV[3])
 lift_refusal()
 local version = call('HGET', q.name, 'version') or '0'
+if not string.find(version, '^%d+$') then version = ARGV[4] end -- it is damaged
 if version ~= ARGV[4] then
   if call('HGET', q.name, 'settings') == ARGV[5] then return 'ok' end
   return version
 end
-call('HSET', q.name, 'version', ARGV[4] + 1, 'settings', ARGV[5], 'result_ttl', ARGV[7], 'max_losses', ARGV[8],
+call('HSET', q.name, 'version', ARGV[4] + 1, 'settings', ARGV[5], 'copied', ARGV[5], 'result_ttl', ARGV[7], 'max_losses', ARGV[8],
   'replicas', ARGV[11])
 if ARGV[10] ~= '' then call('HSET', q.name, 'durability', ARGV[10]) else call('HDEL', q.name, 'durability') end
 local noted_before = q.journal
@@ -39,7 +40,7 @@ if f.tenant_tokens ~= tokens or f.tenant_period ~= period then
 end
 if f.tenant_capacity + f.tenant_inflight + f.tenant_tokens == 0 then
   f.epoch = 0
-  call('DEL', q.name .. '/T', q.name .. '/u')
+  call('UNLINK', q.name .. '/T', q.name .. '/u')
 elseif f.epoch == 0 then
   f.epoch = (ARGV[4] + 1) % 16000 + 1
 end
@@ -59,7 +60,7 @@ call('ZADD', PARTITION .. ':idle', text(now + cjson.decode(ARGV[5]).queue_ttl * 
 for i = 1, #q.lanes do
   local priority = sub(q.lanes, i, i)
   if f.fair == 0 then
-    call('DEL', q.name .. '/g' .. priority)
+    call('UNLINK', q.name .. '/g' .. priority)
   elseif not was_fair then
     call('ZUNIONSTORE', q.name .. '/g' .. priority, 1, q.name .. '/w' .. priority, 'WEIGHTS', 0)
   end
@@ -68,7 +69,7 @@ if f.fair == 1 then
   q.sorted = true
   call('ZUNIONSTORE', q.name .. '/v', 1, q.name .. '/v', 'WEIGHTS', 0)
 else
-  call('DEL', q.name .. '/v')
+  call('UNLINK', q.name .. '/v')
 end
 if q.journal or noted_before then -- if the journal is switched off, this is the last entry about the queue
   noting().note(q, 'configured', '', {attempt = 0, losses = 0, priority = 0}, '', nil, nil, ARGV[5])

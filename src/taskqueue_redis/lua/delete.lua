@@ -6,7 +6,7 @@
 -- (unless all are 0, nothing was deleted).
 local q, budget = queue(ARGV[3]), tonumber(ARGV[4])
 lift_refusal()
-if not q.known then return {0, 0, 1, {0, 0, 0, 0, tonumber(call('HGET', PARTITION .. ':subs', q.key)) or 0}} end
+if not q.known then return {0, 0, 1, {0, 0, 0, 0, subscribers(q)}} end
 local used, total = uses(q), 0
 for i = 1, #used do total = total + used[i] end
 if total > 0 then

@@ -145,6 +145,7 @@ local looked = 0 -- number of records that were checked
 local function check(q)
   local removed = 0
   if looked < 500 then looked = looked + rarely().check_some(q) end
+  rarely().check_settings(q)
   recount(q)
   if q.waiting > q.held then call('SADD', PARTITION .. ':ready', q.key) end -- an earlier script may have failed
   call('ZADD', PARTITION .. ':idle', 'NX', text(now + QUEUE_TTL), q.key) -- an earlier version created the queue

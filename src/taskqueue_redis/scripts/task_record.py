@@ -1,15 +1,19 @@
-"""Parsing the packed records of tasks, and the history that some tasks have."""
+"""Parsing the packed records and the history of tasks, and the fields of queues."""
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
+from pydantic import ValidationError
 
+from taskqueue_core.capabilities import Order, QueueSettings
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import DeadLetter, Failure, Ledger, State, Task, TaskStatus
-from taskqueue_redis.scripts.runner import seconds
+from taskqueue_redis.scripts.runner import microseconds, seconds
 from taskqueue_redis.scripts.task_codec import Corrupt, decode, salvage
 
 # The format is defined in lua/lib/states.lua. Each number of 7 bytes is unpacked as a byte string.
@@ -117,12 +121,53 @@ def record_of(packed: bytes | None) -> TaskRecord | None:
 
 def ledger_of(counters: Mapping[str, str]) -> Ledger:
     """Return the ledger that the counters of a queue contain."""
-    return Ledger(**{name: int(counters.get(name, 0)) for name in Ledger.__struct_fields__})
+    return Ledger(**{name: number_in(counters, name) for name in Ledger.__struct_fields__})
+
+
+def number_in(counters: Mapping[str, str], name: str) -> int:
+    """Return a counter of a queue; 0 if it is missing or damaged."""
+    text = counters.get(name, "0")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def settings_in(fields: Mapping[str, str]) -> QueueSettings | None:
+    """Return the settings among the fields of a queue, ``None`` if they and their copy are damaged."""
+    texts = [fields[name] for name in ("settings", "copied") if name in fields]
+    for text in texts:
+        with contextlib.suppress(ValidationError):
+            return QueueSettings.model_validate_json(text)
+    return None if texts else QueueSettings()
+
+
+def limits_of(settings: QueueSettings) -> tuple[int | float, ...]:
+    """Return the limits in the order of FLOWS in lua/lib/flow.lua."""
+    return (
+        settings.capacity or 0,
+        settings.max_inflight,
+        *_bucket(settings.rate_limit),
+        int(settings.paused),
+        int(settings.intake_paused),
+        int(settings.moved_to is not None),
+        microseconds(settings.max_processing_time or 0),
+        int(settings.order is Order.FAIR),
+        int(bool(settings.weights)),
+        settings.tenant_capacity or 0,
+        settings.tenant_max_inflight,
+        *_bucket(settings.tenant_rate_limit),
+        settings.floor_share,
+    )
+
+
+def _bucket(limit: RateLimit | None) -> tuple[int, int]:
+    return (limit.max_tokens, microseconds(limit.period)) if limit else (0, 0)
 
 
 def pairs(reply: list[bytes]) -> dict[str, str]:
     """Convert the list of alternating fields and values of a Redis hash to a mapping."""
-    return {reply[n].decode(): reply[n + 1].decode() for n in range(0, len(reply), 2)}
+    return {
+        reply[n].decode(errors="replace"): reply[n + 1].decode(errors="replace")
+        for n in range(0, len(reply), 2)
+    }
 
 
 def _task(key: str, task_id: str, priority: int, body: bytes | None) -> Task:

@@ -96,6 +96,13 @@ local function check_members(q, set, state, place)
   if set == '/d' then index(q, '/d', ':due') end
 end
 
+-- Checks whether the settings of a queue agree with their copy. The caller of maintenance applies them again if not.
+local function check_settings(q)
+  local kept = call('HMGET', q.name, 'settings', 'copied')
+  if kept[1] == kept[2] then return end
+  if kept[2] then note_damage(q, '/') else call('HSET', q.name, 'copied', kept[1]) end -- stored by an earlier version
+end
+
 -- Checks some ordering keys. Passes a key on if its holder cannot hold it.
 local function check_keys(q)
   local some = call('HRANDFIELD', q.name .. '/h', 20, 'WITHVALUES')

@@ -43,7 +43,8 @@ local function spend(q, spent, tenant, turns)
   q.flow_changed, q.save = true, save_order
   local cost = TURN * turns
   if f.weighted == 1 and tenant then
-    cost = floor(cost / (tonumber(call('HGET', q.name .. '/W', tenant)) or 1) + 0.5)
+    local weight = tonumber(call('HGET', q.name .. '/W', tenant))
+    if weight and weight >= 1 and weight <= 1000 then cost = floor(cost / weight + 0.5) end -- others are damaged
   end
   return (floor(spent / TICKS) + cost) * TICKS + f.tick
 end
@@ -115,7 +116,7 @@ local function left_lanes(q, n)
   if q.laned > 0 then return end
   for i = 1, #q.lanes do
     local priority = sub(q.lanes, i, i)
-    call('DEL', q.name .. '/w' .. priority, q.name .. '/g' .. priority)
+    call('UNLINK', q.name .. '/w' .. priority, q.name .. '/g' .. priority)
   end
 end
 

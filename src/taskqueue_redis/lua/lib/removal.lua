@@ -1,10 +1,28 @@
 -- Removal of queues that have no tasks.
 
+local asked = 0 -- number of consumers that were asked for their queues
+
+-- Returns how many consumers have subscribed to a queue. The stored number is too high if another program has deleted
+-- the queues of a consumer; it is corrected. Asks a limited number of consumers.
+local function subscribers(q)
+  local counted = tonumber(call('HGET', PARTITION .. ':subs', q.key)) or 0
+  local tokens = counted > 0 and asked < 2000 and call('ZRANGE', PARTITION .. ':alive', 0, 1000) or {}
+  if counted == 0 or asked >= 2000 or #tokens > 1000 then return counted end
+  local number = 0
+  for i = 1, #tokens do number = number + call('SISMEMBER', PARTITION .. ':k:' .. tokens[i], q.key) end
+  asked = asked + #tokens
+  if number ~= counted then
+    call('HINCRBY', META, 'anomalies', 1)
+    if number > 0 then call('HSET', PARTITION .. ':subs', q.key, number) else call('HDEL', PARTITION .. ':subs', q.key) end
+  end
+  return number
+end
+
 -- Returns how a queue is used: its numbers of waiting, scheduled and running tasks, dead letters, and subscriptions.
 local function uses(q)
   recount(q)
   return {q.waiting, call('ZCARD', q.name .. '/d'), q.in_flight, call('ZCARD', q.name .. '/dead'),
-    tonumber(call('HGET', PARTITION .. ':subs', q.key)) or 0}
+    subscribers(q)}
 end
 
 local function is_used(q)
@@ -22,12 +40,12 @@ local function remove(q, all)
     for _, kind in ipairs({'s', 'z', 'r', 'w', 'g'}) do names[#names + 1] = stream_of(q, kind, priority) end
     fields[#fields + 1], fields[#fields + 2] = 's' .. priority, 'r' .. priority
   end
-  call('DEL', q.name .. '/t', unpack(names))
+  call('UNLINK', q.name .. '/t', unpack(names)) -- not DEL, which takes long if records were left
   for _, name in ipairs({':due', ':deadlines', ':results', ':forget', ':processing'}) do
     call('ZREM', PARTITION .. name, q.key)
   end
   if all or not call('HGET', q.name, 'version') then
-    call('DEL', q.name, q.name .. '/n', q.name .. '/f', q.name .. '/W')
+    call('UNLINK', q.name, q.name .. '/n', q.name .. '/f', q.name .. '/W')
     call('ZREM', PARTITION .. ':idle', q.key)
     call('SREM', PARTITION .. ':queues', q.key)
     call('SREM', PARTITION .. ':ready', q.key)
@@ -40,9 +58,10 @@ end
 
 -- Sets the time of the next check whether a queue is idle.
 local function check_later(q)
-  local settings = call('HGET', q.name, 'settings')
-  local ttl = settings and cjson.decode(settings).queue_ttl
-  call('ZADD', PARTITION .. ':idle', text(now + (ttl and ttl * 1000000 or QUEUE_TTL)), q.key)
+  local sound, settings = pcall(cjson.decode, call('HGET', q.name, 'settings') or '')
+  local ttl = sound and type(settings) == 'table' and tonumber(settings.queue_ttl)
+  ttl = ttl and ttl > 0 and ttl < 1e9 and ttl * 1000000 or QUEUE_TTL
+  call('ZADD', PARTITION .. ':idle', text(now + ttl), q.key)
 end
 
 -- Removes queues that were empty at the last check and have had no task since then, so their last sequence number is

@@ -94,8 +94,9 @@ end
 -- Returns why a task is refused; nothing if it is accepted.
 local function refusal(q, about)
   local f = flow_of(q)
-  if f.moved == 1 then return 'moved:' .. call('HGET', q.name, 'moved_to') end
-  if f.intake_paused == 1 then return 'intake_paused' end
+  local moved_to = f.moved == 1 and call('HGET', q.name, 'moved_to')
+  if moved_to then return 'moved:' .. moved_to end
+  if f.intake_paused == 1 or f.moved == 1 then return 'intake_paused' end
   if f.capacity > 0 and q.fresh >= f.capacity then return 'capacity:' .. text(q.fresh) .. ':' .. text(f.capacity) end
   if f.tenant_capacity > 0 then
     local _, _, tenant = told_of(about)

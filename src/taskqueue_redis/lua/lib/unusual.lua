@@ -52,10 +52,25 @@ end
 
 local COPIES = 500 -- number of copies after which further tasks are left to the next call
 
+-- Returns the queues to which a queue is bound; nothing if they are damaged.
+local function bound_keys(q)
+  local sound, keys = pcall(cjson.decode, call('HGET', q.name, 'bound_to') or '')
+  if not sound or type(keys) ~= 'table' or #keys == 0 then return end
+  for i = 1, #keys do
+    if type(keys[i]) ~= 'string' then return end
+  end
+  return keys
+end
+
 -- Stores a copy of a task in each queue to which its queue is bound, or in none. Returns the answer for the task, and
 -- whether further tasks must wait for the next call.
 local function publish_copies(bound, id, about, body)
-  bound.bound_to = bound.bound_to or cjson.decode(call('HGET', bound.name, 'bound_to'))
+  bound.bound_to = bound.bound_to or bound_keys(bound)
+  if not bound.bound_to then -- maintenance applies the settings again
+    if not bound.damaged then note_damage(bound, '/') end
+    bound.damaged = true
+    return 'intake_paused', false
+  end
   local keys, lacking, known = bound.bound_to, {}, {}
   bound.copies = (bound.copies or 0) + #keys
   local full = bound.copies >= COPIES
