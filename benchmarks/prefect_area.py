@@ -37,7 +37,11 @@ _AT_ONCE: tuple[Measurement, ...] = (
     prefect_delivery.full,
     prefect_backlog.many,
 )
-_ALONE: tuple[Measurement, ...] = (prefect_speed.idle, prefect_speed.speed)
+_ALONE: tuple[Measurement, ...] = (
+    prefect_speed.idle,
+    prefect_speed.speed,
+    prefect_speed.drain,
+)
 _OF_ATTEMPTS = (prefect_busy.busy, prefect_delivery.due)
 """the measurements that are made for earlier solutions"""
 MEASUREMENTS = (*_ALONE, *_AT_ONCE)

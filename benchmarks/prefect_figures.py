@@ -40,6 +40,7 @@ IDLE_REDIS = "300 idle subscribers of 5 keys: CPU of Redis, % of a core"
 P50 = "from POST to the worker, p50 ms"
 P99 = "from POST to the worker, p99 ms"
 CREATES = "creates by 8 clients, runs/s"
+DRAIN = "1000 waiting, 40 workers at one replica: runs/s"
 
 ALL = (
     ACROSS,
@@ -60,6 +61,7 @@ ALL = (
     P50,
     P99,
     CREATES,
+    DRAIN,
 )
 """all figures, in the order in which the page shows them"""
 BOUNDS = {SCHEDULED: PATIENCE, RETRIED: PATIENCE, FULL: 5.0}

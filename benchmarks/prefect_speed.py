@@ -1,4 +1,4 @@
-"""The cost of an idle worker, the latency of a run, and the rate at which runs can be created."""
+"""The cost of an idle worker, the latency of a run, and the rates at which runs are created and received."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ SETTLE = 3.0
 """seconds until new connections cause no more work"""
 ROUNDS, WARM = 200, 20
 CLIENTS, CREATING = 8, 5.0
+BACKLOG, WORKERS = 1000, 40
 _IDLERS = Path(__file__).parent / "prefect_idlers.py"
 
 
@@ -114,6 +115,44 @@ async def _creates(client: httpx2.AsyncClient) -> float:
     begin = time.monotonic()
     counts = await asyncio.gather(*(one() for _ in range(CLIENTS)))
     return sum(counts) / (time.monotonic() - begin)
+
+
+def drain(side: Side) -> dict[str, float]:
+    """Measure the rate at which workers that connect to one replica receive and ack a backlog."""
+    return {figures.DRAIN: asyncio.run(_drain(side))}
+
+
+async def _drain(side: Side) -> float:
+    name, created, received = key(), 0, 0
+    drained = asyncio.Event()
+
+    async def create(client: httpx2.AsyncClient) -> None:
+        nonlocal created
+        while created < BACKLOG:
+            created += 1
+            await _create(client, name)
+
+    async def receive(number: int) -> None:
+        nonlocal received
+        async with Taker(side.a.socket, name, client_id=f"worker-{number}") as taker:
+            while True:
+                await taker.socket.recv()
+                await taker.ack()
+                received += 1
+                if received == BACKLOG:
+                    drained.set()
+
+    async with httpx2.AsyncClient(base_url=side.a.api, trust_env=False, timeout=30) as client:
+        await asyncio.gather(*(create(client) for _ in range(CLIENTS)))
+    begin = time.monotonic()
+    workers = [asyncio.create_task(receive(number)) for number in range(WORKERS)]
+    try:
+        await asyncio.wait_for(drained.wait(), 60)
+        return BACKLOG / (time.monotonic() - begin)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
 
 
 async def _create(client: httpx2.AsyncClient, name: str) -> None:

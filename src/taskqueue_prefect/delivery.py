@@ -20,18 +20,20 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from functools import partial
 from secrets import token_hex
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
-from taskqueue_core.backend import Subscription
-from taskqueue_core.consumer.outage import OutageRetry, close
-from taskqueue_core.consumer.settle import Settler, settle
+from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.capabilities import Handover, has
+from taskqueue_core.consumer.outage import close
+from taskqueue_core.consumer.settle import settle
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Rejected, ScheduleRetry
-from taskqueue_core.tasks import Delivery, State, Task
+from taskqueue_core.tasks import Delivery, Task
 from taskqueue_prefect import task_runs
+from taskqueue_prefect.batching import SharedReceiver
 from taskqueue_prefect.context import LOG, Host
 from taskqueue_prefect.names import connection_of, name_of
 from taskqueue_prefect.prefect_types import TaskRun
@@ -111,7 +113,7 @@ class SharedQueueDelivery:
         self._client = _UNKNOWN_CLIENT
         self._connection = connection_of(_UNKNOWN_CLIENT, self._connection_mark)
         self._subscription: Subscription | None = None
-        self._outage = OutageRetry(self._log_outage)
+        self._receiver = SharedReceiver.join(host, self._keys)
         self._sent: Delivery | None = None
         """the run that was sent to the worker and has not been acknowledged yet"""
         self._state = ""
@@ -169,37 +171,29 @@ class SharedQueueDelivery:
         """Release the run that was sent, so that it is delivered again."""
         delivery, self._sent = self._sent, None
         if delivery is not None:
-            await self._settlements.redeliver([delivery])
-
-    @property
-    def _settlements(self) -> Settler:
-        return Settler(self._host.backend, self._open_subscription(), self._outage)
-
-    def _open_subscription(self) -> Subscription:
-        if self._subscription is None:
-            self._subscription = self._host.backend.subscribe(self._keys, self._connection)
-        return self._subscription
+            await self._receiver.settler.redeliver([delivery])
 
     async def _take(self) -> tuple[Delivery, TaskRun]:
         if self._settle_task is not None:
             await self._settle_task
-        subscription = self._open_subscription()
+        if self._subscription is None:
+            await self._register()
         while True:
-            received = await self._outage.retry_until_available(
-                partial(subscription.receive, 1, None)
-            )
-            for delivery in received.deliveries:
+            delivery = await self._receiver.receive()
+            try:
                 run = await self._runnable_run(delivery)
-                if run is not None and await self._is_still_held(delivery):
+                if run is not None and await self._receiver.is_held(delivery):
                     return delivery, run
+            except BaseException:
+                self._host.begin(self._receiver.settler.redeliver([delivery]))
+                raise
 
-    async def _is_still_held(self, delivery: Delivery) -> bool:
-        """Return whether the lease of a delivery is valid. The lease may expire while the process is suspended."""
-        task = delivery.task
-        poll = partial(self._host.control.statuses, task.key, task.id)
-        (status,) = await self._outage.retry_until_available(poll)
-        own = State.IN_FLIGHT, delivery.attempt, delivery.losses
-        return status is not None and (status.state, status.attempt, status.losses) == own
+    async def _register(self) -> None:
+        """List the worker among those that are connected. Its subscription receives nothing."""
+        self._subscription = self._host.backend.subscribe(self._keys, self._connection)
+        if has(self._host.backend, Capability.HANDOVER):
+            adopt = cast("Handover", self._subscription).adopt
+            await self._receiver.outage.retry_until_available(adopt)
 
     async def _runnable_run(self, delivery: Delivery) -> TaskRun | None:
         """Return the run of a delivery. If it cannot be sent to a worker, settle the delivery and return ``None``."""
@@ -237,11 +231,9 @@ class SharedQueueDelivery:
 
     async def _schedule_check(self, delivery: Delivery) -> None:
         later = ScheduleRetry(float(delivery.attempt), "the run's transaction is not committed")
-        backend, subscription = self._host.backend, self._open_subscription()
+        settled = partial(settle, self._host.backend, self._receiver.subscription, delivery, later)
         with contextlib.suppress(LeaseLost):
-            await self._outage.retry_until_available(
-                partial(settle, backend, subscription, delivery, later)
-            )
+            await self._receiver.outage.retry_until_available(settled)
 
     async def _read(self, run_id: str) -> TaskRun | None:
         logged = False
@@ -261,8 +253,9 @@ class SharedQueueDelivery:
             self._settle_task = asyncio.create_task(self._ack(delivery, run))
 
     async def _ack(self, delivery: Delivery, run: AcceptedRun) -> None:
-        results = await self._settlements.ack([(delivery, msgspec.json.encode(run))])
-        if run.worker is not None and not all(results.values()):
+        result = msgspec.json.encode(run)
+        current = await self._receiver.ack(delivery, result)
+        if run.worker is not None and not current:
             LOG.warning(
                 "an acknowledgement came too late: run %s will be delivered again", delivery.task.id
             )
@@ -273,25 +266,24 @@ class SharedQueueDelivery:
             delivery.task.id,
             reason,
         )
-        await self._settlements.settle_outcomes([(delivery, Rejected(_BAD_TASK_RUN, reason))])
+        await self._receiver.settler.settle_outcomes([(delivery, Rejected(_BAD_TASK_RUN, reason))])
 
     async def _end(self) -> None:
-        """Wait until the acknowledged run is settled, and release all other deliveries."""
+        """Wait until the acknowledged run is settled, and release the run that was not acknowledged."""
         await self._listener.stop()
+        delivery, self._sent = self._sent, None
         if self._take_task is not None:
             self._take_task.cancel()
-            await asyncio.gather(self._take_task, return_exceptions=True)
+            await asyncio.wait([self._take_task])
+            if not self._take_task.cancelled() and self._take_task.exception() is None:
+                delivery, _ = self._take_task.result()
         if self._settle_task is not None:
             await asyncio.wait([self._settle_task])
+        if delivery is not None:
+            await self._receiver.settler.redeliver([delivery])
         if self._subscription is not None:
             await close(self._subscription)
-
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes this argument by position
-        if ok:
-            self._host.forget()
-            LOG.info("store of the task queue available again")
-        else:
-            LOG.warning("store of the task queue unavailable: %s", reason)
+        await self._receiver.leave()
 
 
 def _names(task_keys: object) -> list[str]:

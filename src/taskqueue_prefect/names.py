@@ -15,6 +15,8 @@ _CUT_MARK = "~-"
 _DIGEST_LENGTH = 32
 _CONNECTION_SEPARATOR = "~+"
 """separator between a client's id and the mark that distinguishes its connections"""
+RECEIVER = "prefect-server"
+"""client id in the names of the connections with which servers receive runs for their workers"""
 _MARK_LENGTH = 10
 """maximum length of the mark that distinguishes a client's connections"""
 

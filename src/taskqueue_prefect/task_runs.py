@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -13,15 +15,18 @@ import msgspec
 
 from taskqueue_core.limits import TASK_RUN_BYTES
 from taskqueue_core.tasks import Task
+from taskqueue_prefect.batching import Batcher
 from taskqueue_prefect.names import name_of
 from taskqueue_prefect.prefect_types import TaskRun
 
-_BATCH_SIZE = 50
+_BATCH_SIZE = 100
 """maximum number of runs that one query reads"""
 _state = msgspec.json.Decoder(dict[str, Any])
 
 
-_readers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Reader] = WeakKeyDictionary()
+_readers: WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher[str, TaskRun | None]] = (
+    WeakKeyDictionary()
+)
 
 
 class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,54 +120,39 @@ async def read(run_id: str) -> TaskRun | None:
     loop = asyncio.get_running_loop()
     reader = _readers.get(loop)
     if reader is None:
-        reader = _readers[loop] = _Reader()
-    return await reader.read(run_id)
+        reader = _readers[loop] = Batcher(_connected, _BATCH_SIZE)
+    return await reader.submit(run_id)
 
 
-class _Reader:
-    """Reads the runs that the sockets of one event loop ask for, many with each query."""
+@contextlib.asynccontextmanager
+async def _connected() -> AsyncIterator[Callable[[Sequence[str]], Awaitable[list[TaskRun | None]]]]:
+    """Connect to the database for several queries. Getting a connection takes as long as two queries."""
+    from prefect.server.database import provide_database_interface
 
-    def __init__(self) -> None:
-        self._requested: dict[str, asyncio.Future[TaskRun | None]] = {}
-        self._task: asyncio.Task[None] | None = None
-
-    async def read(self, run_id: str) -> TaskRun | None:
-        future = self._requested.get(run_id)
-        if future is None:
-            future = self._requested[run_id] = asyncio.get_running_loop().create_future()
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
-        return await asyncio.shield(future)
-
-    async def _run(self) -> None:
-        while self._requested:
-            batch = dict(list(self._requested.items())[:_BATCH_SIZE])
-            for run_id in batch:
-                del self._requested[run_id]
-            try:
-                runs = await read_many(list(batch))
-            except Exception as error:  # noqa: BLE001 - each of the callers handles it
-                for future in batch.values():
-                    future.set_exception(error)
-                    future.exception()  # a caller that was cancelled does not retrieve it
-            else:
-                for run_id, future in batch.items():
-                    future.set_result(runs.get(run_id))
+    engine = await provide_database_interface().engine()
+    async with engine.connect() as connection:
+        yield partial(read_many, connection)
 
 
-async def read_many(run_ids: Sequence[str]) -> dict[str, TaskRun]:
-    """Return those of the runs that exist, by their ids, with one query."""
+async def read_many(connection: Any, run_ids: Sequence[str]) -> list[TaskRun | None]:
+    """Return runs with one query; ``None`` for each that does not exist."""
     import sqlalchemy as sa
     from prefect.server.database import provide_database_interface
     from prefect.server.schemas import core
+    from sqlalchemy.ext.asyncio import AsyncSession
 
     db = provide_database_interface()
-    async with db.session_context() as session:
-        query = sa.select(db.TaskRun).where(db.TaskRun.id.in_([UUID(run) for run in run_ids]))
-        return {
+    query = (
+        sa.select(db.TaskRun)
+        .where(db.TaskRun.id.in_({UUID(run) for run in run_ids}))
+        .options(sa.orm.joinedload(db.TaskRun._state))  # noqa: SLF001 - `state` cannot be loaded with the same query
+    )
+    async with AsyncSession(connection) as session:
+        runs = {
             str(row.id): core.TaskRun.model_validate(row, from_attributes=True)
             for row in (await session.scalars(query)).all()
         }
+    return [runs.get(run) for run in run_ids]
 
 
 async def scheduled_after(last: UUID, limit: int) -> list[Run]:

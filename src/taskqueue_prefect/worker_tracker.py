@@ -9,7 +9,7 @@ from typing import Any
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.delivery import SharedQueueDelivery
 from taskqueue_prefect.enqueue import answer_in_time
-from taskqueue_prefect.names import client_of, spelling_of
+from taskqueue_prefect.names import RECEIVER, client_of, spelling_of
 from taskqueue_prefect.prefect_types import TaskWorkerResponse
 
 
@@ -53,7 +53,8 @@ class Workers:
             workers = await host.control.workers()
         keys: dict[str, set[str]] = {}
         for connection in workers:
-            keys.setdefault(client_of(connection.worker_id), set()).update(connection.keys)
+            if (client := client_of(connection.worker_id)) != RECEIVER:
+                keys.setdefault(client, set()).update(connection.keys)
         # The current time is correct for all workers, because the store lists only workers that are connected.
         now = datetime.now(UTC)
         return [

@@ -33,7 +33,7 @@ class RedisContext:
         self.process_id = secrets.token_hex(8)
         """random id of this backend object"""
         self.wakeups = Wakeups(self.scripts, self.receipts, self.process_id)
-        self.heartbeat = Heartbeat(settings, self.receipts)
+        self.heartbeat = Heartbeat(settings)
         self.background = BackgroundTasks()
         """background tasks, such as the rest of cancelled calls; they end before the connections are closed"""
         self.closing = asyncio.Event()

@@ -10,7 +10,7 @@ import threading
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.client import RedisClient
-from taskqueue_redis.scripts.receipts import Receipts
+from taskqueue_redis.scripts.receipts import Consumer
 from taskqueue_redis.scripts.runner import ScriptRunner
 
 _BEATS = 3
@@ -21,19 +21,18 @@ _log = logging.getLogger("taskqueue.redis")
 class Heartbeat:
     """Renews the leases of consumers, three times within the duration of a lease."""
 
-    def __init__(self, settings: RedisSettings, receipts: Receipts) -> None:
+    def __init__(self, settings: RedisSettings) -> None:
         """Create a heartbeat without a thread; the first call of `add` starts the thread.
 
-        If a consumer's lease expires, its deliveries are revoked in the event loop of the first call of `add`. The
-        thread ends when that loop is closed.
+        If a consumer's lease expires, its `expire` is called in the event loop of the first call of `add`. The thread
+        ends when that loop is closed.
         """
         # Short timeouts leave time for a second attempt within the lease if an answer is lost.
         patience = settings.lease / 3
         names = ("answer_timeout", "connect_timeout", "operation_timeout")
         timeouts = {name: min(getattr(settings, name), patience) for name in names}
         self._settings = settings.model_copy(update=timeouts)
-        self._receipts = receipts
-        self._consumers: dict[str, set[str]] = {}
+        self._consumers: dict[str, dict[str, Consumer]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._owner: asyncio.AbstractEventLoop | None = None
@@ -41,12 +40,12 @@ class Heartbeat:
         self._beating: asyncio.Task[None] | None = None
         self._closed = False
 
-    def add(self, token: str, partition: str) -> None:
+    def add(self, consumer: Consumer, partition: str) -> None:
         """Send heartbeats for a consumer in a partition."""
         with self._lock:
             if self._owner is None or self._owner.is_closed():
                 self._owner, self._consumers = asyncio.get_running_loop(), {}
-            self._consumers.setdefault(partition, set()).add(token)
+            self._consumers.setdefault(partition, {})[consumer.token] = consumer
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(
                     target=self._run, name="taskqueue-heartbeat", daemon=True
@@ -56,8 +55,8 @@ class Heartbeat:
     def remove(self, token: str) -> None:
         """Stop sending heartbeats for a consumer."""
         with self._lock:
-            for tokens in self._consumers.values():
-                tokens.discard(token)
+            for consumers in self._consumers.values():
+                consumers.pop(token, None)
 
     async def aclose(self) -> None:
         """End the thread. A heartbeat in progress is cancelled, because the store may be unavailable."""
@@ -91,27 +90,29 @@ class Heartbeat:
                     if self._owner is None or self._owner.is_closed():
                         self._thread = None  # no code is left that could settle the deliveries
                         return
-                    consumers = {name: sorted(tokens) for name, tokens in self._consumers.items()}
+                    consumers = {name: dict(each) for name, each in self._consumers.items()}
                 beats = (self._beat(scripts, *pair) for pair in consumers.items())
                 if not all(await asyncio.gather(*beats)):
                     pause /= 10  # retry soon, because the leases may expire
         finally:
             await client.aclose()
 
-    async def _beat(self, scripts: ScriptRunner, partition: str, tokens: list[str]) -> bool:
-        if not tokens:
+    async def _beat(
+        self, scripts: ScriptRunner, partition: str, consumers: dict[str, Consumer]
+    ) -> bool:
+        if not consumers:
             return True
         try:
-            gone = await scripts.run("beat", partition, *tokens)
+            gone = await scripts.run("beat", partition, *consumers)
         except TaskQueueError as error:
             _log.warning("could not send a heartbeat (%s)", type(error.__cause__ or error).__name__)
             return False
         except Exception:  # noqa: BLE001 - no error may end the thread, because the leases would expire
             _log.exception("could not send a heartbeat")
             return False
-        for token in gone:
-            self.remove(token.decode())
+        for token in map(bytes.decode, gone):
+            self.remove(token)
             if self._owner is not None:
                 with contextlib.suppress(RuntimeError):  # the event loop has ended
-                    self._owner.call_soon_threadsafe(self._receipts.revoke_all, token.decode())
+                    self._owner.call_soon_threadsafe(consumers[token].expire, token)
         return True

@@ -242,9 +242,10 @@ class Receiver:
     async def _read(
         self, partition: str, limit: int, keys: tuple[str, ...], *, poll: bool
     ) -> _Batch:
+        token = self._consumer.token
         try:
             reply = await self._context.scripts.run(
-                "receive", partition, self._consumer.token, self._turn, limit, int(poll), *keys,
+                "receive", partition, token, self._turn, limit, int(poll), *keys,
                 resend=False,
             )  # fmt: skip
         except asyncio.CancelledError:
@@ -257,6 +258,8 @@ class Receiver:
                 case AnswerLost() | ScriptError():
                     self._mark_uncertain(partition)
             raise
+        if token != self._consumer.token:  # the lease has expired since
+            raise ConsumerExpired
         taken = _Batch()
         self._note(taken, partition, keys, reply)
         return taken

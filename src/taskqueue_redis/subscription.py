@@ -13,7 +13,7 @@ from taskqueue_core.authoring.helpers import (
     checked_results,
 )
 from taskqueue_core.concurrency import gather_all
-from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed
+from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed, TaskQueueError
 from taskqueue_core.tasks import Delivery, Received, Settled
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.receiver import ConsumerExpired, Receiver
@@ -22,6 +22,8 @@ from taskqueue_redis.scripts.runner import microseconds, seconds
 from taskqueue_redis.scripts.task_codec import delivery_of
 
 _RELEASED_AT_ONCE = 200
+_RETRY_SECONDS = 1.0
+"""seconds between attempts to register again"""
 _CHECKS = 100
 """maximum number of consecutive reads that return nothing although the store reports more work"""
 
@@ -83,10 +85,11 @@ class RedisSubscription(SubscriptionBase):
             self._woken.clear()
             if self._closing.is_set():
                 break
+            token = self.token
             try:
                 received = await self._receiver.take(limit)
             except ConsumerExpired:
-                self._restart()
+                self._restart(token)
                 continue
             if self._closing.is_set():
                 break
@@ -193,7 +196,7 @@ class RedisSubscription(SubscriptionBase):
             self._context.clock.learn(partition, now)
             if token == self.token:  # otherwise `_restart` has changed the token in the meantime
                 self._joined.add(partition)
-                self._context.heartbeat.add(token, partition)
+                self._context.heartbeat.add(self, partition)
 
     async def close(self) -> None:
         if not self._closing.is_set():
@@ -238,8 +241,23 @@ class RedisSubscription(SubscriptionBase):
             if timer is not None:
                 timer.cancel()
 
-    def _restart(self) -> None:
-        """Continue as a new consumer, because the lease of this one has expired and its deliveries went to others."""
+    def expire(self, token: str) -> None:
+        if token == self.token and not self._closing.is_set():
+            self._restart(token)
+            self.wake(None)  # a receive in progress registers first, so that it raises `QueueReset`
+            self._context.background.start(self._join_again())
+
+    async def _join_again(self) -> None:
+        while len(self._joined) < len(self._partitions) and not self._closing.is_set():
+            try:
+                await self.join()
+            except TaskQueueError:
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    def _restart(self, token: str) -> None:
+        """Continue as a new consumer: the lease of the one with ``token`` has expired; others have its deliveries."""
+        if token != self.token:
+            return  # done already
         self._context.heartbeat.remove(self.token)
         self.revoke(self._context.receipts.drop(self))
         self._receiver.forget()

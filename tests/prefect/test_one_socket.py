@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 import pytest
 from starlette.exceptions import WebSocketException
@@ -74,7 +78,7 @@ async def test_what_was_lost_meanwhile_is_not_delivered(
             nonlocal readings
             readings += 1
             if readings == 1:  # let the lease expire, so that the run goes to the other consumer
-                mine = socket._open_subscription()
+                mine = socket._receiver.subscription
                 await mine.redeliver(*(one.delivery for one in mine.owned.values()), lost=True)  # type: ignore[attr-defined]
                 taken.extend((await other.receive(1, 0)).deliveries)
             return await read(name)
@@ -194,18 +198,57 @@ async def test_what_is_no_client_id(place: Place, client_id: object) -> None:
     await place.handle(handler)
 
 
+async def test_sockets_share_calls_of_the_store(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row U26: 40 sockets receive, check and ack 40 runs with at most 4 calls each, and every socket gets one."""
+    sockets, calls, seen = 40, Counter[str](), Counter[str]()
+    ready = asyncio.Barrier(sockets)
+
+    def count(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        async def counted(*args: Any, **more: Any) -> Any:
+            calls[name] += 1
+            return await call(*args, **more)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    subscription = place.backend.subscribe([KEY], "other")
+    count(type(subscription), "receive")
+    count(type(subscription), "ack")
+    await subscription.close()
+    names = [str(uuid4()) for _ in range(sockets)]
+    for name in names:
+        await place.publish(name)
+    count(place.control, "statuses")
+
+    async def handler(socket: SharedQueueDelivery) -> None:
+        socket.observed("w")
+        seen[str((await socket.next()).id)] += 1
+        await ready.wait()  # each of the sockets has a run
+        socket.observed("w")
+
+    await asyncio.gather(*(place.handle(handler) for _ in range(sockets)))
+    assert seen == Counter(names)
+    assert calls.keys() == {"receive", "ack", "statuses"}
+    assert max(calls.values()) <= 4, calls
+    assert [await place.state(name) for name in names] == [State.DONE] * sockets
+
+
 async def test_sockets_share_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row U26: 40 sockets that look up runs at once use two queries, and an error reaches each of them."""
     queries: list[int] = []
 
-    async def read_many(run_ids: Sequence[str]) -> dict[str, str]:
+    async def read_many(run_ids: Sequence[str]) -> list[str | None]:
         queries.append(len(run_ids))
         await asyncio.sleep(0)
         if "bad" in run_ids:
             raise OSError
-        return {run: run for run in run_ids if run != "39"}
+        return [None if run == "39" else run for run in run_ids]
 
-    monkeypatch.setattr(task_runs, "read_many", read_many)
+    monkeypatch.setattr(task_runs, "_connected", lambda: nullcontext(read_many))
+    monkeypatch.setattr(task_runs, "_readers", WeakKeyDictionary())
     first = asyncio.create_task(task_runs.read("0"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from taskqueue_prefect.names import client_of
+from taskqueue_prefect.names import RECEIVER, client_of
 from taskqueue_redis import RedisBackend
 from tests.prefect.replicas import GRACE, SAID, SECONDS, SECRET, Replica, key
 from tests.prefect.support import Taker, done
@@ -40,7 +40,8 @@ async def test_each_replica_knows_all_workers(pair: Pair, backend: RedisBackend)
         return {one["identifier"]: set(one["task_keys"]) for one in answer.json()}
 
     async def connections(count: int) -> bool:
-        return len([one for one in await backend.control.workers() if name in one.keys]) == count
+        workers = [one for one in await backend.control.workers() if name in one.keys]
+        return sum(client_of(one.worker_id) != RECEIVER for one in workers) == count
 
     async def until(replica: Replica, *there: str) -> None:
         await eventually(lambda: set(known(replica, name)) == set(there))

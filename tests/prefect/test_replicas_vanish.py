@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from taskqueue_core.errors import BackendUnavailable
+from taskqueue_prefect.names import client_of
 from taskqueue_redis import RedisBackend
 from tests.binaries.folders import ROOT
 from tests.prefect.databases import Database
@@ -57,6 +59,30 @@ async def test_a_store_that_forgets(site: Site, pair: Pair, backend: RedisBacken
         await taker.nothing_comes(2 * GRACE)
     settings = await backend.control.settings(name)
     assert settings.capacity == 1000  # the queue that was created again has its limit again
+
+
+async def test_an_idle_worker_when_the_store_forgets(
+    site: Site, pair: Pair, backend: RedisBackend
+) -> None:
+    """Rows E8 and U26: a worker that was idle during a flush is listed again; it keeps what it then accepts."""
+    _, b = pair
+    name = key()
+
+    async def listed() -> bool:
+        with contextlib.suppress(BackendUnavailable):
+            workers = await backend.control.workers()
+            return any(client_of(each.worker_id) == "idle" for each in workers)
+        return False
+
+    async with Taker(b.socket, name, client_id="idle") as taker:
+        await eventually(listed)
+        with site.redis.connect() as redis:
+            redis.call("FLUSHALL")
+        await eventually(listed)
+        run = b.created(name)
+        assert (await taker.receive())["id"] == run
+        await taker.ack()
+        await taker.nothing_comes(2 * GRACE)
 
 
 async def test_a_worker_that_is_lost_before_it_begins(pair: Pair, backend: RedisBackend) -> None:

@@ -254,7 +254,7 @@ async def test_a_consumer_that_was_given_up_learns_it_and_continues(
                 async with housekept(backend):
                     (new,) = await take(heir, 1)
                 # The slow consumer sends heartbeats again.
-                other._context.heartbeat.add(token, f"{{{redis_prefix}:0}}")
+                other._context.heartbeat.add(slow, f"{{{redis_prefix}:0}}")
                 async with asyncio.timeout(PATIENCE):
                     assert await slow.revoked() == (old.receipt,)
                 for settle in (slow.ack, slow.redeliver):
@@ -270,6 +270,33 @@ async def test_a_consumer_that_was_given_up_learns_it_and_continues(
                 assert await heir.ack(new) == (Settled.OK,)
         stats = await backend.control.stats(KEY)
     assert (stats.lost, stats.ledger.done) == (1, 2)
+
+
+@pytest.mark.parametrize("receives", [False, True])
+async def test_an_idle_consumer_whose_lease_has_expired(
+    redis_server: RedisServer, redis_url: str, redis_prefix: str, *, receives: bool
+) -> None:
+    """A10, row U26: an idle consumer that was silent for a lease is listed again, once, and gets the next task."""
+    async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
+        async with other.subscribe([KEY], "idle") as idle:
+            await idle.adopt()
+            receiving = asyncio.create_task(idle.receive(1, None)) if receives else None
+            await until(lambda: idle.asleep or not receives, "it waits")
+            old = idle.token
+            # as maintenance does after a lease
+            redis_server.call("ZREM", f"{{{redis_prefix}:0}}:alive", old)
+
+            async def listed() -> bool:
+                names = [each.worker_id for each in await backend.control.workers()]
+                return names == ["idle"] and idle.token != old
+
+            await until(listed, "the consumer is listed again")
+            await publish(backend, "t")
+            async with asyncio.timeout(PATIENCE):
+                received = await (receiving or idle.receive(1, None))
+            assert [each.task.id for each in received.deliveries] == ["t"]
+            await idle.ack(*received.deliveries)
+        assert await backend.control.workers() == ()
 
 
 async def test_a_slow_store_causes_no_redelivery(

@@ -78,6 +78,39 @@ async def test_a_waiting_consumer_learns_of_it(make_server: MakeServer, redis_pr
             assert (worker.worker_id, worker.in_flight) == ("c", 1)
 
 
+async def test_an_idle_consumer_registers_again(make_server: MakeServer, redis_prefix: str) -> None:
+    """Fault B12, row U26: after FLUSHALL, idle consumers are listed again, those that have never received included.
+
+    A receive that waits raises `QueueReset` without a notification, unless its process knows already.
+    """
+    with make_server() as server:
+        async with (
+            opened(server.url, redis_prefix) as other,
+            opened(server.url, redis_prefix) as one,
+            opened(server.url, redis_prefix) as two,
+        ):
+            async with one.subscribe([KEY], "idle") as idle, two.subscribe([KEY], "waits") as waits:
+                await idle.adopt()
+                await waits.receive(1, 0)
+                waiting = asyncio.create_task(waits.receive(1, None))
+                await until(lambda: waits.asleep, "it waits")
+                server.call("FLUSHALL")
+
+                async def listed() -> bool:
+                    with contextlib.suppress(QueueReset):
+                        workers = await other.control.workers()
+                        return {each.worker_id for each in workers} == {"idle", "waits"}
+                    return False
+
+                await until(listed, "both are listed again")
+                with pytest.raises(QueueReset):
+                    await waiting
+                await publish(two, "t")
+                (delivery,) = await take(idle, 1)
+                await idle.ack(delivery)
+            assert await other.control.workers() == ()
+
+
 async def test_a_master_that_restarts_empty(make_server: MakeServer, redis_prefix: str) -> None:
     """Fault C9: a master without persistence that restarts empty is reported as a reset."""
     with make_server(aof=False) as server:

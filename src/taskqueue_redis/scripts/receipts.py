@@ -51,6 +51,9 @@ class Consumer(Protocol):
     def wake(self, key: str | None) -> None:
         """Wake a waiting receive call, so that it reads again. ``key``: the queue that has work; None if unknown."""
 
+    def expire(self, token: str) -> None:
+        """Register again, because the store no longer has the consumer with ``token``."""
+
     def revoke(self, receipts: Iterable[str]) -> None:
         """Record that the subscription no longer owns some deliveries."""
 
@@ -94,13 +97,6 @@ class Receipts:
         for receipt in receipts:
             self.forget(receipt)
         return receipts
-
-    def revoke_all(self, token: str) -> None:
-        """Revoke all deliveries of the consumer with ``token``."""
-        for holder in set(self._holders.values()):
-            if holder.token == token:
-                holder.revoke(self.drop(holder))
-                return
 
     def revoke(self, token: str, fence: str, key: str) -> None:
         """Revoke the delivery with this fence and queue key from the consumer with ``token``."""
