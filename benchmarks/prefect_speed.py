@@ -36,14 +36,14 @@ def idle(side: Side) -> dict[str, float]:
     if side.site.settings["PREFECT_API_DATABASE_CONNECTION_URL"].startswith("sqlite"):
         return {}  # with SQLite, Prefect allows at most 100 requests at a time, and sockets count as requests
     parts = (side.a.pid, side.site.redis.pid)
-    without = _used(LOOK / 2, parts)
+    without = used(LOOK / 2, parts)
     words = [sys.executable, str(_IDLERS), str(SUBSCRIBERS), str(KEYS), side.a.socket]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idlers:
         try:
             assert idlers.stdout is not None
             assert idlers.stdout.readline() == b"up\n", "the subscribers could not connect"
             time.sleep(SETTLE)
-            found = _used(LOOK, parts)
+            found = used(LOOK, parts)
             assert idlers.poll() is None, "the subscribers have lost their connections"
         finally:
             idlers.kill()
@@ -51,7 +51,7 @@ def idle(side: Side) -> dict[str, float]:
     return {figures.IDLE: server, figures.IDLE_REDIS: redis}
 
 
-def _used(seconds: float, leaders: Iterable[int]) -> list[float]:
+def used(seconds: float, leaders: Iterable[int]) -> list[float]:
     """Return the share of a core that each group of processes uses, measured over ``seconds``."""
     groups = [_group(leader) for leader in leaders]
     begin = time.monotonic()

@@ -91,6 +91,8 @@ class SharedReceiver:
         self._waiting: deque[asyncio.Future[Delivery]] = deque()
         """sockets that wait for a delivery, in the order in which they get one"""
         self._task: asyncio.Task[None] | None = None
+        self._receiving = asyncio.Lock()
+        """held during a receive, because a subscription allows one at a time"""
         self._acks: Batcher[tuple[Delivery, bytes], bool] = Batcher(
             lambda: nullcontext(self._ack_batch)
         )
@@ -137,6 +139,10 @@ class SharedReceiver:
             raise
 
     async def _run(self) -> None:
+        async with self._receiving:
+            await self._receive_for_all()
+
+    async def _receive_for_all(self) -> None:
         while self._next_waiting() is not None:
             limit = min(len(self._waiting), LIMITS.batch)
             receive = partial(self.subscription.receive, limit, None)
@@ -168,9 +174,9 @@ class SharedReceiver:
 
     async def is_held(self, delivery: Delivery) -> bool:
         """Return whether the lease of a delivery is valid. The lease may expire while the process is suspended."""
-        status = await self._statuses.submit((delivery.task.key, delivery.task.id))
-        own = State.IN_FLIGHT, delivery.attempt, delivery.losses
-        return status is not None and (status.state, status.attempt, status.losses) == own
+        return is_current(
+            await self._statuses.submit((delivery.task.key, delivery.task.id)), delivery
+        )
 
     async def _read_statuses(self, tasks: Sequence[tuple[str, str]]) -> list[TaskStatus | None]:
         by_key: dict[str, list[str]] = {}
@@ -192,3 +198,9 @@ class SharedReceiver:
             LOG.info("store of the task queue available again")
         else:
             LOG.warning("store of the task queue unavailable: %s", reason)
+
+
+def is_current(status: TaskStatus | None, delivery: Delivery) -> bool:
+    """Return whether a task's status is that of its delivery, so that its lease has not expired."""
+    own = State.IN_FLIGHT, delivery.attempt, delivery.losses
+    return status is not None and (status.state, status.attempt, status.losses) == own

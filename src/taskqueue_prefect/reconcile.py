@@ -2,16 +2,21 @@
 
 A run is missing if it was never enqueued, if the store has lost it, or if the worker that accepted it is gone and has
 not begun it, whether the run is still scheduled or pending. It is enqueued again only after it has been missing for
-some time. All replicas may reconcile at the same time, because
-enqueuing the same run a second time has no effect.
+some time. One process reconciles: see `ReconcileLease`. If two do for a moment, nothing happens, because enqueuing the
+same run a second time has no effect.
+
+A full pass reads all runs that wait. The passes until the next one read only runs that have changed, and those that
+were missing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import msgspec
@@ -21,87 +26,141 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import State, TaskStatus, WorkerInfo
 from taskqueue_prefect import enqueue, task_runs
 from taskqueue_prefect.context import LOG, Host
+from taskqueue_prefect.lease import ReconcileLease
 from taskqueue_prefect.names import client_of, name_of
-from taskqueue_prefect.task_runs import AcceptedRun, Run
+from taskqueue_prefect.task_runs import AcceptedRun, Mark, Run
 
 _PAGE_SIZE = 200
 _FIRST_ID = UUID(int=0)
 _JITTER_SHARE = 0.25
-_RUNS_PER_SECOND = 300
-"""number of runs that are read per second on average; a pass over many runs is followed by a longer pause
+_RUNS_PER_SECOND = 200
+"""number of runs that full passes read per second on average
 
-Reading one run takes about 26 µs of the processor, so that passes take less than 1 % of it.
+Reading one run takes about 26 µs of the processor, so that full passes take about 0.5 % of it.
 """
-Mark = tuple[str, str]
-"""ids of a run and of its state"""
+_MAX_REFUSED = 2000
+"""maximum number of runs that could not be enqueued, for example because their queue is full, to be tried in a pass"""
+_OVERLAP = timedelta(seconds=60)
+"""age up to which changed runs are read again: a transaction may take that long, and clocks may differ as much"""
 _accepted = msgspec.json.Decoder(AcceptedRun)
 
 
 async def reconcile(host: Host) -> None:
-    """Compare the database with the queue periodically, until cancelled. Log only the first of consecutive failures."""
-    reconciler = Reconciler(host)
+    """Compare the database with the queue periodically, while this process has the lease, until cancelled.
+
+    Only the first of consecutive failures is logged. After a failure, the next pass is a full one.
+    """
+    lease, reconciler = ReconcileLease(host), Reconciler(host)
     failing = False
-    while True:
-        try:
-            await reconciler.check_once()
-            failing = False
-        except Exception as error:  # noqa: BLE001 - the loop must not end silently
-            if not failing:
-                known = isinstance(error, TaskQueueError)
-                LOG.warning("reconciliation failed: %s", error, exc_info=None if known else error)
-            failing = True
-            host.forget()
-        spread = random.uniform(1 - _JITTER_SHARE, 1 + _JITTER_SHARE)  # noqa: S311 - jitter needs no cryptography
-        await asyncio.sleep(reconciler.pause * spread)
+    try:
+        while True:
+            try:
+                if not await lease.is_held():
+                    await lease.acquire()
+                    reconciler = Reconciler(host)
+                await reconciler.check_once()
+                failing = False
+            except Exception as error:  # noqa: BLE001 - the loop must not end silently
+                if not failing:
+                    known = None if isinstance(error, TaskQueueError) else error
+                    LOG.warning("reconciliation failed: %s", error, exc_info=known)
+                failing = True
+                host.forget()
+            spread = random.uniform(1 - _JITTER_SHARE, 1 + _JITTER_SHARE)  # noqa: S311 - jitter needs no cryptography
+            await asyncio.sleep(host.settings.reconcile * spread)
+    finally:
+        await lease.release()
 
 
 class Reconciler:
     """Compares the database with the queue, and enqueues missing runs again."""
 
-    def __init__(self, host: Host, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        host: Host,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._host = host
+        self._clock = clock
         self._monotonic = monotonic
         self._missing_since: dict[Mark, float] = {}
         """time (monotonic clock) at which each run, in its current state, was first found missing from the queue"""
-        self._reported: set[Mark] = set()
-        """runs for which an error has already been logged"""
+        self._refused: set[Mark] = set()
+        """missing runs that could not be enqueued; the reason was logged, unless their queue was known to be full"""
         self._full_queues: set[str] = set()
         """queues that were full in the current pass, and are not tried again until the next pass"""
-        self._read = 0
-        """number of runs that the last pass has read"""
-
-    @property
-    def pause(self) -> float:
-        """Seconds to wait after the last pass, before jitter."""
-        slowest = self._read / _RUNS_PER_SECOND / (1 - _JITTER_SHARE)
-        return max(self._host.settings.reconcile, slowest)
+        self._restored = 0
+        """number of runs that the current pass has enqueued again"""
+        self._full_at = -math.inf
+        """time (monotonic clock) of the next full pass"""
+        self._changed_since = task_runs.NEVER
+        """time since which the next pass reads changes"""
+        self._recent: set[Mark] = set()
+        """runs that the last pass has read, and that the next one may read again although they have not changed"""
 
     async def check_once(self) -> int:
-        """Check every run that waits for a worker, or is pending. Return how many runs were enqueued again."""
+        """Check runs that wait for a worker, or are pending. Return how many runs were enqueued again."""
         observed: dict[Mark, float] = {}
         self._full_queues.clear()
-        last, restored, self._read = _FIRST_ID, 0, 0
+        self._restored, begun = 0, self._monotonic()
         try:
-            while page := await task_runs.scheduled_after(last, _PAGE_SIZE):
-                last = page[-1].id
-                self._read += len(page)
-                candidates = [run for run in page if run.deferred or run.pending]
-                restored += await self._check_page(candidates, observed)
+            if begun >= self._full_at:
+                read = await self._check_all(observed)
+                self._full_at = begun + read / _RUNS_PER_SECOND
+            else:
+                await self._check_changes(observed)
         except BaseException:
+            self._full_at = -math.inf
             self._missing_since |= observed
             raise
         finally:
-            if restored:
+            if self._restored:
                 LOG.warning(
-                    "runs that waited and were not in the queue, enqueued again: %d", restored
+                    "runs that waited and were not in the queue, enqueued again: %d",
+                    self._restored,
                 )
         self._missing_since = observed
-        self._reported &= observed.keys()
-        return restored
+        self._refused &= observed.keys()
+        return self._restored
 
-    async def _check_page(self, page: Sequence[Run], observed: dict[Mark, float]) -> int:
+    def _overlap_start(self) -> datetime:
+        return datetime.fromtimestamp(self._clock(), UTC) - _OVERLAP
+
+    async def _check_all(self, observed: dict[Mark, float]) -> int:
+        """Check all runs. Return how many were read."""
+        self._changed_since = self._overlap_start()
+        last, read = _FIRST_ID, 0
+        while page := await task_runs.scheduled_after(last, _PAGE_SIZE):
+            last = page[-1].id
+            read += len(page)
+            await self._check_page(page, observed)
+        return read
+
+    async def _check_changes(self, observed: dict[Mark, float]) -> None:
+        """Check the runs that were missing, and those that have changed. Those that were refused take turns."""
+        refused = [mark for mark in self._missing_since if mark in self._refused]
+        observed.update((mark, self._missing_since[mark]) for mark in refused[_MAX_REFUSED:])
+        missing = [mark for mark in self._missing_since if mark not in self._refused]
+        again = [UUID(run) for run, _ in missing + refused[:_MAX_REFUSED]]
+        checked = self._recent
+        for start in range(0, len(again), _PAGE_SIZE):
+            page = await task_runs.scheduled_among(again[start : start + _PAGE_SIZE])
+            await self._check_page(page, observed)
+            checked |= {run.mark for run in page}
+        self._recent, last = set(), (self._changed_since, _FIRST_ID)
+        self._changed_since = self._overlap_start()
+        while page := await task_runs.scheduled_since(*last, _PAGE_SIZE):
+            last = page[-1].updated, page[-1].id
+            await self._check_page([run for run in page if run.mark not in checked], observed)
+            self._recent |= {run.mark for run in page}
+
+    async def _check_page(self, page: Sequence[Run], observed: dict[Mark, float]) -> None:
+        page = [run for run in page if run.deferred or run.pending]
+        if not page:
+            return
         workers = await self._host.control.workers()
-        now, restored = self._monotonic(), 0
+        now = self._monotonic()
         for key in {name_of(run.task_key) for run in page}:
             runs = [run for run in page if name_of(run.task_key) == key]
             ids = [str(run.id) for run in runs]
@@ -111,12 +170,11 @@ class Reconciler:
                 required_age = self._required_age(run, status, result, workers)
                 if required_age is None:
                     continue
-                mark = str(run.id), run.state_id
+                mark = run.mark
                 observed[mark] = self._missing_since.get(mark, now)
                 if now - observed[mark] >= required_age and await self._restore(run, key, status):
                     del observed[mark]
-                    restored += 1
-        return restored
+                    self._restored += 1
 
     def _required_age(
         self,
@@ -155,6 +213,7 @@ class Reconciler:
     async def _restore(self, run: Run, key: str, status: TaskStatus | None) -> bool:
         """Enqueue a run again; return whether it was stored. Raises only errors of an outage, and logs all others."""
         if key in self._full_queues:
+            self._refused.add(run.mark)
             return False
         try:
             if run.pending:
@@ -176,8 +235,7 @@ class Reconciler:
             stored = confirmation.stored
             if not stored:
                 self._full_queues.add(key)
-        mark = str(run.id), run.state_id
-        if not stored and mark not in self._reported:
-            self._reported.add(mark)
+        if not stored and run.mark not in self._refused:
+            self._refused.add(run.mark)
             LOG.warning("run %s is not in the queue and cannot be enqueued: %s", run.id, reason)
         return stored

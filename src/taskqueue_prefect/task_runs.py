@@ -21,6 +21,8 @@ from taskqueue_prefect.prefect_types import TaskRun
 
 _BATCH_SIZE = 100
 """maximum number of runs that one query reads"""
+NEVER = datetime.fromtimestamp(0, UTC)
+"""a time before all changes"""
 _state = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -38,6 +40,10 @@ class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True):
     """id of the state that the run had when it left the queue; empty if the run was not in the database"""
 
 
+Mark = tuple[str, str]
+"""ids of a run and of its state"""
+
+
 class Run(NamedTuple):
     """A task run in its current state, with the fields that are needed to enqueue it."""
 
@@ -53,6 +59,13 @@ class Run(NamedTuple):
     """Unix time for which the run is scheduled; ``None`` if it is due at once"""
     pending: bool = False
     """whether a worker has accepted the run and has not begun it"""
+    updated: datetime = NEVER
+    """time at which the row of the run changed last"""
+
+    @property
+    def mark(self) -> Mark:
+        """The ids of the run and of its state."""
+        return str(self.id), self.state_id
 
     @classmethod
     def of(cls, run: TaskRun) -> Self:
@@ -156,38 +169,68 @@ async def read_many(connection: Any, run_ids: Sequence[str]) -> list[TaskRun | N
 
 
 async def scheduled_after(last: UUID, limit: int) -> list[Run]:
-    """Return up to ``limit`` runs that are scheduled or pending, with ids above ``last``, ordered by id.
+    """Return up to ``limit`` runs that are scheduled or pending, with ids above ``last``, ordered by id."""
+    run = _models().TaskRun
+    return await _scheduled(run.id > last, [run.id], limit)
+
+
+async def scheduled_since(time: datetime, last: UUID, limit: int) -> list[Run]:
+    """Return up to ``limit`` runs that are scheduled or pending and have changed since, ordered by time and id.
+
+    A run that changed at ``time`` is included if its id is above ``last``.
+    """
+    import sqlalchemy as sa
+
+    run = _models().TaskRun
+    since = sa.or_(run.updated > time, sa.and_(run.updated == time, run.id > last))
+    return await _scheduled(sa.and_(run.updated >= time, since), [run.updated, run.id], limit)
+
+
+async def scheduled_among(run_ids: Sequence[UUID]) -> list[Run]:
+    """Return those of the runs that are scheduled or pending."""
+    run = _models().TaskRun
+    return await _scheduled(run.id.in_(run_ids), [run.id], len(run_ids))
+
+
+def _models() -> Any:
+    from prefect.server.database import provide_database_interface
+
+    return provide_database_interface()
+
+
+async def _scheduled(condition: Any, order: Sequence[Any], limit: int) -> list[Run]:
+    """Return runs that are scheduled or pending.
 
     All of these runs are read repeatedly, so Prefect's objects are not loaded, which would take longer.
     """
     import sqlalchemy as sa
-    from prefect.server.database import provide_database_interface
     from prefect.server.schemas.states import StateType
     from prefect.server.utilities.database import JSON
 
-    db = provide_database_interface()
+    db = _models()
     run, state = db.TaskRun, db.TaskRunState
     details = sa.type_coerce(state.state_details, JSON)
     async with db.session_context() as session:
         result = await session.execute(
             sa.select(
-                run.id, run.task_key, run.name, run.state_type, state.id, state.timestamp, details
+                run.id, run.task_key, run.name, run.state_type, state.id, state.timestamp, details,
+                run.updated,
             )
             .join(state, state.id == run.state_id)
-            .where(run.state_type.in_([StateType.SCHEDULED, StateType.PENDING]), run.id > last)
-            .order_by(run.id)
+            .where(run.state_type.in_([StateType.SCHEDULED, StateType.PENDING]), condition)
+            .order_by(*order)
             .limit(limit)
-        )
+        )  # fmt: skip
         return [_run(row, pending=row[3] == StateType.PENDING) for row in result.all()]
 
 
 def _run(row: Any, *, pending: bool) -> Run:
-    run_id, task_key, name, _, state, at, details = row
+    run_id, task_key, name, _, state, at, details, updated = row
     due = details.get("scheduled_time")
     due_at = None if due is None else datetime.fromisoformat(due).timestamp()
     deferred = bool(details.get("deferred"))
     waits = deferred and not pending
-    return Run(run_id, task_key, name, str(state), at, waits, due_at, pending=deferred and pending)
+    return Run(run_id, task_key, name, str(state), at, waits, due_at, deferred and pending, updated)
 
 
 async def schedule_again(run: Run) -> bool:

@@ -191,7 +191,7 @@ class Wakeups:
     async def _recover(self) -> None:
         checks = self._scripts.checks
         if checks is not None and await checks.failed_over():
-            # Deliveries that the store has in flight for this process may have been settled before the failover.
+            # The store may again list deliveries as in flight that this process had settled before the failover.
             self._receipts.mark_uncertain()
             for subscription in self._registered():
                 subscription.mark_uncertain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from taskqueue_prefect.task_runs import AcceptedRun, Run
 
 AGAIN = {State.WAITING, State.SCHEDULED}
 GRACE, HELD, REMEMBER = 30.0, 3600.0, 7200.0
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Place:
@@ -31,8 +33,14 @@ class Place:
         self.control = self.backend.control
         self.settings = PrefectSettings(_env_file=None, grace=GRACE, held=HELD, remember=REMEMBER)
         self.runs: list[Any] = []
+        self.read = 0
+        """number of runs that were read from the database"""
         self.now = 0.0
-        self.reconciler = Reconciler(self, lambda: self.now)  # type: ignore[arg-type] # as much of a host as it takes
+        self.reconciler = Reconciler(
+            self,  # type: ignore[arg-type] # as much of a host as it takes
+            lambda: self.now,
+            lambda: START.timestamp() + self.now,
+        )
 
     async def prepare(self, _: str) -> None:
         """Do nothing, because the queues need no preparation."""
@@ -40,7 +48,17 @@ class Place:
     def run(self, key: str = "k", age: float = 0) -> Any:
         """Add a run that was scheduled ``age`` seconds ago."""
         scheduled = datetime.now(UTC) - timedelta(seconds=age)
-        run = Run(uuid4(), key, "run", str(uuid4()), scheduled, deferred=True, due_at=None)
+        updated = START + timedelta(seconds=self.now)
+        run = Run(
+            uuid4(),
+            key,
+            "run",
+            str(uuid4()),
+            scheduled,
+            deferred=True,
+            due_at=None,
+            updated=updated,
+        )
         self.runs.append(run)
         return run
 
@@ -74,11 +92,24 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     """Return a place whose runs are read from a list instead of Prefect's database."""
     place = Place()
 
-    async def scheduled_after(last: UUID, limit: int) -> list[Any]:
-        found = sorted((run for run in place.runs if run.id > last), key=lambda run: run.id)
-        return found[:limit]
+    def read(runs: Iterable[Any], limit: int) -> list[Any]:
+        found = list(runs)[:limit]
+        place.read += len(found)
+        return found
 
-    monkeypatch.setattr(task_runs, "scheduled_after", scheduled_after)
+    async def scheduled_after(last: UUID, limit: int) -> list[Any]:
+        found = (run for run in place.runs if run.id > last)
+        return read(sorted(found, key=lambda run: run.id), limit)
+
+    async def scheduled_since(time: datetime, last: UUID, limit: int) -> list[Any]:
+        found = (run for run in place.runs if (run.updated, run.id) > (time, last))
+        return read(sorted(found, key=lambda run: (run.updated, run.id)), limit)
+
+    async def scheduled_among(run_ids: Sequence[UUID]) -> list[Any]:
+        return read((run for run in place.runs if run.id in run_ids), len(run_ids))
+
+    for function in (scheduled_after, scheduled_since, scheduled_among):
+        monkeypatch.setattr(task_runs, function.__name__, function)
     return place
 
 
@@ -128,18 +159,47 @@ async def test_many_that_are_missing(place: Place, caplog: pytest.LogCaptureFixt
     ]
 
 
-async def test_the_pause_after_many(place: Place) -> None:
-    """Row U26: the runs that are read per second are bounded: more runs make the pauses longer, not the work."""
-    await place.pass_by(0)
-    assert place.reconciler.pause == place.settings.reconcile
-    for _ in range(3000):
-        place.run()
-    await place.pass_by(0)
-    shortest = place.reconciler.pause * 0.75  # with the jitter of the pauses
-    assert 3000 / shortest <= 300
-    place.runs.clear()
-    await place.pass_by(0)
-    assert place.reconciler.pause == place.settings.reconcile
+async def test_only_changes_are_read(place: Place) -> None:
+    """Row U26 (D3): for 50 seconds after a pass over 10,000 runs, only changed and missing ones are read.
+
+    So full passes read 200 runs per second on average.
+    """
+    for _ in range(10_000):
+        run = place.run()
+        await place.backend.publisher.publish(task_runs.task_of(run))
+    await place.pass_by(70)  # a pass reads the changes of the last minute
+    assert place.read == 10_000
+    place.read = 0
+    lost, late = place.run(), place.run()
+    late = place.runs[-1] = late._replace(updated=late.updated - timedelta(seconds=50))
+    await place.pass_by(5)
+    assert place.read == 2, "the transaction of one of them took long"
+    assert await place.pass_by(5) == 0
+    assert await place.pass_by(GRACE) == 2
+    assert place.read <= 2 + 4 + 4
+    assert await place.state(lost) is await place.state(late) is State.WAITING
+    place.read = 0
+    await place.pass_by(50)
+    assert place.read == 10_002
+
+
+async def test_many_that_stay_missing(place: Place) -> None:
+    """Row U26 (D3): of many runs that cannot be enqueued, a limited number is read again in each pass, in turns."""
+    settings = await place.control.settings("full")
+    await place.control.configure("full", settings.model_copy(update={"capacity": 1}))
+    for _ in range(5000):
+        place.run("full")
+    await place.pass_by(70)
+    assert await place.pass_by(GRACE) == 1
+    place.now += 60
+    live = place.run()
+    await place.pass_by(1)
+    place.read = 0
+    for _ in range(3):
+        await place.pass_by(1)
+    assert place.read == 3 * (2000 + 2)
+    assert await place.pass_by(GRACE) == 1
+    assert await place.state(live) is State.WAITING
 
 
 async def test_a_pending_run(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

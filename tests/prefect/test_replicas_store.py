@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from taskqueue_core.tasks import Ledger, State
+from taskqueue_prefect.names import RECEIVER, client_of
 from taskqueue_redis import RedisBackend
 from tests.prefect.replicas import GRACE, SECONDS, Replica, Site, key
 from tests.prefect.support import Taker
@@ -29,7 +30,8 @@ async def test_connections_do_not_grow(pair: Pair, site: Site, backend: RedisBac
                 await ending.enter_async_context(worker)
 
             async def all_known() -> bool:
-                return len(await backend.control.workers()) == numbers.stop
+                names = [client_of(one.worker_id) for one in await backend.control.workers()]
+                return sum(name != RECEIVER for name in names) == numbers.stop
 
             await eventually(all_known, 30)
             return connections()

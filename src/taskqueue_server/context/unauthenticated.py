@@ -233,7 +233,7 @@ class ConnectionLimits:
                 del buffered.max_size  # type: ignore[attr-defined]
 
     def leave(self) -> None:
-        """Stop the timeout, because the connection has ended. Idempotent."""
+        """Stop the timeout and the counting: the connection has ended, or its client has authenticated. Idempotent."""
         if self._timeout is not None:
             self._timeout.cancel()
         self._buffered = None  # it may refer to the protocol; see `HttpProtocol.connection_lost`

@@ -51,7 +51,7 @@ class DashboardView:
         task: TaskStatus | None = None,
         **values: Any,
     ) -> Response:
-        """Return the page that shows a sample; ``values`` are further variables of the template."""
+        """Return the page, rendered from ``snapshot``; ``values`` are additional variables of the template."""
         names = {"view": self.name, "key": self.key, "id": self.task_id}
         query = urlencode({name: value for name, value in names.items() if value is not None})
         values = {

@@ -31,7 +31,7 @@ _BEGINS = ("published", "redriven", "discarded")
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
-    """The time span and size of the transitions."""
+    """The time span of the transitions, and how many transitions, runs and workers it has."""
 
     since: datetime | None
     until: datetime | None
