@@ -23,9 +23,8 @@ from prefect_sides import Ours, Side, sides
 from prefect_speed import used
 
 from taskqueue_prefect.names import name_of
-from taskqueue_redis import RedisBackend
 from tests.prefect.environment import python_with_prefect
-from tests.redis.links import settings_for
+from tests.redis.backends import opened
 
 _SETTLE = 30.0
 
@@ -41,10 +40,8 @@ async def _create_one(side: Side, name: str) -> None:
 
 
 async def _until_enqueued(side: Side, name: str, count: int) -> None:
-    async with RedisBackend(
-        settings=settings_for(side.site.redis.url, prefix=side.site.prefix)
-    ) as backend:
-        while (await backend.control.stats(name_of(name))).scheduled < count:  # noqa: ASYNC110 - other processes enqueue
+    async with opened(side.site.redis.url, side.site.prefix) as backend:
+        while (await backend.control.ledger(name_of(name))).scheduled < count:  # noqa: ASYNC110 - other processes enqueue
             await asyncio.sleep(1)
 
 

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
@@ -234,6 +235,25 @@ async def test_sockets_share_calls_of_the_store(
     assert calls.keys() == {"receive", "ack", "statuses"}
     assert max(calls.values()) <= 4, calls
     assert [await place.state(name) for name in names] == [State.DONE] * sockets
+
+
+async def test_equal_workers_take_turns(place: Place) -> None:
+    """Row U26 (D5): two workers that are equally fast receive waiting runs in turns."""
+    order = ""
+
+    async def handler(name: str, socket: SharedQueueDelivery) -> None:
+        nonlocal order
+        for _ in range(20):
+            socket.observed(name)
+            await socket.next()
+            order += name
+        socket.observed(name)
+
+    for _ in range(40):
+        await place.publish(str(uuid4()))
+    await asyncio.gather(*(place.handle(partial(handler, name)) for name in "ab"))
+    counts = [order[:end].count("a") - order[:end].count("b") for end in range(41)]
+    assert max(map(abs, counts)) <= 1, order
 
 
 async def test_sockets_share_queries(monkeypatch: pytest.MonkeyPatch) -> None:
