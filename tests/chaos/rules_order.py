@@ -36,6 +36,8 @@ class _Place(NamedTuple):
     """earliest time at which the task may have become available"""
     late: float
     """latest time at which it became available; infinity if unknown"""
+    due: float
+    """time on the store's clock for which it was scheduled; 0 if it was not"""
     number: int
     """position of its publish among all events, ordered by call"""
     first: Handout
@@ -68,7 +70,8 @@ def _places(history: History, *, strict: bool) -> list[_Place]:
         late = max(answered, due + _PROMOTION) if called.not_before else answered
         if not strict and history.blind(called.at, first.first.at):
             continue
-        found.append(_Place(early, late, number[id(called)], first, story))
+        due = called.not_before or 0.0
+        found.append(_Place(early, late, due, number[id(called)], first, story))
     return found
 
 
@@ -91,20 +94,27 @@ def r7(history: History, _dump: Dump, terms: Terms) -> Iterator[Violation]:
 
 
 def _overtaken(rule: str, lane: list[_Place], before: list[_Place]) -> Iterator[Violation]:
-    """Yield tasks that were delivered before a task whose publish had been answered before theirs was called."""
+    """Yield tasks that were delivered before a task whose publish had been answered before theirs was called.
+
+    A scheduled task counts only from its time on the store's clock, which may have fallen behind: if Redis is down and
+    its clock is set back, the store's time continues from its last value.
+    """
     pending = sorted(before, key=lambda one: one.late)
     at = 0
-    last: tuple[float, Story] | None = None
+    last: dict[bool, _Place] = {}
     for one in sorted(lane, key=lambda one: one.early):
         while at < len(pending) and pending[at].late < one.early:
-            other = pending[at].first
-            if last is None or other.store_at > last[0]:
-                last = other.store_at, pending[at].story
+            other = pending[at]
+            found = last.get(other.due > 0)
+            if found is None or other.first.store_at > found.first.store_at:
+                last[other.due > 0] = other
             at += 1
-        if last is not None and one.first.store_at < last[0]:
-            early = last[0] - one.first.store_at
-            text = f"first delivered {early:.4f} s before {last[1].name}, which was there earlier"
-            yield Violation(rule, text, one.story.name)
+        for other in last.values():
+            early = other.first.store_at - one.first.store_at
+            if early > 0 and one.first.store_at >= other.due:
+                text = f"first delivered {early:.4f} s before {other.story.name}, which was there earlier"
+                yield Violation(rule, text, one.story.name)
+                break
 
 
 def _shuffled(rule: str, lane: list[_Place], *, one_key: bool = False) -> Iterator[Violation]:

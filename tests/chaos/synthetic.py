@@ -23,6 +23,8 @@ class Simulation:
         self.random = random.Random(seed)
         self.key = key
         self.at = 100.0
+        self.lag = 0.0
+        """seconds by which the store's clock has fallen behind"""
         self.events: list[Event] = []
         self.tasks: dict[str, dict[str, Any]] = {}
         self.held: dict[str, tuple[str, str]] = {}
@@ -59,7 +61,7 @@ class Simulation:
     @property
     def now(self) -> float:
         """The store's time."""
-        return self.at + WALL
+        return self.at + WALL - self.lag
 
     def publish(self, by: str, *ids: str, outcome: str = "accepted", **fields: Any) -> None:
         """Publish a batch. ``unconfirmed`` stores it but loses the answer; ``refused`` does not store it."""

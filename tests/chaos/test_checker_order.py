@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.history import What
-from tests.chaos.synthetic import Simulation
+from tests.chaos.synthetic import WALL, Simulation
 from tests.chaos.verdicts import broken, finished
 
 
@@ -132,6 +132,22 @@ def test_the_order_of_a_tenant() -> None:
     publish_two_tenants(run)
     run.tasks["f0"]["place"] = (99, 2)
     assert broken(finished(run)) == {"R7"}
+
+
+@pytest.mark.parametrize("lag", [0.0, 5.0])
+def test_a_scheduled_task_that_is_overtaken(lag: float) -> None:
+    """R7: a task may be delivered before a scheduled one that is not due on the store's clock, but not after that."""
+    run = Simulation()
+    run.note(What.STARTED, "c", wall=WALL)
+    run.publish("p", "scheduled", delay=1.0)
+    run.at += 2.0
+    run.lag = lag
+    run.publish("p", "plain")
+    if not lag:
+        run.tasks["scheduled"]["place"] = (99, 2)
+    run.receive("c", 1)
+    run.at += lag
+    assert broken(finished(run)) == (set() if lag else {"R7"})
 
 
 def test_a_limit_per_tenant() -> None:
