@@ -341,7 +341,14 @@ class RedisControl(_ScriptCaller):
 
     async def _report_damage(self, partition: str, damaged: list[bytes]) -> None:
         for key, _, task_id in (name.decode(errors="replace").partition(" ") for name in damaged):
-            if task_id == "/":
+            if key == "/":
+                _log.error(
+                    "partition %s: the key %s had a wrong type or length; it was renamed to aside:%s",
+                    partition,
+                    task_id,
+                    task_id,
+                )
+            elif task_id == "/":
                 _log.error(
                     "partition %s: the counters or limits of queue %s were damaged", partition, key
                 )

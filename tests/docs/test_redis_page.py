@@ -165,6 +165,19 @@ def test_settings_table() -> None:
 async def busy(redis: RedisServer) -> RedisServer:
     """A Redis with tasks of one queue in every state, some of them held by a consumer."""
     backend = RedisBackend(settings=RedisSettings(url=SecretStr(redis.url)))
+    await keep_busy(backend)
+    await backend.control.maintain()
+    # Close without unsubscribing, like a process that was killed, so that the consumers stay registered.
+    redis.call("RPUSH", "{tq:0}:damaged", f"{KEY} id")  # as for a damaged task
+    redis.call("SET", "{tq:0}:aside:due", "x")  # as for a key of a wrong type
+    await backend._context.heartbeat.aclose()
+    await backend._context.wakeups.aclose()
+    await backend._context.client.aclose()
+    return redis
+
+
+async def keep_busy(backend: RedisBackend) -> None:
+    """Create every kind of key for tasks, and consumers that hold some of them."""
     settings = await backend.control.settings(KEY)
     changed = settings.model_copy(update={"journal": True, "max_inflight": 100})
     await backend.control.configure(KEY, changed)
@@ -186,14 +199,6 @@ async def busy(redis: RedisServer) -> RedisServer:
     assert again.task.id == taken[1].task.id
     await first.redeliver(taken[5])
     await keep_tenants_busy(backend)
-    await backend.control.maintain()
-    # Close without unsubscribing, like a process that was killed, so that the consumers stay registered.
-    redis.call("RPUSH", "{tq:0}:damaged", f"{KEY} id")  # as for a damaged task
-    redis.call("SET", "{tq:0}:aside:due", "x")  # as for a key of a wrong type
-    await backend._context.heartbeat.aclose()
-    await backend._context.wakeups.aclose()
-    await backend._context.client.aclose()
-    return redis
 
 
 async def keep_tenants_busy(backend: RedisBackend) -> None:

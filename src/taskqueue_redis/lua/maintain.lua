@@ -1,4 +1,4 @@
---@ base room life queue states record counts streams flow tenants lanes cold damage journal places ends promote returns timing / removal checks
+--@ base room life queue states record counts streams flow tenants lanes cold damage journal places ends promote returns timing / removal checks types
 -- One run of maintenance, with a limited amount of work. Several processes may run it at the same time.
 -- ARGV: microseconds after which a silent consumer's lease expires, usual interval between two runs, budget of each
 -- kind of work, milliseconds after which an unregistered member without deliveries is removed, calling process.
@@ -144,6 +144,7 @@ local looked = 0 -- number of records that were checked
 -- wrong counters, unknown members of its groups.
 local function check(q)
   local removed = 0
+  if rarely().check_queue_types(q.name, 20) then note_damage(q, '/') end
   if looked < 500 then looked = looked + rarely().check_some(q) end
   rarely().check_settings(q)
   recount(q)
@@ -183,6 +184,7 @@ end
 local unclaimed = ''
 if checks then
   call('HSET', META, 'checked', text(real))
+  rarely().check_partition_types(20)
   local some = call('SRANDMEMBER', PARTITION .. ':queues', 8)
   for i = 1, #some do check(queue(some[i])) end
 end

@@ -1,28 +1,9 @@
---@ base room queue states record counts streams flow tenants lanes cold damage places
+--@ meta base room queue states record counts streams flow tenants lanes cold damage places types
 -- Renames keys whose values have a wrong type or length, so that scripts that use them work again, and counts the tasks
--- of their queues again. Called after a script has failed. ARGV: cursor. Returns the next cursor, "0" at the end.
+-- of their queues again. Called after a script has failed. ARGV: cursor, and those of `meta.lua`. Returns the next
+-- cursor, "0" at the end.
 lift_refusal()
 checked = false
-local ASIDE = PARTITION .. ':aside:'
-
-local function put_aside(name)
-  call('RENAME', name, ASIDE .. sub(name, #PARTITION + 2))
-  call('HINCRBY', META, 'anomalies', 1)
-end
-
--- Puts keys aside that exist and have another type. Returns whether there was one.
-local function check(prefix, kind, names)
-  local found = false
-  for i = 1, #names do
-    local name = prefix .. names[i]
-    local actual = call('TYPE', name).ok
-    if actual ~= kind and actual ~= 'none' then
-      put_aside(name)
-      found = true
-    end
-  end
-  return found
-end
 
 -- Deletes fields that must be whole numbers and are not. Returns whether there was one.
 local function check_numbers(name, fields)
@@ -61,18 +42,11 @@ end
 
 local function repair_queue(key)
   local name = PARTITION .. ':q:' .. key
-  local found = check(name, 'hash', {'', '/t', '/b', '/x', '/p', '/o', '/a', '/T', '/W', '/h'})
-  if call('TYPE', name).ok ~= 'hash' and call('EXISTS', name) == 1 then put_aside(name) end
+  local found = check_queue_types(name, 1000)
+  if check_numbers(PARTITION .. ':subs', {key}) then found = true end
   if check_numbers(name, {'dead', 'scheduled', 'expired', 'cancelled', 'discarded', 'retried', 'purged'}) then
     call('HSET', name, 'scheduled', call('ZCARD', name .. '/d'), 'dead', call('ZCARD', name .. '/dead'))
     found = true
-  end
-  found = check(name, 'string', {'/n', '/f'}) or found
-  found = check(name, 'zset', {'/e', '/k', '/d', '/dead', '/m', '/u', '/v', '/J'}) or found
-  found = check(name, 'list', {'/l'}) or found
-  for priority = 0, 9 do
-    found = check(name, 'stream', {'/s' .. priority, '/r' .. priority}) or found
-    found = check(name, 'zset', {'/z' .. priority, '/w' .. priority, '/g' .. priority}) or found
   end
   local flow = call('GET', name .. '/f')
   if flow and #flow ~= 192 then
@@ -94,17 +68,8 @@ local function repair_queue(key)
 end
 
 if ARGV[3] == '0' then
-  check(PARTITION .. ':', 'zset', {'due', 'deadlines', 'processing', 'results', 'forget', 'idle', 'alive'})
-  check(PARTITION .. ':', 'set', {'queues', 'ready'})
-  check(PARTITION .. ':', 'hash', {'subs'})
+  check_partition_types(1000)
   if check_numbers(META, {'anomalies', 'steps', 'step', 'swept', 'armed', 'checked', 'marks'}) then call('HINCRBY', META, 'anomalies', 1) end
-  check(PARTITION .. ':', 'stream', {'journal'})
-  check(PARTITION .. ':', 'list', {'damaged'})
-  local tokens = call('ZRANGE', PARTITION .. ':alive', 0, 999)
-  for i = 1, #tokens do
-    check(PARTITION, 'hash', {':c:' .. tokens[i]})
-    check(PARTITION, 'set', {':k:' .. tokens[i], ':o:' .. tokens[i]})
-  end
   for _, set in ipairs({'due', 'deadlines', 'processing', 'results', 'forget'}) do
     local keys = call('ZRANGE', PARTITION .. ':' .. set, 0, 999)
     for i = 1, #keys do call('SADD', PARTITION .. ':queues', keys[i]) end

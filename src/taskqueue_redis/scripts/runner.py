@@ -343,10 +343,12 @@ class ScriptRunner:
         self._repaired[partition] = now
         _log.error("a script failed in %s (%s); checking the types of its keys", partition, failure)
         cursor = b"0"
+        length = self.client.settings.journal_length or 1_000_000
+        args = LAYOUT, str(len(self.partitions.names)), length
         try:
             while True:
                 cursor = await self.client.command(
-                    partition, "EVAL", source("repair"), *first, "", cursor
+                    partition, "EVAL", source("repair"), *first, "", cursor, *args
                 )
                 if cursor == b"0":
                     break

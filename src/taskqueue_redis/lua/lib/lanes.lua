@@ -69,8 +69,8 @@ local function member_of(r) return kind_of(r) .. text(r.fence) end
 local function enter_lane(q, r, returned)
   local place = text(returned and r.seq - RETURNED or r.seq)
   local name = lane_of(q, r.priority, r.tenant)
+  call('ZADD', q.name .. '/w' .. r.priority, 'LT', place, r.tenant) -- first, so that `repair` finds the lane
   local added = call('ZADD', name, place, member_of(r)) -- 0 if the tenant in the record was changed by another program
-  call('ZADD', q.name .. '/w' .. r.priority, 'LT', place, r.tenant)
   q.laned = q.laned + added
   if added == 0 or call('ZCARD', name) == 1 then join(q, r.priority, r.tenant) end
 end
