@@ -1,9 +1,10 @@
 -- Creates the hash of the partition again if it has a wrong type, because every script reads it at its beginning.
+-- Without queues, the partition was deleted, and the key belongs to another program.
 -- ARGV: epoch, time, cursor, layout, number of partitions, length of the journal.
 do
   local name = KEYS[1] .. ':meta'
   local kind = redis.call('TYPE', name).ok
-  if kind ~= 'hash' and kind ~= 'none' then
+  if kind ~= 'hash' and kind ~= 'none' and redis.call('EXISTS', KEYS[1] .. ':queues') == 1 then
     redis.call('RENAME', name, KEYS[1] .. ':aside:meta')
     redis.call('HSET', name, 'epoch', ARGV[1], 'layout', ARGV[4], 'partitions', ARGV[5], 'journal_length', ARGV[6])
     redis.call('HINCRBY', name, 'anomalies', 1)
