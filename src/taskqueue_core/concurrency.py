@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, NoReturn, TypeVar, cast
 
 T = TypeVar("T")
@@ -45,3 +46,10 @@ async def gather_all(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
         raise error
     finally:
         del error, outcomes  # as in `first_completed`
+
+
+async def try_for(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
+    """Call ``work`` and await it, but give up after a number of seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await work()

@@ -115,8 +115,8 @@ class JobAttempt:
     async def _conclude(self, answer: Answer, *, undecided: bool) -> None:
         """Release the slot and settle the job. With ``undecided``, the answer says nothing about the server.
 
-        If this call is cancelled, it still completes if the store responds in time, because the client may have been
-        notified of the end already. Otherwise the job is redelivered as lost.
+        A cancelled call still completes if the store responds in time, because the client may have been notified of the
+        end already. Otherwise the job is redelivered as lost.
         """
         settling = asyncio.create_task(self._release_and_settle(answer, undecided=undecided))
         try:
@@ -158,8 +158,7 @@ class JobAttempt:
     async def _final_answer(self) -> Answer | None:
         """Poll once more after the slot was revoked, because the server may have finished the job.
 
-        Return ``None`` unless the server reports that the job has ended. Do not poll if the job was not sent, or if its
-        model has no path for polls.
+        Return ``None`` unless the server reports that the job has ended. Poll only for a job that was sent.
         """
         if not (self._job.sent and self._job.asks):
             return None
@@ -218,18 +217,17 @@ class JobAttempt:
 
     async def _follow(self, answer: Answer) -> Answer:
         """Poll, or wait for a push, until the job has ended, is lost or exceeds its time limit. Return the outcome."""
-        unreachable_since: float | None = None
-        missing = 0
+        unreachable_since, missing = None, 0
         while True:
-            now = time.monotonic()
             if isinstance(answer, JobAcceptedAnswer | JobRunningAnswer):
                 unreachable_since, missing = None, 0
                 await self._record_progress(answer)
             elif isinstance(answer, EndpointUnreachable) and answer.sent and self._can_wait:
                 if unreachable_since is None:
-                    unreachable_since = now
+                    unreachable_since = time.monotonic()
                     self._job.check_soon()
-                silent = now - unreachable_since if self._job.asks else self._job.silence
+                passed = time.monotonic() - unreachable_since
+                silent = passed if self._job.asks else self._job.silence
                 if silent > self._context.settings.partition:
                     return answer
             elif isinstance(answer, Missing):
@@ -275,7 +273,10 @@ class JobAttempt:
             return
         await self._context.store.retry_until_available(self._detach)
         if self._job.remote_id != self._delivery.task.id:
-            await self._note(self._job.note)
+            # Store where the job is, for its next attempt.
+            lease, job, note = self._held.lease, self._delivery.task.id, self._job.note
+            leave = partial(self._context.pool.leave, lease.model, job, lease.token, note)
+            await self._context.store.retry_until_available(leave)
 
     async def _detach(self) -> None:
         held = self._held
@@ -294,6 +295,7 @@ class JobAttempt:
         the note, and asks the server.
         """
         lease, job = self._held.lease, self._delivery.task.id
+        self._context.limits.ended(lease.model, lease.server)
         try:
             async with asyncio.timeout(_FINAL_SECONDS):
                 await self._detach()
@@ -332,7 +334,8 @@ class JobAttempt:
                 # A job that fails by itself, or is refused, is an answer of a server that works.
                 context.breaker.passed(model, server)
             case Busy(retry_after):
-                rest = context.settings.busy_rest if retry_after is None else retry_after
+                if not self._allowed or await self._job.refused(retry_after):
+                    rest = context.settings.busy_rest if retry_after is None else retry_after
                 if self._allowed:
                     context.breaker.undecided(model, server)
             case EndpointUnreachable() | JobFailedAnswer():
@@ -380,12 +383,6 @@ class JobAttempt:
         )
         if settled is Settled.DEAD and isinstance(verb, Redeliver):
             await context.report(task, "failed", None, _LOST)
-
-    async def _note(self, note: bytes) -> None:
-        """Store a note with the slot for the job's next attempt."""
-        lease, job = self._held.lease, self._delivery.task.id
-        leave = partial(self._context.pool.leave, lease.model, job, lease.token, note)
-        await self._context.store.retry_until_available(leave)
 
     async def _keep_late(self, result: bytes) -> None:
         """Store a result as a late note. The slot was released, and a note with its token could be deleted with it."""

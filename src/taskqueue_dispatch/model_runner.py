@@ -1,7 +1,6 @@
 """The runner of one model in one dispatcher. It acquires slots first, then receives jobs for them.
 
-Each pass of its loop starts when a slot has become free, a caller waits for a slot, or a job has arrived; otherwise
-after ``safety_pass`` seconds.
+Each pass of its loop starts when a slot is free, a caller waits or a job arrives; or after ``safety_pass`` seconds.
 
 ::
 
@@ -20,10 +19,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from taskqueue_core.capabilities import RoomSignal, SlotLease
+from taskqueue_core.concurrency import try_for
 from taskqueue_core.consumer.outage import close
 from taskqueue_core.consumer.settle import Settler
 from taskqueue_core.errors import SubscriptionClosed, TaskQueueError
@@ -64,6 +64,8 @@ class ModelRunner:
         self._running = 0
         """number of attempts that still have a slot"""
         self._free: list[RenewedLease] = []
+        self._surplus: list[RenewedLease] = []
+        """slots of servers that currently take fewer jobs than they have slots"""
         self._returned: list[SlotLease] = []
         self._receive: asyncio.Task[Received] | None = None
         self._batch = 1
@@ -132,10 +134,11 @@ class ModelRunner:
             for run in self._attempts:
                 run.cancel()
             await asyncio.gather(*self._attempts, return_exceptions=True)
-            while self._free:
-                self._return_slot(self._free.pop())
+            for held in (*self._free, *self._surplus):
+                self._return_slot(held)
             await asyncio.gather(
-                self._release_returned(), _try_briefly(partial(close, self._subscription))
+                self._release_returned(),
+                try_for(_FINAL_SECONDS, partial(close, self._subscription)),
             )
 
     async def _release_returned(self) -> None:
@@ -143,7 +146,7 @@ class ModelRunner:
         with contextlib.suppress(TaskQueueError):
             for start in range(0, len(self._returned), LIMITS.batch):
                 piece = self._returned[start : start + LIMITS.batch]
-                await _try_briefly(partial(self._context.pool.release, *piece))
+                await try_for(_FINAL_SECONDS, partial(self._context.pool.release, *piece))
 
     @property
     def _unsettled(self) -> int:
@@ -190,12 +193,13 @@ class ModelRunner:
 
     async def _acquire_slots(self) -> None:
         context, freed = self._context, self._returned[: LIMITS.batch]
+        self._take(())
         demand = self._batch if self._receive is None else 1 + self._better_slot_returns(freed)
         if self._unsettled >= _UNSETTLED:
             demand = 0
         needed = context.waiters.wanting(self.model) + demand - len(self._free)
         if over := [lease for lease in freed if self._turns.is_over(lease)]:
-            self._yield_server(*over)
+            self._check_later(self._turns.offer(*over))
         if self._turns.others_first:
             needed = 0
         if needed <= 0 and not freed:
@@ -218,8 +222,15 @@ class ModelRunner:
                 self._returned += freed
                 raise
             self._turns.take(*leases)
-            self._free += [context.renewer.hold(lease) for lease in leases]
-            self._free.sort(key=lambda held: self._turns.order(held.lease))
+            self._take(leases)
+            if leases and self._surplus:
+                self.check_now()  # another server may have a slot
+
+    def _take(self, leases: Sequence[SlotLease]) -> None:
+        """Use new slots and surplus ones, as far as their servers take further jobs."""
+        surplus = self._surplus + [self._context.renewer.hold(lease) for lease in leases]
+        self._free, self._surplus = self._context.limits.divide(self._free, surplus)
+        self._free.sort(key=lambda held: self._turns.order(held.lease))
 
     @contextlib.asynccontextmanager
     async def _receive_ahead(self, slots: int) -> AsyncIterator[None]:
@@ -239,10 +250,6 @@ class ModelRunner:
             if not receive.cancelled() and receive.exception() is None:
                 self._received_ahead += receive.result().deliveries
                 self._backlog = len(self._received_ahead) == slots
-
-    def _yield_server(self, *leases: SlotLease) -> None:
-        """Acquire no slots for a moment, so that other models of these servers get the slots that are released now."""
-        self._check_later(self._turns.offer(*leases))
 
     async def _serve_waiters(self) -> None:
         """Give every other free slot, or all of them if no job is queued, to callers that wait for a slot."""
@@ -267,7 +274,9 @@ class ModelRunner:
             early, self._received_ahead = self._received_ahead, []
             await self._start_jobs(early)
         if self._receive is not None:
-            if not (self._receive.done() or self._holds_a_shared_slot()):
+            # End the wait if another model has begun to share the server of the slot kept for the next job.
+            shared = any(self._turns.is_shared(held.lease) for held in self._free)
+            if not self._receive.done() and (self._kept_shared or not shared):
                 self._keep_one_slot()
                 return
             await self._cancel_receive()
@@ -296,7 +305,7 @@ class ModelRunner:
         shared = self._turns.is_shared(self._free[0].lease)
         if shared and self._kept_shared:
             self._kept_shared = False
-            self._yield_server(self._free[0].lease)
+            self._check_later(self._turns.offer(self._free[0].lease))
             self._return_slot(self._free.pop())
             return
         self._kept_shared = shared
@@ -304,14 +313,11 @@ class ModelRunner:
         self._receive = asyncio.create_task(self._subscription.receive(1, patience))
         self._receive.add_done_callback(self._receive_ended)
 
-    def _holds_a_shared_slot(self) -> bool:
-        """Return whether the slot kept for the next job is on a server that another model has begun to share."""
-        shared = any(self._turns.is_shared(held.lease) for held in self._free)
-        return shared and not self._kept_shared
-
     def _keep_one_slot(self) -> None:
         while len(self._free) > 1:
             self._return_slot(self._free.pop())
+        while self._surplus:
+            self._return_slot(self._surplus.pop())
 
     def _better_slot_returns(self, freed: Sequence[SlotLease]) -> bool:
         """Return whether a slot in ``freed`` is on a server that has this model loaded, but some free slot is not."""
@@ -340,6 +346,7 @@ class ModelRunner:
 
     def _slot_freed(self, held: RenewedLease) -> None:
         self._running -= 1
+        self._context.limits.ended(held.lease.model, held.lease.server)
         self._return_slot(held)
 
     async def _start_jobs(self, deliveries: Sequence[Delivery]) -> None:
@@ -380,6 +387,7 @@ class ModelRunner:
         task = asyncio.create_task(JobAttempt(delivery, held, self._context, self._owner).run())
         self._attempts.add(task)
         self._running += 1
+        self._context.limits.started(held.lease.model, held.lease.server)
         task.add_done_callback(self._attempt_ended)
 
     def _attempt_ended(self, task: asyncio.Task[None]) -> None:
@@ -390,10 +398,3 @@ class ModelRunner:
             _log.error(
                 "could not settle a job; it is redelivered when its lease expires", exc_info=error
             )
-
-
-async def _try_briefly(work: Callable[[], Awaitable[object]]) -> None:
-    """Call ``work`` and await it, but give up after `_FINAL_SECONDS`."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_FINAL_SECONDS):
-            await work()

@@ -114,6 +114,16 @@ class RemoteJob:
             held.assigned_at = begun
         return True
 
+    async def refused(self, retry_after: float | None) -> bool:
+        """Note that the server is busy. Return whether no other job, of any dispatcher, has a slot of the endpoint."""
+        model, server = self._name
+        if not self._context.limits.refused(model, server, retry_after):
+            return False
+        inspect = partial(self._context.pool.inspect, model)
+        infos = (await self._context.store.retry_until_available(inspect)).endpoints
+        held = [each.assigned + each.detached for each in infos if each.endpoint.server == server]
+        return sum(held) <= 1
+
     def check_soon(self) -> None:
         """Check the server's health as soon as possible."""
         self._context.renewer.checks.check_soon(*self._name)

@@ -18,6 +18,7 @@ from taskqueue_dispatch.endpoint_client.breaker import Breaker
 from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.lease_renewal import LeaseRenewer
 from taskqueue_dispatch.registry import ModelRegistry
+from taskqueue_dispatch.slot_limits import SlotLimits
 from taskqueue_dispatch.submit import Estimates
 from taskqueue_dispatch.wait_queue import SlotWaiters
 
@@ -46,6 +47,7 @@ class RunnerContext(ABC):
         self.renewer = LeaseRenewer(self.pool, self.registry, caller, settings)
         self.waiters = SlotWaiters(self.registry)
         self.breaker = Breaker(settings)
+        self.limits = SlotLimits(settings)
         self.estimates = Estimates()
         self.store = store
         self.uniform = uniform
