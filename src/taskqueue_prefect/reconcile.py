@@ -12,24 +12,33 @@ were missing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from secrets import token_hex
 from uuid import UUID
 
 import msgspec
 
-from taskqueue_core.consumer.outage import OUTAGE_ERRORS
-from taskqueue_core.errors import TaskQueueError
-from taskqueue_core.tasks import State, TaskStatus, WorkerInfo
+from taskqueue_core.backend import Subscription
+from taskqueue_core.consumer.outage import OUTAGE_ERRORS, close
+from taskqueue_core.errors import SettingsConflict, TaskQueueError
+from taskqueue_core.tasks import Delivery, State, Task, TaskStatus, WorkerInfo
 from taskqueue_prefect import enqueue, task_runs
+from taskqueue_prefect.batching import is_current
 from taskqueue_prefect.context import LOG, Host
-from taskqueue_prefect.lease import ReconcileLease
-from taskqueue_prefect.names import client_of, name_of
+from taskqueue_prefect.names import RECEIVER, client_of, connection_of, name_of
 from taskqueue_prefect.task_runs import AcceptedRun, Mark, Run
 
+KEY = "prefect.reconcile"
+"""queue of the lease"""
+_TASK = Task(key=KEY, id="lease")
+_MAX_LOSSES = 1000
+_PUBLISH_SECONDS = 60.0
+"""maximum number of seconds between two attempts to publish the task while waiting for the lease"""
 _PAGE_SIZE = 200
 _FIRST_ID = UUID(int=0)
 _JITTER_SHARE = 0.25
@@ -239,3 +248,53 @@ class Reconciler:
             self._refused.add(run.mark)
             LOG.warning("run %s is not in the queue and cannot be enqueued: %s", run.id, reason)
         return stored
+
+
+class ReconcileLease:
+    """The delivery of a task that is never acked. The process that has the delivery holds the lease.
+
+    If that process ends, the task is delivered to another one. If the backend is not shared, each process holds its
+    own lease.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._subscription: Subscription | None = None
+        self._delivery: Delivery | None = None
+
+    async def acquire(self) -> None:
+        """Wait until this process holds the lease."""
+        await self.release()
+        if not self._host.backend.capabilities.shared:
+            return
+        settings = await self._host.control.settings(KEY)
+        if settings.max_losses != _MAX_LOSSES:
+            changes = {"max_losses": _MAX_LOSSES}
+            with contextlib.suppress(SettingsConflict):  # another process has configured the queue
+                await self._host.control.configure(KEY, settings.model_copy(update=changes))
+        name = connection_of(RECEIVER, token_hex(4))
+        self._subscription = self._host.backend.subscribe([KEY], name)
+        while self._delivery is None:
+            await self._host.backend.publisher.publish(_TASK)
+            deliveries = (await self._subscription.receive(1, _PUBLISH_SECONDS)).deliveries
+            if deliveries and deliveries[0].losses:
+                # With all its losses, the task would become a dead letter one day; a new attempt has none.
+                (delivery,) = deliveries
+                await self._host.backend.publisher.schedule_retry(
+                    _TASK, self._host.backend.now(), token=token_hex(16), settles=delivery
+                )
+            elif deliveries:
+                (self._delivery,) = deliveries
+
+    async def is_held(self) -> bool:
+        """Return whether this process holds the lease, which it loses if it is suspended for too long."""
+        if self._delivery is None:
+            return not self._host.backend.capabilities.shared
+        (status,) = await self._host.control.statuses(KEY, _TASK.id)
+        return is_current(status, self._delivery)
+
+    async def release(self) -> None:
+        """Let another process have the lease."""
+        subscription, self._subscription, self._delivery = self._subscription, None, None
+        if subscription is not None:
+            await close(subscription)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from taskqueue_memory import MemoryBackend
-from taskqueue_prefect.lease import KEY, ReconcileLease
+from taskqueue_prefect.reconcile import KEY, ReconcileLease
 from taskqueue_redis import RedisBackend
 from tests.prefect.replicas import Site
 from tests.redis.backends import PATIENCE, fall_silent, opened
