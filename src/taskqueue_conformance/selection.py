@@ -78,6 +78,6 @@ def _declares(harness: type[Declaring], need: Need) -> bool:
 
 
 def _defines(harness: type[Declaring], method: str) -> bool:
-    """Return whether a subclass of `taskqueue_conformance.Harness` defines one of its optional methods."""
+    """Return whether the test class overrides ``method``, an optional method of `taskqueue_conformance.Harness`."""
     first = next(base for base in harness.__mro__ if method in vars(base))
     return first.__module__ != "taskqueue_conformance.harness"

@@ -123,9 +123,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             check_headers("headers", self.headers)
             msgspec.structs.force_setattr(self, "headers", dict(self.headers))
         if type(self.priority) is not int or self.priority not in _PRIORITIES:
-            raise InvalidInput(
-                "priority", f"{kind_of(self.priority)} out of range", "a whole number from 0 to 9"
-            )
+            got = "int out of range" if type(self.priority) is int else kind_of(self.priority)
+            raise InvalidInput("priority", got, "a whole number from 0 to 9")
         if self.tenant is not None:
             check_name("tenant", self.tenant)
         if self.ordering_key is not None:

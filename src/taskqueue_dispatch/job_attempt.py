@@ -301,7 +301,9 @@ class JobAttempt:
                 await self._detach()
                 await self._context.pool.leave(lease.model, job, lease.token, self._job.note)
         except (TaskQueueError, TimeoutError):
-            _log.warning("could not detach a job's slot; it may become free before the job ends")
+            _log.warning(
+                "could not detach a job's slot, or store where the job is; the slot may become free before the job ends"
+            )
         self._context.renewer.drop(self._held)
 
     async def _redeliver_as_lost(self, answer: Answer) -> None:

@@ -44,8 +44,8 @@ class ModelConfig(BaseModel):
     """response field with the server's own id for the job; by default ``job_id``, or ``id`` if that is missing"""
     poll_interval: _Seconds = 2.0
     max_poll_time: _Seconds = 600.0
-    """longest duration in seconds of one attempt on the server; after that, the attempt has failed once the server no
-    longer runs the job"""
+    """maximum duration in seconds of one attempt on the server; a job that takes longer is cancelled, and the attempt
+    fails when the server no longer runs it"""
     max_retries: int = Field(default=50, ge=0, le=999)
     """number of retries before a job becomes a dead letter"""
     health_path: _Path = "/health"

@@ -94,7 +94,7 @@ class RemoteJob:
         self.begin()
 
     def begin(self) -> None:
-        """Note that the job is on a server from now on."""
+        """Record that the job is on a server from now on."""
         self.sent, self.begun_at = True, time.monotonic()
 
     async def _keep_slot(self) -> bool:

@@ -1,4 +1,4 @@
-"""Publishing to sharded queues: ids are looked up in older generations; the last generation accepts all other tasks."""
+"""Publishing to sharded queues: a task whose id an older generation knows goes there, any other to the last one."""
 
 from __future__ import annotations
 
