@@ -18,7 +18,7 @@ BUDGETS = {
     ("model", "mutants"): (30, 60),
     ("dispatch",): (170, 400),
     ("spark",): (320, 500),
-    ("prefect",): (160, 350),
+    ("prefect",): (160, 420),
     ("chaos",): (100, 500),
 }
 """Budgets in seconds: for the everyday tests, and for all tests. Folders of one entry share its budget. Times are
