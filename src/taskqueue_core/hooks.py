@@ -38,7 +38,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...]
 
 
-INTERNAL_QUEUES = frozenset({"dispatch.callbacks"})
+INTERNAL_QUEUES = frozenset({"dispatch.callbacks", "prefect.reconcile"})
 """queues whose tasks the server itself writes and executes, so that a client must not add to them"""
 SESSION_DOCUMENTS = "dashboard session "
 """prefix of the names under which the slot pool stores sessions of the dashboard; no model's name may start with it"""

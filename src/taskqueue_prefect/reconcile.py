@@ -37,8 +37,8 @@ KEY = "prefect.reconcile"
 """queue of the lease"""
 _TASK = Task(key=KEY, id="lease")
 _MAX_LOSSES = 1000
-_PUBLISH_SECONDS = 60.0
-"""maximum number of seconds between two attempts to publish the task while waiting for the lease"""
+_CHECK_SECONDS = 60.0
+"""maximum number of seconds between two checks that the task is live while waiting for the lease"""
 _PAGE_SIZE = 200
 _FIRST_ID = UUID(int=0)
 _JITTER_SHARE = 0.25
@@ -216,7 +216,10 @@ class Reconciler:
         forgotten = self._host.backend.now() - self._host.settings.remember
         key = name_of(run.task_key)
         return run.state_time.timestamp() < forgotten and any(
-            worker.since < forgotten and key in worker.keys for worker in workers
+            worker.since < forgotten
+            and key in worker.keys
+            and client_of(worker.worker_id) != RECEIVER  # a server's connection, which may be older
+            for worker in workers
         )
 
     async def _restore(self, run: Run, key: str, status: TaskStatus | None) -> bool:
@@ -275,8 +278,8 @@ class ReconcileLease:
         name = connection_of(RECEIVER, token_hex(4))
         self._subscription = self._host.backend.subscribe([KEY], name)
         while self._delivery is None:
-            await self._host.backend.publisher.publish(_TASK)
-            deliveries = (await self._subscription.receive(1, _PUBLISH_SECONDS)).deliveries
+            await self._enqueue()
+            deliveries = (await self._subscription.receive(1, _CHECK_SECONDS)).deliveries
             if deliveries and deliveries[0].losses:
                 # With all its losses, the task would become a dead letter one day; a new attempt has none.
                 (delivery,) = deliveries
@@ -285,6 +288,19 @@ class ReconcileLease:
                 )
             elif deliveries:
                 (self._delivery,) = deliveries
+
+    async def _enqueue(self) -> None:
+        """Enqueue the task if it is not live: it may be missing, or may have been ended by another client or by damage.
+
+        A publish has no effect on a dead letter, or soon after the task has ended.
+        """
+        publisher = self._host.backend.publisher
+        (status,) = await self._host.control.statuses(KEY, _TASK.id)
+        if status is None:
+            await publisher.publish(_TASK)
+        elif not status.state.live:
+            token = f"{status.state}.{status.attempt}.{status.updated_at}"  # once, by one process
+            await publisher.schedule_retry(_TASK, self._host.backend.now(), token=token)
 
     async def is_held(self) -> bool:
         """Return whether this process holds the lease, which it loses if it is suspended for too long."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from taskqueue_core.tasks import State
 from taskqueue_memory import MemoryBackend
 from taskqueue_prefect.reconcile import KEY, ReconcileLease
 from taskqueue_redis import RedisBackend
@@ -62,6 +63,39 @@ async def test_a_process_that_is_lost(site: Site, two: tuple[RedisBackend, Redis
     assert status is not None
     assert status.losses == 0
     await second.release()
+
+
+@pytest.mark.parametrize("end", [State.DONE, State.DEAD, State.CANCELLED])
+async def test_a_lease_that_was_ended(two: tuple[RedisBackend, RedisBackend], end: State) -> None:
+    """Row U26 (D3): if another client or damage has ended the task, one of the processes gets the lease again."""
+    leases = [lease_of(backend) for backend in two]
+    control = two[1].control
+    await leases[0].acquire()
+    if end is State.CANCELLED:
+        await control.cancel(KEY, "lease")
+    else:
+        await leases[0].release()
+        async with two[1].subscribe([KEY], "stranger") as stranger:
+            (delivery,) = (await stranger.receive(1, PATIENCE)).deliveries
+            if end is State.DONE:
+                await stranger.ack(delivery)
+            else:
+                await stranger.dead_letter(delivery, "corrupt")
+    (status,) = await control.statuses(KEY, "lease")
+    assert status is not None
+    assert status.state is end
+    assert not await leases[0].is_held()
+    waiting = {asyncio.create_task(lease.acquire()) for lease in leases}
+    done, waiting = await asyncio.wait(
+        waiting, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED
+    )
+    assert (len(done), len(waiting)) == (1, 1)
+    assert sorted([await lease.is_held() for lease in leases]) == [False, True]
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    for lease in leases:
+        await lease.release()
 
 
 async def test_processes_that_share_nothing() -> None:

@@ -17,6 +17,7 @@ from taskqueue_core.hooks import INTERNAL_QUEUES
 from taskqueue_core.tasks import Health, Settled, State
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_memory import MemoryBackend
+from taskqueue_prefect.reconcile import KEY as LEASE
 from taskqueue_server import prefect
 from taskqueue_server.api.table import OPERATIONS
 from taskqueue_server.app import create_app
@@ -318,16 +319,18 @@ async def test_who_waits_is_let_go_with_its_token(
         assert not it.context.access._watches
 
 
-async def test_internal_queues_are_out_of_reach(tmp_path: Path) -> None:
-    """A token with ``*`` neither publishes to the queue of callbacks nor consumes from it (row A6).
+@pytest.mark.parametrize("key", [CALLBACKS, LEASE])
+async def test_internal_queues_are_out_of_reach(tmp_path: Path, key: str) -> None:
+    """A token with ``*`` neither publishes to an internal queue nor consumes from it (row A6).
 
-    A client that put a job there could make the dispatcher sign any body and send it to any receiver.
+    A client that put a job among the callbacks could make the dispatcher sign any body and send it to any receiver.
+    One that took the lease of the Prefect plugin would stop the search for lost runs.
     """
-    key = CALLBACKS
+    family = key.partition(".")[0]
     path = write(
         tmp_path / "tokens.toml",
         entry(ADMIN, "admin"),
-        entry(A, "a", keys=["dispatch*"]),
+        entry(A, "a", keys=[f"{family}*"]),
         entry(B, "b", keys=[key]),
     )
     assert key in INTERNAL_QUEUES
@@ -353,7 +356,7 @@ async def test_internal_queues_are_out_of_reach(tmp_path: Path) -> None:
             answer = await client.get(f"/v1/queues/{key}", headers=bearer(token))
             assert answer.status_code == 200
             answer = await client.put(
-                "/v1/queues/dispatch.x/settings", headers=bearer(token), json={"bound_to": [key]}
+                f"/v1/queues/{family}.x/settings", headers=bearer(token), json={"bound_to": [key]}
             )
             problem(answer, 422, "invalid_input", "bound_to")
         ledger = await control_of(it.backend).ledger(key)
