@@ -35,7 +35,7 @@ class RedisContext:
         self.wakeups = Wakeups(self.scripts, self.receipts, self.process_id)
         self.heartbeat = Heartbeat(settings)
         self.background = BackgroundTasks()
-        """background tasks, such as the rest of cancelled calls; they end before the connections are closed"""
+        """background tasks, such as the clean-up after a cancelled call; all end before the connections are closed"""
         self.closing = asyncio.Event()
         """set when the backend begins to close"""
 
