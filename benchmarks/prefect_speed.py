@@ -92,7 +92,7 @@ async def _speed(side: Side) -> dict[str, float]:
 
 async def _one(client: httpx2.AsyncClient, taker: Taker, name: str) -> float:
     begin = time.monotonic()
-    create = asyncio.create_task(_create(client, name))
+    create = asyncio.create_task(create_run(client, name))
     try:
         await taker.receive()
         end = time.monotonic()
@@ -108,7 +108,7 @@ async def _creates(client: httpx2.AsyncClient) -> float:
     async def one() -> int:
         name, count = key(), 0
         while time.monotonic() < end:
-            await _create(client, name)
+            await create_run(client, name)
             count += 1
         return count
 
@@ -130,7 +130,7 @@ async def _drain(side: Side) -> float:
         nonlocal created
         while created < BACKLOG:
             created += 1
-            await _create(client, name)
+            await create_run(client, name)
 
     async def receive(number: int) -> None:
         nonlocal received
@@ -155,8 +155,9 @@ async def _drain(side: Side) -> float:
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _create(client: httpx2.AsyncClient, name: str) -> None:
-    details = {"deferred": True, "task_parameters_id": str(uuid4())}
+async def create_run(client: httpx2.AsyncClient, name: str, **more: str) -> None:
+    """Create a run; ``more`` are further details of its state."""
+    details = {"deferred": True, "task_parameters_id": str(uuid4()), **more}
     answer = await client.post(
         "/task_runs/",
         json={

@@ -12,7 +12,6 @@ import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import uuid4
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for parts of the tests
 
@@ -20,7 +19,7 @@ import httpx2
 import prefect_figures as figures
 from prefect_delivery import key
 from prefect_sides import Ours, Side, sides
-from prefect_speed import used
+from prefect_speed import create_run, used
 
 from taskqueue_prefect.names import name_of
 from tests.prefect.environment import python_with_prefect
@@ -31,12 +30,8 @@ _SETTLE = 30.0
 
 async def _create_one(side: Side, name: str) -> None:
     at = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-    details = {"deferred": True, "task_parameters_id": str(uuid4()), "scheduled_time": at}
-    state = {"type": "SCHEDULED", "state_details": details}
-    body = {"task_key": name, "dynamic_key": uuid4().hex, "name": name, "state": state}
     async with httpx2.AsyncClient(base_url=side.a.api, trust_env=False, timeout=30) as client:
-        answer = await client.post("/task_runs/", json=body)
-        assert answer.status_code == 201, answer.text
+        await create_run(client, name, scheduled_time=at)
 
 
 async def _until_enqueued(side: Side, name: str, count: int) -> None:

@@ -119,7 +119,8 @@ class SharedReceiver:
             if self._task is not None:
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)
-            await close(self.subscription)
+            async with self._receiving:  # earlier receives that were cancelled have ended
+                await close(self.subscription)
 
     async def receive(self) -> Delivery:
         """Wait for a delivery. A cancelled call releases the delivery."""

@@ -57,7 +57,7 @@ _accepted = msgspec.json.Decoder(AcceptedRun)
 async def reconcile(host: Host) -> None:
     """Compare the database with the queue periodically, while this process has the lease, until cancelled.
 
-    Only the first of consecutive failures is logged. After a failure, the next pass is a full one.
+    Only the first of consecutive failures is logged. A pass that follows a failed one is a full pass.
     """
     lease, reconciler = ReconcileLease(host), Reconciler(host)
     failing = False
@@ -179,10 +179,9 @@ class Reconciler:
                 required_age = self._required_age(run, status, result, workers)
                 if required_age is None:
                     continue
-                mark = run.mark
-                observed[mark] = self._missing_since.get(mark, now)
-                if now - observed[mark] >= required_age and await self._restore(run, key, status):
-                    del observed[mark]
+                since = observed[run.mark] = self._missing_since.get(run.mark, now)
+                if now - since >= required_age and await self._restore(run, key, status):
+                    del observed[run.mark]
                     self._restored += 1
 
     def _required_age(

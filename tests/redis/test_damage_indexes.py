@@ -52,6 +52,22 @@ async def _counted(backend: RedisBackend, done: int) -> None:
     await until(counted, "the ledger balances")
 
 
+async def _executed(backend: RedisBackend, live: set[str]) -> list[str]:
+    """Receive and ack tasks during maintenance until all live ones are done and the ledger balances; return the ids."""
+    executed: list[str] = []
+    async with (
+        housekept(backend),
+        backend.subscribe([KEY], "c") as consumer,
+        asyncio.timeout(PATIENCE),
+    ):
+        while not live <= set(executed):
+            for delivery in (await consumer.receive(10, 0.2)).deliveries:
+                executed.append(delivery.task.id)
+                await consumer.ack(delivery)
+        await _counted(backend, len(live))
+    return executed
+
+
 @pytest.mark.parametrize(
     ("order", "index"),
     [
@@ -66,19 +82,9 @@ async def test_an_index_has_lost_its_members(
     live = await _fill(backend, order)
     for key in redis_server.call("KEYS", f"{name_of(backend)}/{index}"):
         redis_server.call("DEL", key)
-    executed: list[str] = []
-    async with (
-        housekept(backend),
-        backend.subscribe([KEY], "c") as consumer,
-        asyncio.timeout(PATIENCE),
-    ):
-        while not live <= set(executed):
-            for delivery in (await consumer.receive(10, 0.2)).deliveries:
-                executed.append(delivery.task.id)
-                await consumer.ack(delivery)
-        await _counted(backend, len(live))
-        (letter,) = await backend.dead_letters.list(KEY)
-        assert letter.task.id == "dead"
+    executed = await _executed(backend, live)
+    (letter,) = await backend.dead_letters.list(KEY)
+    assert letter.task.id == "dead"
     assert sorted(executed) == sorted(live)
     if "held" in live:
         assert executed.index("first") < executed.index("held")
@@ -90,17 +96,7 @@ async def test_a_holder_was_changed(backend: RedisBackend, redis_server: RedisSe
     """U29: an ordering key that names another task as its holder is held by the right one again."""
     live = await _fill(backend, Order.FAIR)
     redis_server.call("HSET", f"{name_of(backend)}/h", "e", "held")
-    executed: list[str] = []
-    async with (
-        housekept(backend),
-        backend.subscribe([KEY], "c") as consumer,
-        asyncio.timeout(PATIENCE),
-    ):
-        while not live <= set(executed):
-            for delivery in (await consumer.receive(10, 0.2)).deliveries:
-                executed.append(delivery.task.id)
-                await consumer.ack(delivery)
-        await _counted(backend, len(live))
+    executed = await _executed(backend, live)
     assert executed.index("first") < executed.index("held")
 
 
@@ -129,17 +125,7 @@ async def test_junk_in_an_index(
     live = await _fill(backend, Order.FAIR)
     junk = ("9e15", "junk", "9e15", f"{1:017d}junk", "1", "retried", "9e15", f"{1:017d}scheduled")
     redis_server.call("ZADD", f"{name_of(backend)}/{index}", *junk)
-    executed: list[str] = []
-    async with (
-        housekept(backend),
-        backend.subscribe([KEY], "c") as consumer,
-        asyncio.timeout(PATIENCE),
-    ):
-        while not live <= set(executed):
-            for delivery in (await consumer.receive(10, 0.2)).deliveries:
-                executed.append(delivery.task.id)
-                await consumer.ack(delivery)
-        await _counted(backend, len(live))
+    executed = await _executed(backend, live)
     assert sorted(executed) == sorted(live)
     recounted(redis_server, redis_prefix)
 

@@ -135,5 +135,5 @@ local function check_some(q)
   elseif cursor then
     call('HDEL', q.name, 'check')
   end
-  return at / 2
+  return (at - 1) / 2
 end
