@@ -91,4 +91,5 @@ def test_what_cannot_be_audited_fails() -> None:
     """U26 (A10): if the advisory service cannot be reached, the audit fails."""
     done = audit(HTTPS_PROXY="http://127.0.0.1:9")
     assert done.returncode == 1
+    assert "Unable to connect to proxy" in done.stderr
     assert "No known vulnerabilities" not in done.stdout + done.stderr
