@@ -113,7 +113,7 @@ class JobAttempt:
         await self._conclude(answer, undecided=undecided)
 
     async def _conclude(self, answer: Answer, *, undecided: bool) -> None:
-        """Release the slot and settle the job. With ``undecided``, the answer says nothing about the server.
+        """Release the slot and settle the job. If ``undecided``, the answer does not show whether the server works.
 
         A cancelled call still completes if the store responds in time, because the client may have been notified of the
         end already. Otherwise the job is redelivered as lost.

@@ -280,7 +280,7 @@ class ReconcileLease:
             await self._enqueue()
             deliveries = (await self._subscription.receive(1, _CHECK_SECONDS)).deliveries
             if deliveries and deliveries[0].losses:
-                # With all its losses, the task would become a dead letter one day; a new attempt has none.
+                # Start a new attempt, which has no losses, so that the task never becomes a dead letter.
                 (delivery,) = deliveries
                 await self._host.backend.publisher.schedule_retry(
                     _TASK, self._host.backend.now(), token=token_hex(16), settles=delivery
@@ -298,7 +298,7 @@ class ReconcileLease:
         if status is None:
             await publisher.publish(_TASK)
         elif not status.state.live:
-            token = f"{status.state}.{status.attempt}.{status.updated_at}"  # once, by one process
+            token = f"{status.state}.{status.attempt}.{status.updated_at}"  # only one wins
             await publisher.schedule_retry(_TASK, self._host.backend.now(), token=token)
 
     async def is_held(self) -> bool:
@@ -309,7 +309,7 @@ class ReconcileLease:
         return is_current(status, self._delivery)
 
     async def release(self) -> None:
-        """Let another process have the lease."""
+        """Release the lease, so that another process can take it."""
         subscription, self._subscription, self._delivery = self._subscription, None, None
         if subscription is not None:
             await close(subscription)

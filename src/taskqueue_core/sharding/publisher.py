@@ -1,4 +1,4 @@
-"""Publishing to sharded queues: a task whose id an older generation knows goes there, any other to the last one."""
+"""Publishing to sharded queues. A task known to an older generation goes there, others to the newest."""
 
 from __future__ import annotations
 
