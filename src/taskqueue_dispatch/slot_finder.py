@@ -265,7 +265,7 @@ class SlotFinder:
         """Detach a slot from this process for at most ``ttl`` seconds: see `SlotPermit.detach`."""
         (lease,) = await self._pool.detach(held.lease, ttl=ttl)
         if lease is None:
-            raise LeaseLost("the slot was revoked")
+            raise LeaseLost("the lease of the slot has expired or ended")
         self._renewer.drop(held)
         return lease
 

@@ -10,7 +10,8 @@ Events: published, available, delivered, acked, redelivered, lost, retried, dead
 discarded, expired, cancelled. The event ``configured`` has no task; its ``reason`` holds the queue's settings as JSON.
 
 With digests, each line has a last field ``digest``, which depends on the line and on the digest before it, and closing
-the journal appends an end mark. A reader then detects a line that was changed, removed or renumbered, and a cut.
+the journal appends an end mark, the event ``closed``. The audit then finds a line that was changed, removed or
+renumbered, and a cut.
 """
 
 from __future__ import annotations
@@ -57,26 +58,24 @@ class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
     due_at: float | None
 
 
-class EndMark(msgspec.Struct, frozen=True, kw_only=True):
-    """The last line of a run whose journal was closed, if it has digests."""
-
-    v: int = JOURNAL_VERSION
-    run: str
-    end: int
-    """number of the last state change"""
+_CHANGE = (
+    "event", "key", "state", "worker", "reason", "task_id", "attempt", "losses", "priority", "tenant", "ordering_key",
+    "due_at", "error",
+)  # fmt: skip
+"""fields that the digest covers, after the number and the time"""
 
 
-def digest_of(before: str, line: bytes) -> str:
-    """Return the digest of a line, as its field ``digest`` has it. ``line``: the JSON object without this field.
+def digest_of(before: str, line: JournalLine) -> str:
+    """Return the digest of a line. ``before``: the digest of the line before; for the first line of a run, the run.
 
-    ``before``: the digest of the line before; for the first line of a run, the run.
+    The journal of the Redis backend has the same digests. They have no key, so they need no collision resistance.
     """
-    return hashlib.blake2b(before.encode() + line, digest_size=16).hexdigest()
-
-
-def with_digest(line: bytes, digest: str) -> bytes:
-    """Return a JSON object with the field ``digest`` added at its end."""
-    return b'%b,"digest":"%b"}' % (line[:-1], digest.encode())
+    values = [getattr(line, name) for name in _CHANGE]
+    if line.due_at is not None:
+        values[-2] = round(line.due_at * 1e6)
+    texts = ("" if value is None else str(value) for value in values)
+    text = "\0".join((before, str(line.seq), str(round(line.ts * 1e6)), *texts))
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 class MemoryJournal:
@@ -88,6 +87,7 @@ class MemoryJournal:
         self._run = secrets.token_hex(4)
         self._digest = self._run
         self._seq = 0
+        self._last = 0.0
         self._torn = False
         self.failed = False
         """whether a write has failed; readers detect the missing lines by gaps in ``seq``"""
@@ -128,20 +128,25 @@ class MemoryJournal:
 
     def write_settings(self, key: str, settings: QueueSettings, now: float) -> None:
         """Append the event ``configured`` with a queue's new settings."""
+        self._append_event("configured", now, key, settings.model_dump_json())
+
+    def _append_event(
+        self, event: str, now: float, key: str = "", reason: str | None = None
+    ) -> None:
+        """Append an event that has no task."""
         self._append(
-            ts=now, event="configured", key=key, task_id="", attempt=0, losses=0, state="", priority=0, tenant=None,
-            worker=None, error=None, reason=settings.model_dump_json(), ordering_key=None, due_at=None,
+            ts=now, event=event, key=key, task_id="", attempt=0, losses=0, state="", priority=0, tenant=None,
+            worker=None, error=None, reason=reason, ordering_key=None, due_at=None,
         )  # fmt: skip
 
     def _append(self, **fields: Any) -> None:
         self._seq += 1
-        self._write(JournalLine(run=self._run, seq=self._seq, **fields))
-
-    def _write(self, line: JournalLine | EndMark) -> None:
+        line = JournalLine(run=self._run, seq=self._seq, **fields)
         data = _encoder.encode(line)
+        self._last = line.ts
         if self._digests:
-            self._digest = digest_of(self._digest, data)
-            data = with_digest(data, self._digest)
+            self._digest = digest_of(self._digest, line)
+            data = b'%b,"digest":"%b"}' % (data[:-1], self._digest.encode())
         data += b"\n"
         try:
             if self._torn:  # end the incomplete line, so that the new line can be parsed
@@ -158,7 +163,7 @@ class MemoryJournal:
         """Close the file. Idempotent; lines that are written afterwards are lost."""
         if self._file != _CLOSED:
             if self._digests and self._seq:
-                self._write(EndMark(run=self._run, end=self._seq))
+                self._append_event("closed", self._last)
             os.close(self._file)
             self._file = _CLOSED  # the system may give this file descriptor to another file
 

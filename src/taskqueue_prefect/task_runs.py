@@ -201,7 +201,7 @@ def _models() -> Any:
 async def _scheduled(condition: Any, order: Sequence[Any], limit: int) -> list[Run]:
     """Return runs that are scheduled or pending.
 
-    All of these runs are read repeatedly, so Prefect's objects are not loaded, which would take longer.
+    Read only the columns that are needed, because this is done often, and loading Prefect's objects takes longer.
     """
     import sqlalchemy as sa
     from prefect.server.schemas.states import StateType

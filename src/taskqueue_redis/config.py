@@ -68,6 +68,12 @@ class RedisSettings(BaseSettings):
     The value is stored in Redis for all processes. If the setting is unset, the stored value applies, which is a
     million at first.
     """
+    journal_digests: bool | None = None
+    """whether each state change in the journal has a digest that depends on all changes of its partition before it
+
+    ``taskqueue pipeline audit`` checks the digests. The value is stored in Redis for all processes. If the setting is
+    unset, the stored value applies, which is false at first.
+    """
     lease: float = Field(15.0, ge=1, le=3600, allow_inf_nan=False)
     """seconds without a heartbeat after which the deliveries of a consumer are given to other consumers"""
     housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)

@@ -310,7 +310,7 @@ class RedisControl(_ScriptCaller):
     def _report(self, partition: str, anomalies: int, given_up: list[list[bytes]]) -> None:
         for _, worker in given_up:
             _log.warning(
-                "worker %s stopped responding; its deliveries were taken over", worker.decode()
+                "worker %s stopped responding; its deliveries were taken back", worker.decode()
             )
         if anomalies > self._anomalies.get(partition, 0):
             self._anomalies[partition] = anomalies
@@ -337,7 +337,7 @@ class RedisControl(_ScriptCaller):
         except SettingsConflict:
             pass  # another process applies them
         except Exception:  # noqa: BLE001 - a report of damage must not end maintenance
-            _log.exception("could not apply the settings of queue %s again", key)
+            _log.exception("could not reapply the settings of queue %s", key)
 
     async def _report_damage(self, partition: str, damaged: list[bytes]) -> None:
         for key, _, task_id in (name.decode(errors="replace").partition(" ") for name in damaged):

@@ -21,7 +21,7 @@ _REQUIRED = {
 }  # fmt: skip
 _OPTIONAL = {
     "tenant": pa.string(), "ordering_key": pa.string(), "worker": pa.string(), "error": pa.string(),
-    "reason": pa.string(), "due_at": _TIME,
+    "reason": pa.string(), "due_at": _TIME, "digest": pa.string(),
 }  # fmt: skip
 TRANSITIONS = pa.schema(
     [pa.field(name, kind, name in _OPTIONAL) for name, kind in (_REQUIRED | _OPTIONAL).items()]
@@ -39,14 +39,14 @@ DAMAGED = "damaged"
 MISSING = "missing"
 Event: TypeAlias = Literal[
     "published", "available", "delivered", "acked", "redelivered", "lost", "retried", "dead_lettered", "redriven",
-    "discarded", "expired", "cancelled", "configured",
+    "discarded", "expired", "cancelled", "configured", "closed",
 ]  # fmt: skip
 After: TypeAlias = Literal[
     "", "scheduled", "waiting", "in_flight", "done", "dead", "expired", "cancelled", "discarded"
 ]
 """the state of a task after an event; empty for an event that concerns no task"""
 EVENTS = frozenset(get_args(Event))
-TASK_EVENTS = tuple(name for name in get_args(Event) if name != "configured")
+TASK_EVENTS = tuple(name for name in get_args(Event) if name not in {"configured", "closed"})
 """names of the events that concern a task"""
 _EVENTS, _STATES = ({text.encode() for text in texts} for texts in (EVENTS, get_args(After)))
 BEYOND = 253_402_300_800_000_000
@@ -222,4 +222,5 @@ _MAKERS: dict[str, Callable[[Values], pa.Array]] = {
     "error": _free_text,
     "reason": _free_text,
     "due_at": _times_if_any,
+    "digest": _text,
 }

@@ -122,7 +122,7 @@ async def test_silence_gives_everything_to_others(
                     assert {(d.attempt, d.losses) for d in found.values()} == {(1, 1)}
                     await heir.ack(*found.values())
                     told = [r.message for r in caplog.records if "silent" in r.message]
-            assert told == ["worker silent stopped responding; its deliveries were taken over"]
+            assert told == ["worker silent stopped responding; its deliveries were taken back"]
         assert await alive.control.workers() == ()
     left = keys_of(redis_server, redis_prefix)
     assert not [name for name in left if lost.token in name or ":o:" in name or ":c:" in name]

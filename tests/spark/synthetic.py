@@ -201,6 +201,7 @@ def _table(
         "error": pc.if_else(pa.array(failed), "ValueError: no such thing", None),
         "reason": pa.nulls(number, pa.string()),
         "due_at": moments.cast(TRANSITIONS.field("due_at").type),
+        "digest": pa.nulls(number, pa.string()),
     }
     return pa.table([columns[name] for name in TRANSITIONS.names], schema=TRANSITIONS)
 

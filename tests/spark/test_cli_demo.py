@@ -60,7 +60,7 @@ def test_a_step_is_a_line_per_transition() -> None:
     Common values are repeated, empty ones are null, and times are in seconds.
     """
     head = [b"2", b"1700000000500000", b"published", b"k", b"waiting", b"", b""]
-    columns = [b"a\0b", b"1", b"0", b"5\x003", b"t", b"", b"1700000001000000\0", b""]
+    columns = [b"a\0b", b"1", b"0", b"5\x003", b"t", b"", b"1700000001000000\0", b"", b""]
     first, second = lines_of(JournalEntry(7, head + columns, 2), "run.0", 3)
     assert (first["seq"], second["seq"]) == (4, 5)
     assert (first["task_id"], second["task_id"]) == ("a", "b")

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from taskqueue_spark.columns import TRANSITIONS
 from taskqueue_spark.report import content
 from taskqueue_spark.report.build import ReportBuild, Wishes
 from taskqueue_spark.report.content import audit_content
@@ -20,7 +21,8 @@ QUEUES = 201
 
 def making(spark: SparkSession, tmp_path: Path, **made: DataFrame) -> ReportBuild:
     """Return the state of a report for which the store was queried and these tables exist."""
-    found = ReportBuild(spark.range(0).toDF("n"), tmp_path, Wishes(store={}))
+    nothing = spark.createDataFrame(TRANSITIONS.empty_table())
+    found = ReportBuild(nothing, tmp_path, Wishes(store={}))
     found.made.update(made)
     return found
 

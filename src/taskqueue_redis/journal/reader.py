@@ -22,13 +22,14 @@ JOURNAL_VERSION = 2
 HEAD = ("v", "ts", "event", "key", "state", "worker", "reason")
 """fields with one value per entry, in this order"""
 COLUMNS = (
-    "task_id", "attempt", "losses", "priority", "tenant", "ordering_key", "due_at", "error",
+    "task_id", "attempt", "losses", "priority", "tenant", "ordering_key", "due_at", "error", "digest",
 )  # fmt: skip
 """fields after `HEAD`: one value per transition, separated by NUL, or a single value if it is the same for all; the
-field ``task_id`` always has all values"""
+field ``task_id`` always has all values, and the field ``digest`` exists only if the journal has digests"""
 _NAMES = [name.encode() for name in (*HEAD, *COLUMNS)]
 _VERSION = str(JOURNAL_VERSION).encode()
 _FIELDS = 2 * len(_NAMES)
+_WITHOUT_DIGEST = _FIELDS - 2
 _IDS = 2 * len(HEAD) + 1
 _AT_ONCE = 512 * 1024
 """intended size of a reply in bytes, limited because Redis serves no other client while it creates a reply"""
@@ -103,10 +104,14 @@ def steps_of(reply: Reply) -> JournalSteps | None:
     if not reply:
         return None
     positions, args = zip(*reply, strict=True)
-    if {*map(len, args)} != {_FIELDS}:
+    lengths = {*map(len, args)}
+    if lengths not in ({_FIELDS}, {_WITHOUT_DIGEST}):
         return None
     columns = [*zip(*args, strict=True)]
     names, values, number = columns[::2], columns[1::2], len(reply)
+    if lengths == {_WITHOUT_DIGEST}:
+        names.append((_NAMES[-1],) * number)
+        values.append((b"",) * number)
     ids = b" ".join(positions)
     if (
         ids.count(b"-0 ") != number - 1
@@ -126,9 +131,13 @@ def steps_of(reply: Reply) -> JournalSteps | None:
 def entries_of(reply: Reply) -> list[JournalEntry]:
     """Return the entries of a reply, including foreign entries."""
     return [
-        JournalEntry(int(position[:-2]), args[1::2], args[_IDS].count(b"\0") + 1)
-        if len(args) == _FIELDS
-        and args[::2] == _NAMES
+        JournalEntry(
+            int(position[:-2]),
+            args[1::2] if len(args) == _FIELDS else [*args[1::2], b""],
+            args[_IDS].count(b"\0") + 1,
+        )
+        if len(args) >= _WITHOUT_DIGEST
+        and args[::2] in (_NAMES, _NAMES[:-1])
         and args[1] == _VERSION
         and args[3].isdigit()
         and position[-2:] == b"-0"
@@ -154,7 +163,7 @@ class _Window(NamedTuple):
         size = max(1, sum(sum(map(len, args)) for _, args in batch) * number // len(batch))
         last, args = reply[-1]
         behind = int(last.partition(b"-")[0])
-        behind += args[_IDS].count(b"\0") + 1 if len(args) == _FIELDS else 0
+        behind += args[_IDS].count(b"\0") + 1 if len(args) >= _WITHOUT_DIGEST else 0
         value = max(1, behind - int(reply[0][0].partition(b"-")[0]))
         if position[0] != "(":
             behind = int(position)

@@ -308,9 +308,10 @@ class ScriptRunner:
         if settings.address.kind is Kind.CLUSTER:
             keys = 2, partition, f"{partition}:nothing"
         number = str(len(self.partitions.names))
+        digests = {None: "", True: "yes", False: "no"}[settings.journal_digests]
         reply = await self.client.command(
             partition, "EVAL", source("install"), *keys,
-            secrets.token_hex(8), LAYOUT, number, settings.journal_length or "",
+            secrets.token_hex(8), LAYOUT, number, settings.journal_length or "", digests,
         )  # fmt: skip
         epoch, layout, partitions = (str(value, "ascii") for value in reply)
         if layout != LAYOUT:

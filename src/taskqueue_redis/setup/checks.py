@@ -336,9 +336,11 @@ async def _file_loads(client: RedisClient) -> bool:
 
 
 def _denied(settings: RedisSettings, what: str) -> ConfigurationError:
+    prefix = settings.prefix
+    change = "" if prefix == "tq" else f", with '{{{prefix}:' instead of '{{tq:'"
     return ConfigurationError(
-        f"the Redis user may not {what} whose names begin with '{{{settings.prefix}:': use the access list "
-        f"taskqueue.acl that ships with taskqueue_redis, with '{{{settings.prefix}:' instead of '{{tq:'"
+        f"the Redis user may not {what} whose names begin with '{{{prefix}:': use the access list "
+        f"taskqueue.acl that ships with taskqueue_redis{change}"
     )
 
 

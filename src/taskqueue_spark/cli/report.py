@@ -62,7 +62,6 @@ def report(
                 opened.damaged,
                 _source_name(opened),
                 _source_options(opened),
-                digests=opened.digests,
             )
             folder = opened.results.expanduser().absolute()
             html, data = folder / "report.html", folder / "report.json"

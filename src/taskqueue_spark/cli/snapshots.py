@@ -17,9 +17,8 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.cli.options import PipelineOptions
 from taskqueue_spark.cli.session import Work, check_installed, explain_missing_modules, work
-from taskqueue_spark.cli.spark_types import DataFrame, DigestCheck
+from taskqueue_spark.cli.spark_types import DataFrame
 
-_DIGESTS = "digests.json"
 _SMALL = 100_000
 """number of transitions below which Java's compiler costs more time than it saves"""
 
@@ -36,8 +35,6 @@ class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     damaged: int
     source: dict[str, str] | None
     """options of the data source for the journal that was read; ``None`` with ``--from``"""
-    digests: DigestCheck | None
-    """result of the check of a file's digests; ``None`` for a journal in Redis, and if it is unknown"""
     behind: dict[str, str] | None
     """options of the data source for the transitions after the snapshot; ``None`` with ``--from``"""
     options: PipelineOptions
@@ -140,10 +137,9 @@ def open_snapshot(options: PipelineOptions, *, writes: bool = False) -> Iterator
         behind = None
         if source is None:
             path = saved or path
-            digests = _read_digests(path)
             rows, damaged = (tables.rows(path, name) for name in ("transitions", "damaged"))
         else:
-            rows, damaged, behind, digests = _take_snapshot(running, source, path)
+            rows, damaged, behind = _take_snapshot(running, source, path)
         yield OpenSnapshot(
             work=running,
             path=path,
@@ -151,7 +147,6 @@ def open_snapshot(options: PipelineOptions, *, writes: bool = False) -> Iterator
             rows=rows,
             damaged=damaged,
             source=source,
-            digests=digests,
             behind=behind,
             options=options,
         )
@@ -159,11 +154,8 @@ def open_snapshot(options: PipelineOptions, *, writes: bool = False) -> Iterator
 
 def _take_snapshot(
     running: Work, source: dict[str, str], path: Path
-) -> tuple[int, int, dict[str, str], DigestCheck | None]:
-    """Write a snapshot.
-
-    Return its numbers of transitions and damaged entries, options to read what follows it, and the check of digests.
-    """
+) -> tuple[int, int, dict[str, str]]:
+    """Write a snapshot. Return its numbers of transitions and damaged entries, and options to read what follows it."""
     from taskqueue_spark.batch_reader import pinned, read_journal  # noqa: PLC0415 - imports Spark, which is slow
     from taskqueue_spark.options import ReadOptions  # noqa: PLC0415
     from taskqueue_spark.pipeline import tables  # noqa: PLC0415
@@ -179,21 +171,7 @@ def _take_snapshot(
         )
         if snapshot.damaged:
             stage.note += f", {snapshot.damaged:,} damaged"
-        from taskqueue_spark.journals.digests import check_digests  # noqa: PLC0415 - imports pyarrow
-
-        digests = check_digests(source["path"]) if source["backend"] == "lines" else None
-        tables.replace_file(path.expanduser() / _DIGESTS, msgspec.json.encode(digests))
     behind = {name: value for name, value in source.items() if not name.endswith("Timestamp")}
     until = source.get("endingTimestamp")
     behind |= {"startingTimestamp": until} if until else {"startingOffsets": end}
-    return snapshot.transitions, snapshot.damaged, behind | {"failOnDataLoss": "false"}, digests
-
-
-def _read_digests(path: Path) -> DigestCheck | None:
-    try:
-        data = (path.expanduser() / _DIGESTS).read_bytes()
-    except FileNotFoundError:
-        return None  # the folder is an archive of `stream`
-    from taskqueue_spark.journals import digests  # noqa: PLC0415 - imports pyarrow
-
-    return msgspec.json.decode(data, type=digests.DigestCheck | None)
+    return snapshot.transitions, snapshot.damaged, behind | {"failOnDataLoss": "false"}

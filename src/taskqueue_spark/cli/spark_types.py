@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from taskqueue_spark.journals.digests import DigestCheck
     from taskqueue_spark.report.build import ReportBuild
 else:
-    DataFrame = SparkSession = DigestCheck = ReportBuild = Any
+    DataFrame = SparkSession = ReportBuild = Any
 
-__all__ = ["DataFrame", "DigestCheck", "ReportBuild", "SparkSession"]
+__all__ = ["DataFrame", "ReportBuild", "SparkSession"]

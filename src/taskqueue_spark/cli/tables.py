@@ -103,7 +103,7 @@ def audit(options: PipelineOptions, *, live: Live = None, grace: Grace = 60.0) -
         from taskqueue_spark.report.content import audit_content  # noqa: PLC0415 - imports Spark, which is slow
 
         with opened.work.stages.stage("audit"):
-            content = audit_content(build, opened.damaged, opened.digests)
+            content = audit_content(build, opened.damaged)
     outcome = content.outcome()
     if options.as_json:
         fields = msgspec.to_builtins(content, builtin_types=[])
@@ -127,14 +127,16 @@ def history(options: PipelineOptions) -> None:
     altered or has damaged entries only.
     """
     with snapshot_tables(options) as (opened, build):
-        from taskqueue_spark.pipeline.tables import first_rows  # noqa: PLC0415 - imports Spark, which is slow
+        from taskqueue_spark.pipeline.digests import check_digests  # noqa: PLC0415 - imports Spark, which is slow
+        from taskqueue_spark.pipeline.tables import first_rows  # noqa: PLC0415
         from taskqueue_spark.report.content import is_readable  # noqa: PLC0415
 
         with opened.work.stages.stage("history"):
             counts = first_rows(build.table("rules"))
             broken = first_rows(build.table("violations"), "rule", "key", "run", "shard", "seq")
             doubtful = build.table("contradictions").count()
-            altered = opened.digests.altered if opened.digests else 0
+            digests = check_digests(build.transitions)
+            altered = digests.altered if digests else 0
             unreadable = bool(opened.damaged) and not is_readable(build.transitions)
     total = sum(row["count"] for row in counts)
     counts.sort(key=lambda row: int(row["rule"].strip("R") or 0))
@@ -156,7 +158,7 @@ def history(options: PipelineOptions) -> None:
         if doubtful:
             console.print(f"[bold red]numbers shared by different transitions: {doubtful:,}")
         if altered:
-            console.print(f"[bold red]lines whose digest does not match: {altered:,}")
+            console.print(f"[bold red]transitions whose digest does not match: {altered:,}")
         if unreadable:
             console.print(
                 f"[bold red]no entry of the journal can be read; damaged: {opened.damaged:,}"

@@ -10,7 +10,6 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from taskqueue_memory.journal import EndMark
 from taskqueue_spark.columns import BEYOND, TRANSITIONS, After, Event, latest_time
 
 _Time = Annotated[float, Meta(ge=0, lt=BEYOND / 1e6)]
@@ -42,6 +41,7 @@ class ParsedLine(msgspec.Struct, kw_only=True, gc=False):
     reason: str | None
     ordering_key: str | None = None
     due_at: _Time | None = None
+    digest: str | None = None
 
     @property
     def time(self) -> int:
@@ -50,7 +50,6 @@ class ParsedLine(msgspec.Struct, kw_only=True, gc=False):
 
 
 _decoder = msgspec.json.Decoder(ParsedLine)
-_end_decoder = msgspec.json.Decoder(EndMark)
 _NONE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -101,9 +100,6 @@ def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
         return _decoded(raw), ""
     except _NONE as error:
         why = _why(error)
-    with suppress(*_NONE):
-        _end_decoder.decode(raw)
-        return None, ""
     # If a process is killed while it writes a line, the next process appends to the incomplete line. Try to decode what
     # the next process wrote.
     again = raw.rfind(_BEGIN)

@@ -99,7 +99,7 @@ def folder(path: str | Path) -> Path:
         (place / _VERSIONS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"the folder {place} cannot be created: {error.strerror or type(error).__name__}"
+            f"the folder {place / _VERSIONS} cannot be created: {error.strerror or type(error).__name__}"
         ) from None
     return place
 

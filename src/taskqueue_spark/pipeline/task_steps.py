@@ -38,7 +38,9 @@ def in_order(transitions: DataFrame) -> DataFrame:
         for poll, side, names in (("lag", "before", _BEFORE), ("lead", "after", _AFTER))
     )
     return (
-        transitions.where("task_id != '' and event not in ('configured', 'damaged', 'missing')")
+        transitions.where(
+            "task_id != '' and event not in ('configured', 'closed', 'damaged', 'missing')"
+        )
         .repartition("key", "task_id")
         .selectExpr("*", "xxhash64(run, key, task_id) as task_hash")
         .selectExpr("*", *before)

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses the name F
 
 from taskqueue_spark.columns import MISSING
-from taskqueue_spark.journals.digests import DigestCheck
 from taskqueue_spark.pipeline.audit import ANOMALIES
+from taskqueue_spark.pipeline.digests import DigestCheck, check_digests
 from taskqueue_spark.pipeline.durations import steps
 from taskqueue_spark.pipeline.tables import first_rows
 from taskqueue_spark.report.build import ReportBuild
@@ -65,7 +65,7 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
     contradictory: int
     """number of all these numbers"""
     digests: DigestCheck | None
-    """result of the check of a journal file's digests, if it was made"""
+    """result of the check of the digests; ``None`` if the journal has none"""
     readable: bool
     """whether at least one transition of the journal can be read"""
     asked: bool
@@ -85,7 +85,7 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
             contradictory=self.contradictory,
             readable=self.readable,
             altered=self.digests.altered if self.digests else 0,
-            unfinished=len(self.digests.unfinished) if self.digests else 0,
+            unfinished=self.digests.unfinished if self.digests else 0,
             store_checked=self.asked,
             short=self.short,
         )
@@ -110,13 +110,8 @@ def extent(transitions: DataFrame) -> Extent:
     return Extent(**_only_row(result))
 
 
-def audit_content(
-    build: ReportBuild, damaged: int, digests: DigestCheck | None = None
-) -> AuditContent:
-    """Run the audit, and return its results.
-
-    ``damaged``: number of damaged entries of the journal; ``digests``: result of the check of its digests, if any.
-    """
+def audit_content(build: ReportBuild, damaged: int) -> AuditContent:
+    """Run the audit, and return its results. ``damaged``: number of damaged entries of the journal."""
     table = build.table("conservation")
     total = _only_row(
         table.agg(
@@ -144,7 +139,7 @@ def audit_content(
         damaged=damaged,
         contradictions=_rows(doubtful, "run", "shard", "seq", most=20),
         contradictory=doubtful.count(),
-        digests=digests,
+        digests=check_digests(build.transitions),
         readable=bool(total["queues"]) or is_readable(build.transitions),
         asked=ledgers is not None,
         ledgers=_rows(ledgers, "more_published", "key") if ledgers is not None else [],
@@ -162,15 +157,13 @@ def report_content(
     damaged: int,
     source: str,
     where: str = "",
-    *,
-    digests: DigestCheck | None = None,
 ) -> dict[str, Any]:
     """Return the content of the report. Every value is text, a number, a time, a list or a mapping.
 
     ``source``: the source of the transitions, as text; ``where``: the source as options of ``taskqueue pipeline``.
     """
     result = extent(build.select(build.transitions))
-    account = audit_content(build, damaged, digests)
+    account = audit_content(build, damaged)
     rules = sorted(_rows(build.table("rules")), key=lambda row: int(row["rule"].strip("R") or 0))
     throughput = _rows(_whole(build.table("throughput")), "-published", "key")
     keys = [row["key"] for row in throughput[:_KEYS]]

@@ -78,7 +78,7 @@ def outcome_of(
     ``total``: the totals of all queues, with the keys ``queues`` (number of queues), ``balanced``, ``complete`` and
     each name in `COUNTED`. ``rules``: each rule with its ``count`` of violations. ``gaps``: number of missing
     transitions. ``contradictory``: how many numbers are shared by transitions with different content. ``readable``:
-    whether any transition of the journal can be read. ``altered``: number of lines whose digests do not match.
+    whether any transition of the journal can be read. ``altered``: number of transitions whose digests do not match.
     ``unfinished``: number of runs with digests and without an end mark. ``store_checked``: whether the store was
     queried for unfinished tasks. ``short``: number of published tasks in the journal that the ledgers of the store do
     not have. The opposite is no fault, because tasks that only the ledgers have are older than the journal.
@@ -166,7 +166,7 @@ def _missing(total: Mapping[str, int], gaps: int, damaged: int, *, complete: boo
 
 def _digests(altered: int, unfinished: int) -> Iterable[str]:
     if altered:
-        yield f"Lines whose digest does not match, because lines were changed, removed or not written: {altered:,}."
+        yield f"Transitions whose digest does not match, because transitions were changed or removed: {altered:,}."
     if unfinished:
         yield (
             f"Runs without an end mark, because they continue, were killed, or were cut off: {unfinished:,}."

@@ -147,6 +147,7 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
     begins = {
         row.key: Beginning(row.shard, bool(row.whole), row.key in dark)
         for row in sorted(of_tasks, key=lambda row: row.since, reverse=True)
+        if row.key
     }
     return sorted(read.values(), key=lambda item: (item.since, item.run)), begins
 

@@ -1,7 +1,8 @@
 -- The journal of queues that have it enabled: all state changes, numbered without gaps. An entry records the
 -- same change of one or more tasks by one script. The id of the entry in the stream is the number of its first state
 -- change, so the stream can be trimmed by number. The fields have a fixed order. Fields after the ids have a value per
--- task, separated by NUL, or one value if it is the same for all tasks.
+-- task, separated by NUL, or one value if it is the same for all tasks. If the partition has digests, each change has
+-- one, which depends on the change and on the digest of the change before it.
 local noted, notes = {}, nil
 
 -- The functions are created on demand, because creating them would slow down scripts that do not need them.
@@ -29,12 +30,26 @@ local function noting()
   end
 
   local function write_journal()
-    local total, length = 0, tonumber(call('HGET', META, 'journal_length'))
+    local total, settings = 0, call('HMGET', META, 'journal_length', 'journal_digest')
+    local length, digest = tonumber(settings[1]), settings[2]
     for i = 1, #noted do total = total + #noted[i].ids end
     local seq = call('HINCRBY', META, 'journal_seq', total) - total + 1
     for i = 1, #noted do
       local g, more = noted[i], {}
       for j = 1, #COLUMNS do more[2 * j - 1], more[2 * j] = COLUMNS[j], field(g[COLUMNS[j]]) end
+      if digest then
+        local digests = {}
+        for k = 1, #g.ids do
+          local change = {digest, text(seq + k - 1), text(now), g.event, g.key, g.state, g.worker, g.reason, g.ids[k]}
+          for j = 1, #COLUMNS do
+            local values = g[COLUMNS[j]]
+            change[#change + 1] = type(values) == 'table' and values[k] or values
+          end
+          digest = redis.sha1hex(table.concat(change, '\0'))
+          digests[k] = digest
+        end
+        more[#more + 1], more[#more + 2] = 'digest', table.concat(digests, '\0')
+      end
       local oldest = math.max(0, seq - length)
       local written = redis.pcall('XADD', JOURNAL, 'MINID', '~', text(oldest), text(seq) .. '-0', 'v', 2, 'ts', text(now),
         'event', g.event, 'key', g.key, 'state', g.state, 'worker', g.worker, 'reason', g.reason,
@@ -42,6 +57,7 @@ local function noting()
       if written.err then call('HINCRBY', META, 'anomalies', 1) end -- another program has written to the stream
       seq = seq + #g.ids
     end
+    if digest then call('HSET', META, 'journal_digest', digest) end
     noted = {}
   end
 
