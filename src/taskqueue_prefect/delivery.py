@@ -15,29 +15,20 @@ its asyncio task ends, in any way     release the run that was sent but not ackn
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
-from functools import partial
 from secrets import token_hex
 from typing import Any, Protocol, cast
-
-import msgspec
 
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.capabilities import Handover, has
 from taskqueue_core.consumer.outage import close
-from taskqueue_core.consumer.settle import settle
-from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.retry import Rejected, ScheduleRetry
-from taskqueue_core.tasks import Delivery, Task
-from taskqueue_prefect import task_runs
-from taskqueue_prefect.batching import SharedReceiver
+from taskqueue_core.tasks import Delivery
+from taskqueue_prefect.batching import Ready, SharedReceiver
 from taskqueue_prefect.context import LOG, Host
 from taskqueue_prefect.names import connection_of, name_of
-from taskqueue_prefect.prefect_types import TaskRun
-from taskqueue_prefect.task_runs import AcceptedRun, Run
+from taskqueue_prefect.task_runs import AcceptedRun, StoredRun
 
 _DISCONNECT = "websocket.disconnect"
 
@@ -89,13 +80,6 @@ class ClientListener:
 
 
 _UNKNOWN_CLIENT = "unknown"
-_COMMIT_POLL_SECONDS = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)
-"""seconds to wait before each read of the database for a run whose transaction is being committed"""
-_MAX_CHECKS = 4
-"""number of deliveries after which a run that is still not in the database is dropped"""
-_DATABASE_RETRY_SECONDS = 1.0
-"""seconds between reads of the database while it is unavailable"""
-_BAD_TASK_RUN = "bad_task_run"
 _VIOLATION = 4001
 _current: ContextVar[SharedQueueDelivery | None] = ContextVar(
     "taskqueue_prefect_socket", default=None
@@ -117,8 +101,10 @@ class SharedQueueDelivery:
         self._sent: Delivery | None = None
         """the run that was sent to the worker and has not been acknowledged yet"""
         self._state = ""
-        self._settle_task: asyncio.Task[None] | None = None
-        self._take_task: asyncio.Task[tuple[Delivery, TaskRun]] | None = None
+        self._registration: asyncio.Task[None] | None = None
+        self._acked: asyncio.Future[None] | None = None
+        """done when the store has answered the last ack"""
+        self._request: asyncio.Future[Ready] | None = None
         self._changed = asyncio.Event()
         """set when a run has been received, or receiving it has failed, or the worker has disconnected"""
         self._listener = ClientListener(self._changed.set)
@@ -145,26 +131,30 @@ class SharedQueueDelivery:
         """Return whether the worker is connected, and listen for a disconnect until the next run is sent."""
         return self._listener.is_up(socket)
 
-    async def next(self) -> TaskRun:
+    async def next(self) -> StoredRun:
         """Return the next run. After a cancelled call, receiving continues, and the next call returns the run.
 
         Raises `TimeoutError` if the worker has disconnected.
         """
         if self._sent is not None:  # the worker has acknowledged the last run
             self._accept()
-        if self._take_task is None:
-            self._take_task = asyncio.create_task(self._take())
-            self._take_task.add_done_callback(lambda _: self._changed.set())
+        if self._registration is None:
+            self._registration = asyncio.create_task(self._register())
+        if self._request is None:
+            self._request = self._receiver.request(after=self._registration)
+            self._request.add_done_callback(lambda _: self._changed.set())
         # The handler cancels this call every second, so a run counts as sent only when the call returns.
-        while not (self._take_task.done() or self._listener.is_down):
+        while not (self._request.done() or self._listener.is_down):
             self._changed.clear()
             await self._changed.wait()
+        if self._acked is not None:
+            await asyncio.shield(self._acked)  # at most one ack of a socket is unanswered
         await self._listener.stop()
         if self._listener.is_down:
             raise TimeoutError  # makes the handler check whether the worker is connected
-        take_task, self._take_task = self._take_task, None
-        self._sent, run = take_task.result()
-        self._state = Run.of(run).state_id
+        request, self._request = self._request, None
+        self._sent, run = request.result()
+        self._state = run.state_id
         return run
 
     async def release(self) -> None:
@@ -173,21 +163,6 @@ class SharedQueueDelivery:
         if delivery is not None:
             await self._receiver.settler.redeliver([delivery])
 
-    async def _take(self) -> tuple[Delivery, TaskRun]:
-        if self._settle_task is not None:
-            await self._settle_task
-        if self._subscription is None:
-            await self._register()
-        while True:
-            delivery = await self._receiver.receive()
-            try:
-                run = await self._runnable_run(delivery)
-                if run is not None and await self._receiver.is_held(delivery):
-                    return delivery, run
-            except BaseException:
-                self._host.begin(self._receiver.settler.redeliver([delivery]))
-                raise
-
     async def _register(self) -> None:
         """List the worker among those that are connected. Its subscription receives nothing."""
         self._subscription = self._host.backend.subscribe(self._keys, self._connection)
@@ -195,90 +170,23 @@ class SharedQueueDelivery:
             adopt = cast("Handover", self._subscription).adopt
             await self._receiver.outage.retry_until_available(adopt)
 
-    async def _runnable_run(self, delivery: Delivery) -> TaskRun | None:
-        """Return the run of a delivery. If it cannot be sent to a worker, settle the delivery and return ``None``."""
-        reason = task_runs.foreign_reason(delivery.task)
-        run = None if reason else await self._current_run(delivery.task)
-        if run is not None and Run.of(run).deferred:
-            reason = task_runs.unsendable_reason(run)
-            if reason is None:
-                return run
-        if reason is not None:
-            await self._send_to_dead_letters(delivery, reason)
-            return None
-        if run is None and delivery.attempt < _MAX_CHECKS:
-            await self._schedule_check(delivery)
-        else:
-            state = "" if run is None else Run.of(run).state_id
-            await self._ack(delivery, AcceptedRun(state=state))
-        return None
-
-    async def _current_run(self, task: Task) -> TaskRun | None:
-        """Return the run of a task once the database has the run in the task's state, or in a later state.
-
-        Returns ``None`` if the run does not appear within about a second, in which its transaction should be
-        committed.
-        """
-        state, at = task_runs.state_of(task)
-        for pause in _COMMIT_POLL_SECONDS:
-            await asyncio.sleep(pause)
-            run = await self._read(task.id)
-            if run is not None:
-                current = Run.of(run)
-                if current.state_id == state or current.state_time > at:
-                    return run
-        return None
-
-    async def _schedule_check(self, delivery: Delivery) -> None:
-        later = ScheduleRetry(float(delivery.attempt), "the run's transaction is not committed")
-        settled = partial(settle, self._host.backend, self._receiver.subscription, delivery, later)
-        with contextlib.suppress(LeaseLost):
-            await self._receiver.outage.retry_until_available(settled)
-
-    async def _read(self, run_id: str) -> TaskRun | None:
-        logged = False
-        while True:
-            try:
-                return await task_runs.read(run_id)
-            except Exception:  # noqa: BLE001 - a database error must not lose a run
-                if not logged:
-                    LOG.exception("could not read a task run from the database")
-                logged = True
-                await asyncio.sleep(_DATABASE_RETRY_SECONDS)
-
     def _accept(self) -> None:
         delivery, self._sent = self._sent, None
         if delivery is not None:
             run = AcceptedRun(worker=self._connection, state=self._state)
-            self._settle_task = asyncio.create_task(self._ack(delivery, run))
-
-    async def _ack(self, delivery: Delivery, run: AcceptedRun) -> None:
-        result = msgspec.json.encode(run)
-        current = await self._receiver.ack(delivery, result)
-        if run.worker is not None and not current:
-            LOG.warning(
-                "an acknowledgement came too late: run %s will be delivered again", delivery.task.id
-            )
-
-    async def _send_to_dead_letters(self, delivery: Delivery, reason: str) -> None:
-        LOG.error(
-            "run %s cannot be sent to a worker, and becomes a dead letter: %s",
-            delivery.task.id,
-            reason,
-        )
-        await self._receiver.settler.settle_outcomes([(delivery, Rejected(_BAD_TASK_RUN, reason))])
+            self._acked = self._receiver.ack(delivery, run)
 
     async def _end(self) -> None:
         """Wait until the acknowledged run is settled, and release the run that was not acknowledged."""
         await self._listener.stop()
         delivery, self._sent = self._sent, None
-        if self._take_task is not None:
-            self._take_task.cancel()
-            await asyncio.wait([self._take_task])
-            if not self._take_task.cancelled() and self._take_task.exception() is None:
-                delivery, _ = self._take_task.result()
-        if self._settle_task is not None:
-            await asyncio.wait([self._settle_task])
+        if self._request is not None:
+            delivery = self._receiver.withdraw(self._request)
+        if self._registration is not None:
+            self._registration.cancel()
+            await asyncio.wait([self._registration])
+        if self._acked is not None:
+            await asyncio.wait([self._acked])
         if delivery is not None:
             await self._receiver.settler.redeliver([delivery])
         if self._subscription is not None:

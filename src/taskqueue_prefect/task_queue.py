@@ -12,6 +12,7 @@ from taskqueue_prefect import enqueue as scheduling
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.delivery import SharedQueueDelivery
 from taskqueue_prefect.prefect_types import TaskRun
+from taskqueue_prefect.task_runs import StoredRun
 
 
 class TaskQueue:
@@ -62,6 +63,6 @@ class MultiQueue:
     def __init__(self, task_keys: Sequence[str]) -> None:
         self._socket = SharedQueueDelivery(Host.of_this_loop(), task_keys)
 
-    async def get(self) -> TaskRun:
+    async def get(self) -> StoredRun:
         """Wait for the next run, and return it. Cancelling the call loses no run."""
         return await self._socket.next()

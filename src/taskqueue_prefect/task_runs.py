@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 from uuid import UUID
-from weakref import WeakKeyDictionary
 
 import msgspec
 
 from taskqueue_core.limits import TASK_RUN_BYTES
 from taskqueue_core.tasks import Task
-from taskqueue_prefect.batching import Batcher
 from taskqueue_prefect.names import name_of
 from taskqueue_prefect.prefect_types import TaskRun
 
-_BATCH_SIZE = 100
-"""maximum number of runs that one query reads"""
 NEVER = datetime.fromtimestamp(0, UTC)
 """a time before all changes"""
 _state = msgspec.json.Decoder(dict[str, Any])
-
-
-_readers: WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher[str, TaskRun | None]] = (
-    WeakKeyDictionary()
-)
+_decode = msgspec.json.decode
 
 
 class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,18 +84,12 @@ def task_of(run: Run) -> Task:
     return Task(key=name_of(run.task_key), id=str(run.id), payload=msgspec.json.encode(fields))
 
 
-def foreign_reason(task: Task) -> str | None:
-    """Return the reason why a task cannot be a run of this database; ``None`` if it can."""
-    try:
-        UUID(task.id)
-        state_of(task)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 def state_of(task: Task) -> tuple[str, datetime]:
-    """Return the id and the time of the state for which a task was published. Raises `ValueError`."""
+    """Return the id and the time of the state for which a task was published.
+
+    Raises `ValueError` if the task cannot be a run of this database.
+    """
+    UUID(task.id)
     state = _state.decode(task.payload).get("state")
     if not isinstance(state, dict) or not {"id", "timestamp"} <= state.keys():
         raise ValueError(
@@ -115,57 +99,123 @@ def state_of(task: Task) -> tuple[str, datetime]:
     return str(state["id"]), at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def unsendable_reason(run: TaskRun) -> str | None:
-    """Return the reason why a run must not be sent to a worker; ``None`` if it may be sent."""
-    try:
-        size = len(run.model_dump_json())
-    except ValueError as error:
-        return str(error)
+class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it is in the database, with the parts of a `TaskRun` that the handler of a worker's socket uses."""
+
+    id: str
+    task_key: str
+    state_id: str
+    """id of the run's state; empty if the run has no state"""
+    state_time: datetime
+    deferred: bool
+    """whether the run is scheduled and waits for a worker"""
+    message: dict[str, Any] = {}
+    """the run as it is sent to a worker; empty if the run is not deferred"""
+    fault: str | None = None
+    """the reason why a deferred run must not be sent"""
+
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        """Return the run as it is sent to a worker."""
+        return self.message
+
+
+class _Columns:
+    """Some columns of a table, and the conversion of their values. JSON is read as text, which is faster."""
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        import sqlalchemy as sa
+        from prefect.server.utilities.database import JSON, Pydantic
+
+        json = {
+            name for name, column in columns.items() if isinstance(column.type, JSON | Pydantic)
+        }
+        self.selected = [
+            sa.cast(column, sa.Text) if name in json else column for name, column in columns.items()
+        ]
+        self._decoders = [(name, _decode if name in json else None) for name in columns]
+
+    def values(self, row: Sequence[Any]) -> dict[str, Any]:
+        """Return the values of a row by name."""
+        return {
+            name: value if decode is None or value is None else decode(value)
+            for (name, decode), value in zip(self._decoders, row, strict=True)
+        }
+
+
+class RunReader:
+    """Reads runs with their states from the database, with one query that is prepared once.
+
+    Prefect's objects are not loaded, which would take longer. What is sent is validated by Prefect's schema.
+    """
+
+    def __init__(self) -> None:
+        import sqlalchemy as sa
+        from prefect.server.schemas import core, states
+
+        db = _models()
+        run, state, fields = db.TaskRun, db.TaskRunState, core.TaskRun.model_fields
+        attributes, computed = sa.inspect(run).column_attrs, sa.inspect(run).all_orm_descriptors
+        self._run = _Columns({name: getattr(run, name) for name in fields if name in attributes})
+        self._computed = {
+            name: computed[name].fget
+            for name in fields.keys() - attributes.keys() - {"state"}
+            if name in computed
+        }
+        attributes = sa.inspect(state).column_attrs
+        names = [name for name in states.State.model_fields if name in attributes]
+        columns = {name: getattr(state, name) for name in names}
+        data = {"data": state._data, "artifact": db.Artifact.data}  # noqa: SLF001 - `data` is not a column
+        self._state = _Columns(columns | data)
+        self._query = (
+            sa.select(*self._run.selected, *self._state.selected)
+            .outerjoin(state, state.id == run.state_id)
+            .outerjoin(db.Artifact, db.Artifact.id == state.result_artifact_id)
+            .where(run.id.in_(sa.bindparam("ids", expanding=True)))
+        )
+
+    async def read(self, connection: Any, run_ids: Sequence[str]) -> list[StoredRun | None]:
+        """Return runs with one query; ``None`` for each that does not exist."""
+        rows = await connection.run_sync(self._rows, {UUID(run) for run in run_ids})
+        runs = {run.id: run for run in map(self._stored_run, rows)}
+        return [runs.get(run) for run in run_ids]
+
+    def _rows(self, connection: Any, run_ids: Iterable[UUID]) -> Sequence[Any]:
+        with (
+            connection.begin()
+        ):  # a transaction of its own, so that the query sees all that is committed
+            return connection.execute(self._query, {"ids": list(run_ids)}).all()  # type: ignore[no-any-return]
+
+    def _stored_run(self, row: Sequence[Any]) -> StoredRun:
+        from prefect.server.schemas import core
+        from prefect.server.schemas.states import StateType
+
+        count = len(self._run.selected)
+        values, state = self._run.values(row[:count]), self._state.values(row[count:])
+        about: dict[str, Any] = {
+            "id": str(values["id"]),
+            "task_key": values["task_key"],
+            "state_id": str(state["id"] or ""),
+            "state_time": state["timestamp"] or NEVER,
+        }
+        deferred = state["type"] == StateType.SCHEDULED and state["state_details"].get("deferred")
+        if not deferred:
+            return StoredRun(**about, deferred=False)
+        state["data"] = state["data"] or state["artifact"]
+        run = SimpleNamespace(**values)
+        values |= {name: compute(run) for name, compute in self._computed.items()}
+        try:
+            message = core.TaskRun.model_validate(values | {"state": state}).model_dump(mode="json")
+            fault = size_fault(message)
+        except ValueError as error:
+            return StoredRun(**about, deferred=True, fault=str(error))
+        return StoredRun(**about, deferred=True, message=message, fault=fault)
+
+
+def size_fault(message: Mapping[str, Any]) -> str | None:
+    """Return the reason why a run is too large for a worker; ``None`` if it is not. Raises `ValueError`."""
+    size = len(msgspec.json.encode(message))
     too_large = f"the run has {size} bytes; a worker accepts at most {TASK_RUN_BYTES}"
     return too_large if size > TASK_RUN_BYTES else None
-
-
-async def read(run_id: str) -> TaskRun | None:
-    """Return a run as it is in the database now; ``None`` if it does not exist.
-
-    Calls of all sockets that are made while the database is being read share the next read.
-    """
-    loop = asyncio.get_running_loop()
-    reader = _readers.get(loop)
-    if reader is None:
-        reader = _readers[loop] = Batcher(_connected, _BATCH_SIZE)
-    return await reader.submit(run_id)
-
-
-@contextlib.asynccontextmanager
-async def _connected() -> AsyncIterator[Callable[[Sequence[str]], Awaitable[list[TaskRun | None]]]]:
-    """Connect to the database for several queries. Getting a connection takes as long as two queries."""
-    from prefect.server.database import provide_database_interface
-
-    engine = await provide_database_interface().engine()
-    async with engine.connect() as connection:
-        yield partial(read_many, connection)
-
-
-async def read_many(connection: Any, run_ids: Sequence[str]) -> list[TaskRun | None]:
-    """Return runs with one query; ``None`` for each that does not exist."""
-    import sqlalchemy as sa
-    from prefect.server.database import provide_database_interface
-    from prefect.server.schemas import core
-    from sqlalchemy.ext.asyncio import AsyncSession
-
-    db = provide_database_interface()
-    query = (
-        sa.select(db.TaskRun)
-        .where(db.TaskRun.id.in_({UUID(run) for run in run_ids}))
-        .options(sa.orm.joinedload(db.TaskRun._state))  # noqa: SLF001 - `state` cannot be loaded with the same query
-    )
-    async with AsyncSession(connection) as session:
-        runs = {
-            str(row.id): core.TaskRun.model_validate(row, from_attributes=True)
-            for row in (await session.scalars(query)).all()
-        }
-    return [runs.get(run) for run in run_ids]
 
 
 async def scheduled_after(last: UUID, limit: int) -> list[Run]:

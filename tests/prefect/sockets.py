@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_prefect import task_runs
+from taskqueue_prefect import batching
 from taskqueue_prefect.delivery import SharedQueueDelivery
+from taskqueue_prefect.task_runs import StoredRun, size_fault
 from tests.prefect.support import KEY, task_run
 
 A, B = "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f7a55", "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f7a56"
@@ -76,20 +76,19 @@ class Place:
 def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     """Return a place in which Prefect's database reports every run as scheduled."""
 
-    async def read(name: str) -> object:
-        state = SimpleNamespace(
-            id=STATE,
-            timestamp=datetime.now(UTC),
-            is_scheduled=lambda: True,
-            state_details=SimpleNamespace(deferred=True, scheduled_time=None),
-        )
-        return SimpleNamespace(
-            id=name,
-            task_key=KEY,
-            name="run",
-            state=state,
-            model_dump_json=lambda: json.dumps(SAID),
-        )
+    async def read(names: Sequence[str]) -> list[StoredRun]:
+        return [
+            StoredRun(
+                id=name,
+                task_key=KEY,
+                state_id=STATE,
+                state_time=datetime.now(UTC),
+                deferred=True,
+                message=dict(SAID),
+                fault=size_fault(SAID),
+            )
+            for name in names
+        ]
 
-    monkeypatch.setattr(task_runs, "read", read)
+    monkeypatch.setattr(batching, "read_runs", read)
     return Place()

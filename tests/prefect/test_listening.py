@@ -73,7 +73,7 @@ async def test_a_run_and_the_end_at_once(place: Place) -> None:
         wire = Wire()
         assert await idle(socket, wire)
         await place.publish(A)
-        await until(lambda: socket._take_task is not None and socket._take_task.done())
+        await until(lambda: socket._request is not None and socket._request.done())
         wire.said.put_nowait(GONE)
         await until(lambda: socket._listener.is_down)
         with pytest.raises(TimeoutError):

@@ -17,7 +17,7 @@ from starlette.exceptions import WebSocketException
 
 from taskqueue_core.limits import TASK_RUN_BYTES
 from taskqueue_core.tasks import Delivery, State, Task
-from taskqueue_prefect import delivery, task_runs
+from taskqueue_prefect import batching
 from taskqueue_prefect.delivery import SharedQueueDelivery
 from taskqueue_prefect.names import client_of
 from tests.prefect.sockets import SAID, STATE, A, B, Odd, Place, place
@@ -35,7 +35,7 @@ async def test_what_was_not_delivered_is_not_acked(place: Place) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(socket.next(), 0.01)
         await place.publish(A)
-        await until(lambda: socket._take_task is not None and socket._take_task.done())
+        await until(lambda: socket._request is not None and socket._request.done())
         socket.observed("w")  # Prefect's handler calls this before it asks for the next run
         assert await place.state(A) is State.IN_FLIGHT
 
@@ -72,19 +72,19 @@ async def test_what_was_lost_meanwhile_is_not_delivered(
 
     Another process has received it.
     """
-    read, readings = task_runs.read, 0
+    read, readings = batching.read_runs, 0
 
     async def handler(socket: SharedQueueDelivery) -> None:
-        async def stand_still(name: str) -> Any:
+        async def stand_still(names: Sequence[str]) -> Any:
             nonlocal readings
             readings += 1
             if readings == 1:  # let the lease expire, so that the run goes to the other consumer
                 mine = socket._receiver.subscription
                 await mine.redeliver(*(one.delivery for one in mine.owned.values()), lost=True)  # type: ignore[attr-defined]
                 taken.extend((await other.receive(1, 0)).deliveries)
-            return await read(name)
+            return await read(names)
 
-        monkeypatch.setattr(task_runs, "read", stand_still)
+        monkeypatch.setattr(batching, "read_runs", stand_still)
         await place.publish(A)
         await place.publish(B)
         assert (await socket.next()).id == B
@@ -125,12 +125,13 @@ async def test_a_run_that_was_never_committed(
     """Row E8: a run that is missing in the database is looked up several times, and then dropped without a delivery."""
     looks = []
 
-    async def read(name: str) -> None:
-        looks.append(name)
+    async def read(names: Sequence[str]) -> list[None]:
+        looks.extend(names)
+        return [None] * len(names)
 
-    monkeypatch.setattr(task_runs, "read", read)
-    monkeypatch.setattr(delivery, "_COMMIT_POLL_SECONDS", (0.0,))
-    monkeypatch.setattr(delivery, "_MAX_CHECKS", 2)
+    monkeypatch.setattr(batching, "read_runs", read)
+    monkeypatch.setattr(batching, "_COMMIT_POLL_SECONDS", ())
+    monkeypatch.setattr(batching, "_MAX_CHECKS", 2)
 
     async def handler(socket: SharedQueueDelivery) -> None:
         await place.publish(A)
@@ -267,16 +268,16 @@ async def test_sockets_share_queries(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError
         return [None if run == "39" else run for run in run_ids]
 
-    monkeypatch.setattr(task_runs, "_connected", lambda: nullcontext(read_many))
-    monkeypatch.setattr(task_runs, "_readers", WeakKeyDictionary())
-    first = asyncio.create_task(task_runs.read("0"))
+    monkeypatch.setattr(batching, "_connected", lambda: nullcontext(read_many))
+    monkeypatch.setattr(batching, "_readers", WeakKeyDictionary())
+    first = asyncio.create_task(batching.read_runs(["0"]))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    rest = await asyncio.gather(*(task_runs.read(str(number)) for number in range(1, 40)))
-    assert await first == "0"
-    assert rest == [*(str(number) for number in range(1, 39)), None]
+    rest = await asyncio.gather(*(batching.read_runs([str(number)]) for number in range(1, 40)))
+    assert await first == ["0"]
+    assert rest == [*([str(number)] for number in range(1, 39)), [None]]
     assert queries == [1, 39]
     failed = await asyncio.gather(
-        task_runs.read("bad"), task_runs.read("good"), return_exceptions=True
+        batching.read_runs(["bad"]), batching.read_runs(["good"]), return_exceptions=True
     )
     assert [type(error) for error in failed] == [OSError, OSError]
