@@ -32,6 +32,7 @@ FINGERPRINTS = {
     "prefect.server.models.task_workers": "f0198a7f47de59d4",
     "prefect.server.utilities.subscriptions.still_connected": "545a05bc6971edba",
     "prefect.server.utilities.database.JSON": "067d49f34a775e09",
+    "prefect.server.utilities.database.Pydantic": "65ee1657615c5cc1",
     "prefect.server.orchestration.core_policy.BackgroundTaskPolicy": "d6fc34670603fca3",
     "prefect.server.orchestration.core_policy.CoreTaskPolicy": "0b7012ba2c7afef9",
     "prefect.server.orchestration.core_policy.CopyScheduledTime": "4d65d5ddf6550ee4",
@@ -49,10 +50,12 @@ FINGERPRINTS = {
     "prefect.server.database.dependencies.provide_database_interface": (
         "9fa243dad6f68bf6 c476f647f089448e"
     ),
+    "prefect.server.database.interface.PrefectDBInterface.Artifact": "f7b441a8ab033fdb",
     "prefect.server.database.interface.PrefectDBInterface.TaskRun": "e9ac8757fd84a83e",
     "prefect.server.database.interface.PrefectDBInterface.TaskRunState": "45dd1f19c5c10f6f",
     "prefect.server.database.interface.PrefectDBInterface.session": "209185fa613cd302",
     "prefect.server.database.interface.PrefectDBInterface.session_context": "165800ffdd624aed",
+    "prefect.server.database.orm_models.Artifact": "0d8e581c08d11aea",
     "prefect.server.database.orm_models.Base": "9fadf259a3cb32f2",
     "prefect.server.database.orm_models.Run": "7daea5cbf0c4aaac",
     "prefect.server.database.orm_models.TaskRun": "104b0856d0b2fe8b 918b6772a0baf9f2",

@@ -203,7 +203,7 @@ async def test_what_is_no_client_id(place: Place, client_id: object) -> None:
 async def test_sockets_share_calls_of_the_store(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row U26: 40 sockets receive, check and ack 40 runs with at most 4 calls each, and every socket gets one."""
+    """Row U26: 40 sockets receive, look up, check and ack 40 runs with at most 4 calls each; each gets one."""
     sockets, calls, seen = 40, Counter[str](), Counter[str]()
     ready = asyncio.Barrier(sockets)
 
@@ -224,6 +224,7 @@ async def test_sockets_share_calls_of_the_store(
     for name in names:
         await place.publish(name)
     count(place.control, "statuses")
+    count(batching, "read_runs")
 
     async def handler(socket: SharedQueueDelivery) -> None:
         socket.observed("w")
@@ -233,7 +234,7 @@ async def test_sockets_share_calls_of_the_store(
 
     await asyncio.gather(*(place.handle(handler) for _ in range(sockets)))
     assert seen == Counter(names)
-    assert calls.keys() == {"receive", "ack", "statuses"}
+    assert calls.keys() == {"receive", "ack", "statuses", "read_runs"}
     assert max(calls.values()) <= 4, calls
     assert [await place.state(name) for name in names] == [State.DONE] * sockets
 

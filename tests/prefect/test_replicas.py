@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -116,6 +118,61 @@ async def test_its_time_is_kept(pair: Pair, backend: RedisBackend) -> None:
         assert (found["id"], found["state"]["name"]) == (run, "AwaitingRetry")
         assert datetime.now(UTC) >= again
         await taker.ack()
+
+
+async def test_what_is_sent_is_the_whole_run(pair: Pair, backend: RedisBackend) -> None:
+    """Rows E7, U26: a worker receives each field of a run as the API returns it, also when the run is retried."""
+    a, b = pair
+    name = key()
+    inputs = {"x": [{"input_type": "constant", "type": "int"}], "y": []}
+    details = {"deferred": True, "task_parameters_id": str(uuid4())}
+    state = {
+        "type": "SCHEDULED",
+        "message": "é",
+        "state_details": details,
+    }
+    body = {
+        "task_key": name,
+        "dynamic_key": "0",
+        "name": "run-é",
+        "tags": ["a", "b"],
+        "labels": {"n": 1.5, "t": True},
+        "cache_key": "k",
+        "cache_expiration": "2030-01-01T00:00:00.5Z",
+        "empirical_policy": {"retries": 3, "retry_delay": [1, 2]},
+        "task_inputs": inputs,
+        "state": state,
+    }
+    answer = a.client.post("/task_runs/", json=body)
+    assert answer.status_code == 201, answer.text
+    url = f"/task_runs/{answer.json()['id']}"
+
+    def stored() -> dict[str, Any]:
+        return _without_lateness(b.client.get(url).json())
+
+    async with Taker(b.socket, name) as taker:
+        sent = _without_lateness(await taker.receive(SECONDS))
+        assert sent == stored()
+        assert (sent["name"], sent["labels"], sent["task_inputs"]) == (
+            "run-é",
+            body["labels"],
+            inputs,
+        )
+        await taker.ack()
+        again = {"type": "SCHEDULED", "name": "AwaitingRetry"}
+        asked = {"state": again | {"state_details": details}, "force": True}
+        assert a.client.post(f"{url}/set_state", json=asked).status_code == 201
+        sent = _without_lateness(await taker.receive(SECONDS))
+        assert sent == stored()
+        assert sent["state"]["name"] == "AwaitingRetry"
+        await taker.ack()
+    await done(backend, name, 2)
+    a.complete(answer.json()["id"])
+
+
+def _without_lateness(run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run without the field that grows with time."""
+    return {field: run[field] for field in run if field != "estimated_start_time_delta"}
 
 
 async def test_keys_take_turns(pair: Pair) -> None:
