@@ -101,6 +101,7 @@ GOALS = (
     _all(QUIT, 1),
     _all(GARBAGE, 1),
     _most(IDLE, 2, median),
+    _all(DRAIN, 1000, median),
 )
 """targets for servers with the queue of this project; each round must meet them, for CPU only the median"""
 
@@ -139,6 +140,14 @@ def notes(run: Mapping[str, Any]) -> list[str]:
     """Return the notes on the tables."""
     versions = ", ".join(f"{what} {version}" for what, version in run["versions"].items())
     said = [f"{versions}; {run['rounds']} rounds; {run['seconds']:.0f} s in all"]
+    ours, stock = (run["figures"].get(name(DRAIN, one)) for one in (OURS, STOCK))
+    if ours and stock and len(ours["values"]) == len(stock["values"]):
+        shares = sorted(
+            one / other for one, other in zip(ours["values"], stock["values"], strict=True)
+        )
+        said.append(
+            f"{DRAIN}, share of stock in each round: {median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})"
+        )
     return said + [f"INVALID: {what}: {why}" for what, why in run["invalid"].items()]
 
 

@@ -112,6 +112,12 @@ def _options() -> argparse.Namespace:
         action="append",
         help="tree of Prefect's source to measure as well, with --area prefect",
     )
+    parser.add_argument(
+        "--only",
+        choices=sorted(one.__name__ for one in prefect_area.MEASUREMENTS),
+        action="append",
+        help="measurement to make, with --area prefect",
+    )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="one round of a second per entry")
     size.add_argument("--full", action="store_true", help="seven long rounds, backlog of 1,000,000")
@@ -154,7 +160,9 @@ def _servers(options: argparse.Namespace, report: dict[str, Any]) -> bool:
         print(f"prefect is left out: {why}", file=sys.stderr)
         return False
     trees = [tree.absolute() for tree in options.attempt or ()]
-    found = report["prefect"] = prefect_area.measure(rounds=options.rounds or 1, trees=trees)
+    found = report["prefect"] = prefect_area.measure(
+        rounds=options.rounds or 1, trees=trees, only=options.only or ()
+    )
     print(render.text(prefect_figures.tables(found["figures"]), prefect_figures.notes(found)))
     return bool(found["invalid"])
 
