@@ -297,5 +297,4 @@ def test_an_entry_says_little() -> None:
     task = task_runs.task_of(Run.of(run))
     assert isinstance(task, Task)
     assert len(task.payload) < 300
-    assert task_runs.foreign_reason(task) is None
     assert task_runs.state_of(task)[0] == str(run.state.id)
