@@ -1,6 +1,6 @@
 """Workers that only ack what they receive. Usage: ``prefect_workers.py WORKERS RUNS KEY URL``.
 
-Prints the rate of hand-outs from the moment at which each worker has received a run until all runs are received. The
+Prints the rate of deliveries from the moment at which each worker has received a run until all runs are received. The
 program parses frames itself and sends prepared ones, because a worker must cost much less than the server does. As
 Prefect's own workers, it offers compression, and compresses what it sends.
 """

@@ -260,7 +260,7 @@ class SharedReceiver:
             self._waiting.popleft().set_exception(error)
 
     async def _check(self, deliveries: Sequence[Delivery]) -> None:
-        """Look up the runs of deliveries, and hand out those that may be sent."""
+        """Look up the runs of deliveries, and deliver those that may be sent."""
         try:
             wanted: list[tuple[Delivery, str, datetime]] = []
             for delivery in deliveries:
@@ -277,13 +277,13 @@ class SharedReceiver:
                     task = asyncio.create_task(self._wait_for_commit(delivery, state, at))
                     self._uncommitted.add(task)
                     task.add_done_callback(self._on_waited)
-            await self._hand_out(found)
+            await self._deliver(found)
         except Exception:
             self._host.begin(self.settler.redeliver(deliveries))
             raise
 
     async def _wait_for_commit(self, delivery: Delivery, state: str, at: datetime) -> None:
-        """Hand out a run once the database has the run in this state, or in a later one.
+        """Deliver a run once the database has the run in this state, or in a later one.
 
         If it does not appear within about a second, in which its transaction should be committed, check it later.
         """
@@ -293,7 +293,7 @@ class SharedReceiver:
                 await asyncio.sleep(pause)
                 (run,) = await self._read([delivery.task.id])
                 if run is not None and _has_reached(run, state, at):
-                    await self._hand_out([(delivery, run)])
+                    await self._deliver([(delivery, run)])
                     return
             if delivery.attempt < _MAX_CHECKS:
                 await self._schedule_check(delivery)
@@ -303,7 +303,7 @@ class SharedReceiver:
             self._host.begin(self.settler.redeliver([delivery]))
             raise
 
-    async def _hand_out(self, found: Sequence[Ready]) -> None:
+    async def _deliver(self, found: Sequence[Ready]) -> None:
         """Give runs that may be sent to the sockets that wait. Settle the deliveries of the others."""
         sendable: list[Ready] = []
         for delivery, run in found:

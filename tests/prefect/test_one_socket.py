@@ -123,7 +123,7 @@ async def test_a_run_that_was_never_committed(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row E8: a run that is missing in the database is looked up several times, and then dropped without a delivery."""
-    looks = []
+    looks: list[str] = []
 
     async def read(names: Sequence[str]) -> list[None]:
         looks.extend(names)
@@ -262,7 +262,7 @@ async def test_sockets_share_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row U26: 40 sockets that look up runs at once use two queries, and an error reaches each of them."""
     queries: list[int] = []
 
-    async def read_many(run_ids: Sequence[str]) -> list[str | None]:
+    async def read_many(run_ids: Sequence[str]) -> list[Any]:
         queries.append(len(run_ids))
         await asyncio.sleep(0)
         if "bad" in run_ids:
@@ -271,10 +271,12 @@ async def test_sockets_share_queries(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(batching, "_connected", lambda: nullcontext(read_many))
     monkeypatch.setattr(batching, "_readers", WeakKeyDictionary())
-    first = asyncio.create_task(batching.read_runs(["0"]))
+    first: asyncio.Task[list[Any]] = asyncio.create_task(batching.read_runs(["0"]))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    rest = await asyncio.gather(*(batching.read_runs([str(number)]) for number in range(1, 40)))
+    rest: list[Any] = await asyncio.gather(
+        *(batching.read_runs([str(number)]) for number in range(1, 40))
+    )
     assert await first == ["0"]
     assert rest == [*([str(number)] for number in range(1, 39)), [None]]
     assert queries == [1, 39]
