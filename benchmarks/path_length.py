@@ -164,7 +164,7 @@ async def _serving(settings: Settings) -> AsyncIterator[ServerProcess]:
 async def measure_server() -> dict[str, Recording]:
     """Measure a task from an HTTP request to the ack of a worker; the server and the worker are in this process."""
     async with _serving(Settings(port=0, drain=0.5)) as server:
-        worker = Worker(server.url, concurrency=1)
+        worker = Worker(url=server.url, concurrency=1)
         handled: asyncio.Queue[None] = asyncio.Queue()
 
         @worker.task(_KEY)

@@ -83,7 +83,7 @@ class Ours:
                 await _drain(subscription, book)
             return
         handlers = Handlers(book)
-        worker = LocalWorker(self._backend, concurrency=CONCURRENCY)
+        worker = LocalWorker(backend=self._backend, concurrency=CONCURRENCY)
         if self._mode == "batch":
             worker.task("k0", batch=BATCH)(handlers.batch)
         else:

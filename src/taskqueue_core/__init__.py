@@ -1,13 +1,27 @@
 """A task queue with pluggable backends; all backends pass the same conformance tests."""
 
+from taskqueue_core.application.context import Context
+from taskqueue_core.application.handles import Handle, SyncHandle, as_completed, gather
+from taskqueue_core.application.registry import Tasks
+from taskqueue_core.application.task_function import Call, TaskFunction
 from taskqueue_core.errors import (
     BackendUnavailable,
     IdConflict,
+    InvalidArguments,
     InvalidInput,
+    InvalidResult,
     LeaseLost,
+    NotConnected,
     PublishUnconfirmed,
     QueueFull,
+    ResultGone,
+    TaskCancelled,
+    TaskDead,
+    TaskDiscarded,
+    TaskExpired,
+    TaskFailed,
     TaskQueueError,
+    UnknownTask,
 )
 from taskqueue_core.hooks import hookimpl
 from taskqueue_core.queue import Queue, connect
@@ -17,21 +31,39 @@ from taskqueue_core.tasks import Confirmation, Delivery, Ledger, Task
 
 __all__ = [
     "BackendUnavailable",
+    "Call",
     "Confirmation",
+    "Context",
     "Delivery",
+    "Handle",
     "IdConflict",
+    "InvalidArguments",
     "InvalidInput",
+    "InvalidResult",
     "LeaseLost",
     "Ledger",
+    "NotConnected",
     "PublishUnconfirmed",
     "Queue",
     "QueueFull",
     "Reconciled",
+    "ResultGone",
+    "SyncHandle",
     "SyncQueue",
     "Task",
+    "TaskCancelled",
+    "TaskDead",
+    "TaskDiscarded",
+    "TaskExpired",
+    "TaskFailed",
+    "TaskFunction",
     "TaskQueueError",
+    "Tasks",
+    "UnknownTask",
+    "as_completed",
     "connect",
     "connect_sync",
+    "gather",
     "hookimpl",
     "reconcile",
 ]

@@ -7,7 +7,17 @@
     │   ├── BackendNotFound         there is no backend with that name or path
     │   ├── InvalidBackend          the loaded object does not fulfil the contract
     │   └── CapabilityMissing       the backend lacks a capability that the caller needs
+    ├── NotConnected                a declared task was published without a connection
+    ├── TaskFailed                  a task ended without a result
+    │   ├── TaskDead                it became a dead letter
+    │   ├── TaskCancelled
+    │   ├── TaskExpired             its deadline passed
+    │   └── TaskDiscarded           its dead letter was discarded
+    ├── ResultGone                  the task is done, but its result is no longer stored
+    ├── UnknownTask                 the task was never published, or its record was deleted
+    ├── InvalidResult               a result does not match the return annotation of its task
     ├── InvalidInput                a value is not allowed
+    │   ├── InvalidArguments        the arguments of a publish do not match the parameters of the task
     │   ├── TooLarge                a value has more bytes than a limit allows
     │   └── UnknownKey              there is no such queue or task
     ├── PublishError
@@ -33,19 +43,29 @@ __all__ = [
     "CapabilityMissing",
     "ConfigurationError",
     "IdConflict",
+    "InvalidArguments",
     "InvalidBackend",
     "InvalidInput",
+    "InvalidResult",
     "LeaseLost",
+    "NotConnected",
     "ProtocolViolation",
     "PublishError",
     "PublishUnconfirmed",
     "QueueFull",
     "QueueInUse",
+    "ResultGone",
     "SettingsConflict",
     "SubscriptionClosed",
+    "TaskCancelled",
+    "TaskDead",
+    "TaskDiscarded",
+    "TaskExpired",
+    "TaskFailed",
     "TaskQueueError",
     "TooLarge",
     "UnknownKey",
+    "UnknownTask",
 ]
 
 
@@ -98,6 +118,15 @@ class InvalidInput(TaskQueueError, ValueError):
         return f"{self.field}: got {self.got}; allowed: {self.allowed}"
 
 
+class InvalidArguments(InvalidInput):
+    """The arguments of a publish do not match the parameters of the task ``field``; ``got`` says which, and why."""
+
+    code = "invalid_arguments"
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.got}"
+
+
 class TooLarge(InvalidInput):
     """A value has more bytes than the limit that ``allowed`` names."""
 
@@ -108,6 +137,69 @@ class UnknownKey(InvalidInput):
     """There is no queue or task with this name or id."""
 
     code = "unknown_key"
+
+
+class NotConnected(TaskQueueError):
+    """A declared task was published, or a handle was used, without a connection."""
+
+    code = "not_connected"
+
+
+class TaskFailed(TaskQueueError):
+    """A task ended without a result. ``key`` and ``id`` identify the task, ``state`` is its state."""
+
+    code = "task_failed"
+
+    def __init__(self, message: str, *, key: str = "", id: str = "", state: str = "") -> None:  # noqa: A002 - same name as in `Task`
+        super().__init__(message)
+        self.key = key
+        self.id = id
+        self.state = state
+
+
+class TaskDead(TaskFailed):
+    """A task became a dead letter. ``reason`` says why, ``error`` is its last error, or ``None``."""
+
+    code = "task_dead"
+    reason: str = ""
+    error: str | None = None
+    attempts: int = 0
+
+
+class TaskCancelled(TaskFailed):
+    """A task was cancelled."""
+
+    code = "task_cancelled"
+
+
+class TaskExpired(TaskFailed):
+    """The deadline of a task passed before it was executed."""
+
+    code = "task_expired"
+
+
+class TaskDiscarded(TaskFailed):
+    """A task became a dead letter, which was discarded."""
+
+    code = "task_discarded"
+
+
+class ResultGone(TaskQueueError):
+    """A task is done, but its result is no longer stored; see the queue's setting ``result_ttl``."""
+
+    code = "result_gone"
+
+
+class UnknownTask(TaskQueueError):
+    """There is no such task: it was never published, or its record was deleted after its end."""
+
+    code = "unknown_task"
+
+
+class InvalidResult(TaskQueueError):
+    """A result does not match the return annotation of its task."""
+
+    code = "invalid_result"
 
 
 class PublishError(TaskQueueError):

@@ -6,9 +6,11 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
-from typing import Any, cast
+from datetime import datetime
+from typing import Any, TypedDict, cast
 
 import msgspec
+from typing_extensions import Unpack
 
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.authoring.helpers import reject_ordering_keys
@@ -18,17 +20,17 @@ from taskqueue_core.errors import IdConflict, InvalidInput, PublishUnconfirmed, 
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import (
-    DEFAULT_PRIORITY,
     Confirmation,
     Ledger,
     Published,
     Refusal,
     Task,
     TaskStatus,
-    new_id,
+    encode_json,
+    encoded_task,
 )
 
-__all__ = ["Queue", "connect", "instant", "stored"]
+__all__ = ["PublishOptions", "Queue", "connect", "instant", "stored"]
 
 _RESENDS = 3
 _PAUSE = RetryPolicy(base=0.05, cap=1.0)
@@ -37,6 +39,22 @@ _SIGNAL_SECONDS = 15.0
 """seconds after which a waiting publisher retries even without a notification, which may have been lost"""
 _SIGNALLED = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
 """reasons for a refusal; a `RoomSignal` notifies publishers when one of them may no longer apply"""
+
+
+class PublishOptions(TypedDict, total=False):
+    """The options of a publish, as `Queue.publish` describes them."""
+
+    id: str
+    priority: int
+    delay: float
+    not_before: float | datetime
+    expires_in: float
+    deadline: float | datetime
+    tenant: str
+    ordering_key: str
+    headers: dict[str, str]
+    max_attempts: int
+    wait: float
 
 
 @asynccontextmanager
@@ -63,46 +81,44 @@ class Queue:
         self._orders = has(backend, Capability.ORDERING_KEYS)
 
     async def publish(
-        self,
-        key: str,
-        payload: object = None,
-        *,
-        id: str | None = None,  # noqa: A002 - same name as the field of `Task`
-        priority: int = DEFAULT_PRIORITY,
-        delay: float | None = None,
-        not_before: float | None = None,
-        expires_in: float | None = None,
-        deadline: float | None = None,
-        tenant: str | None = None,
-        ordering_key: str | None = None,
-        headers: dict[str, str] | None = None,
-        max_attempts: int | None = None,
-        wait: float = 0,
+        self, key: str, payload: object = None, **options: Unpack[PublishOptions]
     ) -> Confirmation:
         """Publish one task and return the store's confirmation (``accepted`` or ``duplicate``).
 
-        ``delay`` and ``expires_in`` are seconds from now, ``not_before`` and ``deadline`` are Unix seconds. If the
-        store's response is lost, the task is sent again with the same id. If the queue is full or its intake is paused,
-        publishing is retried for up to ``wait`` seconds. Tasks of other publishers may be accepted before this task.
+        ``id`` is unique within the queue, by default a random id. ``priority`` is 0 to 9, by default 5. ``delay`` and
+        ``expires_in`` are seconds from now. ``not_before`` and ``deadline`` are Unix seconds, or a datetime with a time
+        zone. The other options are fields of `Task`. If the store's response is lost, the task is sent again with the
+        same id. If the queue is full or its intake is paused, publishing is retried for up to ``wait`` seconds. Tasks
+        of other publishers may be accepted before this task.
 
         Raises `InvalidInput`, `QueueFull`, `IdConflict` or `BackendUnavailable` if nothing was stored. Raises
         `PublishUnconfirmed` if the store does not answer: publish again with the id in the error.
         """
-        now = 0.0 if delay is None and expires_in is None else await self._time()
-        task = Task.of(
-            key,
-            payload,
-            id=new_id() if id is None else id,
-            priority=priority,
-            not_before=instant(now, "delay", delay, "not_before", not_before),
-            deadline=instant(now, "expires_in", expires_in, "deadline", deadline),
-            tenant=tenant,
-            ordering_key=ordering_key,
-            headers={} if headers is None else headers,
-            max_attempts=max_attempts,
-        )
-        (confirmation,) = await self.publish_many([task], wait=wait)
+        task = await self.task_of(key, encode_json("payload", payload), options)
+        (confirmation,) = await self.publish_many([task], wait=options.get("wait", 0))
         return stored(confirmation)
+
+    async def task_of(self, key: str, text: bytes, options: PublishOptions) -> Task:
+        """Return the task that `publish` would publish. ``text``: the payload as JSON text, which was checked.
+
+        Raises `InvalidInput`.
+        """
+        fields: dict[str, Any] = {**options}
+        fields.pop("wait", None)
+        for seconds, at in (("delay", "not_before"), ("expires_in", "deadline")):
+            if seconds in fields:
+                now = await self._time() if fields[seconds] is not None else 0.0
+                fields[at] = instant(now, seconds, fields.pop(seconds), at, fields.get(at))
+            elif at in fields:
+                fields[at] = instant(0.0, seconds, None, at, fields[at])
+        if unknown := fields.keys() - PublishOptions.__annotations__.keys():
+            allowed = ", ".join(sorted(PublishOptions.__annotations__))
+            raise InvalidInput("options", f"an unknown option, {min(unknown)!r}", allowed)
+        if fields.get("id", "") is None:
+            del fields["id"]
+        if fields.get("headers", "") is None:
+            del fields["headers"]
+        return encoded_task(key, text, **fields)
 
     async def publish_many(
         self, tasks: Iterable[Task], *, wait: float = 0
@@ -242,10 +258,14 @@ def _hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
 
 
 def instant(
-    now: float, name: str, seconds: float | None, other: str, at: float | None
+    now: float, name: str, seconds: float | None, other: str, at: float | datetime | None
 ) -> float | None:
     """Return ``at``, or ``now`` plus ``seconds``; ``None`` if neither is given. Raises `InvalidInput` if both are."""
     if seconds is None:
+        if isinstance(at, datetime):
+            if at.tzinfo is None:
+                raise InvalidInput(other, "a datetime without a time zone", "one with a time zone")
+            return at.timestamp()
         return at
     if at is not None:
         raise InvalidInput(name, f"both {name} and {other}", "only one of them")

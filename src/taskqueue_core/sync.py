@@ -12,9 +12,11 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from typing_extensions import Unpack
+
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_core.queue import Queue, connect
+from taskqueue_core.queue import PublishOptions, Queue, connect
 from taskqueue_core.tasks import Confirmation, Ledger, Task, TaskStatus
 
 T = TypeVar("T")
@@ -85,25 +87,32 @@ class SyncQueue:
     """A `Queue` whose methods block until they have a result."""
 
     def __init__(self, queue: Queue, loop: _Loop) -> None:
-        self._queue = queue
+        self.queue = queue
+        """the async counterpart, which belongs to the event loop of the background thread"""
         self._loop = loop
 
-    def publish(self, key: str, payload: object = None, **options: Any) -> Confirmation:
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the event loop of the background thread, and return its result."""
+        return self._loop.call(call)
+
+    def publish(
+        self, key: str, payload: object = None, **options: Unpack[PublishOptions]
+    ) -> Confirmation:
         """Publish one task; see `Queue.publish`."""
-        return self._loop.call(self._queue.publish(key, payload, **options))
+        return self._loop.call(self.queue.publish(key, payload, **options))
 
     def publish_many(self, tasks: Iterable[Task], *, wait: float = 0) -> tuple[Confirmation, ...]:
         """Publish tasks in batches; see `Queue.publish_many`."""
-        return self._loop.call(self._queue.publish_many(tasks, wait=wait))
+        return self._loop.call(self.queue.publish_many(tasks, wait=wait))
 
     def status(self, key: str, task_id: str) -> TaskStatus | None:
         """Return the status of a task; see `Queue.status`."""
-        return self._loop.call(self._queue.status(key, task_id))
+        return self._loop.call(self.queue.status(key, task_id))
 
     def result(self, key: str, task_id: str) -> Any:
         """Return a task's decoded result; see `Queue.result`."""
-        return self._loop.call(self._queue.result(key, task_id))
+        return self._loop.call(self.queue.result(key, task_id))
 
     def ledger(self, *keys: str) -> Ledger:
         """Return the sum of the ledgers of the given queues, or of all queues; see `Queue.ledger`."""
-        return self._loop.call(self._queue.ledger(*keys))
+        return self._loop.call(self.queue.ledger(*keys))

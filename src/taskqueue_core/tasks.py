@@ -8,9 +8,10 @@ from __future__ import annotations
 import secrets
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any
 
 import msgspec
+from msgspec.structs import force_setattr as set_field
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import (
@@ -41,13 +42,13 @@ __all__ = [
     "TaskStatus",
     "WorkerInfo",
     "encode_json",
+    "encoded_task",
     "new_id",
     "stored_task",
 ]
 
 DEFAULT_PRIORITY = 5
-_PRIORITIES = range(10)
-_MAX_ATTEMPTS = range(1, 1001)
+_PRIORITIES, _ATTEMPTS = range(10), range(1, 1001)
 _EXPRESSIBLE = "a value that JSON can express (no NaN, no bytes, no cycles; keys must be text)"
 _BYTES = (bytes, bytearray, memoryview)
 _NULL = b"null"
@@ -121,7 +122,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             check_json("payload", self.payload, "payload")
         if self.headers != {}:
             check_headers("headers", self.headers)
-            msgspec.structs.force_setattr(self, "headers", dict(self.headers))
+            set_field(self, "headers", dict(self.headers))
         if type(self.priority) is not int or self.priority not in _PRIORITIES:
             got = "int out of range" if type(self.priority) is int else kind_of(self.priority)
             raise InvalidInput("priority", got, "a whole number from 0 to 9")
@@ -134,18 +135,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         if self.not_before is not None:
             check_time("not_before", self.not_before)
         attempts = self.max_attempts
-        if attempts is not None and (type(attempts) is not int or attempts not in _MAX_ATTEMPTS):
-            raise InvalidInput(
-                "max_attempts", f"{kind_of(attempts)} out of range", "a whole number from 1 to 1000"
-            )
+        if attempts is not None and (type(attempts) is not int or attempts not in _ATTEMPTS):
+            got = f"{kind_of(attempts)} out of range"
+            raise InvalidInput("max_attempts", got, "a whole number from 1 to 1000")
 
-    @classmethod
-    def of(cls, key: str, payload: object = None, **fields: Any) -> Self:
+    @staticmethod
+    def of(key: str, payload: object = None, **fields: Any) -> Task:
         """Return a task whose payload is ``payload`` encoded as JSON. Raises `InvalidInput`, as `encode_json` does."""
-        text = encode_json("payload", payload)
-        task = cls(key=key, **fields)
-        msgspec.structs.force_setattr(task, "payload", text)  # set here to avoid a second check
-        return task
+        return encoded_task(key, encode_json("payload", payload), **fields)
 
     def value(self) -> Any:
         """Return the decoded payload. Raises `InvalidInput` if it contains a number out of range, such as ``1e999``."""
@@ -157,8 +154,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         """The number of bytes of the payload and the headers."""
-        headers = self.headers.items() if self.headers else ()
-        return len(self.payload) + sum(len((name + text).encode()) for name, text in headers)
+        return len(self.payload) + sum(len((k + v).encode()) for k, v in self.headers.items())
 
 
 @lru_cache(maxsize=4096)
@@ -166,12 +162,18 @@ def _plain(key: str, priority: int) -> Task:
     return Task(key=key, priority=priority)
 
 
+def encoded_task(key: str, text: bytes, **fields: Any) -> Task:
+    """Return a task whose payload is JSON text that was checked before. Raises `InvalidInput`."""
+    set_field(task := Task(key=key, **fields), "payload", text)
+    return task
+
+
 def stored_task(key: str, task_id: str, priority: int, payload: bytes) -> Task:
     """Return a stored task, whose other fields have their defaults. It was checked when it was published."""
     task: Task = _plain(key, priority).__copy__()  # type: ignore[attr-defined] # defined by msgspec, without a type
-    msgspec.structs.force_setattr(task, "id", task_id)
-    msgspec.structs.force_setattr(task, "payload", payload)
-    msgspec.structs.force_setattr(task, "headers", {})
+    set_field(task, "id", task_id)
+    set_field(task, "payload", payload)
+    set_field(task, "headers", {})
     return task
 
 

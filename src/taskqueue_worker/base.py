@@ -13,8 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from math import isfinite
-from typing import TypeVar
+from typing import TypeVar, overload
 
+from taskqueue_core.application.registry import Tasks
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_worker.handlers import Handlers
@@ -33,6 +34,7 @@ class BaseWorker(ABC):
 
     def __init__(
         self,
+        tasks: tuple[Tasks, ...],
         *,
         worker_id: str | None,
         concurrency: int,
@@ -41,6 +43,12 @@ class BaseWorker(ABC):
         quarantine: Callable[[], Quarantine],
     ) -> None:
         """Store the options without any I/O. Raises `ConfigurationError` if an option is invalid."""
+        for registry in tasks:
+            if not isinstance(registry, Tasks):
+                raise ConfigurationError(
+                    f"a worker takes registries of tasks, got a {type(registry).__name__}: pass an address as url=..., "
+                    "and a backend as backend=..."
+                )
         if not (isfinite(grace) and grace >= 0):
             raise ConfigurationError("grace must be a number of seconds, 0 or more")
         self._worker_id: str | None = None
@@ -48,6 +56,8 @@ class BaseWorker(ABC):
         self._grace = grace
         self._quarantine = quarantine
         self._handlers = Handlers()
+        self._own_tasks = Tasks()
+        self._tasks = (*tasks, self._own_tasks)
         self._current_run: WorkerRun | None = None
         self._configure(worker_id, concurrency, prefetch)
 
@@ -77,12 +87,33 @@ class BaseWorker(ABC):
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys that have a handler, in the order of registration."""
-        return tuple(self._handlers.by_key)
+        self._add_declared()
+        return self._handlers.keys
+
+    def _add_declared(self) -> None:
+        for registry in self._tasks:
+            for function in registry.functions.values():
+                self._handlers.add(function)
+
+    @overload
+    def task(self, function: F, /) -> F: ...
+    @overload
+    def task(
+        self, key: str | None = None, /, *, timeout: float | None = None, batch: int | None = None
+    ) -> Callable[[F], F]: ...
 
     def task(
-        self, key: str | None = None, *, timeout: float | None = None, batch: int | None = None
-    ) -> Callable[[F], F]:
+        self,
+        key: F | str | None = None,
+        /,
+        *,
+        timeout: float | None = None,
+        batch: int | None = None,
+    ) -> F | Callable[[F], F]:
         """Register the decorated function as the handler of ``key``, by default its own name, and return it unchanged.
+
+        ``@worker.task`` without a call does the same. To publish the function from Python, declare it in a
+        `taskqueue_core.Tasks` instead.
 
         ``async`` functions run in the event loop, other functions in threads. After ``timeout`` seconds the attempt
         fails. An async handler is then cancelled. A synchronous handler cannot be cancelled, so it occupies its slot
@@ -97,11 +128,14 @@ class BaseWorker(ABC):
         """
 
         def register(function: F) -> F:
-            name = key if key is not None else getattr(function, "__name__", "")
-            self._handlers.add(name, function, timeout, batch)
+            name = key if isinstance(key, str) else None
+            self._own_tasks.task(name, timeout=timeout, batch=batch)(function)
+            self._add_declared()
             return function
 
-        return register
+        if key is None or isinstance(key, str):
+            return register
+        return register(key)
 
     def run(self) -> None:
         """Run the worker until SIGTERM or SIGINT; a second signal releases all running tasks.
@@ -139,7 +173,9 @@ class BaseWorker(ABC):
         if self._current_run is not None:
             raise ConfigurationError("this worker is already running")
         if not self.keys:
-            raise ConfigurationError("this worker has no handlers: register some with @worker.task")
+            raise ConfigurationError(
+                "this worker has no handlers: declare some with @tasks.task, or register them with @worker.task"
+            )
         async with self._open_source(self._worker_id or _make_worker_id()) as connect:
             capacity = self._concurrency + self._prefetch
             self._current_run = WorkerRun(

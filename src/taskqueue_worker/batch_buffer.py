@@ -23,7 +23,7 @@ class BatchBuffer:
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
         """Create an empty buffer. A batch is never larger than ``concurrency``."""
-        self._handlers = {handler.key: handler for handler in handlers}
+        self._handlers = {handler.queue: handler for handler in handlers}
         self._waiting: dict[str, deque[AnyDelivery]] = {key: deque() for key in self._handlers}
         self._running: Counter[str] = Counter()
         self._concurrency = concurrency
@@ -40,7 +40,7 @@ class BatchBuffer:
         """Remove and return the next batch, of at most ``room`` deliveries; ``None`` if no batch may start now."""
         for key, waiting in self._waiting.items():
             handler = self._handlers[key]
-            size = min(handler.batch, self._concurrency)
+            size = min(handler.options.batch, self._concurrency)
             count = min(len(waiting), room, size)
             if count > 0 and (count == size or not self._running[key]):
                 # Move the key to the end, so that keys take turns.
@@ -66,8 +66,8 @@ class BatchBuffer:
 
     def started(self, handler: Handler) -> None:
         """Record that a batch of this handler has started."""
-        self._running[handler.key] += 1
+        self._running[handler.queue] += 1
 
     def ended(self, handler: Handler) -> None:
         """Record that a batch of this handler has ended."""
-        self._running[handler.key] -= 1
+        self._running[handler.queue] -= 1

@@ -1,76 +1,51 @@
-"""The registry of a worker's handlers."""
+"""The handlers of a worker, found by the queue and the name of a task."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import partial
-from math import isfinite
-from typing import Any
+from typing import Any, TypeAlias
 
-import msgspec
+from taskqueue_core.application.task_function import TASK_HEADER, TaskFunction
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol.frames import WireTask
+from taskqueue_core.tasks import Task
 
-from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_worker.arguments import Arguments, BatchArguments
-
-
-class Handler(msgspec.Struct, frozen=True):
-    """A function that handles tasks, and its options."""
-
-    key: str
-    function: Callable[..., Any]
-    arguments: Arguments | BatchArguments
-    is_async: bool
-    timeout: float | None
-    batch: int
-    """maximum number of tasks in one call; 0 if each call handles a single task"""
+Handler: TypeAlias = TaskFunction[..., Any]
 
 
 class Handlers:
-    """The registered handlers of a worker."""
+    """The handlers of a worker."""
 
     def __init__(self) -> None:
-        self.by_key: dict[str, Handler] = {}
-        """the handler of each key, in the order of registration"""
+        self._by_name: dict[str, dict[str, Handler]] = {}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the queues that have handlers, in the order of registration."""
+        return tuple(self._by_name)
 
     @property
     def batches(self) -> tuple[Handler, ...]:
         """The handlers that handle several tasks in one call."""
-        return tuple(handler for handler in self.by_key.values() if handler.batch)
+        every = (handler for names in self._by_name.values() for handler in names.values())
+        return tuple(handler for handler in every if handler.options.batch)
 
-    def add(
-        self,
-        key: str,
-        function: Callable[..., Any],
-        timeout: float | None = None,
-        batch: int | None = None,
-    ) -> None:
-        """Register ``function`` as the handler of ``key``; with ``batch``, for up to ``batch`` tasks per call.
+    def of(self, task: Task | WireTask) -> Handler | None:
+        """Return the handler of a task; ``None`` if there is none.
 
-        Raises `ConfigurationError` if the key is invalid or already has a handler, or if the timeout, the batch size
-        or the signature is invalid.
+        In a queue that several tasks share, a header names the task; otherwise the key is its name.
         """
-        try:
-            check_name("key", key)
-        except InvalidInput as error:
-            raise ConfigurationError(f"invalid task key: {error}") from error
-        if key in self.by_key:
-            raise ConfigurationError(f"the key {key!r} already has a handler")
-        if len(self.by_key) >= LIMITS.keys:
-            raise ConfigurationError(f"a worker can have at most {LIMITS.keys} keys")
-        if timeout is not None and not (isfinite(timeout) and timeout > 0):
-            raise ConfigurationError("timeout must be a positive number of seconds")
-        if batch is not None and not 1 <= batch <= LIMITS.batch:
-            raise ConfigurationError(f"batch must be a whole number from 1 to {LIMITS.batch}")
-        inner = function
-        while isinstance(inner, partial):
-            inner = inner.func
-        call = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004 - not a check that the object is callable
-        if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
-            raise ConfigurationError(
-                f"the handler of {key!r} is a generator: use a function without yield"
-            )
-        arguments = BatchArguments(function) if batch else Arguments(function)
-        is_async = inspect.iscoroutinefunction(call)
-        self.by_key[key] = Handler(key, function, arguments, is_async, timeout, batch or 0)
+        names = self._by_name.get(task.key)
+        if names is None:
+            return None
+        return names.get(task.headers.get(TASK_HEADER, task.key) if task.headers else task.key)
+
+    def add(self, handler: Handler) -> None:
+        """Add a handler. Has no effect if it was added before. Raises `ConfigurationError` if its name is taken."""
+        names = self._by_name.get(handler.queue, {})
+        known = names.get(handler.name)
+        if known is not None and known is not handler:
+            raise ConfigurationError(f"the task {handler.name!r} already has a handler")
+        if not names and len(self._by_name) >= LIMITS.keys:
+            raise ConfigurationError(f"a worker can have at most {LIMITS.keys} queues")
+        self._by_name[handler.queue] = names | {handler.name: handler}

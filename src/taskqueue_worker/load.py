@@ -1,4 +1,4 @@
-"""Import of a worker whose name is given on the command line."""
+"""Import of a worker, or of the tasks for one, whose name is given on the command line."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import re
 import sys
 from pathlib import Path
 
+from taskqueue_core.application.registry import Tasks
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_worker.base import BaseWorker
+from taskqueue_worker.server_worker import Worker
 
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
 
 
 def load_worker(target: str) -> BaseWorker:
     """Import and return the worker ``package.module:attr``, or the only worker of ``package.module``.
+
+    If it is a registry of tasks, return a worker for it.
 
     Adds the current directory to the front of `sys.path`, unless `sys.path` contains it. Raises `ConfigurationError` if
     the name is invalid, the import fails, there is no such worker, or there are several and ``attr`` is not given.
@@ -46,25 +50,35 @@ def load_worker(target: str) -> BaseWorker:
                 f"module {module_name!r} has no {attribute!r}{_hint(vars(module))}"
             )
         resolved = getattr(resolved, name)
-    if not isinstance(resolved, BaseWorker):
-        raise ConfigurationError(
-            f"{target!r} is a {type(resolved).__name__}, not a Worker{_hint(vars(module))}"
-        )
-    return resolved
+    return _worker_of(
+        resolved, f"{target!r} is a {type(resolved).__name__}, not a Worker", vars(module)
+    )
+
+
+def _worker_of(value: object, fault: str, names: dict[str, object]) -> BaseWorker:
+    if isinstance(value, Tasks):
+        return Worker(value)
+    if isinstance(value, BaseWorker):
+        return value
+    raise ConfigurationError(f"{fault}{_hint(names)}")
 
 
 def _only_worker(module_name: str, names: dict[str, object]) -> BaseWorker:
-    workers = {id(value): value for value in names.values() if isinstance(value, BaseWorker)}
-    if len(workers) != 1:
-        count = "no worker" if not workers else f"{len(workers)} workers"
-        raise ConfigurationError(
-            f"module {module_name!r} has {count}{_hint(names)}; name one as 'module:attr'"
-        )
-    return next(iter(workers.values()))
+    for kind, many in ((BaseWorker, "workers"), (Tasks, "registries of tasks")):
+        found = {id(value): value for value in names.values() if isinstance(value, kind)}
+        if len(found) == 1:
+            return _worker_of(next(iter(found.values())), "", names)
+        if found:
+            raise ConfigurationError(
+                f"module {module_name!r} has {len(found)} {many}{_hint(names)}; name one as 'module:attr'"
+            )
+    raise ConfigurationError(
+        f"module {module_name!r} has no worker and no registry of tasks; name one as 'module:attr'"
+    )
 
 
 def _hint(names: dict[str, object]) -> str:
-    workers = sorted(name for name, value in names.items() if isinstance(value, BaseWorker))
+    workers = sorted(name for name, value in names.items() if isinstance(value, BaseWorker | Tasks))
     return f" (workers in this module: {', '.join(workers)})" if workers else ""
 
 

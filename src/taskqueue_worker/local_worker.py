@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
+from taskqueue_core.application.registry import Tasks
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.limits import LIMITS
@@ -17,7 +18,7 @@ from taskqueue_worker.run import TaskSource, WorkerRun
 
 
 class LocalWorker(BaseWorker):
-    """A worker that receives its tasks directly from a backend, without a server.
+    """A worker that receives the tasks of the registries ``tasks`` directly from a backend, without a server.
 
     ``backend`` is a backend object, the name of a backend, or ``None`` for the configured backend. A backend object is
     not closed when the worker stops. The backend must support dead letters. If it does not support ``control``, the
@@ -33,8 +34,8 @@ class LocalWorker(BaseWorker):
 
     def __init__(
         self,
+        *tasks: Tasks,
         backend: str | Backend | None = None,
-        *,
         worker_id: str | None = None,
         concurrency: int = 100,
         prefetch: int | None = None,
@@ -45,6 +46,7 @@ class LocalWorker(BaseWorker):
         self._backend = backend
         self._requested_prefetch = prefetch
         super().__init__(
+            tasks,
             worker_id=worker_id,
             concurrency=concurrency,
             prefetch=self._prefetch_for(concurrency),
@@ -55,15 +57,14 @@ class LocalWorker(BaseWorker):
     @classmethod
     def of(cls, worker: BaseWorker, backend: str | Backend | None = None) -> Self:
         """Return a local worker with the handlers and options of another worker, except its ``prefetch``."""
-        local = cls(
-            backend,
+        return cls(
+            *worker._tasks,  # noqa: SLF001 - an attribute of the common base class
+            backend=backend,
             worker_id=worker._worker_id,  # noqa: SLF001 - an attribute of the common base class
             concurrency=worker._concurrency,  # noqa: SLF001 - an attribute of the common base class
             grace=worker._grace,  # noqa: SLF001 - an attribute of the common base class
             quarantine=worker._quarantine,  # noqa: SLF001 - an attribute of the common base class
         )
-        local._handlers = worker._handlers  # noqa: SLF001 - an attribute of the common base class
-        return local
 
     def configure(
         self,

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import msgspec
 from pydantic import BaseModel
 
+from taskqueue_core.application.arguments import InvalidPayload
 from taskqueue_core.application.context import Context
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_duration, clean_text, kind_of
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
 from taskqueue_core.tasks import encode_json
-from taskqueue_worker.arguments import InvalidPayload
 from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.handlers import Handler
 
@@ -135,7 +135,7 @@ class HandlerCall(msgspec.Struct, eq=False):
 
 def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence[Outcome]:
     """Return one outcome for each task of a call whose handler returned ``value``."""
-    if not call.handler.batch:
+    if not call.handler.options.batch:
         return (outcome_of_value(value, limit),)
     jobs = call.jobs
     if value is None:
@@ -145,7 +145,7 @@ def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence
             f"the batch handler returned a {kind_of(value)}; "
             f"it must return a list with one result per task ({len(jobs)}), or nothing"
         )
-        _log.warning("%s: %s", call.handler.key, failed.error)
+        _log.warning("%s: %s", call.handler.name, failed.error)
         return [failed] * len(jobs)
     return [
         outcome_of_error(item) if isinstance(item, Exception) else outcome_of_value(item, limit)

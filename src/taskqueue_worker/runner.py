@@ -163,7 +163,7 @@ class HandlerRunner:
                 self._start_waiting_batches()
         while self._waiting and len(self._running) < self._concurrency and not self._stopping:
             delivery = self._waiting.popleft()
-            if handler := self._handlers.by_key.get(delivery.task.key):
+            if handler := self._handlers.of(delivery.task):
                 self._start(handler, [delivery])
             else:
                 _log.error(
@@ -198,15 +198,15 @@ class HandlerRunner:
             self._running[delivery.receipt] = job
             call.jobs.append(job)
         if call.jobs:
-            if handler.batch:
+            if handler.options.batch:
                 self._buffer.started(handler)
             self._call(call, handler.arguments.of(values, [job.context for job in call.jobs]))
 
     def _call(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         self._idle.clear()
         handler = call.handler
-        if handler.timeout is not None:
-            call.timer = self._loop.call_later(handler.timeout, self._time_out, call)
+        if handler.options.timeout is not None:
+            call.timer = self._loop.call_later(handler.options.timeout, self._time_out, call)
         if handler.is_async:
             call.task = self._loop.create_task(self._run_async(call, arguments))
         else:
@@ -244,7 +244,7 @@ class HandlerRunner:
     def _time_out(self, call: HandlerCall) -> None:
         for job in call.jobs:
             job.context.revoke()
-            self._settle_early(job, Failed(f"timeout after {call.handler.timeout:g} s"))
+            self._settle_early(job, Failed(f"timeout after {call.handler.options.timeout:g} s"))
         call.cancel_if_settled()
 
     def _settle_early(self, job: RunningTask, outcome: Outcome) -> None:
@@ -258,7 +258,7 @@ class HandlerRunner:
         """Report the outcomes of a call that ended, except for tasks that are already settled, and free the slots."""
         if call.timer:
             call.timer.cancel()
-        if call.handler.batch:
+        if call.handler.options.batch:
             self._buffer.ended(call.handler)
         # The call and its tasks refer to one another. Break the cycle, so that no garbage collection is needed.
         jobs, call.jobs, call.task = call.jobs, [], None

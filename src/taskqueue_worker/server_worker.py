@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from taskqueue_core.application.registry import Tasks
 from taskqueue_core.client_security import check_token, trusting, warn_if_readable
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.protocol.client_session import ClientSession, Revoked
@@ -23,7 +24,7 @@ from taskqueue_worker.threads import ThreadsafeInbox
 
 
 class Worker(BaseWorker):
-    """A worker that receives its tasks from a server, for all keys that have a handler.
+    """A worker that receives its tasks from a server, for all tasks of the registries ``tasks`` and of `task`.
 
     A task is acked after its execution, so a task whose worker crashes is executed again.
 
@@ -39,8 +40,8 @@ class Worker(BaseWorker):
 
     def __init__(
         self,
+        *tasks: Tasks,
         url: str | None = None,
-        *,
         worker_id: str | None = None,
         concurrency: int = 10,
         prefetch: int = 0,
@@ -52,6 +53,7 @@ class Worker(BaseWorker):
     ) -> None:
         """Store the options without any I/O. Raises `ConfigurationError` if an option is invalid."""
         super().__init__(
+            tasks,
             worker_id=worker_id,
             concurrency=concurrency,
             prefetch=prefetch,

@@ -6,7 +6,7 @@ from taskqueue_memory import MemoryBackend
 from taskqueue_memory.subscription import MemorySubscription
 from taskqueue_worker import Context, Quarantine, Worker
 
-worker = Worker("http://127.0.0.1:1", concurrency=2)
+worker = Worker(url="http://127.0.0.1:1", concurrency=2)
 failing = Worker(quarantine=lambda: Quarantine(2, cooldown=0.05, probes=1))
 
 

@@ -55,8 +55,8 @@ async def _publish(queue: Queue, key: str, per_second: float) -> None:
 
 
 def _workers(url: str) -> list[Worker]:
-    quick = Worker(url, worker_id="worker-a", concurrency=30)
-    slow = Worker(url, worker_id="worker-b", concurrency=8)
+    quick = Worker(url=url, worker_id="worker-a", concurrency=30)
+    slow = Worker(url=url, worker_id="worker-b", concurrency=8)
 
     async def run(number: int) -> dict[str, int]:
         await asyncio.sleep(random.expovariate(20))

@@ -107,7 +107,7 @@ class Load:
         """Run the publisher and the worker until the end of the block."""
         once = QueueSettings(retry=RetryPolicy(max_attempts=1))
         await control_of(self.it.context.backend).configure("broken", once)
-        worker = Worker(self.it.server.url, worker_id="worker-a", concurrency=20)
+        worker = Worker(url=self.it.server.url, worker_id="worker-a", concurrency=20)
 
         @worker.task("resize")
         async def resize(number: int) -> int:

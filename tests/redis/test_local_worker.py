@@ -14,7 +14,7 @@ async def test_a_drain_with_every_kind_of_handler(redis_url: str) -> None:
     """A17, FIX-C2: two workers on the same queues execute each task once, with single and with batch handlers."""
     backends = [load_backend("redis"), load_backend("redis")]
     seen: list[int] = []
-    workers = [LocalWorker(backend, concurrency=50) for backend in backends]
+    workers = [LocalWorker(backend=backend, concurrency=50) for backend in backends]
     for worker in workers:
 
         @worker.task("work")
@@ -45,7 +45,7 @@ async def test_stopping_and_cancelling(redis_url: str) -> None:
     """A13, D10: a cancelled task is revoked in its worker, and a stopped worker releases its tasks before it ends."""
     assert redis_url
     backend = load_backend("redis")
-    worker = LocalWorker(backend, concurrency=2, grace=0.05)
+    worker = LocalWorker(backend=backend, concurrency=2, grace=0.05)
     contexts: list[Context] = []
 
     @worker.task("work")

@@ -365,7 +365,7 @@ async def test_no_worker_ends(
         "operation_timeout": 0.5,
     }
     async with opened(url, "tq", **limits) as backend, opened(server.url, "tq") as other:
-        worker, seen = LocalWorker(backend, concurrency=5), list[int]()
+        worker, seen = LocalWorker(backend=backend, concurrency=5), list[int]()
 
         @worker.task(KEY)
         async def note(n: int) -> None:

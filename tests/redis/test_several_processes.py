@@ -173,7 +173,7 @@ async def test_restarting_one_by_one_under_load(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         it = await stack.enter_async_context(serving(tmp_path, *words, drain="0.1"))
         backend = await stack.enter_async_context(store())
-        workers = [TaskWorker(it.url, worker_id=f"w{n}", concurrency=4) for n in range(6)]
+        workers = [TaskWorker(url=it.url, worker_id=f"w{n}", concurrency=4) for n in range(6)]
 
         async def handle(context: Context) -> None:
             ran[context.task_id] += 1

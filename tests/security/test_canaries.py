@@ -164,7 +164,7 @@ async def test_addresses(monkeypatch: pytest.MonkeyPatch, logs: io.StringIO) -> 
     said += [repr(remote), repr(vars(remote)), repr(await remote.health())]
     with pytest.raises(TaskQueueError) as away:
         await remote.publisher.publish(Task(key="k"))
-    said += [str(away.value), repr(away.value), repr(Worker(url, token=GOOD))]
+    said += [str(away.value), repr(away.value), repr(Worker(url=url, token=GOOD))]
     await remote.aclose()
 
     monkeypatch.setenv("TASKQUEUE_REDIS_URL", f"redis://user:{DATA}@127.0.0.1:1/0")

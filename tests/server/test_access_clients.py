@@ -48,9 +48,9 @@ async def test_a_worker_shows_its_token_before_it_is_connected(path: Path) -> No
     """
     async with running(tokens_file=path) as it:
         assert await publish_and_work(it, it.server.url) == ["t1"]
-        other = Worker(it.server.url, token=A)
+        other = Worker(url=it.server.url, token=A)
 
-        @other.task(key="b")
+        @other.task("b")
         def run() -> None:
             raise AssertionError
 
@@ -66,11 +66,11 @@ async def test_a_worker_whose_token_is_revoked(path: Path) -> None:
     Its task returns to the queue and does not count as lost.
     """
     async with running(tokens_file=path, grace=30) as it:
-        worker = Worker(it.server.url, token=A)
+        worker = Worker(url=it.server.url, token=A)
         began = asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        @worker.task(key="a")
+        @worker.task("a")
         async def run() -> None:
             loop.call_soon_threadsafe(began.set)
             await asyncio.sleep(60)
@@ -90,9 +90,9 @@ async def publish_and_work(it: Running, url: str, ca: Path | None = None) -> lis
     """Publish a task with the token of key ``a``, run it in a worker, and return the tasks that ran."""
     done: list[str] = []
     remote = RemoteBackend(url, A, tls_ca=ca)
-    worker = Worker(url, token=A, tls_ca=ca)
+    worker = Worker(url=url, token=A, tls_ca=ca)
 
-    @worker.task(key="a")
+    @worker.task("a")
     def run() -> None:
         done.append("t1")
 
@@ -126,7 +126,7 @@ async def test_another_key_from_afar(path: Path) -> None:
 def test_a_token_that_no_header_can_carry(token: str) -> None:
     """A token that no HTTP header can carry is refused before anything is sent, and is not shown."""
     with pytest.raises(ConfigurationError) as caught:
-        Worker("http://127.0.0.1:1", token=token)
+        Worker(url="http://127.0.0.1:1", token=token)
     assert token not in str(caught.value)
 
 

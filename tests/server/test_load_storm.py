@@ -122,7 +122,7 @@ async def test_all_come_back(size: int) -> None:
 
 def working(url: str) -> Worker:
     """Return a real worker."""
-    worker = Worker(url, concurrency=2)
+    worker = Worker(url=url, concurrency=2)
 
     @worker.task("real")
     async def real(n: int) -> int:

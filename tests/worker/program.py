@@ -12,7 +12,7 @@ import time
 from taskqueue_worker import Context, Worker
 
 logging.basicConfig(level=logging.INFO)
-worker = Worker(sys.argv[1], grace=float(sys.argv[2]) if len(sys.argv) > 2 else 5.0)
+worker = Worker(url=sys.argv[1], grace=float(sys.argv[2]) if len(sys.argv) > 2 else 5.0)
 
 
 @worker.task("exit")

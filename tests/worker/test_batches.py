@@ -31,7 +31,7 @@ class Image(BaseModel):
 async def test_one_call_takes_several_tasks(*, sync: bool) -> None:
     """One call gets several payloads and contexts in the same order, and each task gets its own result."""
     backend = MemoryBackend()
-    worker = LocalWorker(backend)
+    worker = LocalWorker(backend=backend)
     sizes: list[int] = []
 
     def name(images: list[Image], contexts: list[Context]) -> list[str]:
@@ -64,7 +64,7 @@ async def test_each_task_of_a_batch_may_end_in_its_own_way() -> None:
     An exception in the list of results or an invalid payload fails only its own task.
     """
     backend = MemoryBackend()
-    worker = LocalWorker(backend)
+    worker = LocalWorker(backend=backend)
 
     @worker.task("work", batch=10)
     async def act(numbers: list[int]) -> list[object]:
@@ -85,7 +85,7 @@ async def test_each_task_of_a_batch_may_end_in_its_own_way() -> None:
 async def test_a_failed_call_fails_each(end: str) -> None:
     """If the call of a batch handler fails as a whole, each of its tasks is retried on its own."""
     backend = MemoryBackend()
-    worker = LocalWorker(backend)
+    worker = LocalWorker(backend=backend)
 
     @worker.task("work", batch=10, timeout=0.05)
     async def act(items: list[int]) -> Any:
@@ -114,7 +114,7 @@ async def test_batches_are_full_under_load_and_never_wait_for_company() -> None:
     Tasks of other handlers run meanwhile.
     """
     backend = MemoryBackend()
-    worker = LocalWorker(backend, concurrency=8)
+    worker = LocalWorker(backend=backend, concurrency=8)
     gate = asyncio.Event()
     sizes: list[int] = []
     singles: list[int] = []
@@ -146,7 +146,7 @@ async def test_batches_are_full_under_load_and_never_wait_for_company() -> None:
 async def test_a_revoked_task_leaves_its_batch_running() -> None:
     """The coroutine of a batch is cancelled only when all tasks of the batch have been revoked."""
     backend = MemoryBackend()
-    worker = LocalWorker(backend)
+    worker = LocalWorker(backend=backend)
     gate = asyncio.Event()
     seen: list[Context] = []
     cancelled: list[int] = []
@@ -179,7 +179,7 @@ async def test_a_revoked_task_leaves_its_batch_running() -> None:
 async def test_stopping_releases_batches() -> None:
     """D10: a stopping worker releases the tasks of waiting and running batches, and none counts as lost."""
     backend = MemoryBackend()
-    worker = LocalWorker(backend, concurrency=6, grace=0.02)
+    worker = LocalWorker(backend=backend, concurrency=6, grace=0.02)
     hang = threading.Event()
 
     @worker.task("work", batch=4)
@@ -198,7 +198,7 @@ async def test_stopping_releases_batches() -> None:
 
 async def test_batches_over_a_socket(server: FakeServer) -> None:
     """The websocket worker also runs batches, and acks each task of a batch."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
 
     @worker.task("work", batch=5)
     async def add(numbers: list[int]) -> list[int]:
@@ -238,4 +238,4 @@ def test_registrations_that_are_refused(
 ) -> None:
     """An invalid batch handler is refused when it is registered, with a clear error."""
     with pytest.raises(ConfigurationError, match=fault):
-        Worker("http://h").task("work", batch=size)(function)
+        Worker(url="http://h").task("work", batch=size)(function)

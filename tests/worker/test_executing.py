@@ -27,7 +27,7 @@ from tests.worker.local import until
 
 async def test_ack_comes_after_execution_and_carries_the_result(server: FakeServer) -> None:
     """REV-E1, D5: a task is acked only after its handler has returned, and the ack contains the result."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     gate = threading.Event()
 
     @worker.task("work")
@@ -53,7 +53,7 @@ async def test_ack_comes_after_execution_and_carries_the_result(server: FakeServ
 @pytest.mark.parametrize("sync", [True, False])
 async def test_each_outcome_has_its_verb(server: FakeServer, *, sync: bool) -> None:
     """REV-E1: each kind of outcome is sent as its own frame; an error is sent as "Type: message"."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     cases: dict[str, object] = {
         "retry": Again(delay=5, error="later"),
         "returned": "returned",
@@ -103,7 +103,7 @@ async def test_a_result_that_cannot_be_stored_is_a_dead_letter(
     server: FakeServer, value: object
 ) -> None:
     """A result that cannot be stored makes the task a dead letter, because a retry would give the same result."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
 
     @worker.task("work")
     async def give() -> object:
@@ -122,7 +122,7 @@ async def test_an_invalid_payload_names_fields_and_no_values(server: FakeServer)
 
     The error names the fields but contains no values.
     """
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     calls = []
 
     @worker.task("work")
@@ -145,7 +145,7 @@ async def test_an_invalid_payload_names_fields_and_no_values(server: FakeServer)
 
 async def test_a_task_of_an_unknown_key_is_released(server: FakeServer) -> None:
     """Fault A14: a task with a key that the worker does not know is released and costs no attempt."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     worker.task("work")(lambda: None)
     async with running(worker):
         peer = await server.welcomed()
@@ -160,7 +160,7 @@ async def test_never_more_than_the_concurrency_at_once(server: FakeServer) -> No
 
     Deliveries beyond the credit are released.
     """
-    worker = Worker(server.url, concurrency=3, prefetch=2)
+    worker = Worker(url=server.url, concurrency=3, prefetch=2)
     gate = threading.Event()
     entered = threading.Semaphore(0)
     inside: set[int] = set()
@@ -196,7 +196,7 @@ async def test_a_timeout_fails_the_attempt(server: FakeServer, *, sync: bool) ->
 
     A coroutine is cancelled; a thread keeps its slot until it ends, and its result is discarded.
     """
-    worker = Worker(server.url, concurrency=1)
+    worker = Worker(url=server.url, concurrency=1)
     gate = threading.Event()
     seen = []
 
@@ -231,7 +231,7 @@ async def test_a_timeout_fails_the_attempt(server: FakeServer, *, sync: bool) ->
 
 async def test_progress_from_a_coroutine_and_from_a_thread(server: FakeServer) -> None:
     """Progress can be reported from a coroutine and from a thread, and is sent at once."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     gate = threading.Event()
 
     @worker.task("async")
@@ -265,7 +265,7 @@ async def test_a_revoked_task_is_stopped_and_not_settled(server: FakeServer) -> 
 
     It is not settled, and its slot becomes free.
     """
-    worker = Worker(server.url, concurrency=2)
+    worker = Worker(url=server.url, concurrency=2)
     gate = threading.Event()
     started = threading.Semaphore(0)
     cancelled = threading.Event()
@@ -304,7 +304,7 @@ async def test_a_revoked_task_is_stopped_and_not_settled(server: FakeServer) -> 
 
 async def test_outcomes_are_batched_under_load(server: FakeServer) -> None:
     """Under load, acks of many tasks share a frame, and each task is acked once."""
-    worker = Worker(server.url, concurrency=1000)
+    worker = Worker(url=server.url, concurrency=1000)
     worker.task("work")(_nothing)
     async with running(worker):
         peer = await server.welcomed()
@@ -329,7 +329,7 @@ async def test_logs_say_what_failed_and_no_payload(
 
     The text is sent to the server only.
     """
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
 
     @worker.task("work")
     def fail(password: str) -> None:
@@ -347,7 +347,7 @@ async def test_logs_say_what_failed_and_no_payload(
 
 async def test_a_lone_outcome_does_not_wait(server: FakeServer) -> None:
     """A single task is acked within milliseconds, without a delay for batching."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     worker.task("work")(_nothing)
     async with running(worker):
         peer = await server.welcomed()

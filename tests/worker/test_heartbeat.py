@@ -20,7 +20,7 @@ async def test_a_handler_that_blocks_its_loop_keeps_the_connection(
     server: FakeServer, *, sync: bool
 ) -> None:
     """Fault A5: while a handler blocks its event loop for more than two leases, pings are sent and answered in time."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     enough = threading.Event()
     in_time = 0
 
@@ -56,7 +56,7 @@ async def test_a_handler_that_blocks_its_loop_keeps_the_connection(
 
 async def test_a_silent_server_is_given_up(server: FakeServer) -> None:
     """Fault G3: if the server sends nothing for a lease, the worker reconnects and keeps its running tasks."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     cancelled = threading.Event()
 
     @worker.task("work")
@@ -83,7 +83,7 @@ async def test_a_silent_server_is_given_up(server: FakeServer) -> None:
 
 async def test_a_server_that_talks_is_not_silent(server: FakeServer) -> None:
     """Any frame of the server shows that it is alive, not only a pong."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     worker.task("work")(lambda: None)
     async with running(worker):
         peer = await server.welcomed(lease=LEASE)

@@ -12,11 +12,11 @@ from taskqueue_worker import load_worker
 
 ONE = """
 from taskqueue_worker import Worker
-worker = Worker("http://h")
+worker = Worker(url="http://h")
 alias = worker
 other = 5
 """
-TWO = ONE + "second = Worker('http://h')\n"
+TWO = ONE + "second = Worker(url='http://h')\n"
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from tests.worker.local import ledger_when, publish, serving, status, until
 async def test_tasks_of_every_kind_are_executed_and_acked() -> None:
     """D5, A17: coroutines run in the event loop and functions in threads, and results are stored with the ack."""
     backend = MemoryBackend()
-    worker = LocalWorker(backend, concurrency=7)
+    worker = LocalWorker(backend=backend, concurrency=7)
     here = threading.get_ident()
 
     @worker.task("work")
@@ -55,7 +55,7 @@ async def test_tasks_of_every_kind_are_executed_and_acked() -> None:
 async def test_each_outcome_has_its_verb() -> None:
     """REV-E1: each kind of outcome ends in its own state, with the same error text as in a websocket worker."""
     backend = MemoryBackend()
-    worker = LocalWorker(backend)
+    worker = LocalWorker(backend=backend)
     cases: dict[str, BaseException] = {
         "retry": Retry(delay=60, error="later"),
         "reject": Reject("bad", "because"),
@@ -88,7 +88,7 @@ async def test_a_payload_that_cannot_be_checked_fails_its_attempt(batch: int | N
     The worker continues.
     """
     backend = MemoryBackend()
-    worker = LocalWorker(backend)
+    worker = LocalWorker(backend=backend)
 
     async def one(n: Checked) -> None:
         """Do nothing."""
@@ -107,7 +107,7 @@ async def test_settings_are_read_for_each_batch_of_outcomes() -> None:
     """Law 9: a failed task is handled by the retry policy that is in force at this moment."""
     backend = MemoryBackend()
     control = control_of(backend)
-    worker = LocalWorker(backend)
+    worker = LocalWorker(backend=backend)
 
     @worker.task("work")
     async def fail() -> None:
@@ -126,7 +126,7 @@ async def test_settings_are_read_for_each_batch_of_outcomes() -> None:
 async def test_a_cancelled_task_is_cancelled_here() -> None:
     """If a task is cancelled in the store, its coroutine is cancelled and its slot becomes free."""
     backend = MemoryBackend()
-    worker = LocalWorker(backend, concurrency=1)
+    worker = LocalWorker(backend=backend, concurrency=1)
     contexts: list[Context] = []
 
     @worker.task("work")
@@ -146,7 +146,7 @@ async def test_a_cancelled_task_is_cancelled_here() -> None:
 async def test_progress_is_noted() -> None:
     """Progress that a thread reports appears in the status of the task."""
     backend = MemoryBackend()
-    worker = LocalWorker(backend)
+    worker = LocalWorker(backend=backend)
     go_on = threading.Event()
 
     @worker.task("work")
@@ -170,7 +170,7 @@ async def test_progress_without_control_is_not_kept() -> None:
         capabilities = Capabilities(names=frozenset({Capability.DEAD_LETTERS}))
 
     backend = Poor()
-    worker = LocalWorker(backend)
+    worker = LocalWorker(backend=backend)
     runs = 0
 
     @worker.task("work")
@@ -192,7 +192,7 @@ async def test_progress_without_control_is_not_kept() -> None:
 async def test_acks_are_gathered_and_a_lone_one_goes_at_once() -> None:
     """A single outcome is settled at once; outcomes that follow during a settlement are settled together."""
     backend = Flaky(slowness=0.02)
-    worker = LocalWorker(backend, concurrency=200, prefetch=0)
+    worker = LocalWorker(backend=backend, concurrency=200, prefetch=0)
 
     @worker.task("work")
     async def wait(n: int) -> None:
@@ -213,7 +213,7 @@ async def test_nothing_is_fetched_that_cannot_run_soon() -> None:
     While tasks are slow, it holds no more than it runs, and releases prefetched ones.
     """
     backend = MemoryBackend()
-    worker = LocalWorker(backend, concurrency=10)
+    worker = LocalWorker(backend=backend, concurrency=10)
     running = most = 0
     slow = asyncio.Event()
 
@@ -241,7 +241,7 @@ async def test_it_runs_maintenance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "_EVERY", 0.005)
     passes = asyncio.Event()
     backend = MemoryBackend()
-    worker = LocalWorker(backend)
+    worker = LocalWorker(backend=backend)
 
     async def maintain() -> Maintained:
         passes.set()
@@ -255,7 +255,7 @@ async def test_it_runs_maintenance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_backends_that_will_not_do_are_refused() -> None:
     """Fault K4: a backend without the required capabilities is refused at the start, with a clear error."""
-    worker = LocalWorker("server")
+    worker = LocalWorker(backend="server")
     worker.task("work")(lambda: None)
     with pytest.raises(CapabilityMissing):
         await worker.serve()
@@ -263,12 +263,12 @@ async def test_backends_that_will_not_do_are_refused() -> None:
     class Poor(MemoryBackend):
         capabilities = Capabilities()
 
-    worker = LocalWorker(Poor())
+    worker = LocalWorker(backend=Poor())
     worker.task("work")(lambda: None)
     with pytest.raises(CapabilityMissing, match="dead_letters"):
         await worker.serve()
     with pytest.raises(ConfigurationError, match="no handlers"):
-        await LocalWorker("memory").serve()
+        await LocalWorker(backend="memory").serve()
 
 
 async def test_the_handlers_of_another_worker() -> None:

@@ -23,7 +23,7 @@ async def test_stopping_finishes_running_tasks_and_releases_the_rest() -> None:
     Released tasks lose no attempt and do not count as lost.
     """
     backend = MemoryBackend()
-    worker = LocalWorker(backend, concurrency=2)
+    worker = LocalWorker(backend=backend, concurrency=2)
     go_on = asyncio.Event()
     started: list[int] = []
 
@@ -51,7 +51,7 @@ async def test_what_outlasts_the_grace_is_released(*, cancel: bool) -> None:
     Their coroutines are cancelled, and their threads are abandoned.
     """
     backend = MemoryBackend()
-    worker = LocalWorker(backend, grace=0.05)
+    worker = LocalWorker(backend=backend, grace=0.05)
     hang = threading.Event()
     started: list[str] = []
 
@@ -90,7 +90,7 @@ async def test_a_handler_that_ends_the_process(error: BaseException, lost: int) 
     An exit counts as a loss of the task, an interrupt does not.
     """
     backend = MemoryBackend()
-    worker = LocalWorker(backend)
+    worker = LocalWorker(backend=backend)
     running = asyncio.Event()
 
     @worker.task("work")
@@ -116,7 +116,7 @@ async def test_a_handler_that_ends_the_process(error: BaseException, lost: int) 
 async def test_outages_only_delay(caplog: pytest.LogCaptureFixture) -> None:
     """Fault B1, fault E2: tasks that finish during an outage are acked after it, and not run again."""
     backend = Flaky()
-    worker = LocalWorker(backend, concurrency=5)
+    worker = LocalWorker(backend=backend, concurrency=5)
     runs: list[int] = []
     go_on = asyncio.Event()
 
@@ -146,7 +146,7 @@ async def test_stopping_does_not_wait_for_a_store_that_is_gone(
     monkeypatch.setattr("taskqueue_worker.run._CONFIRM_SECONDS", 0.05)
     monkeypatch.setattr("taskqueue_core.consumer.outage._TRIES", 1)
     backend = Flaky()
-    worker = LocalWorker(backend)
+    worker = LocalWorker(backend=backend)
 
     @worker.task("work")
     async def cut() -> None:
@@ -162,7 +162,7 @@ async def test_stopping_does_not_wait_for_a_store_that_is_gone(
 async def test_a_closed_backend_ends_the_worker() -> None:
     """If its backend is closed, the worker ends with an error instead of waiting forever."""
     backend = MemoryBackend()
-    worker = LocalWorker(backend)
+    worker = LocalWorker(backend=backend)
 
     @worker.task("work")
     async def act() -> None:
@@ -178,7 +178,7 @@ async def test_a_closed_backend_ends_the_worker() -> None:
 async def test_a_quarantine_that_is_over_at_once() -> None:
     """D6: if a success ends a quarantine at once, the interrupted receive is started again."""
     backend = MemoryBackend()
-    worker = LocalWorker(backend, quarantine=lambda: Quarantine(1))
+    worker = LocalWorker(backend=backend, quarantine=lambda: Quarantine(1))
     go_on = asyncio.Event()
     started: list[bool] = []
 
@@ -203,7 +203,7 @@ async def test_a_worker_that_only_fails_is_quarantined() -> None:
     """D6: a worker whose tasks all fail pauses, tries one task at a time, and ends if they fail, too."""
     backend = MemoryBackend()
     worker = LocalWorker(
-        backend, concurrency=3, quarantine=lambda: Quarantine(3, cooldown=0.01, probes=2)
+        backend=backend, concurrency=3, quarantine=lambda: Quarantine(3, cooldown=0.01, probes=2)
     )
 
     @worker.task("work")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from taskqueue_core import Tasks
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.server_address import SOCKET_PATH, ServerAddress
 from taskqueue_worker import Worker
 from taskqueue_worker.base import _make_worker_id
-from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.server_link import Backoff
 from taskqueue_worker.threads import Threads, ThreadsafeInbox
 
@@ -130,7 +130,7 @@ def test_addresses(url: str, uri: str, shown: str) -> None:
 def test_addresses_that_are_none(url: str) -> None:
     """An invalid server address is refused when the worker is created."""
     with pytest.raises(ConfigurationError, match="must look like"):
-        Worker(url)
+        Worker(url=url)
 
 
 def _generator() -> Any:
@@ -144,24 +144,24 @@ async def _async_generator() -> Any:
 @pytest.mark.parametrize(
     ("register", "fault"),
     [
-        (lambda r: r.add("no spaces", print), "invalid task key"),
-        (lambda r: r.add("", lambda: 1), "invalid task key"),
-        (lambda r: (r.add("a", lambda: 1), r.add("a", lambda: 2)), "already has a handler"),
-        (lambda r: r.add("a", lambda: 1, 0), "timeout"),
-        (lambda r: r.add("a", lambda: 1, float("nan")), "timeout"),
-        (lambda r: r.add("a", _generator), "generator"),
-        (lambda r: r.add("a", partial(_async_generator)), "generator"),
+        (lambda w: w.task("no spaces")(print), "name of the task: got"),
+        (lambda w: w.task("")(lambda: 1), "name of the task: got"),
+        (lambda w: (w.task("a")(lambda: 1), w.task("a")(lambda: 2)), "is taken"),
+        (lambda w: w.task("a", timeout=0)(lambda: 1), "timeout"),
+        (lambda w: w.task("a", timeout=float("nan"))(lambda: 1), "timeout"),
+        (lambda w: w.task("a")(_generator), "generator"),
+        (lambda w: w.task("a")(partial(_async_generator)), "generator"),
     ],
 )
-def test_registrations_that_are_refused(register: Callable[[Handlers], object], fault: str) -> None:
+def test_registrations_that_are_refused(register: Callable[[Worker], object], fault: str) -> None:
     """An invalid handler is refused when it is registered, with a clear error."""
     with pytest.raises(ConfigurationError, match=fault):
-        register(Handlers())
+        register(Worker())
 
 
 def test_a_decorated_function_stays_itself() -> None:
     """A decorated function can still be called directly; its name is the default key."""
-    worker = Worker("http://h")
+    worker = Worker(url="http://h")
 
     @worker.task()
     async def resize(image: str) -> str:
@@ -185,17 +185,11 @@ def test_asynchronous_handlers_are_recognised() -> None:
     async def act(n: int) -> None:
         """Do nothing."""
 
-    registry = Handlers()
+    tasks = Tasks()
     functions: list[Callable[..., Any]] = [act, partial(act, 1), Handler()]
     for number, function in enumerate(functions):
-        registry.add(f"k{number}", function)
-        handler = registry.by_key.get(f"k{number}")
-        assert handler is not None
-        assert handler.is_async
-    registry.add("sync", lambda: None)
-    sync = registry.by_key.get("sync")
-    assert sync is not None
-    assert not sync.is_async
+        assert tasks.task(f"k{number}")(function).is_async
+    assert not tasks.task("sync")(lambda: None).is_async
 
 
 @pytest.mark.parametrize(
@@ -212,12 +206,12 @@ def test_asynchronous_handlers_are_recognised() -> None:
 def test_a_worker_checks_its_options(options: dict[str, Any]) -> None:
     """Fault K4: invalid options are refused when the worker is created."""
     with pytest.raises(ConfigurationError):
-        Worker("http://h", **options)
+        Worker(url="http://h", **options)
 
 
 async def test_options_may_be_changed_before_serving() -> None:
     """Options that are changed before the start replace those of the constructor; all others stay."""
-    worker = Worker("http://h", worker_id="a", concurrency=3, prefetch=2)
+    worker = Worker(url="http://h", worker_id="a", concurrency=3, prefetch=2)
     worker.configure(url="http://other", concurrency=5)
     worker.configure()
     assert worker._address == ServerAddress.of("http://other")
@@ -229,7 +223,7 @@ async def test_options_may_be_changed_before_serving() -> None:
 async def test_a_worker_without_handlers_does_not_start() -> None:
     """A worker without handlers does not start, because it would receive no tasks."""
     with pytest.raises(ConfigurationError, match="no handlers"):
-        await Worker("http://h").serve()
+        await Worker(url="http://h").serve()
 
 
 def test_worker_ids_are_unique_per_start() -> None:

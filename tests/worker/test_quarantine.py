@@ -102,7 +102,7 @@ async def test_a_failing_worker_rests_and_recovers(
     A success restores the full credit.
     """
     caplog.set_level(logging.INFO, "taskqueue.worker")
-    worker = Worker(server.url, concurrency=1, prefetch=4, quarantine=small)
+    worker = Worker(url=server.url, concurrency=1, prefetch=4, quarantine=small)
     healthy = threading.Event()
 
     @worker.task("work")
@@ -131,7 +131,7 @@ async def test_a_failing_worker_rests_and_recovers(
 
 async def test_credit_that_is_out_does_not_defeat_the_rest(server: FakeServer) -> None:
     """D6: deliveries that arrive during a pause are released, because granted credit cannot be withdrawn."""
-    worker = Worker(server.url, concurrency=10, quarantine=lambda: Quarantine(3, cooldown=60))
+    worker = Worker(url=server.url, concurrency=10, quarantine=lambda: Quarantine(3, cooldown=60))
 
     @worker.task("work")
     async def act() -> None:
@@ -150,7 +150,7 @@ async def test_credit_that_is_out_does_not_defeat_the_rest(server: FakeServer) -
 
 async def test_a_worker_that_does_not_recover_ends(server: FakeServer) -> None:
     """D6: after the last failed probe, the worker says bye and ends with exit code 3."""
-    worker = Worker(server.url, concurrency=1, quarantine=small)
+    worker = Worker(url=server.url, concurrency=1, quarantine=small)
 
     @worker.task("work")
     def act() -> None:
@@ -174,7 +174,7 @@ async def test_outcomes_chosen_by_handlers_are_no_failures(
     server: FakeServer, verdict: Reject | Again
 ) -> None:
     """D6: an explicit reject or retry of a handler does not count as a failure."""
-    worker = Worker(server.url, concurrency=9, quarantine=small)
+    worker = Worker(url=server.url, concurrency=9, quarantine=small)
 
     @worker.task("work")
     async def act() -> object:

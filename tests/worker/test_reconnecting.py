@@ -60,7 +60,7 @@ class Gate:
 async def test_a_running_task_survives_the_loss_of_its_connection(server: FakeServer) -> None:
     """REV-E3, fault E5: after a broken connection the worker reconnects at once, and acks its running task there."""
     pauses = itertools.count()
-    worker = Worker(server.url, concurrency=3, uniform=lambda: float(next(pauses)))
+    worker = Worker(url=server.url, concurrency=3, uniform=lambda: float(next(pauses)))
     gate = Gate(worker)
     async with running(worker):
         peer = await server.welcomed()
@@ -86,7 +86,7 @@ async def test_an_unconfirmed_outcome_is_sent_again(server: FakeServer) -> None:
 
     The handler does not run again.
     """
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     gate = Gate(worker)
     gate.open()
     async with running(worker):
@@ -108,7 +108,7 @@ async def test_an_unconfirmed_outcome_is_sent_again(server: FakeServer) -> None:
 
 async def test_an_outcome_of_a_lost_receipt_is_dropped(server: FakeServer) -> None:
     """Fault G5: an outcome whose receipt the server does not adopt is dropped."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     gate = Gate(worker)
     gate.open()
     async with running(worker):
@@ -132,7 +132,7 @@ async def test_tasks_finish_while_the_server_is_away(
     It sends all outcomes once the server is back.
     """
     caplog.set_level(logging.INFO, LOGGER)
-    worker = Worker(server.url, uniform=lambda: 0.0)
+    worker = Worker(url=server.url, uniform=lambda: 0.0)
     gate = Gate(worker)
     async with running(worker):
         peer = await server.welcomed()
@@ -161,7 +161,7 @@ async def test_a_worker_may_start_before_its_server(
 ) -> None:
     """A worker can start before its server; it logs this once and keeps trying."""
     await server.close()
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     gate = Gate(worker)
     gate.open()
     async with running(worker):
@@ -176,7 +176,7 @@ async def test_a_worker_may_start_before_its_server(
 
 async def test_a_draining_server_is_left_when_all_is_settled(server: FakeServer) -> None:
     """Fault A7: a worker grants a draining server no credit, settles its tasks there, and then reconnects."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     gate = Gate(worker)
     async with running(worker):
         peer = await server.welcomed()
@@ -193,7 +193,7 @@ async def test_a_draining_server_is_left_when_all_is_settled(server: FakeServer)
 
 async def test_a_long_task_moves_from_a_draining_server_to_the_next(server: FakeServer) -> None:
     """Fault A7, G13: a task that is still running when the server stops is offered to the next server."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     gate = Gate(worker)
     async with running(worker):
         peer = await server.welcomed()
@@ -212,7 +212,7 @@ async def test_a_long_task_moves_from_a_draining_server_to_the_next(server: Fake
 async def test_a_refusal_ends_the_worker(server: FakeServer, status: int) -> None:
     """Fault K1: a refused token, a missing right or an unsupported protocol ends the worker without a retry."""
     server.refuse = HTTPStatus(status)
-    worker = Worker(server.url, token="secret")
+    worker = Worker(url=server.url, token="secret")
     Gate(worker)
     async with running(worker) as ended:
         error = await outcome(ended)
@@ -227,7 +227,7 @@ async def test_a_token_that_is_refused_later_ends_the_worker(server: FakeServer)
 
     Their outcomes could not be sent.
     """
-    worker = Worker(server.url, token="secret")
+    worker = Worker(url=server.url, token="secret")
     gate = Gate(worker)
     async with running(worker) as ended:
         peer = await server.welcomed()
@@ -245,7 +245,7 @@ async def test_a_token_that_is_refused_later_ends_the_worker(server: FakeServer)
 
 async def test_a_protocol_error_is_not_hammered(server: FakeServer) -> None:
     """After a close with 4400, the worker reconnects with a growing delay and never at once."""
-    worker = Worker(server.url, uniform=lambda: 1.0)
+    worker = Worker(url=server.url, uniform=lambda: 1.0)
     Gate(worker)
     async with running(worker):
         began = time.perf_counter()
@@ -261,7 +261,7 @@ async def test_a_server_that_breaks_the_protocol_is_left(server: FakeServer) -> 
 
     The worker then reconnects.
     """
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     gate = Gate(worker)
     gate.open()
     async with running(worker):
@@ -283,7 +283,7 @@ async def test_a_store_out_of_reach_is_no_reason_to_leave(
     The start and the end of the outage are logged once each.
     """
     caplog.set_level(logging.INFO, LOGGER)
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     gate = Gate(worker)
     async with running(worker):
         peer = await server.welcomed()

@@ -53,7 +53,7 @@ async def test_running_tasks_are_given_time(server: FakeServer) -> None:
 
     It says bye only after all outcomes are confirmed.
     """
-    worker = Worker(server.url, prefetch=1, concurrency=2)
+    worker = Worker(url=server.url, prefetch=1, concurrency=2)
     handlers = Handlers(worker)
     async with running(worker) as ended:
         peer = await server.welcomed()
@@ -89,7 +89,7 @@ async def test_the_rest_is_released(server: FakeServer, way: str) -> None:
 
     A second stop, or a cancellation of the worker, ends the grace at once.
     """
-    worker = Worker(server.url, grace=0.05 if way == "after the grace" else 3600)
+    worker = Worker(url=server.url, grace=0.05 if way == "after the grace" else 3600)
     handlers = Handlers(worker)
     serving = asyncio.create_task(worker.serve())
     peer = await server.welcomed()
@@ -114,7 +114,7 @@ async def test_the_rest_is_released(server: FakeServer, way: str) -> None:
 
 async def test_a_worker_can_serve_again(server: FakeServer) -> None:
     """A worker can serve again after a stop, but not twice at the same time."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     worker.stop()  # the worker is not serving, so this does nothing
     Handlers(worker).gate.set()
     identities = set()
@@ -133,7 +133,7 @@ async def test_a_worker_can_serve_again(server: FakeServer) -> None:
 
 async def test_stopping_without_a_server_ends(server: FakeServer) -> None:
     """A worker without a connection stops at once, because it has nothing to report."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     Handlers(worker)
     await server.close()
     serving = asyncio.create_task(worker.serve())
@@ -145,7 +145,7 @@ async def test_stopping_without_a_server_ends(server: FakeServer) -> None:
 
 async def test_a_handler_that_fails_while_stopping_is_retried(server: FakeServer) -> None:
     """If a handler fails while the worker is stopping, its task is retried as usual."""
-    worker = Worker(server.url)
+    worker = Worker(url=server.url)
     gate = threading.Event()
     entered = threading.Event()
 

@@ -70,7 +70,7 @@ def break_connection(worker: Worker) -> None:
 async def test_many_tasks_of_every_kind() -> None:
     """D5: each task runs once and ends in the state of its outcome."""
     async with serving() as (queue, url):
-        worker = Worker(url, concurrency=100)
+        worker = Worker(url=url, concurrency=100)
         runs: Counter[str] = Counter()
 
         @worker.task("async")
@@ -100,7 +100,7 @@ async def test_many_tasks_of_every_kind() -> None:
 async def test_broken_connections_repeat_nothing_and_lose_nothing(cuts: int) -> None:
     """Fault E5, fault A2: after many broken connections, no task is lost and adopted tasks run only once."""
     async with serving(grace=2.0) as (queue, url):
-        worker = Worker(url, concurrency=20, uniform=lambda: 0.0)
+        worker = Worker(url=url, concurrency=20, uniform=lambda: 0.0)
         runs: Counter[int] = Counter()
 
         @worker.task("work")
@@ -130,7 +130,7 @@ async def test_broken_connections_repeat_nothing_and_lose_nothing(cuts: int) -> 
 async def test_a_blocked_loop_is_no_lost_worker() -> None:
     """Fault A5: a handler that blocks the event loop for two leases keeps its task, which does not count as lost."""
     async with serving(lease=0.6) as (queue, url):
-        worker = Worker(url)
+        worker = Worker(url=url)
         runs = []
 
         @worker.task("work")
@@ -168,7 +168,7 @@ async def test_a_stopping_worker_releases_tasks_for_the_next() -> None:
     async with serving() as (queue, url):
         seen = []
         gate = threading.Event()
-        first, second = Worker(url, grace=0.0), Worker(url)
+        first, second = Worker(url=url, grace=0.0), Worker(url=url)
 
         @first.task("work")
         async def sleep(context: Context) -> None:

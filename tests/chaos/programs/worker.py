@@ -17,7 +17,7 @@ async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
     """Run the worker until told to stop."""
     chance = random.Random(f"{setup.seed} {setup.name}")
     worker = Worker(
-        os.environ["TASKQUEUE_SERVER_URL"],
+        url=os.environ["TASKQUEUE_SERVER_URL"],
         worker_id=f"w{setup.number}",
         concurrency=_CONCURRENCY,
         prefetch=_CONCURRENCY,

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from pydantic import BaseModel, Field
 
+from taskqueue_core.application.arguments import Arguments, InvalidPayload
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_worker import Context
-from taskqueue_worker.arguments import Arguments, InvalidPayload
 from tests.worker.fake import work
 
 

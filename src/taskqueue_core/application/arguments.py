@@ -1,0 +1,303 @@
+"""Arguments of handlers: encoding as payloads, and decoding, with validation by the handlers' type annotations."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
+from typing import Annotated, Any, NotRequired, cast, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaValidator
+from pydantic_core.core_schema import CoreConfig
+from typing_extensions import TypedDict, is_typeddict
+
+from taskqueue_core.application.context import Context
+from taskqueue_core.errors import (
+    ConfigurationError,
+    InvalidArguments,
+    InvalidInput,
+    TaskQueueError,
+    TooLarge,
+)
+from taskqueue_core.limits import check_encoded, check_json
+
+_MAX_FAULTS = 10
+_FAULT_TEXTS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not a parameter",
+    "json_invalid": "is not JSON",
+}
+
+
+class InvalidPayload(TaskQueueError):
+    """A payload does not match the parameters of the handler. The message names fields and errors, never values."""
+
+    code = "invalid_payload"
+
+
+class _Codec:
+    """A validator and a serializer of a type. Bytes are base64, so that JSON can express them all."""
+
+    def __init__(self, kind: Any) -> None:
+        self.adapter: TypeAdapter[Any] = TypeAdapter(kind)
+        # A TypedDict has a configuration for validation only.
+        config = CoreConfig(
+            ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants"
+        )
+        self.validator = SchemaValidator(self.adapter.core_schema, config)
+        self.serializer = SchemaSerializer(self.adapter.core_schema, config)
+
+    def validate_json(self, text: bytes) -> Any:
+        """Decode JSON text. Raises pydantic's ``ValidationError``."""
+        return self.validator.validate_json(text)
+
+
+class Arguments:
+    """An encoder and decoder for the arguments of one handler. It inspects the handler's signature once.
+
+    `write` encodes arguments as a JSON object, by name. `read` accepts that. Any other JSON value is the argument of
+    the handler's only parameter. If this parameter is a model, a dataclass or a ``TypedDict``, `read` also accepts its
+    fields without the name. If the handler has no parameters, or more than one, ``null`` means no arguments. Arguments
+    for parameters with a default are optional. A parameter annotated with `Context` receives the context and no part
+    of the payload. Values are validated in pydantic's lax mode.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Inspect the signature of ``function``. Raises `ConfigurationError` if it is not valid for a handler."""
+        self._contexts: list[str] = []
+        fields: dict[str, Any] = {}
+        extra = False
+        signature = _signature(function)
+        parameters = []
+        for name, parameter in signature.parameters.items():
+            if parameter.annotation is Context:
+                self._contexts.append(name)
+                continue
+            parameters.append(parameter)
+            if parameter.kind is parameter.VAR_KEYWORD:
+                extra = True
+            elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+                raise _handler_error(function, f"parameter {name!r} cannot be passed by name")
+            else:
+                fields[name] = self._annotation(function, parameter)
+        self.signature = inspect.Signature(
+            [each.replace(annotation=each.empty) for each in parameters]
+        )
+        """the signature without contexts and annotations"""
+        self._names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        try:
+            self._by_name = _by_name(fields, allow_extra=extra)
+            self._single_parameter = (
+                _single_parameter(fields) if len(fields) == 1 and not extra else None
+            )
+            self._is_record = len(fields) == 1 and not extra and _is_record(*fields.values())
+        except (PydanticUserError, TypeError, NameError) as error:
+            raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
+
+    def write(self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """Encode arguments as a payload. ``task``: the name of the task, for errors.
+
+        Raises `InvalidArguments` if they do not match the parameters or have no JSON, and `TooLarge`.
+        """
+        values = dict(zip(self._names, args, strict=False))
+        values.update(kwargs)
+        if len(values) != len(args) + len(kwargs):
+            try:
+                self.signature.bind(
+                    *args, **kwargs
+                )  # always raises an error, which names the fault
+            except TypeError as error:
+                raise _invalid(task, str(error)) from None
+        return _encode(task, self._by_name, values)
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of the payloads."""
+        return self._by_name.adapter.json_schema()
+
+    def read(self, payload: bytes) -> dict[str, Any]:
+        """Decode one payload. Raises `InvalidPayload` if it does not match the parameters."""
+        try:
+            if self._single_parameter is not None and payload.lstrip()[:1] != b"{":
+                name, adapter = self._single_parameter
+                return {name: adapter.validate_json(payload)}
+            if self._single_parameter is None and payload.strip() == b"null":
+                payload = b"{}"
+            return cast("dict[str, Any]", self._by_name.validate_json(payload))
+        except ValidationError as error:
+            if (
+                self._single_parameter is None
+                or not self._is_record
+                or payload.lstrip()[:1] != b"{"
+            ):
+                raise InvalidPayload(_describe(error)) from None
+            faults = _describe(error)
+        name, adapter = self._single_parameter
+        try:
+            return {name: adapter.validate_json(payload)}
+        except ValidationError as error:
+            raise InvalidPayload(
+                f"it is neither an object with the argument {name!r} ({faults}), "
+                f"nor the argument itself ({_describe(error)})"
+            ) from None
+
+    def of(self, values: list[dict[str, Any]], contexts: list[Context]) -> dict[str, Any]:
+        """Return the keyword arguments of the handler for one decoded payload and its context."""
+        return values[0] | dict.fromkeys(self._contexts, contexts[0])
+
+    @staticmethod
+    def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+        if isinstance(parameter.default, FieldInfo):
+            raise _handler_error(
+                function,
+                f"parameter {parameter.name!r} has Field(...) as default: use Annotated[..., Field(...)]",
+            )
+        kind = Any if parameter.annotation is parameter.empty else parameter.annotation
+        return kind if parameter.default is parameter.empty else NotRequired[kind]
+
+
+class BatchArguments:
+    """A decoder from payloads to the arguments of one batch handler. It inspects the handler's signature once.
+
+    A parameter annotated ``list[T]`` receives the payloads, each validated as ``T`` in pydantic's lax mode for JSON.
+    With the annotation ``list``, or without an annotation, the parameter receives payloads of any type. A parameter
+    annotated ``list[Context]`` receives the contexts, in the same order.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Inspect the signature of ``function``. Raises `ConfigurationError` if it is not valid for a batch handler."""
+        self._contexts: list[str] = []
+        payloads: list[str] = []
+        item: Any = Any
+        for name, parameter in _signature(function).parameters.items():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise _handler_error(function, f"parameter {name!r} cannot be passed by name")
+            kind = _item_type(parameter.annotation)
+            if kind is Context:
+                self._contexts.append(name)
+            elif kind is None:
+                raise _handler_error(
+                    function, f"annotate parameter {name!r} of the batch handler as list[...]"
+                )
+            else:
+                payloads.append(name)
+                item = kind
+        if len(payloads) != 1:
+            raise _handler_error(
+                function,
+                f"a batch handler needs exactly one parameter for payloads, but has {len(payloads)}",
+            )
+        self._payloads = payloads[0]
+        self.signature = inspect.Signature(
+            [inspect.Parameter(payloads[0], inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+        )
+        try:
+            self._codec = _Codec(item)
+        except (PydanticUserError, TypeError, NameError) as error:
+            raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
+
+    def write(self, task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """Encode a list with the payload of one task. Raises `InvalidArguments` and `TooLarge`."""
+        try:
+            (items,) = self.signature.bind(*args, **kwargs).arguments.values()
+        except TypeError as error:
+            raise _invalid(task, str(error)) from None
+        if not isinstance(items, list | tuple) or len(items) != 1:
+            raise _invalid(
+                task, f"{self._payloads} must be a list with one item: each task has one payload"
+            )
+        return _encode(task, self._codec, items[0])
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of the payloads."""
+        return self._codec.adapter.json_schema()
+
+    def read(self, payload: bytes) -> Any:
+        """Decode one payload. Raises `InvalidPayload` if it does not match the type of the items."""
+        try:
+            return self._codec.validate_json(payload)
+        except ValidationError as error:
+            raise InvalidPayload(_describe(error)) from None
+
+    def of(self, values: list[Any], contexts: list[Context]) -> dict[str, Any]:
+        """Return the keyword arguments of the handler for decoded payloads and their contexts."""
+        return {self._payloads: values, **dict.fromkeys(self._contexts, contexts)}
+
+
+def _invalid(task: str, faults: str) -> InvalidArguments:
+    return InvalidArguments(task, faults, "what the signature of its function allows")
+
+
+def _encode(task: str, codec: _Codec, value: Any) -> bytes:
+    try:
+        text = codec.serializer.to_json(codec.validator.validate_python(value), by_alias=True)
+        # `count` is faster than `in`. These words are no JSON, unless they are part of a text.
+        if text.count(b"NaN") or text.count(b"Infinity"):
+            check_json("arguments", text, "payload")
+        else:
+            check_encoded("arguments", text, "payload")
+    except ValidationError as error:
+        raise _invalid(task, _describe(error)) from None
+    except TooLarge:
+        raise
+    except (PydanticSerializationError, InvalidInput):
+        raise _invalid(
+            task, "an argument has no equivalent in JSON: annotate its parameter with its type"
+        ) from None
+    return text
+
+
+def _item_type(annotation: Any) -> Any:
+    """Return the item type of a list annotation, `Any` if none is given, or ``None`` for another annotation."""
+    if annotation in (inspect.Parameter.empty, Any, list, Sequence):
+        return Any
+    if get_origin(annotation) in (list, Sequence):
+        return get_args(annotation)[0]
+    return None
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function, eval_str=True)
+    except (NameError, TypeError, ValueError, SyntaxError, AttributeError) as error:
+        raise _handler_error(function, f"its signature cannot be read: {error}") from error
+
+
+def _handler_error(function: Callable[..., Any], what: str) -> ConfigurationError:
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return ConfigurationError(f"{name} cannot be a task handler: {what}")
+
+
+def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> _Codec:
+    shape = cast("Any", TypedDict)("Arguments", fields)
+    shape.__pydantic_config__ = ConfigDict(
+        extra="allow" if allow_extra else "forbid", val_json_bytes="base64"
+    )
+    return _Codec(shape)
+
+
+def _single_parameter(fields: dict[str, Any]) -> tuple[str, _Codec]:
+    ((name, kind),) = fields.items()
+    bare = kind.__args__[0] if getattr(kind, "__origin__", None) is NotRequired else kind
+    return name, _Codec(bare)
+
+
+def _is_record(kind: Any) -> bool:
+    """Return whether the values of a type are JSON objects with named fields."""
+    while get_origin(kind) in (NotRequired, Annotated):
+        kind = get_args(kind)[0]
+    return isinstance(kind, type) and (
+        issubclass(kind, BaseModel) or is_dataclass(kind) or is_typeddict(kind)
+    )
+
+
+def _describe(error: ValidationError) -> str:
+    # Show only pydantic's error codes, because some of its messages quote the value, which may be confidential.
+    faults = []
+    for fault in error.errors(include_url=False, include_context=False, include_input=False):
+        path = ".".join(str(part)[:50] for part in fault["loc"][:4]) or "payload"
+        kind = fault["type"]
+        faults.append(f"{path} {_FAULT_TEXTS.get(kind) or f'is invalid: {kind}'}")
+    more = len(faults) - _MAX_FAULTS
+    return "; ".join(faults[:_MAX_FAULTS]) + (f"; and {more} more" if more > 0 else "")

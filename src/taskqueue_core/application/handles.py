@@ -1,0 +1,194 @@
+"""Handles of published tasks: their state, their results, and waiting for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Generic, NoReturn, TypeVar
+
+from pydantic import ValidationError
+
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.concurrency import gather_all
+from taskqueue_core.errors import (
+    InvalidResult,
+    ResultGone,
+    TaskCancelled,
+    TaskDead,
+    TaskDiscarded,
+    TaskExpired,
+    TaskFailed,
+    UnknownTask,
+)
+from taskqueue_core.queue import Queue, stored
+from taskqueue_core.sync import SyncQueue
+from taskqueue_core.tasks import Confirmation, State, TaskStatus
+
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+"""seconds between two looks at a task that has not ended; each pause is a half longer than the one before it"""
+_ENDS: dict[State, type[TaskFailed]] = {
+    State.DEAD: TaskDead,
+    State.CANCELLED: TaskCancelled,
+    State.EXPIRED: TaskExpired,
+    State.DISCARDED: TaskDiscarded,
+}
+
+
+class Handle(Generic[R_co]):
+    """A published task, from the publisher's side. `TaskFunction.publish` and `TaskFunction.handle` create it."""
+
+    __slots__ = ("_queue", "_read", "confirmation", "id", "key")
+
+    def __init__(
+        self,
+        key: str,
+        task_id: str,
+        queue: Queue,
+        read: Callable[[bytes], R_co],
+        confirmation: Confirmation | None = None,
+    ) -> None:
+        """Create a handle. ``read`` decodes the result."""
+        self.key = key
+        """name of the queue"""
+        self.id = task_id
+        """id of the task"""
+        self.confirmation = confirmation
+        """the answer of the store to the publish; ``None`` if the task was published elsewhere"""
+        self._queue = queue
+        self._read = read
+
+    def __repr__(self) -> str:
+        return f"<handle of task {self.id} of {self.key}>"
+
+    async def status(self) -> TaskStatus | None:
+        """Return the status of the task; ``None`` if the task is unknown, or its record was deleted after its end.
+
+        >>> status = await handle.status()
+        """
+        return await self._queue.status(self.key, self.id)
+
+    async def cancel(self) -> bool:
+        """End the task as cancelled; if it is running, its handler is stopped. Return False if it had ended before.
+
+        >>> await handle.cancel()
+        """
+        return await control_of(self._queue.backend).cancel(self.key, self.id)
+
+    async def result(self, timeout: float | None = None, *, wait_for_redrive: bool = False) -> R_co:
+        """Wait until the task has ended, and return its result, decoded by the return annotation of its function.
+
+        ``timeout`` is in seconds; ``None`` means no limit. With ``wait_for_redrive``, a dead letter is no end. Raises
+        `TaskDead`, `TaskCancelled`, `TaskExpired` or `TaskDiscarded` if the task ended without a result; `UnknownTask`
+        or `ResultGone` at once if there is nothing to wait for; `InvalidResult`; and ``TimeoutError``.
+
+        >>> await handle.result(timeout=30)
+        {'width': 320}
+        """
+        if self.confirmation is not None and not self.confirmation.stored:
+            stored(self.confirmation)
+        async with asyncio.timeout(timeout):
+            pause = _FIRST_PAUSE
+            while True:
+                status = await self.status()
+                if status is None:
+                    raise UnknownTask(
+                        f"task {self.id} of {self.key} is unknown: it was never published, or its record was deleted"
+                    )
+                if not status.state.live and not (wait_for_redrive and status.state is State.DEAD):
+                    break
+                await asyncio.sleep(pause)
+                pause = min(1.5 * pause, _LONGEST_PAUSE)
+        if status.state is not State.DONE:
+            self._raise(status)
+        (text,) = await control_of(self._queue.backend).results(self.key, self.id)
+        return self._decode(text)
+
+    def _decode(self, text: bytes | None) -> R_co:
+        try:
+            return self._read(b"null" if text is None else text)
+        except ValidationError as error:
+            if text is None:
+                raise ResultGone(
+                    f"task {self.id} of {self.key} is done, but its result is no longer stored, or it returned nothing"
+                ) from None
+            kinds = "; ".join(fault["type"] for fault in error.errors(include_input=False)[:10])
+            raise InvalidResult(
+                f"the result of task {self.id} of {self.key} does not match the return annotation: {kinds}"
+            ) from None
+
+    def _raise(self, status: TaskStatus) -> NoReturn:
+        state = status.state
+        text = f"task {self.id} of {self.key} is {state}"
+        if state is State.DEAD:
+            text += f": {status.error}"
+        error = _ENDS[state](text, key=self.key, id=self.id, state=str(state))
+        if isinstance(error, TaskDead):
+            error.reason, error.attempts = status.error or "", status.attempt
+        raise error
+
+
+class SyncHandle(Generic[R_co]):
+    """A `Handle` whose methods block until they have a result."""
+
+    def __init__(self, queue: SyncQueue, handle: Handle[R_co]) -> None:
+        """Wrap a handle. ``queue``: the connection whose event loop runs the calls."""
+        self.key = handle.key
+        self.id = handle.id
+        self.confirmation = handle.confirmation
+        self._queue = queue
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return repr(self._handle)
+
+    def status(self) -> TaskStatus | None:
+        """Return the status of the task, as `Handle.status` does."""
+        return self._queue.run(self._handle.status())
+
+    def cancel(self) -> bool:
+        """End the task as cancelled, as `Handle.cancel` does."""
+        return self._queue.run(self._handle.cancel())
+
+    def result(self, timeout: float | None = None, *, wait_for_redrive: bool = False) -> R_co:
+        """Wait until the task has ended, and return its result, as `Handle.result` does."""
+        return self._queue.run(self._handle.result(timeout, wait_for_redrive=wait_for_redrive))
+
+
+async def gather(*handles: Handle[Any], timeout: float | None = None) -> list[Any]:
+    """Return the results of several tasks in order. Raises the first error of `Handle.result`.
+
+    >>> widths = await gather(*handles, timeout=60)
+    """
+    async with asyncio.timeout(timeout):
+        return list(await gather_all([handle.result() for handle in handles]))
+
+
+async def as_completed(
+    handles: Iterable[Handle[S]], timeout: float | None = None
+) -> AsyncIterator[Handle[S]]:
+    """Yield handles in the order in which their tasks end, whether they succeed or fail.
+
+    >>> async for handle in as_completed(handles):
+    ...     print(handle.id, await handle.result())
+    """
+    loop = asyncio.get_running_loop()
+    end = None if timeout is None else loop.time() + timeout
+    waiting = {loop.create_task(handle.result()): handle for handle in handles}
+    try:
+        while waiting:
+            remaining = None if end is None else max(0.0, end - loop.time())
+            done, _ = await asyncio.wait(
+                waiting, timeout=remaining, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                raise TimeoutError
+            for each in done:
+                each.exception()  # the caller gets the error from the handle
+                yield waiting.pop(each)
+    finally:
+        for each in waiting:
+            each.cancel()
+        if waiting:
+            await asyncio.wait(waiting)

@@ -1,0 +1,287 @@
+"""The registry in which an application declares its tasks. Declaring does no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from types import MappingProxyType
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from taskqueue_core.application.context import Context
+from taskqueue_core.application.handles import Handle, SyncHandle
+from taskqueue_core.application.task_function import Call, TaskFunction, TaskOptions, name_of
+from taskqueue_core.backend import Backend
+from taskqueue_core.errors import ConfigurationError, InvalidInput, NotConnected
+from taskqueue_core.limits import check_name
+from taskqueue_core.queue import Queue, connect
+from taskqueue_core.sync import SyncQueue, connect_sync
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_NOT_CONNECTED = (
+    "publishing needs a connection: write 'async with tasks.connect(...)' (or 'with tasks.connect_sync(...)' in code "
+    "that is not async), or pass one with .using(on=queue)"
+)
+
+
+class TaskDecorator(Protocol):
+    """What `Tasks.task` returns if it is called with a name or with options: a decorator."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> TaskFunction[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> TaskFunction[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], R], /
+    ) -> TaskFunction[P, R, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R, R]: ...
+
+
+class Tasks:
+    """A registry of declared tasks. Publishers, workers, tests and the command line import it.
+
+    ``prefix`` is put before the name of each task.
+
+    >>> tasks = Tasks(prefix="shop.")
+    >>> @tasks.task
+    ... def resize(image: str, width: int = 320) -> dict[str, int]:
+    ...     return {"width": width}
+    """
+
+    def __init__(self, *, prefix: str = "") -> None:
+        """Create an empty registry. Raises `ConfigurationError` if a name cannot begin with ``prefix``."""
+        if not isinstance(prefix, str):
+            raise ConfigurationError(
+                f"prefix: got a {type(prefix).__name__}; expected text, such as 'shop.'"
+            )
+        if prefix:
+            _check_name(prefix + "x", "prefix")
+        self._prefix = prefix
+        self._functions: dict[str, TaskFunction[..., Any]] = {}
+        self._parents: list[Tasks] = []
+        self._queues: list[Queue] = []
+        self._sync_queues: list[SyncQueue] = []
+
+    @property
+    def functions(self) -> Mapping[str, TaskFunction[..., Any]]:
+        """The declared tasks by name, in the order of declaration."""
+        return MappingProxyType(self._functions)
+
+    @overload
+    def task(
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> TaskFunction[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def task(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> TaskFunction[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> TaskFunction[P, R, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> TaskFunction[P, R, R]: ...
+    @overload
+    def task(
+        self,
+        name: str | None = None,
+        /,
+        *,
+        queue: str | None = None,
+        timeout: float | None = None,
+        batch: int | None = None,
+    ) -> TaskDecorator: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | str | None = None,
+        /,
+        *,
+        queue: str | None = None,
+        timeout: float | None = None,
+        batch: int | None = None,
+    ) -> Any:
+        """Declare a function as a task: ``@tasks.task``, or ``@tasks.task("name", timeout=30)``.
+
+        The name of the task, which is also the name of its queue, is the prefix of the registry and ``name``, by
+        default the name of the function. With ``queue``, tasks share a queue, its limits and its ordering keys. After
+        ``timeout`` seconds an attempt fails. With ``batch``, one call of the function handles up to ``batch`` tasks:
+        see docs/workers.md.
+
+        Raises `ConfigurationError` if a name is not allowed or taken, an option is out of range, or the arguments of
+        the function cannot be published by name.
+
+        >>> @tasks.task("resize", queue="images", timeout=30)
+        ... async def resize(image: str, width: int = 320) -> dict[str, int]:
+        ...     return {"width": width}
+        """
+        options = TaskOptions.of(timeout, batch)
+        if callable(function):
+            return self._add(function, None, queue, options)
+        if function is not None and not isinstance(function, str):
+            raise ConfigurationError(
+                f"task: got a {type(function).__name__}; expected a function, or a name as text"
+            )
+        return lambda declared: self._add(declared, function, queue, options)
+
+    def _add(
+        self,
+        function: Callable[..., Any],
+        name: str | None,
+        queue: str | None,
+        options: TaskOptions,
+    ) -> TaskFunction[..., Any]:
+        if not callable(function):
+            raise ConfigurationError(f"task: got a {type(function).__name__}; expected a function")
+        whole = self._prefix + (name_of(function) if name is None else name)
+        _check_name(whole, "name of the task")
+        if queue is not None:
+            _check_name(queue, "queue")
+        if options.batch and queue not in (None, whole):
+            raise ConfigurationError(
+                f"the task {whole!r} shares the queue {queue!r}, so it cannot handle batches: give it its own queue"
+            )
+        declared: TaskFunction[..., Any] = TaskFunction(
+            self, function, whole, queue or whole, options
+        )
+        self._register(declared)
+        return declared
+
+    def _register(self, function: TaskFunction[..., Any]) -> None:
+        known = self._functions.setdefault(function.name, function)
+        if known is not function:
+            raise ConfigurationError(
+                f"the name {function.name!r} is taken by another task of this registry"
+            )
+        for parent in self._parents:
+            parent._register(function)  # noqa: SLF001 - an attribute of the same class
+
+    def include(self, *others: Tasks) -> None:
+        """Add the tasks of other registries, also those that are declared there later.
+
+        They are published through the connection of this registry, unless theirs has one. Raises `ConfigurationError`
+        if a name is taken.
+
+        >>> tasks.include(mail.tasks, images.tasks)
+        """
+        for other in others:
+            if other is self or other in self._ancestors():
+                raise ConfigurationError("a registry cannot include itself")
+            other._parents.append(self)  # noqa: SLF001 - an attribute of the same class
+            for function in other._functions.values():  # noqa: SLF001 - an attribute of the same class
+                self._register(function)
+
+    def _ancestors(self) -> Iterator[Tasks]:
+        for parent in self._parents:
+            yield parent
+            yield from parent._ancestors()  # noqa: SLF001 - a method of the same class
+
+    @asynccontextmanager
+    async def connect(self, backend: str | Backend | Queue | None = None) -> AsyncIterator[Queue]:
+        """Open the connection through which this registry's tasks are published, and close it at the end.
+
+        ``backend`` is as in `taskqueue_core.connect`. A `Queue` that is passed is used, and not closed.
+
+        >>> async with tasks.connect("server"):
+        ...     await resize.publish("cat.png")
+        """
+        if isinstance(backend, Queue):
+            self._queues.append(backend)
+            try:
+                yield backend
+            finally:
+                self._queues.remove(backend)
+            return
+        async with connect(backend) as queue, self.connect(queue):
+            yield queue
+
+    @contextmanager
+    def connect_sync(self, backend: str | Backend | SyncQueue | None = None) -> Iterator[SyncQueue]:
+        """Open the connection for code without an event loop, and close it at the end. Thread-safe.
+
+        >>> with tasks.connect_sync("server"):
+        ...     resize.publish_sync("cat.png")
+        """
+        if isinstance(backend, SyncQueue):
+            self._sync_queues.append(backend)
+            try:
+                yield backend
+            finally:
+                self._sync_queues.remove(backend)
+            return
+        with connect_sync(backend) as queue, self.connect_sync(queue):
+            yield queue
+
+    def queue(self, given: Queue | SyncQueue | None = None) -> Queue:
+        """Return the open connection, or ``given``. Raises `NotConnected`."""
+        if given is None:
+            if self._queues:
+                return self._queues[-1]
+            for registry in self._ancestors():
+                if registry._queues:  # noqa: SLF001 - an attribute of the same class
+                    return registry._queues[-1]  # noqa: SLF001
+        elif isinstance(given, Queue):
+            return given
+        raise NotConnected(_NOT_CONNECTED)
+
+    def sync_queue(self, given: Queue | SyncQueue | None = None) -> SyncQueue:
+        """Return the open blocking connection, or ``given``. Raises `NotConnected`."""
+        if given is None:
+            for registry in (self, *self._ancestors()):
+                if queues := registry._sync_queues:  # noqa: SLF001 - an attribute of the same class
+                    return queues[-1]
+        elif isinstance(given, SyncQueue):
+            return given
+        raise NotConnected(_NOT_CONNECTED)
+
+    async def publish_many(
+        self, calls: Iterable[Call[Any]], *, wait: float = 0
+    ) -> list[Handle[Any]]:
+        """Publish calls in batches, and return their handles in order.
+
+        A refused call has a handle, too: its ``confirmation`` says why. ``wait`` is the number of seconds to wait, in
+        total, while queues are full. Raises `NotConnected`, `InvalidInput` and `BackendUnavailable`.
+
+        >>> handles = await tasks.publish_many(resize.call(name) for name in names)
+        """
+        queue = self.queue()
+        known = list(calls)
+        confirmations = await queue.publish_many(
+            [await call.task(queue) for call in known], wait=wait
+        )
+        return [
+            Handle(
+                call.function.queue,
+                confirmation.task_id,
+                queue,
+                call.function.read_result,
+                confirmation,
+            )
+            for call, confirmation in zip(known, confirmations, strict=True)
+        ]
+
+    def publish_many_sync(
+        self, calls: Iterable[Call[Any]], *, wait: float = 0
+    ) -> list[SyncHandle[Any]]:
+        """Publish calls as `publish_many` does, from code without an event loop.
+
+        >>> handles = tasks.publish_many_sync(resize.call(name) for name in names)
+        """
+        queue = self.sync_queue()
+
+        async def publish() -> list[Handle[Any]]:
+            async with self.connect(queue.queue):
+                return await self.publish_many(calls, wait=wait)
+
+        return [SyncHandle(queue, handle) for handle in queue.run(publish())]
+
+
+def _check_name(name: str, what: str) -> None:
+    try:
+        check_name(what, name)
+    except InvalidInput as error:
+        raise ConfigurationError(str(error)) from error

@@ -1,0 +1,222 @@
+"""Declared tasks: functions that an application calls, or publishes with the same arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, Generic, ParamSpec, Protocol, Self, cast
+
+import msgspec
+from pydantic import TypeAdapter
+from typing_extensions import TypeVar, Unpack
+
+from taskqueue_core.application.arguments import Arguments, BatchArguments
+from taskqueue_core.application.handles import Handle, SyncHandle
+from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.queue import PublishOptions, Queue, stored
+from taskqueue_core.sync import SyncQueue
+from taskqueue_core.tasks import Task
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+C_co = TypeVar("C_co", covariant=True, default=Any)
+
+TASK_HEADER = "taskqueue-task"
+"""header with the name of the task, in a queue that several tasks share"""
+
+
+class CallOptions(PublishOptions, total=False):
+    """The options of `TaskFunction.using`: those of `taskqueue_core.Queue.publish`, and the connection to use."""
+
+    on: Queue | SyncQueue
+
+
+_OPTIONS = frozenset(CallOptions.__annotations__) | frozenset(PublishOptions.__annotations__)
+
+
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker executes a declared task."""
+
+    timeout: float | None = None
+    """seconds after which an attempt fails"""
+    batch: int = 0
+    """maximum number of tasks in one call of the function; 0: one call for each task"""
+
+    @classmethod
+    def of(cls, timeout: float | None, batch: int | None) -> Self:
+        """Check options, and return them. Raises `ConfigurationError`."""
+        if timeout is not None and not (isfinite(timeout) and timeout > 0):
+            raise ConfigurationError("timeout must be a positive number of seconds")
+        if batch is not None and not 1 <= batch <= LIMITS.batch:
+            raise ConfigurationError(f"batch must be a whole number from 1 to {LIMITS.batch}")
+        return cls(timeout=timeout, batch=batch or 0)
+
+
+class Connections(Protocol):
+    """The open connections of a registry."""
+
+    def queue(self, given: Queue | SyncQueue | None) -> Queue:
+        """Return the connection for an async call. Raises `NotConnected`."""
+
+    def sync_queue(self, given: Queue | SyncQueue | None) -> SyncQueue:
+        """Return the connection for a blocking call. Raises `NotConnected`."""
+
+
+class TaskFunction(Generic[P, R_co, C_co]):
+    """A declared task. Calling it calls the function; publishing it lets a worker call the function.
+
+    `taskqueue_core.Tasks.task` creates it. ``P`` are the parameters of the function without its context,
+    ``R_co`` is the type of the result, and ``C_co`` is what a call returns: a coroutine, if the function is async.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        function: Callable[..., Any],
+        name: str,
+        queue: str,
+        options: TaskOptions,
+    ) -> None:
+        """Inspect the function's signature. Raises `ConfigurationError` if arguments cannot be published by name."""
+        self.name = name
+        """name of the task"""
+        self.queue = queue
+        """name of its queue: the name of the task, unless several tasks share a queue"""
+        self.function = function
+        """the function itself"""
+        self.options = options
+        self.is_async = _is_async(name, function)
+        """whether a call returns a coroutine"""
+        self.arguments = BatchArguments(function) if options.batch else Arguments(function)
+        self._connections = connections
+        self.changes: CallOptions = {}
+        """the options of `using`"""
+        self._adapter: TypeAdapter[Any] | None = None
+        functools.update_wrapper(cast("Callable[..., Any]", self), function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C_co:
+        """Call the function in this process, without a queue."""
+        return cast("C_co", self.function(*args, **kwargs))
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+    def using(self, **options: Unpack[CallOptions]) -> TaskFunction[P, R_co, C_co]:
+        """Return a copy that publishes with these options, in addition to those that it has. This one is not changed.
+
+        Raises `InvalidInput` for an option that does not exist.
+
+        >>> resize.using(priority=9, delay=5)
+        """
+        if unknown := options.keys() - _OPTIONS:
+            name = min(unknown)
+            raise InvalidInput("using", f"the unknown option {name!r}", ", ".join(sorted(_OPTIONS)))
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.changes = cast("CallOptions", {**self.changes, **options})
+        return copy
+
+    async def publish(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
+        """Publish the task, and return its handle once it is stored.
+
+        Arguments are checked and encoded by the annotations of the function. The connection is the one of
+        ``using(on=...)``, or else the one that `taskqueue_core.Tasks.connect` opened. Raises `InvalidArguments`,
+        `NotConnected`, and the errors of `taskqueue_core.Queue.publish`.
+
+        >>> handle = await resize.publish("cat.png", width=320)
+        """
+        text = self.arguments.write(self.name, args, kwargs)
+        queue = self._connections.queue(self.changes.get("on"))
+        task = await self.task(queue, text)
+        (confirmation,) = await queue.publish_many([task], wait=self.changes.get("wait", 0))
+        stored(confirmation)
+        return Handle(self.queue, task.id, queue, self.read_result, confirmation)
+
+    def publish_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R_co]:
+        """Publish the task from code without an event loop, as `publish` does; ``connect_sync`` opens the connection.
+
+        >>> handle = resize.publish_sync("cat.png", width=320)
+        """
+        queue = self._connections.sync_queue(self.changes.get("on"))
+        return SyncHandle(queue, queue.run(self.using(on=queue.queue).publish(*args, **kwargs)))
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
+        """Check and encode arguments, without publishing. Raises `InvalidArguments`.
+
+        >>> await tasks.publish_many(resize.call(name) for name in names)
+        """
+        return Call(self, self.arguments.write(self.name, args, kwargs))
+
+    def handle(self, task_id: str) -> Handle[R_co]:
+        """Return the handle of a task that was published elsewhere. Raises `NotConnected`.
+
+        >>> await resize.handle("cat-320").result(timeout=30)
+        """
+        return Handle(
+            self.queue, task_id, self._connections.queue(self.changes.get("on")), self.read_result
+        )
+
+    async def task(self, queue: Queue, text: bytes) -> Task:
+        """Return the task to publish. ``text``: the arguments as JSON text. Raises `InvalidInput`."""
+        options: dict[str, Any] = {**self.changes}
+        options.pop("on", None)
+        if self.queue != self.name:
+            options["headers"] = {**(options.get("headers") or {}), TASK_HEADER: self.name}
+        return await queue.task_of(self.queue, text, cast("PublishOptions", options))
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of the payload, for publishers in other languages.
+
+        >>> resize.schema()["required"]
+        ['image']
+        """
+        return self.arguments.schema()
+
+    def read_result(self, text: bytes) -> R_co:
+        """Decode a result by the return annotation of the function. Raises pydantic's ``ValidationError``."""
+        if self._adapter is None:
+            kind = inspect.signature(self.function, eval_str=True).return_annotation
+            self._adapter = TypeAdapter(Any if kind is inspect.Signature.empty else kind)
+        return cast("R_co", self._adapter.validate_json(text))
+
+
+class Call(Generic[R_co]):
+    """A declared task with its arguments and options, ready to be published."""
+
+    __slots__ = ("function", "payload")
+
+    def __init__(self, function: TaskFunction[..., R_co], payload: bytes) -> None:
+        """Store the call. ``function`` has the options, ``payload`` is JSON text."""
+        self.function = function
+        self.payload = payload
+
+    async def task(self, queue: Queue) -> Task:
+        """Return the task to publish. Raises `InvalidInput`."""
+        return await self.function.task(queue, self.payload)
+
+
+def _is_async(name: str, function: Callable[..., Any]) -> bool:
+    """Return whether calls of a function return a coroutine. Raises `ConfigurationError` for a generator."""
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    call = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004 - not a check that the object is callable
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise ConfigurationError(f"the task {name!r} is a generator: use a function without yield")
+    return inspect.iscoroutinefunction(call)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function. Raises `ConfigurationError` if it has none."""
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = getattr(inner, "__name__", None)
+    if not isinstance(name, str) or name == "<lambda>":
+        raise ConfigurationError(
+            f"a {type(function).__name__} without a name cannot be a task: give a name, as in @tasks.task('name')"
+        )
+    return name

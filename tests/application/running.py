@@ -1,0 +1,22 @@
+"""A worker that runs during a test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from taskqueue_worker import BaseWorker
+
+
+@asynccontextmanager
+async def working(worker: BaseWorker) -> AsyncIterator[None]:
+    """Run a worker in the background, and stop it at the end."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(worker.serve())
+        try:
+            yield
+        finally:
+            while worker._current_run is None:  # noqa: ASYNC110
+                await asyncio.sleep(0)  # the worker has no event for it
+            worker.stop()

@@ -1,0 +1,29 @@
+"""The examples of docs/tasks.md run as written, and its lists match the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from taskqueue_core.application.task_function import CallOptions
+from taskqueue_core.queue import PublishOptions
+from tests.docs.programs import blocks, python
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "tasks.md").read_text()
+
+
+def test_examples(tmp_path: Path) -> None:
+    """U1, U2, U6: the module of tasks can be imported, and both programs publish."""
+    module, *programs = blocks(PAGE, "python")
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "tasks.py").write_text(module)
+    for text in programs:
+        assert python(text, tmp_path)
+
+
+def test_options_are_listed() -> None:
+    """U1: the page lists every option of `using`."""
+    (line,) = (line for line in PAGE.splitlines() if line.startswith("- `using(...)`"))
+    options = CallOptions.__annotations__ | PublishOptions.__annotations__
+    assert all(f"`{name}`" in line for name in options)

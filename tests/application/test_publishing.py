@@ -1,0 +1,254 @@
+"""Publishing declared tasks with typed arguments, and their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel
+from pydantic import Field as ModelField
+
+from taskqueue_core import (
+    InvalidArguments,
+    InvalidResult,
+    Queue,
+    TaskCancelled,
+    TaskDead,
+    Tasks,
+    UnknownTask,
+    as_completed,
+    gather,
+)
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.errors import InvalidInput, QueueFull, TooLarge
+from taskqueue_core.tasks import State
+from taskqueue_memory import MemoryBackend
+from taskqueue_worker import Context, LocalWorker, Reject
+from tests.application.running import working
+
+
+class Colour(StrEnum):
+    """An enumeration as an argument."""
+
+    RED = "red"
+
+
+class Order(BaseModel):
+    """A model as an argument, whose field has another name in JSON."""
+
+    number: int = ModelField(alias="no")
+
+
+@dataclass
+class Place:
+    """A dataclass as an argument."""
+
+    name: str
+
+
+tasks = Tasks()
+SEEN: list[Any] = []
+
+
+@tasks.task
+async def record(
+    context: Context,
+    at: datetime,
+    price: Decimal,
+    ident: UUID,
+    colour: Colour,
+    order: Order,
+    *,
+    places: list[Place],
+    data: bytes = b"",
+) -> dict[str, Any]:
+    """Keep the arguments."""
+    SEEN.append((context.attempt, at, price, ident, colour, order, places, data))
+    return {"places": len(places)}
+
+
+@tasks.task
+def half(number: int, *, wait: float = 0) -> float:  # noqa: ARG001 - an optional argument
+    """Return half of a number."""
+    return number / 2
+
+
+@tasks.task
+def fail(reason: str) -> None:
+    """Become a dead letter."""
+    raise Reject(reason, "it cannot work")
+
+
+@tasks.task
+def lie() -> int:
+    """Return something else than the annotation says."""
+    return "x"  # type: ignore[return-value]  # that is the case
+
+
+@tasks.task
+def charge(order: Order) -> int:
+    """Take one model as the only argument."""
+    return order.number
+
+
+async def test_arguments_of_many_types() -> None:
+    """U1, U2: arguments are encoded by their annotations, and the handler gets equal ones; models by their aliases."""
+    backend = MemoryBackend()
+    ident, at = UUID(int=7), datetime(2026, 11, 29, tzinfo=UTC)
+    order = Order(no=3)
+    async with tasks.connect(Queue(backend)) as queue, working(LocalWorker(tasks, backend=backend)):
+        handle = await record.publish(
+            at, Decimal("1.10"), ident, Colour.RED, order, places=[Place("x")], data=b"\xff"
+        )
+        assert await handle.result(5) == {"places": 1}
+        status = await handle.status()
+        assert status is not None
+        assert status.state is State.DONE
+        assert queue.backend is backend
+    assert [(1, at, Decimal("1.10"), ident, Colour.RED, order, [Place("x")], b"\xff")] == SEEN
+
+
+@pytest.mark.parametrize(
+    ("publish", "fault"),
+    [
+        (half.call, "half: number is missing"),
+        (
+            lambda: half.call(1, nubmer=2),  # type: ignore[call-arg]
+            "half: nubmer is not a parameter",
+        ),
+        (
+            lambda: half.call("secret"),  # type: ignore[arg-type]
+            "half: number is invalid: int_parsing",
+        ),
+        (lambda: half.call(1, wait=float("nan")), "half: an argument has no equivalent in JSON"),
+        (
+            lambda: charge.call({"number": 1}),  # type: ignore[arg-type]
+            "charge: order.no is missing",
+        ),
+    ],
+)
+def test_wrong_arguments(publish: Callable[[], Any], fault: str) -> None:
+    """U1: wrong arguments are refused before anything is sent; the error names parameters, never values."""
+    with pytest.raises(InvalidArguments) as caught:
+        publish()
+    assert str(caught.value).startswith(fault)
+    assert isinstance(caught.value, InvalidInput)
+
+
+def test_arguments_that_are_too_large() -> None:
+    """U1: arguments above the limit of a payload are refused with the limit's name."""
+    with pytest.raises(TooLarge, match="limit payload"):
+        fail.call("x" * 300_000)
+
+
+async def test_a_model_as_the_whole_payload() -> None:
+    """U2: the only parameter, if it is a model, may be written without its name; the error names both forms."""
+    backend = MemoryBackend()
+    queue = Queue(backend)
+    async with tasks.connect(queue), working(LocalWorker(tasks, backend=backend)):
+        assert await (await charge.publish(Order(no=1))).result(5) == 1
+        for payload, number in (({"order": {"no": 2}}, 2), ({"no": 3}, 3)):
+            confirmation = await queue.publish("charge", payload)
+            assert await charge.handle(confirmation.task_id).result(5) == number
+        wrong = await queue.publish("charge", {"amount": 1})
+        with pytest.raises(TaskDead, match="invalid_payload"):
+            await charge.handle(wrong.task_id).result(5)
+        (letter,) = await backend.dead_letters.list("charge")
+        assert "neither an object with the argument 'order'" in letter.history[-1].error
+
+
+async def test_options() -> None:
+    """U1: options of a publish; times may be datetimes with a time zone."""
+    backend = MemoryBackend(clock=ManualClock())
+    now = backend.now()
+    async with tasks.connect(Queue(backend)):
+        await half.using(id="a", delay=5, priority=9, tenant="t", headers={"x": "y"}).publish(2)
+        await half.using(
+            id="b", not_before=datetime.fromtimestamp(now, UTC) + timedelta(60)
+        ).publish(2)
+        with pytest.raises(InvalidInput, match="not_before: got a datetime without a time zone"):
+            await half.using(not_before=datetime(2026, 1, 1)).publish(2)  # noqa: DTZ001 - that is the case
+        status = await half.handle("a").status()
+        assert status is not None
+        assert status.state is State.SCHEDULED
+
+
+async def test_many_calls() -> None:
+    """U1: calls are published in batches; the handle of a refused one says why, and its result raises that."""
+    backend = MemoryBackend()
+    settings = await backend.control.settings("half")
+    await backend.control.configure("half", settings.model_copy(update={"capacity": 2}))
+    async with tasks.connect(Queue(backend)):
+        handles = await tasks.publish_many(half.using(tenant="x").call(n) for n in range(3))
+        assert [handle.confirmation.stored for handle in handles if handle.confirmation] == [
+            True,
+            True,
+            False,
+        ]
+        with pytest.raises(QueueFull):
+            await handles[2].result()
+        async with working(LocalWorker(tasks, backend=backend)):
+            assert await gather(*handles[:2], timeout=5) == [0.0, 0.5]
+            ended = [handle.id async for handle in as_completed(handles[:2], timeout=5)]
+            assert sorted(ended) == sorted(handle.id for handle in handles[:2])
+
+
+async def test_errors_of_results() -> None:
+    """U6: a result that will never come is an error that says what happened, and never a wait without end."""
+    backend = MemoryBackend()
+    async with tasks.connect(Queue(backend)):
+        cancelled = await half.publish(1)
+        assert await cancelled.cancel()
+        assert not await cancelled.cancel()
+        with pytest.raises(TaskCancelled, match=rf"task {cancelled.id} of half is cancelled"):
+            await cancelled.result()
+        with pytest.raises(UnknownTask, match="never published"):
+            await half.handle("unknown").result()
+        waiting = await half.publish(1)
+        with pytest.raises(TimeoutError):
+            await waiting.result(0.02)
+        async with working(LocalWorker(tasks, backend=backend)):
+            dead = await fail.publish("broken")
+            with pytest.raises(TaskDead) as caught:
+                await dead.result(5)
+            assert (caught.value.reason, caught.value.attempts) == ("broken", 1)
+            with pytest.raises(TimeoutError):
+                await dead.result(0.05, wait_for_redrive=True)
+            with pytest.raises(InvalidResult, match="int_parsing"):
+                await (await lie.publish()).result(5)
+
+
+def test_blocking_calls() -> None:
+    """U1, U6: every call has a blocking counterpart, for code without an event loop."""
+    with tasks.connect_sync("taskqueue_memory") as queue:
+        handle = half.using(id="x").publish_sync(3)
+        (other,) = tasks.publish_many_sync([half.call(4)])
+        assert (handle.id, handle.confirmation is not None, other.key) == ("x", True, "half")
+        status = other.status()
+        assert status is not None
+        assert status.state is State.WAITING
+        worker = LocalWorker(tasks, backend=queue.queue.backend)
+
+        async def run() -> None:
+            async with working(worker):
+                await half.using(on=queue.queue).handle("x").result(5)
+                await half.using(on=queue.queue).handle(other.id).result(5)
+
+        queue.run(run())
+        assert (handle.result(5), other.result(5)) == (1.5, 2.0)
+        third = half.publish_sync(5)
+        assert third.cancel()
+
+
+def test_schemas() -> None:
+    """U2: the JSON Schema of the arguments, for publishers in other languages."""
+    schema = half.schema()
+    assert schema["required"] == ["number"]
+    assert schema["properties"]["number"] == {"title": "Number", "type": "integer"}
+    assert schema["additionalProperties"] is False
