@@ -224,6 +224,27 @@ async def test_errors_of_results() -> None:
                 await (await lie.publish()).result(5)
 
 
+class Opaque:
+    """A class of which pydantic knows nothing."""
+
+
+async def test_a_connection_and_an_annotation_of_a_wrong_kind() -> None:
+    """U1, U6: a connection of the other kind is refused by name, and so is a result whose type cannot be checked."""
+
+    def opaque() -> Opaque:
+        return Opaque()
+
+    declared = Tasks().task(opaque)
+    with pytest.raises(InvalidInput, match="on: got str of length 6; allowed: a Queue"):
+        await half.using(on="server").publish(1)  # type: ignore[arg-type]  # that is the case
+    with pytest.raises(InvalidInput, match="allowed: a SyncQueue"):
+        half.using(on=Queue(MemoryBackend())).publish_sync(1)
+    with pytest.raises(
+        InvalidResult, match="the return annotation of the task 'opaque' cannot be checked"
+    ):
+        declared.read_result(b"1")
+
+
 def test_blocking_calls() -> None:
     """U1, U6: every call has a blocking counterpart, for code without an event loop."""
     with tasks.connect_sync("taskqueue_memory") as queue:

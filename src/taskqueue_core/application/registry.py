@@ -12,7 +12,7 @@ from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.task_function import Call, TaskFunction, TaskOptions, name_of
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import ConfigurationError, InvalidInput, NotConnected
-from taskqueue_core.limits import check_name
+from taskqueue_core.limits import check_name, kind_of
 from taskqueue_core.queue import Queue, connect
 from taskqueue_core.sync import SyncQueue, connect_sync
 
@@ -226,6 +226,8 @@ class Tasks:
                     return registry._queues[-1]  # noqa: SLF001
         elif isinstance(given, Queue):
             return given
+        else:
+            raise InvalidInput("on", kind_of(given), "a Queue; in blocking calls, a SyncQueue")
         raise NotConnected(_NOT_CONNECTED)
 
     def sync_queue(self, given: Queue | SyncQueue | None = None) -> SyncQueue:
@@ -236,6 +238,8 @@ class Tasks:
                     return queues[-1]
         elif isinstance(given, SyncQueue):
             return given
+        else:
+            raise InvalidInput("on", kind_of(given), "a SyncQueue; in async calls, a Queue")
         raise NotConnected(_NOT_CONNECTED)
 
     async def publish_many(
@@ -244,7 +248,8 @@ class Tasks:
         """Publish calls in batches, and return their handles in order.
 
         A refused call has a handle, too: its ``confirmation`` says why. ``wait`` is the number of seconds to wait, in
-        total, while queues are full. Raises `NotConnected`, `InvalidInput` and `BackendUnavailable`.
+        total, while queues are full; the option ``wait`` of a call has no effect here. Raises
+        `NotConnected`, `InvalidInput` and `BackendUnavailable`.
 
         >>> handles = await tasks.publish_many(resize.call(name) for name in names)
         """

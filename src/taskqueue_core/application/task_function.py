@@ -9,12 +9,12 @@ from math import isfinite
 from typing import Any, Generic, ParamSpec, Protocol, Self, cast
 
 import msgspec
-from pydantic import TypeAdapter
+from pydantic import PydanticUserError, TypeAdapter
 from typing_extensions import TypeVar, Unpack
 
 from taskqueue_core.application.arguments import Arguments, BatchArguments
 from taskqueue_core.application.handles import Handle, SyncHandle
-from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_core.errors import ConfigurationError, InvalidInput, InvalidResult
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import PublishOptions, Queue, stored
 from taskqueue_core.sync import SyncQueue
@@ -176,10 +176,18 @@ class TaskFunction(Generic[P, R_co, C_co]):
         return self.arguments.schema()
 
     def read_result(self, text: bytes) -> R_co:
-        """Decode a result by the return annotation of the function. Raises pydantic's ``ValidationError``."""
+        """Decode a result by the return annotation of the function.
+
+        Raises pydantic's ``ValidationError``, and `InvalidResult` if pydantic cannot check the annotation.
+        """
         if self._adapter is None:
             kind = inspect.signature(self.function, eval_str=True).return_annotation
-            self._adapter = TypeAdapter(Any if kind is inspect.Signature.empty else kind)
+            try:
+                self._adapter = TypeAdapter(Any if kind is inspect.Signature.empty else kind)
+            except PydanticUserError as error:
+                raise InvalidResult(
+                    f"the return annotation of the task {self.name!r} cannot be checked: {error}"
+                ) from error
         return cast("R_co", self._adapter.validate_json(text))
 
 
