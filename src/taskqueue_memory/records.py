@@ -61,8 +61,6 @@ class TaskRecord(TenantItem, kw_only=True, eq=False):
     digest: bytes | None = None
     """digest of a long payload; the payload itself is dropped when the task has ended"""
     owner: Consumer | None = None
-    patience: float = 0.0
-    """seconds without a progress report after which the delivery is taken back"""
     watch: int = 0
     """id of the current progress timeout; 0 if there is none"""
 

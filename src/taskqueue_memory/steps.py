@@ -211,9 +211,11 @@ class Steps:
         self.timers.schedule(record, at)
 
     def _watch(self, record: TaskRecord) -> None:
-        """Restart the timeout after which a delivery without progress is taken back."""
-        record.watch = next(self._seq)
-        self.timers.watch(record, self.clock.now() + record.patience)
+        """Restart the timeout after which a delivery without progress is taken back, or end it if there is no limit."""
+        patience = record.queue.settings.max_processing_time
+        record.watch = 0 if patience is None else next(self._seq)
+        if patience is not None:
+            self.timers.watch(record, self.clock.now() + patience)
 
     def _end_receipt(self, record: TaskRecord, verb: str | None, *, revoke: bool = False) -> None:
         receipt, owner = record.receipt, record.owner

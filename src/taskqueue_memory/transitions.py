@@ -122,9 +122,7 @@ class MemoryStore(Steps):
             record.owner = subscription
             self.receipts[receipt] = record
             subscription.owned[receipt] = record
-            if queue.settings.max_processing_time is not None:
-                record.patience = queue.settings.max_processing_time
-                self._watch(record)
+            self._watch(record)
             queue.handed_out(record, now)
             self._enter(record, State.IN_FLIGHT, "delivered")
             return delivery
@@ -181,8 +179,7 @@ class MemoryStore(Steps):
         if record is None:
             return False
         record.progress, record.updated_at = value, self.clock.now()
-        if record.watch:
-            self._watch(record)
+        self._watch(record)
         return True
 
     def redrive(self, record: TaskRecord) -> None:

@@ -203,6 +203,7 @@ class Model(Shelf):
             )
         if answer and entry is not None:
             entry.alive = span
+            entry.patience = self.limits[entry.task.key].settings.max_processing_time
 
     def settled(
         self, verb: str, delivery: Delivery, answer: Settled, span: Span, *, foreign: bool = False

@@ -80,6 +80,23 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(await bench.take(subscription, 9)) == ["after"]
         assert await subscription.ack(before) == (Settled.OK,)
 
+    async def test_change_acts_from_the_next_progress(self, bench: Bench) -> None:
+        """After a progress report, the ``max_processing_time`` that is set then applies (law 9; C18)."""
+        unit = bench.short
+        subscription, first = await bench.running("first", "second")
+        for old, new, ends in ((None, 2, 2), (2, 4, 4), (4, 1, 1), (2, None, None)):
+            await bench.limit(max_processing_time=old and old * unit)
+            if (old, new) != (None, 2):
+                first = await bench.one(subscription)
+            await bench.limit(max_processing_time=new and new * unit)
+            assert await bench.control.progress(first, "noted")
+            await bench.advance(((ends or 5) - 1) * unit)
+            assert await _recovered(bench) == 0, f"ended too early: {old} to {new}"
+            await bench.advance(unit)
+            assert await _recovered(bench) == (ends is not None), f"{old} to {new}"
+            if ends is None:
+                assert await subscription.ack(first) == (Settled.OK,)
+
     async def test_hung_too_often(self, bench: Bench) -> None:
         """A task that is overdue more than ``max_losses`` times becomes a dead letter (law 3; C18)."""
         await bench.limit(max_processing_time=bench.short, max_losses=1)

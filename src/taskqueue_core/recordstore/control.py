@@ -149,7 +149,9 @@ class RecordControl:
                 return False
             record.progress = encodable(checked) if isinstance(checked, str) else checked
             record.updated_at = now
-            self._transitions.store.save(record)
+            store = self._transitions.store
+            record.patience = store.settings(record.task.key).max_processing_time
+            store.save(record)
         return True
 
     async def cancel(self, key: str, task_id: str) -> bool:

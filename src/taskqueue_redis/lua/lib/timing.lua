@@ -11,7 +11,12 @@ end
 
 local function note_progress(q, r)
   local period, member = flow_of(q).processing, kind_of(r) .. r.priority .. text(r.fence)
-  if period > 0 then call('ZADD', q.name .. '/m', 'XX', text(now + period), member) end
+  if period > 0 then
+    call('ZADD', q.name .. '/m', text(now + period), member)
+  else
+    call('ZREM', q.name .. '/m', member)
+  end
+  index(q, '/m', ':processing')
 end
 
 -- Takes back deliveries that have reported no progress for too long. The work is limited by a budget. Returns how many.
