@@ -1,4 +1,4 @@
-"""``taskqueue stats``: show the ledgers of queues."""
+"""``taskqueue stats``: show the ledgers of queues; ``taskqueue workers``: show the connected workers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.text import Text
 
 from taskqueue_cli.backends import ServerUrl, with_backend
 from taskqueue_cli.limits import describe_limits
@@ -14,7 +15,7 @@ from taskqueue_cli.output import FAILED, AsJson, argument, console, make_table, 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.errors import UnknownKey
-from taskqueue_core.tasks import Ledger, QueueStats
+from taskqueue_core.tasks import Ledger, QueueStats, WorkerInfo
 
 _MAX_SHOWN = 10
 """maximum number of queues that an error names"""
@@ -44,6 +45,27 @@ def show(
         console.print("No queues yet. Publish something: taskqueue publish KEY PAYLOAD")
     if not all(stats.ledger.balanced for stats, _ in queues):
         raise typer.Exit(FAILED)
+
+
+def workers(*, server: ServerUrl = None, as_json: AsJson = False) -> None:
+    """Show the connected workers, with their queues and their number of running tasks."""
+
+    async def read(backend: Backend) -> tuple[tuple[WorkerInfo, ...], float]:
+        return await control_of(backend).workers(), backend.now()
+
+    connected, now = with_backend(server, read)
+    if as_json:
+        print_json(connected)
+        return
+    if not connected:
+        console.print("No workers are connected. Start one: taskqueue worker MODULE:ATTR")
+        return
+    table = make_table("worker", numbers=("in flight", "connections", "since"), texts=("queues",))
+    for worker in connected:
+        since = f"{max(0.0, now - worker.since):,.0f} s"
+        numbers = (count(worker.in_flight), count(worker.connections), since)
+        table.add_row(Text(worker.worker_id), *numbers, Text(", ".join(worker.keys)))
+    console.print(table)
 
 
 def check_known(keys: Iterable[str], known: Sequence[str]) -> None:

@@ -1,21 +1,28 @@
-"""``taskqueue status`` and ``taskqueue result``: show one task."""
+"""``taskqueue status``, ``result`` and ``cancel``: one task; ``taskqueue purge``: all undelivered tasks of a queue."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from datetime import datetime
 from typing import Annotated
 
+import typer
 from msgspec import Raw
+from rich.markup import escape
 
 from taskqueue_cli.backends import ServerUrl, with_backend
-from taskqueue_cli.output import AsJson, argument, print_fields, print_json
+from taskqueue_cli.commands.stats import check_known
+from taskqueue_cli.output import AsJson, argument, console, option, print_fields, print_json
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
-from taskqueue_core.errors import TaskQueueError
-from taskqueue_core.tasks import TaskStatus
+from taskqueue_core.errors import InvalidInput, TaskQueueError
+from taskqueue_core.retry import RetryPolicy
+from taskqueue_core.tasks import State, TaskStatus
 
 Key = Annotated[str, argument("Key of the task, which is the name of its queue.", metavar="KEY")]
 Id = Annotated[str, argument("Id of the task.", metavar="ID")]
+_POLLS = RetryPolicy(base=0.05, cap=1, jitter=0)
 
 
 class NoTask(TaskQueueError):
@@ -30,13 +37,17 @@ class NoResult(TaskQueueError):
     code = "no_result"
 
 
+class NotCancelled(TaskQueueError):
+    """The task cannot be cancelled, because it has already ended."""
+
+    code = "not_cancelled"
+
+
 def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
     """Show the status of one task."""
     task_status, _ = with_backend(server, lambda backend: _read(backend, key, task_id))
     if task_status is None:
-        raise NoTask(
-            f"task {task_id!r} not found in queue {key!r}: its id is unknown, or its record has expired"
-        )
+        raise _not_found(key, task_id)
     if as_json:
         print_json(task_status)
         return
@@ -51,20 +62,98 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
     print_fields(fields)
 
 
-def result(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
-    """Print the result of one task, as JSON."""
-    task_status, text = with_backend(server, lambda backend: _read(backend, key, task_id))
+def result(
+    key: Key,
+    task_id: Id,
+    *,
+    wait: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Maximum time to wait for the task to end."),
+    ] = 0,
+    server: ServerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the result of one task, as JSON. A task that is still running is an error, unless it ends within --wait."""
+    task_status, text = with_backend(server, lambda backend: _read(backend, key, task_id, wait))
     if text is None:
         why = f"state: {task_status.state.value}" if task_status else "the task was not found"
+        if task_status and task_status.state.live:
+            why += f", still after {wait:g} s" if wait else "; wait for its end with --wait SECONDS"
+        if task_status and task_status.error:
+            why += f", error: {task_status.error}"
         raise NoResult(f"task {task_id!r} in queue {key!r} has no stored result ({why})")
     print_json({"key": key, "task_id": task_id, "result": Raw(text)} if as_json else Raw(text))
 
 
-async def _read(backend: Backend, key: str, task_id: str) -> tuple[TaskStatus | None, bytes | None]:
+def cancel(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
+    """Cancel one task. If it is running, its worker is informed, and its outcome is ignored."""
+
+    async def act(backend: Backend) -> tuple[bool, TaskStatus | None]:
+        cancelled = await control_of(backend).cancel(key, task_id)
+        return cancelled, (await _read(backend, key, task_id))[0]
+
+    cancelled, task_status = with_backend(server, act)
+    if task_status is None and not cancelled:
+        raise _not_found(key, task_id)
+    state = State.CANCELLED if task_status is None else task_status.state
+    if not cancelled and state is not State.CANCELLED:
+        raise NotCancelled(
+            f"task {task_id!r} in queue {key!r} has already ended (state: {state.value})"
+        )
+    if as_json:
+        print_json({"key": key, "task_id": task_id, "cancelled": cancelled})
+    else:
+        mark = "[green]✔[/] cancelled" if cancelled else "was cancelled before"
+        console.print(f"{mark}: task [bold]{escape(task_id)}[/] in queue [bold]{escape(key)}")
+
+
+def purge(
+    key: Key,
+    *,
+    confirm: Annotated[
+        str, option("The name of the queue again, as a confirmation.", metavar="KEY")
+    ],
+    server: ServerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel all waiting and scheduled tasks of a queue, permanently. Running tasks and dead letters are kept."""
+    if confirm != key:
+        raise InvalidInput("--confirm", "another name", "the name of the queue, which is KEY")
+
+    async def act(backend: Backend) -> int:
+        control = control_of(backend)
+        check_known([key], await control.queues())
+        return await control.purge(key)
+
+    number = with_backend(server, act)
+    if as_json:
+        print_json({"key": key, "count": number})
+    else:
+        tasks = "task" if number == 1 else "tasks"
+        console.print(f"[green]✔[/] {number:,} {tasks} cancelled in queue [bold]{escape(key)}")
+
+
+async def _read(
+    backend: Backend, key: str, task_id: str, wait: float = 0
+) -> tuple[TaskStatus | None, bytes | None]:
+    """Return the status and the result of a task, after waiting up to ``wait`` seconds for its end."""
     control = control_of(backend)
+    until, polls = time.monotonic() + wait, 0
+    while True:
+        (task_status,) = await control.statuses(key, task_id)
+        left = until - time.monotonic()
+        if task_status is None or not task_status.state.live or left <= 0:
+            break
+        polls += 1
+        await asyncio.sleep(min(_POLLS.delay(polls), left))
     (text,) = await control.results(key, task_id)
-    (task_status,) = await control.statuses(key, task_id)
     return task_status, text
+
+
+def _not_found(key: str, task_id: str) -> NoTask:
+    return NoTask(
+        f"task {task_id!r} not found in queue {key!r}: its id is unknown, or its record has expired"
+    )
 
 
 def format_time(at: float) -> str:

@@ -1,0 +1,88 @@
+"""The commands ``taskqueue cancel``, ``purge``, ``workers`` and ``result --wait``."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from taskqueue_core.tasks import Task
+from tests.cli.conftest import Cli
+from tests.cli.shared import Shared
+
+
+@pytest.fixture
+def filled(store: Shared) -> Shared:
+    """A queue with two waiting tasks and one scheduled task."""
+    tasks = (Task(key="k", id="a"), Task(key="k", id="b"), Task(key="k", id="c", not_before=2e9))
+    asyncio.run(store.publisher.publish(*tasks))
+    return store
+
+
+def test_a_task_is_cancelled(cli: Cli, filled: Shared) -> None:
+    """U8: cancel ends a live task, may be repeated, and refuses a task that has ended otherwise or is unknown."""
+    assert cli("cancel", "k", "a", "--json").told == {"key": "k", "task_id": "a", "cancelled": True}
+    again = cli("cancel", "k", "a")
+    assert (again.code, "cancelled before" in again.out) == (0, True)
+
+    async def finish() -> None:
+        async with filled.subscribe(["k"], "c") as subscription:
+            (delivery,) = (await subscription.receive(1, 0)).deliveries
+            await subscription.ack(delivery)
+
+    asyncio.run(finish())
+    done = cli("cancel", "k", "b", "--json")
+    assert (done.code, done.told["error"]["code"]) == (1, "not_cancelled")
+    assert "done" in done.err
+    assert cli("cancel", "k", "missing", "--json").told["error"]["code"] == "not_found"
+
+
+def test_a_purge_needs_the_name_again(cli: Cli, filled: Shared) -> None:
+    """U8: purge cancels waiting and scheduled tasks only if the name is repeated; a mistyped name is an error."""
+    assert cli("purge", "k").code == 2
+    assert cli("purge", "k", "--confirm", "other").code == 2
+    assert asyncio.run(filled.control.ledger("k")).waiting == 2
+    assert cli("purge", "k", "--confirm", "k", "--json").told == {"key": "k", "count": 3}
+    assert asyncio.run(filled.control.ledger("k")).cancelled == 3
+    unknown = cli("purge", "kk", "--confirm", "kk")
+    assert (unknown.code, "an existing queue (k)" in unknown.err) == (2, True)
+
+
+def test_workers_are_listed(cli: Cli, filled: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U20: workers lists each connected worker with its queues and running tasks; without one it says what to do."""
+    assert "taskqueue worker" in cli("workers").out
+    assert cli("workers", "--json").told == []
+    workers = filled.control.workers
+
+    async def connected() -> Any:
+        async with filled.subscribe(["k"], "worker-1") as subscription:
+            await subscription.receive(1, 0)
+            return await workers()
+
+    monkeypatch.setattr(filled.control, "workers", connected)
+    (worker,) = cli("workers", "--json").told
+    assert (worker["worker_id"], worker["keys"], worker["in_flight"]) == ("worker-1", ["k"], 1)
+    assert "worker-1" in cli("workers").out
+
+
+def test_a_result_is_awaited(cli: Cli, filled: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U6: result --wait returns once the task ends, stops after the time, and does not wait for an unknown id."""
+    polls = 0
+    statuses = filled.control.statuses
+
+    async def counted(key: str, *ids: str) -> Any:
+        nonlocal polls
+        polls += 1
+        if polls == 2:  # the task ends while the command waits
+            async with filled.subscribe(["k"], "c") as subscription:
+                (delivery,) = (await subscription.receive(1, 0)).deliveries
+                await subscription.ack(delivery, results=(b"7",))
+        return await statuses(key, *ids)
+
+    monkeypatch.setattr(filled.control, "statuses", counted)
+    assert cli("result", "k", "a", "--wait", "60").out == "7\n"
+    assert polls == 2
+    unknown = cli("result", "k", "missing", "--wait", "60")
+    assert (unknown.code, polls) == (1, 3)
+    late = cli("result", "k", "b", "--wait", "0.01")
+    assert (late.code, "waiting, still after 0.01 s" in late.err) == (1, True)
+    assert "--wait SECONDS" in cli("result", "k", "b").err
