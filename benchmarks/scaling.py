@@ -34,15 +34,15 @@ KEYS: dict[str, Shape] = {
 }
 UNLIMITED = "no limits"
 LIMITS: dict[str, dict[str, Any]] = {
-    UNLIMITED: {"max_inflight": 0, "rate_limit": None, "capacity": None},
+    UNLIMITED: {"max_inflight": None, "rate_limit": None, "capacity": None},
     "max_inflight": {"max_inflight": CYCLE},
-    "rate_limit": {"max_inflight": 0, "rate_limit": {"max_tokens": 1_000_000}},
+    "rate_limit": {"max_inflight": None, "rate_limit": {"max_tokens": 1_000_000}},
     "max_inflight, rate_limit, capacity": {"max_inflight": CYCLE, "capacity": CYCLE},
 }
 """settings that each step adds to those of the step before; no limit is reached"""
 MIXED = "100 tenants, 3 priorities, no limits"
 ORDERS: dict[str, dict[str, Any]] = {
-    MIXED: {"max_inflight": 0, "rate_limit": None, "capacity": None, "order": "fifo"},
+    MIXED: {"max_inflight": None, "rate_limit": None, "capacity": None, "order": "fifo"},
     "100 tenants, 3 priorities, max_inflight, rate_limit, fair": {
         "max_inflight": CYCLE,
         "rate_limit": {"max_tokens": 1_000_000},

@@ -23,7 +23,7 @@ from taskqueue_cli.output import option
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings, load_settings
-from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.hooks import Hooks, load_plugins
 from taskqueue_core.instrumented import InstrumentedBackend
 
@@ -31,6 +31,11 @@ T = TypeVar("T")
 EMBEDDED_GROUP = "taskqueue.embedded"
 JOURNALS_GROUP = "taskqueue.journals"
 EMBEDDED_OPTION = "--embedded-redis"
+_BACKEND = "TASKQUEUE_BACKEND"
+PROBE_AFTER = 0.5
+"""seconds after which a command that still waits checks whether its store is available"""
+PROBE_SECONDS = 0.8
+"""seconds that this check may take"""
 
 
 class EmbeddedStore(Protocol):
@@ -171,23 +176,53 @@ def with_backend(server: str | None, act: Callable[[Backend], Awaitable[T]]) -> 
     """
 
     async def run() -> T:
-        backend = await _choose(load_settings(Settings), server)
+        settings = load_settings(Settings)
+        backend, setting = await _choose(settings, server)
         try:
-            return await act(backend)
+            return await _within_outage_limit(backend, act(backend))
+        except BackendUnavailable as error:
+            named = "" if setting in str(error) else f"; the address is from {setting}"
+            raise BackendUnavailable(f"{error}{named}") from error
         finally:
             await backend.aclose()
 
     return asyncio.run(run())
 
 
-async def _choose(settings: Settings, server: str | None) -> Backend:
+async def _within_outage_limit(backend: Backend, call: Awaitable[T]) -> T:
+    """Wait for ``call``. If it takes long and the store is unavailable, raise `BackendUnavailable` within 2 s.
+
+    The backend itself retries for longer, because a worker should survive an outage. A person should not wait for it.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        done, _ = await asyncio.wait([task], timeout=PROBE_AFTER)
+        while not done:
+            try:
+                async with asyncio.timeout(PROBE_SECONDS):
+                    health = await backend.health()
+            except TimeoutError:
+                health = None
+            done, _ = await asyncio.wait([task], timeout=0 if health is None else PROBE_AFTER)
+            if not done and (health is None or not health.ok):
+                raise BackendUnavailable("the store or the server does not respond")
+        return await task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _choose(settings: Settings, server: str | None) -> tuple[Backend, str]:
+    """Return the backend of a command, and the name of the setting or option that contains its address."""
     if server is None:
         backend = open_backend(settings=settings)
         if backend.capabilities.shared:
-            return backend
+            name = settings.backend.partition(":")[0].removeprefix("taskqueue_")
+            return backend, f"TASKQUEUE_{name.upper()}_URL" if name.isidentifier() else _BACKEND
         await backend.aclose()
     from taskqueue_remote import create_backend  # noqa: PLC0415 - the HTTP client is slow to import
 
     hooks = Hooks()
     load_plugins(hooks, allow=settings.plugins_allow, deny=settings.plugins_deny)
-    return InstrumentedBackend(create_backend(server), hooks)
+    setting = "TASKQUEUE_SERVER_URL" if server is None else "--server"
+    return InstrumentedBackend(create_backend(server), hooks), setting

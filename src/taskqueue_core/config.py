@@ -11,10 +11,13 @@ be of the same kind; see `of_the_old_side`.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from difflib import get_close_matches
+from importlib.metadata import entry_points
 from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Literal, TypeVar
@@ -32,11 +35,16 @@ from pydantic_settings import (
 from taskqueue_core.errors import ConfigurationError
 
 S = TypeVar("S", bound=BaseSettings)
+_log = logging.getLogger("taskqueue")
 
 SECRETS_DIR = "TASKQUEUE_SECRETS_DIR"
 """variable with the path of a directory of secret files, each named like the environment variable of its setting"""
 _PREFIX = "TASKQUEUE_"
 _OLD_PREFIX = "TASKQUEUE_OLD_"
+SETTINGS_GROUP = "taskqueue.settings"
+"""group of entry points that name the settings classes of installed packages"""
+_SIMILAR = 0.8
+_reported: set[str] = set()
 _old_side: ContextVar[bool] = ContextVar("taskqueue_old_side", default=False)
 
 
@@ -150,6 +158,7 @@ def load_settings(kind: type[S]) -> S:
     prefix = kind.model_config.get("env_prefix", "")
     if _old_side.get():
         prefix = _OLD_PREFIX + prefix.removeprefix(_PREFIX)
+    _warn_of_misspelt_variables()
     folder = os.environ.get(SECRETS_DIR) or None
     if folder is not None and not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises OSError for some texts
         raise ConfigurationError(f"{SECRETS_DIR}: must be the path of a directory")
@@ -170,6 +179,37 @@ def load_settings(kind: type[S]) -> S:
         raise ConfigurationError(
             f"cannot read the settings: {type(error).__name__} in .env, taskqueue.toml or a secret file"
         ) from None
+
+
+def variables_of(kind: type[BaseSettings]) -> set[str]:
+    """Return the names of the environment variables of a class of settings."""
+    prefix = kind.model_config.get("env_prefix", "")
+    return {f"{prefix}{name}".upper() for name in kind.model_fields}
+
+
+def _warn_of_misspelt_variables() -> None:
+    """Log a warning, once per process, for each unknown variable whose name is similar to that of a known one.
+
+    Other unknown variables may belong to a package that does not declare its settings. Values are not logged.
+    """
+    known = variables_of(Settings) | {SECRETS_DIR}
+    names = {name for name in os.environ if name.startswith(_PREFIX)} - known - _reported
+    points = entry_points(group=SETTINGS_GROUP) if names else ()
+    # Import the classes with a prefix that occurs first: the process needs them anyway.
+    for point in sorted(points, key=lambda point: not any(point.name.upper() in n for n in names)):
+        if not names - known:
+            return
+        try:
+            known |= variables_of(point.load())
+        except Exception:  # noqa: BLE001, S112 - a broken package must not stop a process that does not use it
+            continue
+        known |= {_OLD_PREFIX + name.removeprefix(_PREFIX) for name in known}
+    for name in sorted(names - known):
+        if match := get_close_matches(name, sorted(known), n=1, cutoff=_SIMILAR):
+            _reported.add(name)
+            _log.warning(
+                "%s is not a setting and has no effect; did you mean %s?", name[:100], match[0]
+            )
 
 
 @contextmanager

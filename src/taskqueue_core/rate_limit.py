@@ -8,16 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from taskqueue_core.errors import InvalidInput
 
 _MOST = 1000
 _DUST = 1e-6
 """tolerance for rounding errors, in tokens"""
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""annotation for a setting that is a whole number; JSON may write it as ``1`` or ``1.0``, which are the same number"""
 
 
 class IntervalUnit(StrEnum):
@@ -42,9 +50,9 @@ class RateLimit(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_tokens: int = Field(ge=1, le=1_000_000_000)
+    max_tokens: Whole = Field(ge=1, le=1_000_000_000)
     """number of tokens in a full bucket, and number of tokens that are added per interval"""
-    interval: int = Field(default=1, ge=1, le=1_000_000)
+    interval: Whole = Field(default=1, ge=1, le=1_000_000)
     """length of the interval, in units of ``interval_unit``"""
     interval_unit: IntervalUnit = IntervalUnit.SECONDS
 

@@ -18,6 +18,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from taskqueue_core.limits import check_duration
+from taskqueue_core.rate_limit import Whole
 from taskqueue_core.tasks import Delivery
 
 __all__ = [
@@ -55,7 +56,7 @@ class RetryPolicy(BaseModel):
     """maximum delay in seconds, before the jitter is applied"""
     jitter: float = Field(default=0.1, ge=0, le=1, allow_inf_nan=False)
     """maximum random change of the delay, as a share of it: 0.1 means plus or minus 10 %"""
-    max_attempts: int = Field(default=50, ge=1, le=1000)
+    max_attempts: Whole = Field(default=50, ge=1, le=1000)
     """maximum number of attempts, including the first; if all of them fail, the task becomes a dead letter"""
 
     def delay(self, attempt: int, uniform: Callable[[], float] = random.random) -> float:

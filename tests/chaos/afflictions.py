@@ -149,7 +149,7 @@ class Afflictions:
             case "squeeze":
                 await limit(self.world, key, **_SQUEEZED)
                 await asyncio.sleep(fault.length)
-                usual = {"max_inflight": 0, "rate_limit": None, **shape.limits.get(key, {})}
+                usual = {"max_inflight": None, "rate_limit": None, **shape.limits.get(key, {})}
                 await limit(self.world, key, **usual)
             case "swap":
                 await swap(self.world, key)

@@ -2,6 +2,7 @@
 
 import builtins
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from taskqueue_cli import main
+from taskqueue_cli.backends import PROBE_AFTER, PROBE_SECONDS
 from taskqueue_cli.output import exit_code
 from taskqueue_core.errors import (
     BackendUnavailable,
@@ -167,3 +169,32 @@ def test_a_setting_that_excludes_another_is_an_input_error(
     done = cli("queue", "set", "k", "--capacity", "5", "--json")
     assert done.code == 2
     assert "a queue with the setting capacity cannot have shards" in done.told["error"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("words", "backend", "named"),
+    [
+        (["--server", "URL"], "tests.cli.shared", "--server"),
+        ([], "server", "TASKQUEUE_SERVER_URL"),
+        ([], "redis", "TASKQUEUE_REDIS_URL"),
+    ],
+)
+@pytest.mark.parametrize("silent", [False, True])
+def test_an_outage_names_the_setting_soon(
+    words: list[str],
+    backend: str,
+    named: str,
+    silent: bool,  # noqa: FBT001 - a parameter of the test
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """U29: an unavailable store or server is reported within 2 s, with the setting that contains its address."""
+    assert PROBE_AFTER + PROBE_SECONDS < 2
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts, and never responds
+        port = listener.getsockname()[1] if silent else 1
+        url = f"http://127.0.0.1:{port}"
+        monkeypatch.setenv("TASKQUEUE_BACKEND", backend)
+        monkeypatch.setenv("TASKQUEUE_SERVER_URL", url)
+        monkeypatch.setenv("TASKQUEUE_REDIS_URL", f"redis://127.0.0.1:{port}")
+        done = cli("stats", *(url if word == "URL" else word for word in words))
+        assert (done.code, named in done.err) == (4, True), done.err

@@ -8,6 +8,7 @@ import pytest
 import taskqueue_core.queue
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
+from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Task
 from tests.cli.conftest import Cli
 from tests.cli.shared import Shared
@@ -40,7 +41,7 @@ def test_limits_are_set_one_by_one(cli: Cli, store: Shared) -> None:
     shown = cli("queue", "show", KEY).out
     assert "100/1m" in shown
     assert "max attempts 50" in shown
-    cleared = ["--capacity", "none", "--rate", "none", "--max-inflight", "0", "--resumed"]
+    cleared = ["--capacity", "none", "--rate", "none", "--max-inflight", "none", "--resumed"]
     assert "no limits" in cli("queue", "set", KEY, *cleared).out
     assert in_force(store) == QueueSettings(version=3)
 
@@ -85,6 +86,39 @@ def test_bad_limits_are_named(words: list[str], field: str, cli: Cli, store: Sha
     assert in_force(store).version == 0
 
 
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("--capacity", "capacity"),
+        ("--max-inflight", "max_inflight"),
+        ("--rate", "rate_limit"),
+        ("--max-processing-time", "max_processing_time"),
+        ("--tenant-capacity", "tenant_capacity"),
+        ("--tenant-max-inflight", "tenant_max_inflight"),
+        ("--tenant-rate", "tenant_rate_limit"),
+    ],
+)
+def test_no_limit_is_one_word(option: str, name: str, cli: Cli) -> None:
+    """U3: "none" removes each limit, and is null in JSON and None in Python; 0 is refused."""
+    value = "5/1m" if option.endswith("rate") else "5"
+    assert cli("queue", "set", KEY, "--order", "fair", option, value, "--json").told[name]
+    assert cli("queue", "set", KEY, option, "none", "--json").told[name] is None
+    assert getattr(QueueSettings(), name) is None
+    zero = "0/1m" if option.endswith("rate") else "0"
+    assert cli("queue", "set", KEY, option, zero).code == 2
+
+
+def test_the_retry_policy_is_set(cli: Cli, store: Shared) -> None:
+    """U3: options set single fields of a queue's retry policy and keep the others."""
+    words = ["--max-attempts", "8", "--retry-base", "2", "--retry-cap", "600"]
+    assert cli("queue", "set", KEY, *words).code == 0
+    told = cli("queue", "set", KEY, "--retry-jitter", "0.5", "--json").told["retry"]
+    assert told == {"base": 2, "cap": 600, "jitter": 0.5, "max_attempts": 8}
+    assert in_force(store).retry == RetryPolicy(base=2, cap=600, jitter=0.5, max_attempts=8)
+    wrong = cli("queue", "set", KEY, "--max-attempts", "0", "--json")
+    assert (wrong.code, wrong.told["error"]["field"]) == (2, "retry.max_attempts")
+
+
 def test_order_and_tenants(cli: Cli, store: Shared) -> None:
     """B12, OPEN-B4: all settings about order and tenants can be set, shown and reset.
 
@@ -119,7 +153,7 @@ def test_order_and_tenants(cli: Cli, store: Shared) -> None:
     assert "weights t0=2 t1=2 t2=2 and 3 more" in cli(
         "queue", "set", KEY, "--weight", "none", *many
     ).out.replace("\n", " ")
-    cleared = ["--weight", "none", "--tenant-capacity", "none", "--tenant-max-inflight", "0"]
+    cleared = ["--weight", "none", "--tenant-capacity", "none", "--tenant-max-inflight", "none"]
     cleared += ["--tenant-rate", "none", "--floor-share", "0", "--max-processing-time", "none"]
     assert "no limits" in cli("queue", "set", KEY, "--order", "fifo", *cleared).out
     assert in_force(store) == QueueSettings(version=4)

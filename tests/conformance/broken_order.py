@@ -21,7 +21,7 @@ _PLAIN: dict[str, Any] = {
     "order": Order.FIFO,
     "weights": {},
     "tenant_capacity": None,
-    "tenant_max_inflight": 0,
+    "tenant_max_inflight": None,
     "tenant_rate_limit": None,
 }
 

@@ -28,7 +28,7 @@ FIFO: dict[str, Any] = {
     "order": Order.FIFO,
     "weights": {},
     "tenant_capacity": None,
-    "tenant_max_inflight": 0,
+    "tenant_max_inflight": None,
     "tenant_rate_limit": None,
     "floor_share": 0.0,
 }

@@ -7,6 +7,7 @@ import pytest
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from taskqueue_core import config
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_memory import MemorySettings
@@ -159,3 +160,22 @@ def test_backends_have_settings_of_their_own(folder: Path, monkeypatch: pytest.M
     assert load_settings(MemorySettings).journal == Path("a.jsonl")
     monkeypatch.setenv("TASKQUEUE_MEMORY_JOURNAL", "b.jsonl")
     assert load_settings(MemorySettings).journal == Path("b.jsonl")
+
+
+def test_a_misspelt_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """U4: a misspelt variable is one warning per process, which names the nearest setting, of backends too."""
+    monkeypatch.setattr(config, "_reported", set())
+    for name in ("SERVR_URL", "REDIS_PASWORD", "OLD_REDIS_URI", "UNRELATED_PACKAGE_OPTION"):
+        monkeypatch.setenv(f"TASKQUEUE_{name}", "secret")
+    for name in ("REDIS_URL", "OLD_REDIS_PASSWORD", "DISPATCH_LEASE", "SECRETS_DIR"):
+        monkeypatch.setenv(f"TASKQUEUE_{name}", "")
+    load_settings(Settings)
+    load_settings(Settings)
+    assert [record.message.split("did you mean")[1] for record in caplog.records] == [
+        " TASKQUEUE_OLD_REDIS_URL?",
+        " TASKQUEUE_REDIS_PASSWORD?",
+        " TASKQUEUE_SERVER_URL?",
+    ]
+    assert "secret" not in caplog.text

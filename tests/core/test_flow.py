@@ -222,3 +222,12 @@ def test_no_capacity_pauses_the_intake() -> None:
     assert nothing is not None
     assert nothing.code is Refusal.INTAKE_PAUSED
     assert refusal(TASK, QueueSettings.model_validate(intake_for(1)), 0) is None
+
+
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    """U2: 1.0 and 1 are the same JSON number, so both are allowed for a setting that is a whole number; 1.5 is not."""
+    settings = read_settings(b'{"rate_limit": {"max_tokens": 5.0, "interval": 1.0}, "capacity": 9.0}')
+    assert settings == read_settings(b'{"rate_limit": {"max_tokens": 5, "interval": 1}, "capacity": 9}')
+    assert type(settings.capacity) is int
+    with pytest.raises(InvalidInput, match="interval"):
+        read_settings(b'{"rate_limit": {"max_tokens": 5, "interval": 1.5}}')

@@ -76,7 +76,7 @@ async def test_settings(it: Running, client: httpx2.AsyncClient) -> None:
 
 @pytest.mark.parametrize(
     ("field", "text"),
-    [("capacity", "0"), ("capacity", "many"), ("max_inflight", "-1"), ("max_inflight", ""),
+    [("capacity", "0"), ("capacity", "many"), ("max_inflight", "-1"), ("max_inflight", "0"),
      ("retry.max_attempts", "1001"), ("rate_limit.max_tokens", "0"), ("rate_limit.max_tokens", "x"),
      ("floor_share", "0.9"), ("floor_share", "nan"), ("order", "random"), ("max_losses", "1e3"),
      ("rate_limit.interval", "-2"), ("tenant_capacity", "<script>")],

@@ -29,7 +29,7 @@ _ORDERS: tuple[dict[str, object], ...] = (
         "order": Order.FIFO,
         "weights": {},
         "tenant_capacity": None,
-        "tenant_max_inflight": 0,
+        "tenant_max_inflight": None,
         "tenant_rate_limit": None,
     },
     {"order": Order.FAIR, "weights": {"a": 3}},
@@ -156,7 +156,7 @@ class Workload:
         self.orders = chance.random() < 0.6
         limits: dict[str, object] = {
             "capacity": chance.choice((None, None, 10)),
-            "max_inflight": chance.choice((0, 0, 6)),
+            "max_inflight": chance.choice((None, None, 6)),
             "rate_limit": chance.choice((None, None, RateLimit(max_tokens=9, interval=2))),
             "paused": chance.random() < 0.1,
             "intake_paused": chance.random() < 0.1,

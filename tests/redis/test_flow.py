@@ -104,7 +104,7 @@ async def test_unlimited_again(each_redis: RedisServer, redis_prefix: str) -> No
         name = f"{{{redis_prefix}:0}}:q:{KEY}/f"
         await limit(backend, max_inflight=1, capacity=1)
         assert each_redis.call("EXISTS", name) == 1
-        await limit(backend, max_inflight=0, capacity=None)
+        await limit(backend, max_inflight=None, capacity=None)
         assert each_redis.call("EXISTS", name) == 0
         await publish(backend, "a", "b")
         async with backend.subscribe([KEY], "c") as consumer:

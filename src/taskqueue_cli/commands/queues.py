@@ -114,10 +114,8 @@ def change(
         ),
     ] = None,
     max_inflight: Annotated[
-        int | None,
-        option(
-            "Maximum number of tasks in flight across all workers; 0 for no limit.", metavar="N"
-        ),
+        str | None,
+        option("Maximum number of tasks in flight across all workers.", metavar=f"N|{NONE}"),
     ] = None,
     rate: Annotated[
         str | None,
@@ -150,7 +148,7 @@ def change(
         str | None, option("Like --capacity, but for each tenant.", metavar=f"N|{NONE}")
     ] = None,
     tenant_max_inflight: Annotated[
-        int | None, option("Like --max-inflight, but for each tenant.", metavar="N")
+        str | None, option("Like --max-inflight, but for each tenant.", metavar=f"N|{NONE}")
     ] = None,
     tenant_rate: Annotated[
         str | None, option("Like --rate, but for each tenant.", metavar=f"N/TIME|{NONE}")
@@ -170,6 +168,27 @@ def change(
             metavar="N",
         ),
     ] = None,
+    max_attempts: Annotated[
+        int | None,
+        option(
+            "Maximum number of attempts, including the first; then the task becomes a dead letter.",
+            metavar="N",
+        ),
+    ] = None,
+    retry_base: Annotated[
+        float | None,
+        option("Seconds before the first retry; doubles with each retry.", metavar="SECONDS"),
+    ] = None,
+    retry_cap: Annotated[
+        float | None, option("Maximum delay between two attempts.", metavar="SECONDS")
+    ] = None,
+    retry_jitter: Annotated[
+        float | None,
+        option(
+            "Random change of each delay, from 0 to 1: 0.1 means plus or minus 10 %.",
+            metavar="SHARE",
+        ),
+    ] = None,
     journal: Annotated[
         bool | None,
         option(
@@ -187,32 +206,48 @@ def change(
 ) -> None:
     """Change some settings of a queue and keep the others. Changes take effect at once."""
     flags = {
-        "max_inflight": max_inflight,
         "paused": paused,
         "intake_paused": intake_paused,
         "order": order,
-        "tenant_max_inflight": tenant_max_inflight,
         "floor_share": floor_share,
         "shards": shards,
         "journal": journal,
     }
     changes: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
-    for name, number in (("capacity", capacity), ("tenant_capacity", tenant_capacity)):
-        if number is not None:
-            changes[name] = parse_number(name, number)
+    numbers = {
+        "capacity": capacity,
+        "max_inflight": max_inflight,
+        "tenant_capacity": tenant_capacity,
+        "tenant_max_inflight": tenant_max_inflight,
+    }
+    changes |= {
+        name: parse_number(name, text) for name, text in numbers.items() if text is not None
+    }
     for name, limit in (("rate", rate), ("tenant_rate", tenant_rate)):
         if limit is not None:
             changes[f"{name}_limit"] = parse_rate(name, limit)
     if max_processing_time is not None:
         changes["max_processing_time"] = parse_seconds("max_processing_time", max_processing_time)
-    if not (changes or weight):
+    policy = {
+        "max_attempts": max_attempts,
+        "base": retry_base,
+        "cap": retry_cap,
+        "jitter": retry_jitter,
+    }
+    retry = {name: value for name, value in policy.items() if value is not None}
+    if not (changes or weight or retry):
         raise typer.BadParameter(
-            "nothing to set: give an option such as --capacity, --max-inflight or --rate"
+            "nothing to set: give an option such as --capacity, --max-attempts or --rate"
         )
     apply_weights({}, weight or [])  # report an invalid weight before connecting to the backend
 
     def edit(current: QueueSettings) -> dict[str, Any]:
-        return changes | ({"weights": apply_weights(current.weights, weight)} if weight else {})
+        edited = dict(changes)
+        if weight:
+            edited["weights"] = apply_weights(current.weights, weight)
+        if retry:
+            edited["retry"] = current.retry.model_dump() | retry
+        return edited
 
     _edit(key, edit, server, version=version, as_json=as_json)
 

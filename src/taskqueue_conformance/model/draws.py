@@ -34,7 +34,7 @@ tellers = st.sampled_from([None] * len(WORKERS) + list(range(len(WORKERS))))
 _tokens = st.sampled_from([None, None, None, RateLimit(max_tokens=1)])
 bounds: dict[str, st.SearchStrategy[Any]] = {
     "capacity": st.sampled_from([None, None, 2, 4]),
-    "max_inflight": st.sampled_from([0, 0, 0, 1, 2]),
+    "max_inflight": st.sampled_from([None, None, None, 1, 2]),
     "rate_limit": _tokens,
     "max_processing_time": st.sampled_from([None, None, 2, 4]),
 }
@@ -48,7 +48,7 @@ arrangements: st.SearchStrategy[dict[str, Any]] = st.one_of(
             "order": st.just(Order.FIFO),
             "weights": st.just({}),
             "tenant_capacity": st.none(),
-            "tenant_max_inflight": st.just(0),
+            "tenant_max_inflight": st.none(),
             "tenant_rate_limit": st.none(),
             "floor_share": _shares,
         }
@@ -58,7 +58,7 @@ arrangements: st.SearchStrategy[dict[str, Any]] = st.one_of(
             "order": st.just(Order.FAIR),
             "weights": st.sampled_from([{}, {}, {"a": 3}]),
             "tenant_capacity": st.sampled_from([None, None, None, 1]),
-            "tenant_max_inflight": st.sampled_from([0, 0, 0, 1]),
+            "tenant_max_inflight": st.sampled_from([None, None, None, 1]),
             "tenant_rate_limit": _tokens,
             "floor_share": _shares,
         }

@@ -129,13 +129,13 @@ class Limits:
         ``in_flight`` tasks of the queue are in flight; ``of_tenant`` of these tasks belong to the tenant.
         """
         bound = self.settings.max_inflight
-        full = bound > 0 and in_flight >= bound
+        full = bound is not None and in_flight >= bound
         return self.settings.paused or full or self.may_want_own_place(of_tenant)
 
     def may_want_own_place(self, of_tenant: int) -> bool:
         """Return whether ``tenant_max_inflight`` blocks a tenant that has ``of_tenant`` tasks in flight."""
         bound = self.settings.tenant_max_inflight
-        return bound > 0 and of_tenant >= bound
+        return bound is not None and of_tenant >= bound
 
     def opens_at(self, now: float, tenant: str | None) -> float | None:
         """Return when both the queue and the tenant will certainly have a token; ``None`` means now."""

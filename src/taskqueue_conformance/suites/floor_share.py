@@ -116,7 +116,7 @@ class FloorSuite(Harness, needs=(Capability.FLOOR_SHARE, Capability.CONTROL)):
         for n in range(8):
             await bench.publish(f"t{n}", tenant=f"t{n}", priority=8)
         assert len(await bench.take(subscription, 9)) == 8
-        await bench.arrange(tenant_max_inflight=0)
+        await bench.arrange(tenant_max_inflight=None)
         assert sorted(ids(await bench.take(subscription, 9))) == ["a1", "b6", "b7"]
 
     @needs(Capability.ORDERING_KEYS)

@@ -116,7 +116,7 @@ class SwapSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
         await fill(bench, a=3)
         subscription = bench.subscribe()
         assert ids(await bench.take(subscription, 3)) == ["a0"]
-        change = bench.arrange(order=Order.FIFO, tenant_max_inflight=0)
+        change = bench.arrange(order=Order.FIFO, tenant_max_inflight=None)
         assert await bench.wakes(subscription.receive(5, None), change) == ["a1", "a2"]
 
     async def test_swapped_under_load(self, bench: Bench) -> None:

@@ -208,7 +208,7 @@ class TenantsSuite(Harness, needs=(Capability.FAIR_ORDER, Capability.CONTROL)):
         subscription = bench.subscribe()
         taken = await bench.take(subscription, 9)
         assert ids(taken) == ["a0"]
-        for limit, matches in ((3, ["a1", "a2"]), (0, ["a3", "a4"])):
+        for limit, matches in ((3, ["a1", "a2"]), (None, ["a3", "a4"])):
             waiting = await bench.start(subscription.receive(2, None))
             await bench.fair(tenant_max_inflight=limit)
             deliveries = (await bench.outcome(waiting)).deliveries

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from taskqueue_core.errors import SettingsConflict
-from taskqueue_core.rate_limit import RateLimit
+from taskqueue_core.rate_limit import RateLimit, Whole
 from taskqueue_core.retry import RetryPolicy
 
 
@@ -46,9 +46,8 @@ _FLOW = (
 _FAIR = ("weights", "tenant_capacity", "tenant_max_inflight", "tenant_rate_limit")
 _ORDER = ("order", *_FAIR)
 _WHOLE = ("capacity", "max_inflight", "rate_limit", *_ORDER, "floor_share", "bound_to")
-_Many = Annotated[int, Field(ge=0, le=1_000_000_000)]
-_Bound = Annotated[int, Field(ge=1, le=1_000_000_000)]
-_Weight = Annotated[int, Field(ge=1, le=1000)]
+_Bound = Annotated[Whole, Field(ge=1, le=1_000_000_000)]
+_Weight = Annotated[Whole, Field(ge=1, le=1000)]
 _Name = Annotated[str, Field(min_length=1, max_length=255)]
 
 
@@ -57,10 +56,10 @@ class QueueSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: int = Field(default=0, ge=0)
+    version: Whole = Field(default=0, ge=0)
     """version number of the settings: 0 for the defaults, increased by 1 with each change"""
     retry: RetryPolicy = RetryPolicy()
-    max_losses: int = Field(default=5, ge=0, le=1000)
+    max_losses: Whole = Field(default=5, ge=0, le=1000)
     """maximum number of times that one attempt may lose its consumer; the next loss makes the task a dead letter"""
     dedupe_window: float = Field(default=300.0, ge=0, le=30 * 86_400, allow_inf_nan=False)
     """seconds, counted from the end of a task, in which publishing its id again is a duplicate or a conflict"""
@@ -70,14 +69,14 @@ class QueueSettings(BaseModel):
     """seconds for which a queue without subscriptions, tasks and records of ended tasks is kept"""
     durability: Durability | None = None
     """durability of confirmed tasks, which the store must support; ``None``: the store's default"""
-    replicas: int = Field(default=1, ge=1, le=100)
+    replicas: Whole = Field(default=1, ge=1, le=100)
     """with the durability ``replicated``: number of replicas that must have stored a task before it is confirmed"""
     journal: bool = False
     """whether the backend's journal records every change of state; refused if the backend has no journal"""
     capacity: _Bound | None = None
-    """maximum number of accepted tasks that were never delivered; further tasks are refused (law 6)"""
-    max_inflight: _Many = 0
-    """maximum number of tasks in flight for all consumers together; 0 means no limit (law 5)"""
+    """maximum number of accepted tasks that were never delivered; further tasks are refused (law 6); ``None`` means no limit"""
+    max_inflight: _Bound | None = None
+    """maximum number of tasks in flight for all consumers together (law 5); ``None`` means no limit"""
     rate_limit: RateLimit | None = None
     """maximum delivery rate (law 5); ``None`` means no limit"""
     paused: bool = False
@@ -96,7 +95,7 @@ class QueueSettings(BaseModel):
     """with fair order: number of turns that a tenant gets for each turn of a tenant that is not listed here"""
     tenant_capacity: _Bound | None = None
     """with fair order: the same limit as `capacity`, for each tenant"""
-    tenant_max_inflight: _Many = 0
+    tenant_max_inflight: _Bound | None = None
     """with fair order: the same limit as `max_inflight`, for each tenant"""
     tenant_rate_limit: RateLimit | None = None
     """with fair order: the same limit as `rate_limit`, for each tenant"""
@@ -107,7 +106,7 @@ class QueueSettings(BaseModel):
     """
     bound_to: tuple[_Name, ...] = Field(default=(), max_length=100)
     """names of queues that each get a copy of every task published here; this queue stores one only if it is listed"""
-    shards: int = Field(default=1, ge=1, le=1000)
+    shards: Whole = Field(default=1, ge=1, le=1000)
     """number of shards of the queue, spread over the partitions of the store; each shard has its own order"""
 
     @model_validator(mode="after")

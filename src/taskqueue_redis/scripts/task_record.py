@@ -143,7 +143,7 @@ def limits_of(settings: QueueSettings) -> tuple[int | float, ...]:
     """Return the limits in the order of FLOWS in lua/lib/flow.lua."""
     return (
         settings.capacity or 0,
-        settings.max_inflight,
+        settings.max_inflight or 0,
         *_bucket(settings.rate_limit),
         int(settings.paused),
         int(settings.intake_paused),
@@ -152,7 +152,7 @@ def limits_of(settings: QueueSettings) -> tuple[int | float, ...]:
         int(settings.order is Order.FAIR),
         int(bool(settings.weights)),
         settings.tenant_capacity or 0,
-        settings.tenant_max_inflight,
+        settings.tenant_max_inflight or 0,
         *_bucket(settings.tenant_rate_limit),
         settings.floor_share,
     )

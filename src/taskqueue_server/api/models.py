@@ -161,7 +161,7 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Limits, delivery order, pauses, bindings and shards of a queue; settings with their default value are omitted."""
 
     capacity: int | None = None
-    max_inflight: int = 0
+    max_inflight: int | None = None
     rate_limit: RateLimitOut | None = None
     paused: bool = False
     intake_paused: bool = False
@@ -171,7 +171,7 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weighted: int = 0
     """number of tenants with a weight"""
     tenant_capacity: int | None = None
-    tenant_max_inflight: int = 0
+    tenant_max_inflight: int | None = None
     tenant_rate_limit: RateLimitOut | None = None
     floor_share: float = 0
     bound_to: tuple[str, ...] = ()

@@ -64,7 +64,10 @@ def limits(settings: QueueSettings) -> list[tuple[str, str]]:
     """Return the settings that the page of a queue lists, as pairs of label and value."""
     results = [
         ("Capacity", "no limit" if settings.capacity is None else count(settings.capacity)),
-        ("In flight", count(settings.max_inflight) if settings.max_inflight else "no limit"),
+        (
+            "In flight",
+            "no limit" if settings.max_inflight is None else count(settings.max_inflight),
+        ),
         ("Rate", rate_limit(settings.rate_limit)),
         ("Order", "fair by tenant" if settings.order is Order.FAIR else "first in, first out"),
     ]
@@ -102,7 +105,7 @@ def of_queue(
     """
     ledger, settings, window = reading.ledger, reading.settings, history.window([key])
     name, names = state_of(reading, flows=window.published > 0 or window.done > 0)
-    busy = f"{count(ledger.in_flight)} / {count(settings.max_inflight)}"
+    busy = f"{count(ledger.in_flight)} / {count(settings.max_inflight or 0)}"
     full = f"{count(ledger.waiting)} / {count(settings.capacity or 0)}"
     return {
         f"q.{key}.state": names,

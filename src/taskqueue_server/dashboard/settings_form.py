@@ -39,7 +39,7 @@ _LIMITS = (
     Field(
         "max_inflight",
         "In flight",
-        "maximum number of running tasks across all workers; 0: no limit",
+        "maximum number of running tasks across all workers; empty: no limit",
     ),
     Field(
         "max_processing_time",
@@ -60,7 +60,7 @@ _ORDER = (
     Field("order", "Order", "within each priority", _ORDERS),
     Field("floor_share", "Floor share", _SHARE, whole=False),
     Field("tenant_capacity", "Capacity per tenant", "with fair order only; empty: no limit"),
-    Field("tenant_max_inflight", "In flight per tenant", "with fair order only; 0: no limit"),
+    Field("tenant_max_inflight", "In flight per tenant", "with fair order only; empty: no limit"),
 )
 _RETRY = (
     Field(
@@ -81,7 +81,13 @@ _FIELDS = {field.name: field for group in GROUPS for field in group.fields}
 NAMES = tuple(_FIELDS)
 _PLAIN = 1e6
 _MOST = 1e15
-_OPTIONAL = {"capacity", "max_processing_time", "tenant_capacity"}
+_OPTIONAL = {
+    "capacity",
+    "max_inflight",
+    "max_processing_time",
+    "tenant_capacity",
+    "tenant_max_inflight",
+}
 
 
 class FormError(Exception):

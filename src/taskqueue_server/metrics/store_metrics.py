@@ -208,7 +208,7 @@ def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) ->
 _LIMITS: dict[str, tuple[str, Callable[[QueueSettings], float | None]]] = {
     "taskqueue_queue_max_inflight_tasks": (
         "Maximum number of tasks in flight; absent without a limit.",
-        lambda settings: settings.max_inflight or None,
+        lambda settings: settings.max_inflight,
     ),
     "taskqueue_queue_rate_limit_tasks_per_second": (
         "Maximum deliveries per second; absent without a limit.",
