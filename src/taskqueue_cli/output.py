@@ -110,8 +110,8 @@ def note(text: str, style: str = "") -> None:
     _stderr.print(Text(text, style), soft_wrap=True)
 
 
-def fail(error: Exception, *, as_json: bool) -> None:
-    """Print an error as one red line on stderr, and with ``as_json`` also as a JSON object on stdout."""
+def fail(error: Exception, *, as_json: bool) -> int:
+    """Print an error as one red line on stderr, with ``as_json`` also as JSON on stdout, and return the exit code."""
     detail = " ".join(_message_of(error).split())
     if as_json:
         code = error.code if isinstance(error, TaskQueueError) else "internal"
@@ -122,6 +122,7 @@ def fail(error: Exception, *, as_json: bool) -> None:
             fields |= {"retry_after": error.retry_after, "depth": error.depth}
         print_json({"error": fields})
     _stderr.print(Text(f"error: {detail}", "bold red"), soft_wrap=True)
+    return exit_code(error) if isinstance(error, TaskQueueError) else FAILED
 
 
 def _message_of(error: Exception) -> str:

@@ -8,7 +8,8 @@ without arguments, reads its own settings, and returns the backend without conne
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, entry_points, metadata
 from inspect import getattr_static
 from typing import Any, cast
@@ -84,7 +85,7 @@ def _factory(name: str) -> Callable[[], Any]:
     except ModuleNotFoundError as error:
         raise InvalidBackend(
             f"backend {name!r}: importing it needs the module {error.name!r}, which is not installed; "
-            f"{_how_to_install(name)}"
+            f"{_how_to_install(name, error)}"
         ) from error
     except Exception as error:
         raise InvalidBackend(
@@ -117,15 +118,41 @@ def _attribute(token: str, path: str, attribute: str) -> object:
     return module
 
 
-def _how_to_install(name: str) -> str:
+class MissingExtra(ModuleNotFoundError):
+    """A dependency of this distribution is not installed; ``extra`` is the name of the extra that installs it."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(
+            f"the module {module!r} is not installed: pip install '{_DISTRIBUTION}[{extra}]'",
+            name=module,
+        )
+        self.extra = extra
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Raise `MissingExtra` if a module that the block imports needs a dependency that is not installed."""
+    try:
+        yield
+    except MissingExtra:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("taskqueue_"):
+            raise
+        raise MissingExtra(error.name, extra) from error
+
+
+def _how_to_install(name: str, error: ModuleNotFoundError) -> str:
     extra = name.removeprefix("taskqueue_").partition(".")[0].partition(":")[0]
     try:
         ours = metadata(_DISTRIBUTION).get_all("Provides-Extra") or []
     except PackageNotFoundError:
         ours = []
-    if extra in ours:
-        return f"try: pip install '{_DISTRIBUTION}[{extra}]'"
-    return "install the dependencies of the backend's package"
+    if isinstance(error, MissingExtra):
+        extra = error.extra
+    elif extra not in ours:
+        return "install the dependencies of the backend's package"
+    return f"try: pip install '{_DISTRIBUTION}[{extra}]'"
 
 
 def _not_found(name: str, why: str) -> str:

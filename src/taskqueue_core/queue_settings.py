@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+import msgspec
 from pydantic import BaseModel, ValidationError
 
 from taskqueue_core.capabilities import Control, QueueSettings
@@ -96,6 +97,33 @@ async def change_settings(
             if version is not None or attempt == _TRIES:
                 raise
         await asyncio.sleep(_PAUSE.delay(attempt))
+
+
+async def merge_settings(
+    control: Control, key: str, patch: Mapping[str, object], *, version: int | None = None
+) -> QueueSettings:
+    """Change the settings that a JSON merge patch (RFC 7396) contains. A null resets a setting to its default.
+
+    Raises `InvalidInput`, and `SettingsConflict` like `change_settings`.
+    """
+
+    def merged(current: QueueSettings) -> QueueSettings:
+        return read_settings(msgspec.json.encode(_merge(current.model_dump(mode="json"), patch)))
+
+    return await change_settings(control, key, merged, version=version)
+
+
+def _merge(target: object, patch: object) -> object:
+    """Return ``target`` changed by ``patch`` as section 2 of RFC 7396 defines it."""
+    if not isinstance(patch, Mapping):
+        return patch
+    result: dict[object, object] = dict(target) if isinstance(target, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = _merge(result.get(name), value)
+    return result
 
 
 async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool) -> QueueSettings:

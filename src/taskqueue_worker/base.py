@@ -146,14 +146,18 @@ class BaseWorker(ABC):
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT)
-        for number in signals:
-            loop.add_signal_handler(number, self._on_signal)
+        previous = {}
+        # `loop.add_signal_handler` does not exist on Windows. A handler runs between two instructions of the main
+        # thread, so it only schedules the call; `call_soon_threadsafe` also wakes the loop.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            previous[number] = signal.signal(
+                number, lambda *_: loop.call_soon_threadsafe(self._on_signal)
+            )
         try:
             await self.serve()
         finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     def _on_signal(self) -> None:
         immediate = self._current_run is not None and self._current_run.stopping

@@ -198,3 +198,11 @@ def test_an_outage_names_the_setting_soon(
         monkeypatch.setenv("TASKQUEUE_REDIS_URL", f"redis://127.0.0.1:{port}")
         done = cli("stats", *(url if word == "URL" else word for word in words))
         assert (done.code, named in done.err) == (4, True), done.err
+
+
+def test_a_server_on_windows_is_refused(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U30: on Windows, serve is a configuration error that says where a server can run."""
+    monkeypatch.setattr("taskqueue_cli.commands.serve.os.name", "nt")
+    done = cli("serve", "--port", "0")
+    monkeypatch.undo()
+    assert (done.code, "not supported on Windows" in done.err) == (2, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from taskqueue_cli import app as mounted
 from taskqueue_core.errors import ConfigurationError
+from tests.cli.conftest import Cli
 
 
 def app_with(*points: EntryPoint) -> typer.Typer:
@@ -54,3 +56,46 @@ def test_the_pipeline_costs_other_commands_nothing() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == ""
+
+
+def test_the_help_is_fast() -> None:
+    """U30: the help imports neither Rich nor pydantic nor this project's packages, which take several times as long."""
+    script = (
+        "import sys, taskqueue_cli; code = taskqueue_cli.main(['--help'])\n"
+        "slow = ('rich', 'pydantic', 'pydantic_settings', 'httpx2', 'msgspec', 'taskqueue_core')\n"
+        "sys.exit(f'{code} {[name for name in slow if name in sys.modules]}')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == "0 []\n"
+
+
+@pytest.mark.parametrize("name", typer.main.get_command(mounted.app).list_commands(None))  # type: ignore[attr-defined]
+def test_the_help_says_what_a_command_says(name: str, cli: Cli) -> None:
+    """U30: every command of the list can be loaded, and its own help contains the text of the list."""
+    short = mounted.short_helps()[name].rstrip(".")
+    done = cli(name, "--help")
+    assert done.code == 0
+    if name in mounted.COMMANDS:
+        assert short in " ".join(done.out.split())
+    assert short
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("taskqueue can", "cancel"),
+        ("taskqueue queue se", "set"),
+        ("taskqueue result --wa", "--wait"),
+    ],
+)
+def test_completion(words: str, completed: str) -> None:
+    """U30: the shell completes commands, subcommands and options."""
+    variables = {"_TASKQUEUE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "9"}
+    variables["COMP_CWORD"] = str(len(words.split()) - 1)
+    done = subprocess.run(
+        [sys.executable, "-m", "taskqueue_cli"],
+        capture_output=True, text=True, check=False, env=os.environ | variables,
+    )  # fmt: skip
+    assert done.stdout.split() == [completed]

@@ -13,6 +13,7 @@ from taskqueue_core.authoring.entries import Entry
 from taskqueue_core.authoring.helpers import UNLIMITED, QueueRoom, refusal, room_of
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import InvalidInput
+from taskqueue_core.queue_settings import read_settings
 from taskqueue_core.rate_limit import (
     Bucket,
     IntervalUnit,
@@ -226,8 +227,12 @@ def test_no_capacity_pauses_the_intake() -> None:
 
 def test_a_whole_number_may_be_written_with_a_point() -> None:
     """U2: 1.0 and 1 are the same JSON number, so both are allowed for a setting that is a whole number; 1.5 is not."""
-    settings = read_settings(b'{"rate_limit": {"max_tokens": 5.0, "interval": 1.0}, "capacity": 9.0}')
-    assert settings == read_settings(b'{"rate_limit": {"max_tokens": 5, "interval": 1}, "capacity": 9}')
+    settings = read_settings(
+        b'{"rate_limit": {"max_tokens": 5.0, "interval": 1.0}, "capacity": 9.0}'
+    )
+    assert settings == read_settings(
+        b'{"rate_limit": {"max_tokens": 5, "interval": 1}, "capacity": 9}'
+    )
     assert type(settings.capacity) is int
     with pytest.raises(InvalidInput, match="interval"):
         read_settings(b'{"rate_limit": {"max_tokens": 5, "interval": 1.5}}')

@@ -1,6 +1,7 @@
 """Loading a backend by name: the name leads to a backend, or to an error that says what to do."""
 
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -287,3 +288,33 @@ def test_capabilities_are_refused_early_and_clearly() -> None:
     with pytest.raises(CapabilityMissing, match="'dead_letters'; its capabilities: control"):
         dead_letters_of(some)
     assert control_of(some) is some.control
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "extra"),
+    [
+        ("taskqueue_remote", "httpx2", "client"),
+        ("taskqueue_redis", "redis", "redis"),
+        ("taskqueue_worker", "websockets", "worker"),
+        ("taskqueue_server", "starlette", "server"),
+    ],
+)
+def test_each_package_names_its_extra(package: str, module: str, extra: str) -> None:
+    """U30: without its dependency, a package, and the backend in it, name the extra that installs the dependency."""
+    script = f"import sys; sys.modules[{module!r}] = None; import {package}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert f"pip install 'taskqueue-backends[{extra}]'" in done.stderr.splitlines()[-1]
+
+
+def test_the_server_backend_names_its_extra() -> None:
+    """U30: connect("server") without its dependency advises the extra ``client``, not ``server``."""
+    script = (
+        "import sys; sys.modules['httpx2'] = None\n"
+        "from taskqueue_core.loading import load_backend; load_backend('server')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert "try: pip install 'taskqueue-backends[client]'" in done.stderr.splitlines()[-1]

@@ -52,6 +52,29 @@ class TestSettings:
         assert (await api.get(_SETTINGS)).json() == reset.json()
         assert (await api.get("/v1/queues/k")).json()["flow"] == {}
 
+    async def test_a_patch_needs_no_version(self, api: httpx2.AsyncClient) -> None:
+        """U3: PATCH is a JSON merge patch: it keeps what it omits, null resets, and a version is checked if given."""
+        put = (await api.put(_SETTINGS, json=_LIMITS)).json()
+        merge = {"content-type": "application/merge-patch+json"}
+        body = b'{"max_inflight": null, "rate_limit": {"interval": 1.0}, "retry": {"base": 7}}'
+        told = await api.patch(_SETTINGS, content=body, headers=merge)
+        assert told.json() == put | {
+            "version": 2,
+            "max_inflight": None,
+            "rate_limit": _LIMITS["rate_limit"] | {"interval": 1},
+            "retry": put["retry"] | {"base": 7},
+        }
+        problem(
+            await api.patch(_SETTINGS, json={"version": 1, "paused": False}),
+            409,
+            "settings_conflict",
+        )
+        stale = await api.patch(_SETTINGS, json={"paused": False}, headers={"if-match": '"1"'})
+        problem(stale, 412, "settings_conflict")
+        problem(await api.patch(_SETTINGS, json={"capacity": 0}), 422, "invalid_input", "capacity")
+        problem(await api.patch(_SETTINGS, json={"version": True}), 422, "invalid_input", "version")
+        assert (await api.get(_SETTINGS)).json() == told.json()
+
     @pytest.mark.parametrize("version", ["", "-1", "x", "1e3", "9" * 30])
     async def test_bad_versions(self, api: httpx2.AsyncClient, version: str) -> None:
         """Fault K4: a version that is not a plain number is refused."""

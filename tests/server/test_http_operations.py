@@ -326,7 +326,7 @@ class TestErrors:
         problem(await api.get("/v1/tasks/"), 404, "not_found")
         answer = await api.patch("/v1/queues/k/settings")
         problem(answer, 405, "method_not_allowed")
-        assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD", "PUT", "DELETE"}
+        assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD", "PUT", "PATCH", "DELETE"}
         assert "taskqueue-time" in answer.headers
 
     async def test_a_fault_of_ours_is_kept_in(

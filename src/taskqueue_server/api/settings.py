@@ -6,18 +6,26 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from starlette.responses import Response
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import InvalidInput, SettingsConflict
 from taskqueue_core.hooks import INTERNAL_QUEUES
-from taskqueue_core.queue_settings import pause_queue, read_settings, reset_settings
+from taskqueue_core.limits import kind_of
+from taskqueue_core.queue_settings import (
+    merge_settings,
+    pause_queue,
+    read_settings,
+    reset_settings,
+)
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing import bodies
 from taskqueue_server.routing.operations import Operation, Query, RequestContext
 
 _VERSIONS = 999_999_999
+_MERGE_PATCH = "application/merge-patch+json"
 _ETAG = re.compile(r'"([0-9]{1,9})"')
 
 
@@ -42,6 +50,36 @@ async def replace(call: RequestContext) -> Response:
     await _demand_targets(call, key, settings)
     with _precondition(version):
         return _answer(await call.context.control.configure(key, settings))
+
+
+async def patch(call: RequestContext) -> Response:
+    """Change some of the queue's settings, as a JSON merge patch (RFC 7396): null resets a setting to its default.
+
+    The settings that the patch omits are kept. A version is optional: as ``version`` in the body, or as its ``ETag``
+    in the header ``If-Match``, which takes precedence. With a version, the response is 409, or 412 with ``If-Match``,
+    if another version is current; without it, the patch is applied to the current version. To bind the queue to
+    another queue, the token must permit that queue too.
+    """
+    key = call.name("key")
+    sent = call.request.headers.get("content-type", "").lower()
+    kind = _MERGE_PATCH if sent.startswith(_MERGE_PATCH) else bodies.JSON
+    body = bodies.decode(dict[str, Any], await call.read(kind))
+    asked, matched = body.pop("version", None), _if_match(call)
+    if asked is not None and (type(asked) is not int or not 0 <= asked <= _VERSIONS):
+        raise InvalidInput("version", kind_of(asked), f"a whole number from 0 to {_VERSIONS}")
+    version = asked if matched is None else matched
+    control = call.context.control
+    if "bound_to" in body:
+        current = await control.settings(key)
+        wanted = QueueSettings(version=current.version, bound_to=_names(body["bound_to"]))
+        await _demand_targets(call, key, wanted)
+    with _precondition(matched):
+        return _answer(await merge_settings(control, key, body, version=version))
+
+
+def _names(value: object) -> tuple[str, ...]:
+    """Return the texts of a list; other values are refused later, with the other settings."""
+    return tuple(name for name in value if isinstance(name, str)) if isinstance(value, list) else ()
 
 
 async def _demand_targets(call: RequestContext, key: str, settings: QueueSettings) -> None:
@@ -156,6 +194,16 @@ OPERATIONS = (
         headers=(_IF_MATCH,),
         problems=(409, 412),
         example={"version": 3, "max_inflight": 10},
+    ),
+    _operation(
+        "PATCH",
+        f"{_KEY}/settings",
+        patch,
+        id="settings_patch",
+        body=QueueSettings,
+        headers=(_IF_MATCH,),
+        problems=(409, 412),
+        example={"max_inflight": 10, "rate_limit": None},
     ),
     _operation(
         "DELETE",

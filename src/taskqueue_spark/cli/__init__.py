@@ -1,4 +1,7 @@
-"""The commands ``taskqueue pipeline …``; ``taskqueue`` finds them by the entry-point group ``taskqueue.commands``."""
+"""Analyze a journal with Spark: lost tasks, latency, failures, capacity. Load and redrive tasks in bulk.
+
+The command group ``taskqueue pipeline``, loaded through the entry-point group ``taskqueue.commands``.
+"""
 
 from taskqueue_spark.cli.commands import add_to
 
