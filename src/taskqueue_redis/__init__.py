@@ -1,9 +1,6 @@
 """The Redis backend: durable, shared by all processes that use the same Redis, with one round trip per batch."""
 
-from taskqueue_core.loading import needs_extra
-
-with needs_extra("redis"):
-    from taskqueue_redis.backend import RedisBackend, create_backend
-    from taskqueue_redis.config import RedisSettings
+from taskqueue_redis.backend import RedisBackend, create_backend
+from taskqueue_redis.config import RedisSettings
 
 __all__ = ["RedisBackend", "RedisSettings", "create_backend"]

@@ -294,7 +294,6 @@ def test_capabilities_are_refused_early_and_clearly() -> None:
     ("package", "module", "extra"),
     [
         ("taskqueue_remote", "httpx2", "client"),
-        ("taskqueue_redis", "redis", "redis"),
         ("taskqueue_worker", "websockets", "worker"),
         ("taskqueue_server", "starlette", "server"),
     ],
