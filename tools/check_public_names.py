@@ -28,7 +28,12 @@ def declared(tree: ast.Module) -> list[str] | None:
 
 def parse(path: Path) -> ast.Module:
     """Return the syntax tree of a file."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    # Imports may be in a `with` block, as `with needs_extra("worker")` in a package with dependencies.
+    tree.body = [
+        part for node in tree.body for part in (node.body if isinstance(node, ast.With) else [node])
+    ]
+    return tree
 
 
 def origin(package: Path, source: Path, node: ast.ImportFrom) -> Path | None:

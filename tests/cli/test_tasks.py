@@ -48,7 +48,7 @@ def test_a_purge_needs_the_name_again(cli: Cli, filled: Shared) -> None:
 
 
 def test_workers_are_listed(cli: Cli, filled: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    """U20: workers lists each connected worker with its queues and running tasks; without one it says what to do."""
+    """U8: workers lists each connected worker with its queues and running tasks; without one it says what to do."""
     assert "taskqueue worker" in cli("workers").out
     assert cli("workers", "--json").told == []
     workers = filled.control.workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from typing import Annotated
 
@@ -308,3 +309,24 @@ async def test_prefetch_keeps_within_the_limits() -> None:
     with pytest.raises(ConfigurationError):
         worker.configure(concurrency=0)
     assert (worker._concurrency, worker._prefetch) == (9_000, 1_000)
+
+
+def test_a_worker_runs_without_signal_handlers_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U30: run works with an event loop that has no signal handlers, as on Windows; SIGTERM ends it."""
+
+    def missing(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", missing)
+    before = signal.getsignal(signal.SIGTERM)
+    backend = MemoryBackend()
+    worker = LocalWorker(backend=backend)
+
+    @worker.task("work")
+    async def stop() -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    asyncio.run(Queue(backend).publish("work", {}, id="one"))
+    worker.run()
+    assert asyncio.run(backend.control.ledger("work")).done == 1
+    assert signal.getsignal(signal.SIGTERM) is before

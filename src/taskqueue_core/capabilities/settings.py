@@ -74,7 +74,7 @@ class QueueSettings(BaseModel):
     journal: bool = False
     """whether the backend's journal records every change of state; refused if the backend has no journal"""
     capacity: _Bound | None = None
-    """maximum number of accepted tasks never delivered, others are refused (law 6); ``None`` means no limit"""
+    """maximum number of accepted, never delivered tasks; others are refused (law 6); ``None`` means no limit"""
     max_inflight: _Bound | None = None
     """maximum number of tasks in flight for all consumers together (law 5); ``None`` means no limit"""
     rate_limit: RateLimit | None = None
