@@ -99,18 +99,12 @@ async def change_settings(
         await asyncio.sleep(_PAUSE.delay(attempt))
 
 
-async def merge_settings(
-    control: Control, key: str, patch: Mapping[str, object], *, version: int | None = None
-) -> QueueSettings:
-    """Change the settings that a JSON merge patch (RFC 7396) contains. A null resets a setting to its default.
+def merge_settings(settings: QueueSettings, patch: Mapping[str, object]) -> QueueSettings:
+    """Return the settings changed by a JSON merge patch (RFC 7396). A null resets a setting to its default.
 
-    Raises `InvalidInput`, and `SettingsConflict` like `change_settings`.
+    Raises `InvalidInput`.
     """
-
-    def merged(current: QueueSettings) -> QueueSettings:
-        return read_settings(msgspec.json.encode(_merge(current.model_dump(mode="json"), patch)))
-
-    return await change_settings(control, key, merged, version=version)
+    return read_settings(msgspec.json.encode(_merge(settings.model_dump(mode="json"), patch)))
 
 
 def _merge(target: object, patch: object) -> object:

@@ -233,6 +233,10 @@ async def test_settings_reach_into_no_other_queue(tmp_path: Path) -> None:
         assert (await put(A, "b", "a")).status_code == 200
         assert (await put(A)).status_code == 200
         problem(await put(A, "b"), 403, "forbidden")
+        for target, status in (("b", 403), ("x" * 300, 422), ("a", 200)):
+            where = "/v1/queues/a/settings"
+            told = await client.patch(where, headers=bearer(A), json={"bound_to": [target]})
+            assert told.status_code == status
 
 
 class TestReceipts:

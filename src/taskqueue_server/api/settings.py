@@ -15,6 +15,7 @@ from taskqueue_core.errors import InvalidInput, SettingsConflict
 from taskqueue_core.hooks import INTERNAL_QUEUES
 from taskqueue_core.limits import kind_of
 from taskqueue_core.queue_settings import (
+    change_settings,
     merge_settings,
     pause_queue,
     read_settings,
@@ -47,7 +48,10 @@ async def replace(call: RequestContext) -> Response:
     settings, version = read_settings(body), _if_match(call)
     if version is not None:
         settings = settings.model_copy(update={"version": version})
-    await _demand_targets(call, key, settings)
+    found = await call.context.control.settings(key) if settings.bound_to else settings
+    # With another version, the targets of the current settings do not count; `configure` refuses such a change.
+    bound = found.bound_to if found.version == settings.version else ()
+    _demand_targets(call, set(settings.bound_to) - set(bound))
     with _precondition(version):
         return _answer(await call.context.control.configure(key, settings))
 
@@ -68,32 +72,20 @@ async def patch(call: RequestContext) -> Response:
     if asked is not None and (type(asked) is not int or not 0 <= asked <= _VERSIONS):
         raise InvalidInput("version", kind_of(asked), f"a whole number from 0 to {_VERSIONS}")
     version = asked if matched is None else matched
-    control = call.context.control
-    if "bound_to" in body:
-        current = await control.settings(key)
-        wanted = QueueSettings(version=current.version, bound_to=_names(body["bound_to"]))
-        await _demand_targets(call, key, wanted)
+
+    def edit(current: QueueSettings) -> QueueSettings:
+        wanted = merge_settings(current, body)
+        _demand_targets(call, set(wanted.bound_to) - set(current.bound_to))
+        return wanted
+
     with _precondition(matched):
-        return _answer(await merge_settings(control, key, body, version=version))
+        return _answer(await change_settings(call.context.control, key, edit, version=version))
 
 
-def _names(value: object) -> tuple[str, ...]:
-    """Return the texts of a list; other values are refused later, with the other settings."""
-    return tuple(name for name in value if isinstance(name, str)) if isinstance(value, list) else ()
-
-
-async def _demand_targets(call: RequestContext, key: str, settings: QueueSettings) -> None:
-    """Raise `ProblemError` for a new binding to a queue that the client may not administer, or to an internal queue."""
-    targets = {
-        target
-        for target in settings.bound_to
-        if target in INTERNAL_QUEUES or not call.is_allowed(target)
-    }
-    if targets:
-        found = await call.context.control.settings(key)
-        if found.version == settings.version:
-            targets -= {*found.bound_to}
-        for target in targets:
+def _demand_targets(call: RequestContext, targets: set[str]) -> None:
+    """Raise `ProblemError` if the client may not administer one of the queues, or if one of them is internal."""
+    for target in targets:
+        if target in INTERNAL_QUEUES or not call.is_allowed(target):
             call.demand(target)
             raise InvalidInput("bound_to", "an internal queue of the server", "other queues")
 
