@@ -324,7 +324,7 @@ class TestErrors:
         problem(await api.get("/v1/nowhere"), 404, "not_found")
         problem(await api.get("/v1"), 404, "not_found")
         problem(await api.get("/v1/tasks/"), 404, "not_found")
-        answer = await api.patch("/v1/queues/k/settings")
+        answer = await api.post("/v1/queues/k/settings")
         problem(answer, 405, "method_not_allowed")
         assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD", "PUT", "PATCH", "DELETE"}
         assert "taskqueue-time" in answer.headers
