@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from datetime import datetime
 from functools import cache, partial
 from secrets import token_hex
+from time import monotonic
 from typing import Any, ClassVar, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,7 @@ from taskqueue_core.consumer.settle import Settler, settle
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Rejected, ScheduleRetry
-from taskqueue_core.tasks import Delivery, State, Task, TaskStatus
+from taskqueue_core.tasks import Delivery, State, TaskStatus
 from taskqueue_prefect import task_runs
 from taskqueue_prefect.context import LOG, Host
 from taskqueue_prefect.names import RECEIVER, connection_of
@@ -37,6 +38,9 @@ _MAX_CHECKS = 4
 """number of deliveries after which a run that is still not in the database is dropped"""
 _DATABASE_RETRY_SECONDS = 1.0
 """seconds between reads of the database while it is unavailable"""
+_UNCHECKED_SECONDS = 0.25
+"""seconds from the start of a receive in which its deliveries need no check: a receive renews the consumer's lease,
+which lasts longer"""
 _BAD_TASK_RUN = "bad_task_run"
 
 
@@ -128,13 +132,15 @@ async def _connected() -> AsyncIterator[
     from prefect.server.database import provide_database_interface
 
     engine = await provide_database_interface().engine()
+    if engine.dialect.name == "postgresql":  # saves BEGIN and ROLLBACK, which SQLite does not need
+        engine = engine.execution_options(isolation_level="AUTOCOMMIT")
     async with engine.connect() as connection:
-        yield partial(_run_reader().read, connection)
+        yield partial(_run_reader(engine.dialect.name).read, connection)
 
 
 @cache
-def _run_reader() -> RunReader:
-    return RunReader()
+def _run_reader(dialect: str) -> RunReader:
+    return RunReader(dialect)
 
 
 Ready = tuple[Delivery, StoredRun]
@@ -237,13 +243,14 @@ class SharedReceiver:
             try:
                 while (room := len(self._waiting) - len(self._uncommitted)) > 0:
                     receive = partial(self.subscription.receive, min(room, LIMITS.batch), None)
+                    begun = monotonic()
                     self._is_receiving = True
                     try:
                         received = await self.outage.retry_until_available(receive)
                     finally:
                         self._is_receiving = False
                     # Not at the same time as the next receive, because fewer and larger batches cost less.
-                    await self._check(received.deliveries)
+                    await self._check(received.deliveries, begun)
             except Exception as error:  # noqa: BLE001 - each of the sockets handles it
                 self._fail(error)
 
@@ -259,8 +266,8 @@ class SharedReceiver:
         while self._waiting:
             self._waiting.popleft().set_exception(error)
 
-    async def _check(self, deliveries: Sequence[Delivery]) -> None:
-        """Look up the runs of deliveries, and deliver those that may be sent."""
+    async def _check(self, deliveries: Sequence[Delivery], begun: float) -> None:
+        """Look up the runs of deliveries, and deliver those that may be sent. ``begun`` is when the receive began."""
         try:
             wanted: list[tuple[Delivery, str, datetime]] = []
             for delivery in deliveries:
@@ -271,18 +278,20 @@ class SharedReceiver:
             runs = await self._read([delivery.task.id for delivery, *_ in wanted])
             found: list[Ready] = []
             for (delivery, state, at), run in zip(wanted, runs, strict=True):
-                if run is not None and _has_reached(run, state, at):
+                if run is not None and run.has_reached(state, at):
                     found.append((delivery, run))
                 else:
-                    task = asyncio.create_task(self._wait_for_commit(delivery, state, at))
+                    task = asyncio.create_task(self._wait_for_commit(delivery, state, at, begun))
                     self._uncommitted.add(task)
                     task.add_done_callback(self._on_waited)
-            await self._deliver(found)
+            await self._deliver(found, begun)
         except Exception:
             self._host.begin(self.settler.redeliver(deliveries))
             raise
 
-    async def _wait_for_commit(self, delivery: Delivery, state: str, at: datetime) -> None:
+    async def _wait_for_commit(
+        self, delivery: Delivery, state: str, at: datetime, begun: float
+    ) -> None:
         """Deliver a run once the database has the run in this state, or in a later one.
 
         If it does not appear within about a second, in which its transaction should be committed, check it later.
@@ -292,8 +301,8 @@ class SharedReceiver:
             for pause in _COMMIT_POLL_SECONDS:
                 await asyncio.sleep(pause)
                 (run,) = await self._read([delivery.task.id])
-                if run is not None and _has_reached(run, state, at):
-                    await self._deliver([(delivery, run)])
+                if run is not None and run.has_reached(state, at):
+                    await self._deliver([(delivery, run)], begun)
                     return
             if delivery.attempt < _MAX_CHECKS:
                 await self._schedule_check(delivery)
@@ -303,7 +312,7 @@ class SharedReceiver:
             self._host.begin(self.settler.redeliver([delivery]))
             raise
 
-    async def _deliver(self, found: Sequence[Ready]) -> None:
+    async def _deliver(self, found: Sequence[Ready], begun: float) -> None:
         """Give runs that may be sent to the sockets that wait. Settle the deliveries of the others."""
         sendable: list[Ready] = []
         for delivery, run in found:
@@ -313,11 +322,10 @@ class SharedReceiver:
                 sendable.append((delivery, run))
             else:
                 self.ack(delivery, AcceptedRun(state=run.state_id))
+        if monotonic() - begun > _UNCHECKED_SECONDS:
+            sendable = await self._held(sendable)
         surplus: list[Delivery] = []
-        statuses = await self._read_statuses([delivery.task for delivery, _ in sendable])
-        for ready, status in zip(sendable, statuses, strict=True):
-            if not is_current(status, ready[0]):
-                continue  # the lease has expired, as it does while the process is suspended
+        for ready in sendable:
             if self._waiting:
                 self._waiting.popleft().set_result(ready)
             else:
@@ -365,16 +373,15 @@ class SharedReceiver:
                 )
         return [None] * len(acks)
 
-    async def _read_statuses(self, tasks: Sequence[Task]) -> list[TaskStatus | None]:
-        by_key: dict[str, list[str]] = {}
-        for task in tasks:
-            by_key.setdefault(task.key, []).append(task.id)
-        found: dict[tuple[str, str], TaskStatus | None] = {}
-        for key, ids in by_key.items():
-            read = partial(self._host.control.statuses, key, *ids)
-            statuses = await self.outage.retry_until_available(read)
-            found.update(zip(((key, task_id) for task_id in ids), statuses, strict=True))
-        return [found[task.key, task.id] for task in tasks]
+    async def _held(self, sendable: Sequence[Ready]) -> list[Ready]:
+        """Return the runs whose leases have not expired, as they do while the process is suspended."""
+        held: list[Ready] = []
+        for key in dict.fromkeys(delivery.task.key for delivery, _ in sendable):
+            of_key = [ready for ready in sendable if ready[0].task.key == key]
+            read = partial(self._host.control.statuses, key, *(one.task.id for one, _ in of_key))
+            found = zip(of_key, await self.outage.retry_until_available(read), strict=True)
+            held += [ready for ready, status in found if is_current(status, ready[0])]
+        return held
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes this argument by position
         if ok:
@@ -388,8 +395,3 @@ def is_current(status: TaskStatus | None, delivery: Delivery) -> bool:
     """Return whether a task's status is that of its delivery, so that its lease has not expired."""
     own = State.IN_FLIGHT, delivery.attempt, delivery.losses
     return status is not None and (status.state, status.attempt, status.losses) == own
-
-
-def _has_reached(run: StoredRun, state: str, at: datetime) -> bool:
-    """Return whether a run has the state for which it was enqueued, or a later one."""
-    return run.state_id == state or run.state_time > at

@@ -114,6 +114,10 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
     fault: str | None = None
     """the reason why a deferred run must not be sent"""
 
+    def has_reached(self, state: str, at: datetime) -> bool:
+        """Return whether the run has the state for which it was enqueued, or a later one."""
+        return self.state_id == state or self.state_time > at
+
     def model_dump(self, **_: Any) -> dict[str, Any]:
         """Return the run as it is sent to a worker."""
         return self.message
@@ -148,7 +152,7 @@ class RunReader:
     Prefect's objects are not loaded, which would take longer. What is sent is validated by Prefect's schema.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dialect: str) -> None:
         import sqlalchemy as sa
         from prefect.server.schemas import core, states
 
@@ -166,11 +170,17 @@ class RunReader:
         columns = {name: getattr(state, name) for name in names}
         data = {"data": state._data, "artifact": db.Artifact.data}  # noqa: SLF001 - `data` is not a column
         self._state = _Columns(columns | data)
+        # With an array the text of the query, which PostgreSQL prepares, is the same for any number of runs.
+        wanted = (
+            run.id == sa.func.any(sa.bindparam("ids", type_=sa.ARRAY(run.id.type)))
+            if dialect == "postgresql"
+            else run.id.in_(sa.bindparam("ids", expanding=True))
+        )
         self._query = (
             sa.select(*self._run.selected, *self._state.selected)
             .outerjoin(state, state.id == run.state_id)
             .outerjoin(db.Artifact, db.Artifact.id == state.result_artifact_id)
-            .where(run.id.in_(sa.bindparam("ids", expanding=True)))
+            .where(wanted)
         )
 
     async def read(self, connection: Any, run_ids: Sequence[str]) -> list[StoredRun | None]:

@@ -11,7 +11,7 @@ import pytest
 
 from taskqueue_prefect.names import RECEIVER, client_of
 from taskqueue_redis import RedisBackend
-from tests.prefect.replicas import GRACE, SAID, SECONDS, SECRET, Replica, key
+from tests.prefect.replicas import GRACE, SAID, SECONDS, SECRET, Replica, Site, key
 from tests.prefect.support import Taker, done
 from tests.server.support import eventually
 
@@ -173,6 +173,12 @@ async def test_what_is_sent_is_the_whole_run(pair: Pair, backend: RedisBackend) 
 def _without_lateness(run: dict[str, Any]) -> dict[str, Any]:
     """Return a run without the field that grows with time."""
     return {field: run[field] for field in run if field != "estimated_start_time_delta"}
+
+
+def test_look_ups_share_a_prepared_query(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row U26: PostgreSQL prepares one query for look-ups of any size."""
+    monkeypatch.setattr(site, "more", site.settings)
+    assert len(site.run("look_up.py", api="")) == 1
 
 
 async def test_keys_take_turns(pair: Pair) -> None:
