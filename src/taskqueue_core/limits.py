@@ -38,6 +38,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of tasks in an HTTP request, receipts in a frame, or ids in a look-up"""
     call: int = 10_000
     """maximum number of tasks, deliveries or receipts in one call of a backend; maximum ``limit`` of a receive"""
+    features: int = 100
+    """maximum number of features that a ``hello`` or ``welcome`` frame may name"""
     credit: int = 10_000
     """maximum number of a worker's deliveries on one socket: those that it has, plus those that it has credit for"""
     held: int = 64 * 1024 * 1024

@@ -8,7 +8,7 @@ import pytest
 
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.protocol.frames import CLOSE_PROTOCOL, decode_server
+from taskqueue_core.protocol.frames import CLOSE_PROTOCOL, FEATURES, Feature, decode_server
 from taskqueue_core.protocol.server_session import (
     CloseSocket,
     CreditGranted,
@@ -44,6 +44,19 @@ class TestGreeting:
         assert revoke == {"type": "revoke", "receipts": ["a", "c"]}
         assert session.busy == 1
         assert isinstance(session.feed(text("ack", receipts=["b"]))[0], SettlementRequested)
+
+    def test_features_of_both_sides_are_exchanged(self) -> None:
+        """A worker that names no features has none, names of a newer version are ignored, and the list is bounded."""
+        assert greeted().features == frozenset()
+        session = greeted(features=["timeouts", "of_the_future"])
+        assert session.features == {Feature.TIMEOUTS}
+        (frame,) = said(session.welcome("c1", 15.0, "1"))
+        assert frame.get("features", []) == list(FEATURES)
+        names = [f"f{n}" for n in range(LIMITS.features + 1)]
+        assert greeted(features=names[1:]).features == frozenset()
+        for wrong in (names, ["x" * (LIMITS.name + 1)], [1], "timeouts"):
+            hello = text("hello", worker_id="w", keys=["k"], features=wrong)
+            refused(ServerSession().feed(hello), "invalid_frame")
 
     def test_a_second_hello_ends_it(self) -> None:
         """Fault G10: a second hello ends the session, because a worker subscribes only once."""

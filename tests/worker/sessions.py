@@ -9,6 +9,7 @@ from taskqueue_core.protocol.client_session import (
     Welcomed,
 )
 from taskqueue_core.protocol.frames import (
+    FEATURES,
     ClientFrame,
     Hello,
     ServerFrame,
@@ -45,7 +46,13 @@ def ready(capacity: int = 3, **limits: int) -> ClientSession:
     session = ClientSession("w1", ["a", "b"], capacity, "secret")
     session.connected()
     (hello,) = sent(session)
-    assert hello == Hello(worker_id="w1", keys=["a", "b"], credit=capacity, token="secret")
+    assert hello == Hello(
+        worker_id="w1",
+        keys=["a", "b"],
+        credit=capacity,
+        token="secret",
+        features=list(FEATURES),
+    )
     assert get(session, welcome(**limits)) == [Welcomed("c1", 0, 0)]
     assert session.state is ClientSessionState.READY
     assert session.lease == 9.0

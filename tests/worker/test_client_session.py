@@ -8,8 +8,6 @@ import pytest
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.client_session import (
-    _ENVELOPE,
-    _PER_RECEIPT,
     ClientSession,
     ClientSessionState,
     Complained,
@@ -18,9 +16,9 @@ from taskqueue_core.protocol.client_session import (
     Revoked,
     StoreChanged,
     Welcomed,
-    frames_of,
 )
 from taskqueue_core.protocol.frames import (
+    FEATURES,
     AckFrame,
     Bye,
     Credit,
@@ -29,6 +27,7 @@ from taskqueue_core.protocol.frames import (
     Deliver,
     Drain,
     Error,
+    Feature,
     Hello,
     Ping,
     Pong,
@@ -43,6 +42,7 @@ from taskqueue_core.protocol.frames import (
     decode_client,
     encode,
 )
+from taskqueue_core.protocol.settlements import _ENVELOPE, _PER_RECEIPT, frames_of
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
 from tests.worker.fake import receipts_of, work
 from tests.worker.sessions import get, ready, reconnected, sent, welcome
@@ -226,7 +226,10 @@ def test_pings_go_both_ways() -> None:
     session = ClientSession("w", ["a"], 1)
     session.connected()
     get(session, Ping(n=7))
-    assert sent(session) == [Hello(worker_id="w", keys=["a"], credit=1), Pong(n=7)]
+    assert sent(session) == [
+        Hello(worker_id="w", keys=["a"], credit=1, features=list(FEATURES)),
+        Pong(n=7),
+    ]
     get(session, welcome())
     session.ping()
     session.ping()
@@ -320,6 +323,20 @@ def test_a_welcome_is_expected_once_and_after_the_hello() -> None:
     assert session.limits == WireLimits()
     get(session, Welcome(connection_id="c", lease=0.5, server="x", limits=WireLimits(result=9)))
     assert (session.lease, session.limits.result) == (0.5, 9)
+
+
+def test_features_of_both_sides_are_exchanged() -> None:
+    """A hello names the worker's features; a server without the field has none, also after a reconnect to it."""
+    session = ClientSession("w", ["a"], 1)
+    session.connected()
+    (hello,) = sent(session)
+    assert isinstance(hello, Hello)
+    assert hello.features == list(FEATURES)
+    newer = ["snooze", "of_the_future"]
+    get(session, Welcome(connection_id="c", lease=1.0, server="x", features=newer))
+    assert session.features == {Feature.SNOOZE}
+    reconnected(session)
+    assert session.features == frozenset()
 
 
 def test_an_unknown_frame_is_passed_over() -> None:

@@ -18,9 +18,10 @@ from enum import StrEnum
 import msgspec
 
 from taskqueue_core.errors import ProtocolViolation
-from taskqueue_core.limits import LIMITS, clean_text
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol import frames
-from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
+from taskqueue_core.protocol.settlements import frames_of
+from taskqueue_core.retry import HandBack, Outcome
 
 
 class ClientSessionState(StrEnum):
@@ -73,10 +74,6 @@ class Complained(msgspec.Struct, frozen=True):
     message: str
 
 
-_ENVELOPE = 256
-"""bytes that are reserved in an ack frame for everything except receipts and results"""
-_PER_RECEIPT = 16
-"""bytes that are reserved in an ack frame for the JSON punctuation around each receipt and its result"""
 _OPEN = (ClientSessionState.READY, ClientSessionState.DRAINING)
 _CONNECTED = (ClientSessionState.GREETING, *_OPEN)
 Event = Welcomed | Delivered | Revoked | Draining | StoreChanged | Complained
@@ -108,6 +105,8 @@ class ClientSession:
         self._pings = 0
         self._ping_due = False
         self.limits = frames.WireLimits()
+        self.features: frozenset[frames.Feature] = frozenset()
+        """what the server can do, by its last welcome"""
         self.lease: float | None = None
 
     @property
@@ -185,6 +184,7 @@ class ClientSession:
         self._state = ClientSessionState.READY
         self.lease = frame.lease
         self.limits = frame.limits
+        self.features = frames.known_features(frame.features)
         adopted = set(frame.adopted)
         lost = [receipt for receipt in (*self._held, *self._outbox) if receipt not in adopted]
         events: list[Event] = [
@@ -301,6 +301,7 @@ class ClientSession:
             credit=self._granted,
             token=self._token,
             holding=[*self._held, *self._outbox],
+            features=list(frames.FEATURES),
         )
 
     def _wanted(self) -> int:
@@ -321,52 +322,3 @@ class ClientSession:
             raise ProtocolViolation(
                 "unexpected", f"this frame or call is not possible in the state {self._state.value}"
             )
-
-
-def frames_of(
-    outcomes: Iterable[tuple[str, Outcome]], limits: frames.WireLimits
-) -> Iterator[frames.ClientFrame]:
-    """Yield frames that report outcomes of receipts. Acks and releases are batched, so the order may change."""
-    batch = max(1, min(limits.batch, LIMITS.batch))
-    acks: list[tuple[str, bytes | None]] = []
-    released: list[str] = []
-    for receipt, outcome in outcomes:
-        match outcome:
-            case Success(result):
-                acks.append((receipt, result))
-            case HandBack():
-                released.append(receipt)
-            case RetryLater(delay, error):
-                yield frames.RetryFrame(receipt=receipt, error=clean_text(error), delay=delay)
-            case Failed(error):
-                yield frames.RetryFrame(receipt=receipt, error=clean_text(error))
-            case Rejected(reason, detail):
-                yield frames.DeadLetterFrame(
-                    receipt=receipt,
-                    reason=clean_text(reason),
-                    error=None if detail is None else clean_text(detail),
-                )
-    yield from _ack_frames(acks, batch, min(limits.frame, LIMITS.frame))
-    for start in range(0, len(released), batch):
-        yield frames.RedeliverFrame(receipts=released[start : start + batch])
-
-
-def _ack_frames(
-    outcomes: list[tuple[str, bytes | None]], batch: int, frame: int
-) -> Iterator[frames.AckFrame]:
-    receipts: list[str] = []
-    results: dict[str, msgspec.Raw] = {}
-    size = _ENVELOPE
-    for receipt, result in outcomes:
-        cost = len(receipt) + _PER_RECEIPT
-        if result is not None:
-            cost += len(receipt) + len(result)
-        if receipts and (len(receipts) == batch or size + cost > frame):
-            yield frames.AckFrame(receipts=receipts, results=results)
-            receipts, results, size = [], {}, _ENVELOPE
-        receipts.append(receipt)
-        if result is not None:
-            results[receipt] = msgspec.Raw(result)
-        size += cost
-    if receipts:
-        yield frames.AckFrame(receipts=receipts, results=results)

@@ -7,7 +7,8 @@ decodes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
@@ -33,12 +34,28 @@ CLOSE_UNAUTHENTICATED = 4401
 CLOSE_TIMEOUT = 4408
 """close code: the worker did not send its hello in time, or sent no frame for longer than the lease"""
 
+
+class Feature(StrEnum):
+    """An ability that a peer of version 1 may lack. Each side names those it has in its first frame."""
+
+    SNOOZE = "snooze"
+    """the server schedules a retry that counts no attempt (``retry.free``)"""
+    TRACEBACKS = "tracebacks"
+    """the server stores the traceback of a failure (``traceback`` of `RetryFrame` and `DeadLetterFrame`)"""
+    TIMEOUTS = "timeouts"
+    """the worker ends an attempt that runs longer than ``deliver.timeout``"""
+
+
+FEATURES: tuple[Feature, ...] = ()
+"""the features that this version has, as a worker and as a server"""
+
 _Name = Annotated[str, Meta(max_length=LIMITS.name)]
 _Text = Annotated[str, Meta(max_length=LIMITS.text)]
 _Receipt = Annotated[str, Meta(min_length=1, max_length=LIMITS.name)]
 _Receipts = Annotated[list[_Receipt], Meta(max_length=LIMITS.batch)]
 _Keys = Annotated[list[_Name], Meta(min_length=1, max_length=LIMITS.keys)]
 _Count = Annotated[int, Meta(ge=0, le=LIMITS.credit)]
+_Features = Annotated[list[_Name], Meta(max_length=LIMITS.features)]
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -58,6 +75,8 @@ class Hello(_Frame, tag="hello", frozen=True, kw_only=True):
     holding: Annotated[list[_Receipt], Meta(max_length=LIMITS.credit)] = []
     """after a reconnect: receipts whose tasks the worker still runs, or whose outcomes the server has not confirmed"""
     protocol: int = PROTOCOL_VERSION
+    features: _Features = []
+    """the names of the worker's features; unknown names are ignored"""
 
 
 class Credit(_Frame, tag="credit", frozen=True, kw_only=True):
@@ -143,6 +162,8 @@ class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
     server: str
     limits: WireLimits = WireLimits()
     adopted: list[str] = []
+    features: _Features = []
+    """the names of the server's features; unknown names are ignored"""
 
 
 class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -211,6 +232,11 @@ class Error(_Frame, tag="error", frozen=True, kw_only=True):
 
     code: str
     message: str
+
+
+def known_features(names: Iterable[str]) -> frozenset[Feature]:
+    """Return the features among the names that a peer sent. A newer peer may name others."""
+    return frozenset(feature for feature in Feature if feature in names)
 
 
 SettlementFrame = AckFrame | RedeliverFrame | RetryFrame | DeadLetterFrame

@@ -22,7 +22,8 @@ import msgspec
 from taskqueue_core.errors import InvalidInput, ProtocolViolation
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.protocol import frames
-from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
+from taskqueue_core.protocol.settlements import outcomes_of
+from taskqueue_core.retry import Outcome
 from taskqueue_core.tasks import Delivery
 
 
@@ -122,6 +123,11 @@ class ServerSession:
         return None if self._hello is None else self._hello.worker_id
 
     @property
+    def features(self) -> frozenset[frames.Feature]:
+        """What the worker can do, by its hello."""
+        return frames.known_features(() if self._hello is None else self._hello.features)
+
+    @property
     def credit(self) -> int:
         """The number of deliveries that may still be sent; 0 unless the session is ready."""
         return self._credit if self._state is ServerSessionState.READY else 0
@@ -188,7 +194,7 @@ class ServerSession:
         # Only the first settlement of a receipt counts. Others are ignored while it is pending, and stale afterwards.
         known: list[tuple[Delivery, Outcome]] = []
         stale: list[str] = []
-        for receipt, outcome in _outcomes(frame).items():
+        for receipt, outcome in outcomes_of(frame).items():
             delivery = self._held.pop(receipt, None)
             if delivery is not None:
                 self._pending[receipt] = delivery
@@ -261,6 +267,7 @@ class ServerSession:
             server=server,
             limits=frames.WireLimits(),  # a new object, because the encoder would omit the default object
             adopted=retained,
+            features=list(frames.FEATURES),
         )
         return [
             frames.encode(welcome),
@@ -352,23 +359,6 @@ def _read(data: str | bytes) -> frames.ClientFrame:
     if isinstance(data, bytes):
         raise ProtocolViolation("not_text", "frames must be text messages")
     return frames.decode_client(data)
-
-
-def _outcomes(frame: frames.SettlementFrame) -> Mapping[str, Outcome]:
-    match frame:
-        case frames.AckFrame(receipts=receipts, results=results):
-            return {
-                receipt: Success(frames.result_text(results[receipt]))
-                if receipt in results
-                else Success()
-                for receipt in receipts
-            }
-        case frames.RedeliverFrame(receipts=receipts):
-            return dict.fromkeys(receipts, HandBack())
-        case frames.RetryFrame(receipt=receipt, error=error, delay=delay):
-            return {receipt: Failed(error) if delay is None else RetryLater(delay, error)}
-        case frames.DeadLetterFrame(receipt=receipt, reason=reason, error=error):
-            return {receipt: Rejected(reason, error)}
 
 
 def _pieces(receipts: Sequence[str]) -> Iterator[list[str]]:

@@ -1,0 +1,83 @@
+"""Outcomes as frames that a worker sends, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from taskqueue_core.limits import LIMITS, clean_text
+from taskqueue_core.protocol import frames
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
+
+_ENVELOPE = 256
+"""bytes that are reserved in an ack frame for everything except receipts and results"""
+_PER_RECEIPT = 16
+"""bytes that are reserved in an ack frame for the JSON punctuation around each receipt and its result"""
+
+
+def outcomes_of(frame: frames.SettlementFrame) -> Mapping[str, Outcome]:
+    """Return the outcome of each receipt that a worker's frame settles. Raises `ProtocolViolation` for a bad result."""
+    match frame:
+        case frames.AckFrame(receipts=receipts, results=results):
+            return {
+                receipt: Success(frames.result_text(results[receipt]))
+                if receipt in results
+                else Success()
+                for receipt in receipts
+            }
+        case frames.RedeliverFrame(receipts=receipts):
+            return dict.fromkeys(receipts, HandBack())
+        case frames.RetryFrame(receipt=receipt, error=error, delay=delay):
+            return {receipt: Failed(error) if delay is None else RetryLater(delay, error)}
+        case frames.DeadLetterFrame(receipt=receipt, reason=reason, error=error):
+            return {receipt: Rejected(reason, error)}
+
+
+def frames_of(
+    outcomes: Iterable[tuple[str, Outcome]], limits: frames.WireLimits
+) -> Iterator[frames.ClientFrame]:
+    """Yield frames that report outcomes of receipts. Acks and releases are batched, so the order may change."""
+    batch = max(1, min(limits.batch, LIMITS.batch))
+    acks: list[tuple[str, bytes | None]] = []
+    released: list[str] = []
+    for receipt, outcome in outcomes:
+        match outcome:
+            case Success(result):
+                acks.append((receipt, result))
+            case HandBack():
+                released.append(receipt)
+            case RetryLater(delay, error):
+                yield frames.RetryFrame(receipt=receipt, error=clean_text(error), delay=delay)
+            case Failed(error):
+                yield frames.RetryFrame(receipt=receipt, error=clean_text(error))
+            case Rejected(reason, detail):
+                yield frames.DeadLetterFrame(
+                    receipt=receipt,
+                    reason=clean_text(reason),
+                    error=None if detail is None else clean_text(detail),
+                )
+    yield from _ack_frames(acks, batch, min(limits.frame, LIMITS.frame))
+    for start in range(0, len(released), batch):
+        yield frames.RedeliverFrame(receipts=released[start : start + batch])
+
+
+def _ack_frames(
+    outcomes: list[tuple[str, bytes | None]], batch: int, frame: int
+) -> Iterator[frames.AckFrame]:
+    receipts: list[str] = []
+    results: dict[str, msgspec.Raw] = {}
+    size = _ENVELOPE
+    for receipt, result in outcomes:
+        cost = len(receipt) + _PER_RECEIPT
+        if result is not None:
+            cost += len(receipt) + len(result)
+        if receipts and (len(receipts) == batch or size + cost > frame):
+            yield frames.AckFrame(receipts=receipts, results=results)
+            receipts, results, size = [], {}, _ENVELOPE
+        receipts.append(receipt)
+        if result is not None:
+            results[receipt] = msgspec.Raw(result)
+        size += cost
+    if receipts:
+        yield frames.AckFrame(receipts=receipts, results=results)
