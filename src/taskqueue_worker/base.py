@@ -137,14 +137,14 @@ class BaseWorker(ABC):
             return register
         return register(key)
 
-    def run(self) -> None:
+    def run(self, *, on_ready: Callable[[], None] | None = None) -> None:
         """Run the worker until SIGTERM or SIGINT; a second signal releases all running tasks.
 
-        Must be called in the main thread. Raises the same exceptions as `serve`.
+        Must be called in the main thread. Raises the same exceptions as `serve`; ``on_ready`` is as there.
         """
-        asyncio.run(self._run())
+        asyncio.run(self._run(on_ready))
 
-    async def _run(self) -> None:
+    async def _run(self, on_ready: Callable[[], None] | None) -> None:
         loop = asyncio.get_running_loop()
         previous = {}
         # `loop.add_signal_handler` does not exist on Windows. A handler runs between two instructions of the main
@@ -154,7 +154,7 @@ class BaseWorker(ABC):
                 number, lambda *_: loop.call_soon_threadsafe(self._on_signal)
             )
         try:
-            await self.serve()
+            await self.serve(on_ready=on_ready)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -168,8 +168,10 @@ class BaseWorker(ABC):
         )
         self.stop(now=immediate)
 
-    async def serve(self) -> None:
+    async def serve(self, *, on_ready: Callable[[], None] | None = None) -> None:
         """Run the worker until `stop` is called. Cancelling this call releases all running tasks.
+
+        ``on_ready`` is called once: when the server has welcomed this worker, or when the store has answered.
 
         Raises `WorkerQuarantined` if too many attempts fail in a row, and `SystemExit` or `KeyboardInterrupt` if a
         handler raises one of them.
@@ -183,12 +185,28 @@ class BaseWorker(ABC):
         async with self._open_source(self._worker_id or _make_worker_id()) as connect:
             capacity = self._concurrency + self._prefetch
             self._current_run = WorkerRun(
-                self._handlers, self._quarantine(), self._concurrency, capacity, self._grace
+                self._handlers,
+                self._quarantine(),
+                self._concurrency,
+                capacity,
+                self._grace,
+                on_ready=on_ready,
             )
             try:
                 await self._current_run.work(connect)
             finally:
                 self._current_run = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the worker receives tasks: it is connected to the server or the store, and is not stopping."""
+        run = self._current_run
+        return run is not None and run.connected and not run.stopping
+
+    @property
+    @abstractmethod
+    def source(self) -> str:
+        """Where the tasks come from, for messages: the address of the server, or the name of the backend."""
 
     @abstractmethod
     def _open_source(

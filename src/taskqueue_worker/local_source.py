@@ -58,6 +58,7 @@ class LocalTaskSource:
             refuse=self._refuse,
             return_waiting=lambda: run.runner.return_waiting(),  # noqa: PLW0108 - the runner is created later
             wait_for_room=self._settlements.room,
+            on_answer=lambda: run.set_connected(True),
         )
         self._leaving: asyncio.Future[float] = self._loop.create_future()
         self._progress: dict[str, float | str] = {}
@@ -112,6 +113,7 @@ class LocalTaskSource:
         self._run.runner.revoke(receipts)
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes ``ok`` by position
+        self._run.set_connected(ok)
         if ok:
             _log.info("store available again")
         else:

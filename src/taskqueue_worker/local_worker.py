@@ -9,6 +9,7 @@ from typing import Self
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import dead_letters_of
+from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import connect
 from taskqueue_worker.base import BaseWorker
@@ -83,6 +84,13 @@ class LocalWorker(BaseWorker):
         if self._requested_prefetch is not None:
             return self._requested_prefetch
         return max(0, min(concurrency, LIMITS.credit - concurrency))
+
+    @property
+    def source(self) -> str:
+        backend = self._backend
+        if backend is None:
+            backend = load_settings(Settings).backend
+        return f"the backend {backend if isinstance(backend, str) else type(backend).__name__}"
 
     @asynccontextmanager
     async def _open_source(

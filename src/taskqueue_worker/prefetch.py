@@ -34,12 +34,14 @@ class Prefetcher:
         refuse: Callable[[Sequence[Delivery]], None],
         return_waiting: Callable[[], None],
         wait_for_room: Callable[[], Awaitable[None]],
+        on_answer: Callable[[], None],
     ) -> None:
         """Create a receiver that holds up to ``capacity`` deliveries: the concurrency plus the maximum prefetch.
 
         ``deliver`` is called with deliveries to run, and ``refuse`` with deliveries received after the capacity became
         0. ``return_waiting`` releases the deliveries that have not been started. ``wait_for_room`` waits while too many
-        outcomes are not yet confirmed by the store.
+        outcomes are not yet confirmed by the store. ``on_answer`` is called at the first answer of the store; the first
+        receive does not wait for tasks, so that this is soon.
         """
         self._subscription = subscription
         self._outage = outage
@@ -50,6 +52,8 @@ class Prefetcher:
         self._refuse = refuse
         self._return_waiting = return_waiting
         self._wait_for_room = wait_for_room
+        self._on_answer = on_answer
+        self._answered = False
         self._loop = asyncio.get_running_loop()
         self._held = 0
         self._prefetch_target = 0
@@ -92,6 +96,9 @@ class Prefetcher:
                 continue
             await self._wait_for_room()
             received = await self._outage.retry_until_available(self._receive)
+            if not self._answered:
+                self._answered = True
+                self._on_answer()
             self._update_rate()
             deliveries = received.deliveries
             if not deliveries:
@@ -141,8 +148,10 @@ class Prefetcher:
         limit = min(self._target() - self._held, _MAX_BATCH)
         if limit <= 0:
             return Received()
-        # During an outage, receive without waiting, so that the first answer shows that the store is available again.
-        call = self._subscription.receive(limit, 0 if self._outage.down else None)
+        # Until the first answer, and during an outage, receive without waiting: the answer shows that the store is
+        # available.
+        at_once = self._outage.down or not self._answered
+        call = self._subscription.receive(limit, 0 if at_once else None)
         self._receiving = receiving = asyncio.ensure_future(call)
         try:
             return await receiving

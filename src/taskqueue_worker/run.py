@@ -55,8 +55,13 @@ class WorkerRun:
         concurrency: int,
         capacity: int,
         grace: float,
+        *,
+        on_ready: Callable[[], None] | None = None,
     ) -> None:
-        """Create a run that holds up to ``capacity`` deliveries, or fewer in quarantine."""
+        """Create a run that holds up to ``capacity`` deliveries, or fewer in quarantine.
+
+        ``on_ready`` is called once, when the source is connected for the first time.
+        """
         self._handlers = handlers
         self._quarantine = quarantine
         self._concurrency = concurrency
@@ -69,6 +74,20 @@ class WorkerRun:
         self._timer: asyncio.TimerHandle | None = None
         self.stopping = False
         """whether the run is stopping, because `stop` was called or an error occurred"""
+        self._on_ready = on_ready
+        self.connected = False
+        """whether the server has welcomed this worker, or the store has answered, and neither has failed since"""
+
+    def set_connected(self, connected: bool) -> None:  # noqa: FBT001 - the only argument
+        """Set `connected`; the first time, report that the worker is ready. Thread-safe."""
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so the run has ended
+            self._loop.call_soon_threadsafe(self._set_connected, connected)
+
+    def _set_connected(self, connected: bool) -> None:  # noqa: FBT001 - the only argument
+        self.connected = connected
+        if connected and self._on_ready is not None:
+            report, self._on_ready = self._on_ready, None
+            report()
 
     def stop(self, *, now: bool) -> None:
         """Stop when the running tasks have ended, or after the grace period; at once with ``now``. Thread-safe."""

@@ -105,15 +105,21 @@ class ServerLink:
         address: ServerAddress,
         backoff: Backoff,
         deliver: Callable[[Work], None],
+        on_connected: Callable[[bool], None],
         *,
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Create the link. ``deliver`` is called in the link's thread, and the token is sent with each handshake."""
+        """Create the link. The token is sent with each handshake.
+
+        The callbacks are called in the link's thread: ``deliver`` with work, and ``on_connected`` with True after each
+        welcome of the server, and with False when the link is down.
+        """
         self._session = session
         self._address = address
         self._backoff = backoff
         self._deliver = deliver
+        self._on_connected = on_connected
         self._token = token
         self._tls = tls
         self._loop = asyncio.new_event_loop()
@@ -268,11 +274,13 @@ class ServerLink:
         else:
             _log.debug("the server is still unavailable: %s", end.reason)
         self._connected = False
+        self._on_connected(False)  # noqa: FBT003 - see `__init__`
 
     def _log_event(self, event: Event) -> None:
         match event:
             case Welcomed(connection_id, adopted, lost):
                 self._connected = True
+                self._on_connected(True)  # noqa: FBT003 - see `__init__`
                 self.result_limit = self._session.limits.result
                 note = f"; deliveries kept: {adopted}, lost: {lost}" if adopted or lost else ""
                 _log.info("connected to %s as %s%s", self._address.shown, connection_id, note)

@@ -78,6 +78,10 @@ class Worker(BaseWorker):
         if url is not None:
             self._address = ServerAddress.of(url)
 
+    @property
+    def source(self) -> str:
+        return (self._address or ServerAddress.of(load_settings(Settings).server_url)).shown
+
     @asynccontextmanager
     async def _open_source(
         self, worker_id: str
@@ -108,6 +112,8 @@ class Worker(BaseWorker):
 
             inbox: ThreadsafeInbox[Work] = ThreadsafeInbox(asyncio.get_running_loop(), handle)
             backoff = Backoff(uniform=self._uniform)
-            return ServerLink(session, address, backoff, inbox.put, token=header, tls=tls)
+            return ServerLink(
+                session, address, backoff, inbox.put, run.set_connected, token=header, tls=tls
+            )
 
         yield connect

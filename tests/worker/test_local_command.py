@@ -16,8 +16,8 @@ def test_a_local_worker_ends_well_at_a_signal() -> None:
     words = ("worker", "tests.cli.work:worker", "--backend", "tests.cli.work:Telling")
     with process(*words, stderr=None) as worker:
         assert worker.stdout is not None
-        assert b"double" in worker.stdout.readline()
         assert worker.stdout.readline() == b"subscribed\n"
+        assert b"double" in worker.stdout.readline()
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(60) == 0
 

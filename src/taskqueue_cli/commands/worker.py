@@ -6,6 +6,7 @@ import os
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from taskqueue_cli.backends import BackendName
 from taskqueue_cli.output import (
@@ -58,6 +59,9 @@ def run(
     With --local or --backend, the worker connects directly to the store, without a server. A LocalWorker always
     connects directly.
 
+    Prints the keys once the server has welcomed the worker, or the store has answered; with --json, one object with
+    target, keys and pid.
+
     The exit code is 3 if too many attempts fail in a row, and 4 if the server refuses the worker.
     """
     configure_logging(log_level, load_settings(Settings).log_format)
@@ -65,12 +69,17 @@ def run(
     worker.configure(worker_id=worker_id, concurrency=concurrency)
     if not worker.keys:
         raise ConfigurationError(f"{target} has no handlers: register some with @worker.task")
-    if as_json:
-        print_json({"target": target, "keys": worker.keys, "pid": os.getpid()})
-    else:
-        keys = ", ".join(worker.keys)
-        console.print(f"[green]●[/] worker running for [bold]{keys}[/]  [dim]Ctrl-C stops it")
-    worker.run()
+
+    def ready() -> None:
+        if as_json:
+            print_json({"target": target, "keys": worker.keys, "pid": os.getpid()})
+        else:
+            keys = escape(", ".join(worker.keys))
+            console.print(f"[green]●[/] working for [bold]{keys}[/]  [dim]Ctrl-C stops it")
+
+    if not as_json:
+        console.print(f"[yellow]○[/] connecting to {escape(worker.source)}", soft_wrap=True)
+    worker.run(on_ready=ready)
 
 
 def _configured(
