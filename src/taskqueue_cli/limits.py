@@ -13,6 +13,7 @@ from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 NONE = "none"
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _SECONDS = re.compile(r"[0-9]{1,10}(?:\.[0-9]{1,10})?")
+_DELAYS = re.compile(rf"{_SECONDS.pattern}(?:, ?{_SECONDS.pattern})*")
 _MAX_NAMES = 3
 """maximum number of tenants or queues that one line lists"""
 _RATE = re.compile(rf"({_NUMBER.pattern})/([0-9]{{0,7}})([smh])")
@@ -30,6 +31,13 @@ def parse_seconds(field: str, text: str) -> float | None:
     """Return the seconds in ``text``, or None for ``none``. Raises `InvalidInput`, which names ``field``."""
     match = _match(field, text, _SECONDS, "a number of seconds, for example 600 or 0.5")
     return match and float(match[0])
+
+
+def parse_delays(field: str, text: str) -> list[float]:
+    """Return the seconds in a text such as ``5,60,900``; none for ``none``. Raises `InvalidInput`, as above."""
+    allowed = "numbers of seconds, separated by commas, for example 5,60,900"
+    match = _match(field, text, _DELAYS, allowed)
+    return [] if match is None else [float(part) for part in text.split(",")]
 
 
 def _match(field: str, text: str, pattern: re.Pattern[str], allowed: str) -> re.Match[str] | None:

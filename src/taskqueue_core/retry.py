@@ -12,7 +12,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
@@ -41,11 +43,17 @@ __all__ = [
 EXHAUSTED = "max_retries_exceeded"
 """reason stored with a dead letter whose task has used all its attempts"""
 
+_Delay = Annotated[float, Field(ge=0, le=7 * 86_400, allow_inf_nan=False)]
+
 
 class RetryPolicy(BaseModel):
     """The delays between a task's attempts, and the maximum number of attempts.
 
-    Before the n-th retry, the task waits ``min(base * 2**(n-1), cap)`` seconds, plus or minus the jitter.
+    Before the n-th retry, the task waits ``min(base * factor**(n-1), cap)`` seconds, plus or minus the jitter. With
+    ``delays``, it waits the n-th of them instead, or the last one if there are fewer.
+
+    >>> RetryPolicy(max_attempts=8, base=2, cap=600)  # 2, 4, 8 ... up to 600 s
+    >>> RetryPolicy(delays=(5, 60, 900))  # 5 s, 60 s, then 900 s again and again
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -58,10 +66,21 @@ class RetryPolicy(BaseModel):
     """maximum random change of the delay, as a share of it: 0.1 means plus or minus 10 %"""
     max_attempts: Whole = Field(default=50, ge=1, le=1000)
     """maximum number of attempts, including the first; if all of them fail, the task becomes a dead letter"""
+    factor: float = Field(default=2.0, ge=1, le=100, allow_inf_nan=False)
+    """number by which the delay is multiplied after each retry; 1 means that all delays are ``base``"""
+    delays: tuple[_Delay, ...] = Field(default=(), max_length=100)
+    """delays in seconds before the first, second ... retry, instead of the formula; the last one repeats"""
 
     def delay(self, attempt: int, uniform: Callable[[], float] = random.random) -> float:
         """Return the delay in seconds after attempt number ``attempt``. ``uniform`` returns a number from 0 to 1."""
-        wait = min(self.base * 2.0 ** min(attempt - 1, 900), self.cap)  # 2.0 ** 1024 would overflow
+        if self.delays:
+            wait = self.delays[min(attempt, len(self.delays)) - 1]
+        else:
+            try:
+                growth = self.factor ** (attempt - 1)
+            except OverflowError:
+                growth = sys.float_info.max
+            wait = min(self.base * growth, self.cap)
         return wait * (1 + self.jitter * (2 * uniform() - 1))
 
 

@@ -113,10 +113,19 @@ def test_the_retry_policy_is_set(cli: Cli, store: Shared) -> None:
     words = ["--max-attempts", "8", "--retry-base", "2", "--retry-cap", "600"]
     assert cli("queue", "set", KEY, *words).code == 0
     told = cli("queue", "set", KEY, "--retry-jitter", "0.5", "--json").told["retry"]
-    assert told == {"base": 2, "cap": 600, "jitter": 0.5, "max_attempts": 8}
+    shape = {"factor": 2, "delays": []}
+    assert told == {"base": 2, "cap": 600, "jitter": 0.5, "max_attempts": 8, **shape}
     assert in_force(store).retry == RetryPolicy(base=2, cap=600, jitter=0.5, max_attempts=8)
+    options = ["--retry-factor", "3", "--retry-delays", "5, 60,0.5"]
+    told = cli("queue", "set", KEY, *options, "--json").told["retry"]
+    assert (told["factor"], told["delays"], told["cap"]) == (3, [5, 60, 0.5], 600)
+    assert (
+        cli("queue", "set", KEY, "--retry-delays", "none", "--json").told["retry"]["delays"] == []
+    )
     wrong = cli("queue", "set", KEY, "--max-attempts", "0", "--json")
     assert (wrong.code, wrong.told["error"]["field"]) == (2, "retry.max_attempts")
+    wrong = cli("queue", "set", KEY, "--retry-delays", "5,none", "--json")
+    assert (wrong.code, wrong.told["error"]["field"]) == (2, "retry_delays")
 
 
 def test_order_and_tenants(cli: Cli, store: Shared) -> None:

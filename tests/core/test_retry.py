@@ -61,14 +61,16 @@ def test_jitter_stays_within_ten_percent(attempt: int, source: float) -> None:
     base=st.floats(0, 86_400),
     cap=st.floats(0, 7 * 86_400),
     jitter=st.floats(0, 1),
+    factor=st.floats(1, 100),
     attempt=st.integers(1, 10_000),
     source=unit,
 )
 def test_any_policy_gives_a_usable_delay(
-    base: float, cap: float, jitter: float, attempt: int, source: float
+    base: float, cap: float, jitter: float, factor: float, attempt: int, source: float
 ) -> None:
     """No valid policy gives an overflow, a negative delay, or a delay above its cap plus jitter."""
-    wait = RetryPolicy(base=base, cap=cap, jitter=jitter).delay(attempt, lambda: source)
+    policy = RetryPolicy(base=base, cap=cap, jitter=jitter, factor=factor)
+    wait = policy.delay(attempt, lambda: source)
     assert 0 <= wait <= cap * (1 + jitter) + 1e-6
 
 
@@ -78,6 +80,20 @@ def test_waits_never_shrink(base: float, attempts: int) -> None:
     policy = RetryPolicy(base=base, jitter=0)
     waits = [policy.delay(attempt) for attempt in range(1, attempts)]
     assert all(earlier <= later for earlier, later in pairwise(waits))
+
+
+@pytest.mark.parametrize(
+    ("policy", "waits"),
+    [
+        (RetryPolicy(base=1, factor=3, cap=20, jitter=0), [1, 3, 9, 20, 20]),
+        (RetryPolicy(base=5, factor=1, jitter=0), [5, 5, 5, 5, 5]),
+        (RetryPolicy(base=1, factor=1.5, cap=600, jitter=0), [1, 1.5, 2.25, 3.375, 5.0625]),
+        (RetryPolicy(delays=(7, 0, 900), jitter=0), [7, 0, 900, 900, 900]),
+    ],
+)
+def test_factor_and_delays(policy: RetryPolicy, waits: list[float]) -> None:
+    """U3: the factor multiplies the delay after each retry; a list of delays replaces it, and its last one repeats."""
+    assert [policy.delay(attempt) for attempt in range(1, 6)] == waits
 
 
 @pytest.mark.parametrize("attempt", [1, 2, 64, 65, 66, 1000])
@@ -105,6 +121,10 @@ def test_failing_together_does_not_mean_retrying_together() -> None:
         ("base", float("nan")),
         ("cap", float("inf")),
         ("jitter", 1.1),
+        ("factor", 0.9),
+        ("factor", 101),
+        ("delays", [-1]),
+        ("delays", [1] * 101),
         ("max_attempts", 0),
         ("max_attempts", 1001),
         ("unknown", 1),

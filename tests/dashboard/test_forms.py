@@ -57,13 +57,14 @@ async def test_settings(it: Running, client: httpx2.AsyncClient) -> None:
     )
     form = filled(
         before, capacity="100", max_inflight="7", rate_limit__max_tokens="5", rate_limit__interval="2",
-        rate_limit__interval_unit="MINUTES", retry__base="0.5",
+        rate_limit__interval_unit="MINUTES", retry__base="0.5", retry__factor="3", retry__delays="1, 30",
     )  # fmt: skip
     page = await followed(client, await post(client, "/queues/k/settings", **form))
     assert "Settings saved." in page
     assert "5 per 2 minutes" in page
     now = await control.settings("k")
     assert (now.capacity, now.max_inflight, now.retry.base) == (100, 7, 0.5)
+    assert (now.retry.factor, now.retry.delays) == (3, (1, 30))
     assert (now.dedupe_window, now.weights, now.order) == (77, {"a": 2}, Order.FAIR)
     again = filled(now, capacity="", rate_limit__max_tokens="")
     await followed(client, await post(client, "/queues/k/settings", **again))
@@ -79,7 +80,8 @@ async def test_settings(it: Running, client: httpx2.AsyncClient) -> None:
     [("capacity", "0"), ("capacity", "many"), ("max_inflight", "-1"), ("max_inflight", "0"),
      ("retry.max_attempts", "1001"), ("rate_limit.max_tokens", "0"), ("rate_limit.max_tokens", "x"),
      ("floor_share", "0.9"), ("floor_share", "nan"), ("order", "random"), ("max_losses", "1e3"),
-     ("rate_limit.interval", "-2"), ("tenant_capacity", "<script>")],
+     ("rate_limit.interval", "-2"), ("retry.delays", "5,x"), ("retry.delays", "5,nan"),
+     ("tenant_capacity", "<script>")],
 )  # fmt: skip
 async def test_wrong_settings(
     it: Running, client: httpx2.AsyncClient, field: str, text: str

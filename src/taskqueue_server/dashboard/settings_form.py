@@ -68,8 +68,15 @@ _RETRY = (
         "Attempts",
         "maximum number of attempts before a task becomes a dead letter",
     ),
-    Field("retry.base", "First delay", "seconds; doubles with each retry", whole=False),
+    Field("retry.base", "First delay", "seconds", whole=False),
+    Field("retry.factor", "Factor", "by which the delay grows with each retry", whole=False),
     Field("retry.cap", "Maximum delay", "seconds", whole=False),
+    Field(
+        "retry.delays",
+        "Delays",
+        "seconds, such as 5, 60, 900: instead of the three above",
+        whole=False,
+    ),
 )
 GROUPS = (
     Group("Limits", _LIMITS),
@@ -79,6 +86,7 @@ GROUPS = (
 )
 _FIELDS = {field.name: field for group in GROUPS for field in group.fields}
 NAMES = tuple(_FIELDS)
+_EXPECTED = {"retry.delays": "Enter numbers, separated by commas."}
 _PLAIN = 1e6
 _MOST = 1e15
 _OPTIONAL = {
@@ -112,6 +120,8 @@ def _value_of(value: Any, name: str) -> Any:
 def _shown(value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
     return f"{value:g}" if isinstance(value, float) and value < _PLAIN else str(value)
 
 
@@ -132,7 +142,9 @@ def changed(settings: QueueSettings, filled: dict[str, str], version: str) -> Qu
         try:
             value = _read(_FIELDS[name], text)
         except ValueError:
-            errors[name] = "Enter a whole number." if _FIELDS[name].whole else "Enter a number."
+            errors[name] = _EXPECTED.get(name) or (
+                "Enter a whole number." if _FIELDS[name].whole else "Enter a number."
+            )
             continue
         if parent == "rate_limit":
             continue
@@ -146,6 +158,8 @@ def changed(settings: QueueSettings, filled: dict[str, str], version: str) -> Qu
 def _read(field: Field, text: str) -> object:
     if field.options:
         return text
+    if field.name == "retry.delays":
+        return [float(part) for part in text.split(",")] if text else []
     if not text:
         if field.name in _OPTIONAL or field.name.startswith("rate_limit."):
             return None
@@ -172,7 +186,10 @@ def _bucket(filled: dict[str, str], errors: dict[str, str]) -> dict[str, object]
 def field_errors(error: InvalidInput) -> dict[str, str]:
     """Return the error's message, keyed by field name; the name is empty if the form does not have the field."""
     message = f"Allowed: {error.allowed}."
-    return {error.field: message} if error.field in _FIELDS else {"": str(error)}
+    field = error.field.rstrip("0123456789").rstrip(
+        "."
+    )  # an item of a list is an error of the list
+    return {field: message} if field in _FIELDS else {"": str(error)}
 
 
 _FORM = "application/x-www-form-urlencoded"
