@@ -20,6 +20,7 @@ from taskqueue_core.capabilities import (
     HasControl,
     HasDeadLetters,
     HasSlots,
+    LongPolling,
     Maintained,
     QueueSettings,
     Revocation,
@@ -258,6 +259,8 @@ class InstrumentedControl:
         self.purge = inner.purge
         self.delete = inner.delete
         self.workers = inner.workers
+        if isinstance(inner, LongPolling):
+            self.wait_for_end = inner.wait_for_end
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         if self._guard is not None:

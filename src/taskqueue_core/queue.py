@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from datetime import datetime
+from functools import cached_property
 from typing import Any, TypedDict, cast
 
 import msgspec
@@ -19,6 +20,7 @@ from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of, has
 from taskqueue_core.errors import IdConflict, InvalidInput, PublishUnconfirmed, QueueFull
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.retry import RetryPolicy
+from taskqueue_core.task_ends import TaskEnds
 from taskqueue_core.tasks import (
     Confirmation,
     Ledger,
@@ -198,6 +200,11 @@ class Queue:
         """Return a task's decoded result; ``None`` if there is no result yet, or if it has expired."""
         (text,) = await control_of(self.backend).results(key, task_id)
         return None if text is None else msgspec.json.decode(text)
+
+    @cached_property
+    def ends(self) -> TaskEnds:
+        """The waits for the ends of tasks on this connection. Raises `CapabilityMissing` without ``control``."""
+        return TaskEnds(control_of(self.backend))
 
     async def ledger(self, *keys: str) -> Ledger:
         """Return the sum of the ledgers of the given queues, or of all queues."""

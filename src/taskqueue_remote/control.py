@@ -15,6 +15,7 @@ from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.server_address import path
 from taskqueue_core.tasks import Delivery, Ledger, QueueStats, TaskStatus, WorkerInfo
 from taskqueue_remote.client import HttpClient
+from taskqueue_remote.problems import problem_of
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -92,6 +93,16 @@ class RemoteControl:
         for ids in batches(task_ids):
             known |= (await self._client.ask("POST", target, _Statuses, body={"ids": ids})).statuses
         return tuple(known.get(task_id) for task_id in task_ids)
+
+    async def wait_for_end(self, key: str, task_id: str, seconds: float) -> TaskStatus | None:
+        answer = await self._client.fetch(
+            "GET", path("tasks", key, task_id), query={"wait": int(seconds)}
+        )
+        if answer.ok:
+            return self._client.decode(answer.body, TaskStatus)
+        if problem_of(answer.status, answer.body).code == "unknown_task":
+            return None
+        raise self._client.error(answer)
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
         known: dict[str, bytes] = {}

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 import taskqueue_core.queue
 from taskqueue_cli.commands.dead_letters import act_on_all
+from taskqueue_core import Tasks, UnknownTask, gather
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import InvalidInput, QueueFull, QueueInUse, SettingsConflict
@@ -19,7 +21,11 @@ from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_remote import RemoteBackend
+from taskqueue_remote.client import HttpClient
 from taskqueue_server import ServerProcess
+from taskqueue_worker import LocalWorker
+from tests.application.running import working
+from tests.worker.local import until
 
 
 @pytest_asyncio.fixture
@@ -262,3 +268,47 @@ async def test_many_large_results(remote: RemoteBackend, store: MemoryBackend) -
         large = b'"' + b"x" * (LIMITS.result - 2) + b'"'
         await subscription.ack(*taken, results=[large] * len(ids))
     assert set(await remote.control.results("k", *ids)) == {large}
+
+
+async def test_a_result_needs_one_long_poll(
+    remote: RemoteBackend, store: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U6: through a server, a wait is one request until the task ends; more waits than long polls share their polls."""
+    targets: list[str] = []
+    fetch = HttpClient.fetch
+
+    async def counted(client: HttpClient, method: str, target: str, **more: Any) -> Any:
+        targets.append(target)
+        return await fetch(client, method, target, **more)
+
+    monkeypatch.setattr(HttpClient, "fetch", counted)
+    declared = Tasks()
+    same = declared.task(_same)
+    async with declared.connect(Queue(remote)):
+        handle = await same.publish(1)
+        targets.clear()
+        result = asyncio.create_task(handle.result())
+        await until(lambda: targets)
+        async with working(LocalWorker(declared, backend=store)):
+            assert await result == 1
+        assert len(targets) == 2
+        handles = [await same.publish(number) for number in range(40)]
+        targets.clear()
+        results = asyncio.create_task(gather(*handles))
+        await until(lambda: sum(target.endswith("/statuses") for target in targets) > 2)
+        assert sum(not target.endswith("/statuses") for target in targets) == 8
+        async with working(LocalWorker(declared, backend=store)):
+            assert await results == list(range(40))
+
+
+async def test_an_unknown_task_is_no_wait(remote: RemoteBackend) -> None:
+    """U6: the wait for a task that nobody has published ends at once, through a server too."""
+    declared = Tasks()
+    same = declared.task(_same)
+    async with declared.connect(Queue(remote)):
+        with pytest.raises(UnknownTask):
+            await same.handle("missing").result()
+
+
+def _same(value: int) -> int:
+    return value

@@ -26,8 +26,6 @@ from taskqueue_core.tasks import Confirmation, State, TaskStatus
 
 R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
-"""seconds between two looks at a task that has not ended; each pause is a half longer than the one before it"""
 _ENDS: dict[State, type[TaskFailed]] = {
     State.DEAD: TaskDead,
     State.CANCELLED: TaskCancelled,
@@ -89,17 +87,13 @@ class Handle(Generic[R_co]):
         if self.confirmation is not None and not self.confirmation.stored:
             stored(self.confirmation)
         async with asyncio.timeout(timeout):
-            pause = _FIRST_PAUSE
-            while True:
-                status = await self.status()
-                if status is None:
-                    raise UnknownTask(
-                        f"task {self.id} of {self.key} is unknown: it was never published, or its record was deleted"
-                    )
-                if not status.state.live and not (wait_for_redrive and status.state is State.DEAD):
-                    break
-                await asyncio.sleep(pause)
-                pause = min(1.5 * pause, _LONGEST_PAUSE)
+            status = await self._queue.ends.wait(
+                self.key, self.id, wait_for_redrive=wait_for_redrive
+            )
+        if status is None:
+            raise UnknownTask(
+                f"task {self.id} of {self.key} is unknown: it was never published, or its record was deleted"
+            )
         if status.state is not State.DONE:
             self._raise(status)
         (text,) = await control_of(self._queue.backend).results(self.key, self.id)

@@ -1,6 +1,6 @@
 """The optional capabilities of a backend: one protocol per capability, which the conformance kit tests."""
 
-from taskqueue_core.capabilities.control import Control, DeletedQueue, Maintained
+from taskqueue_core.capabilities.control import Control, DeletedQueue, LongPolling, Maintained
 from taskqueue_core.capabilities.dead_letters import DeadLetters
 from taskqueue_core.capabilities.require import (
     HasControl,
@@ -41,6 +41,7 @@ __all__ = [
     "HasDeadLetters",
     "HasSlots",
     "Left",
+    "LongPolling",
     "Maintained",
     "Order",
     "Permit",

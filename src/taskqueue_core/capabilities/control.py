@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -99,4 +99,15 @@ class Control(Protocol):
         A pass that leaves work sets `Maintained.behind`. Unless another process continues the work, it also sets
         `Maintained.again_in` to three times its own duration, so that maintenance takes at most a quarter of the
         store's time until it has caught up.
+        """
+
+
+@runtime_checkable
+class LongPolling(Protocol):
+    """A control that can delay its answer until a task has ended. It is optional, and not part of the contract."""
+
+    async def wait_for_end(self, key: str, task_id: str, seconds: float) -> TaskStatus | None:
+        """Return a task's status when it has ended or is a dead letter, after ``seconds`` at the latest.
+
+        ``None`` means that the task is unknown. The longest wait is 30 seconds.
         """
