@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from taskqueue_core.backend import Backend, Capability
 from taskqueue_core.capabilities import control_of, has
 from taskqueue_core.config import Settings, load_settings, of_the_old_side
@@ -17,18 +20,23 @@ _SERVER = "server"
 """name of the backend that connects to a server; migration and sharding are done by that server, not here"""
 
 
-def open_backend(name: str | None = None, settings: Settings | None = None) -> InstrumentedBackend:
+def open_backend(
+    name: str | None = None,
+    settings: Settings | None = None,
+    server: Mapping[str, Any] | None = None,
+) -> InstrumentedBackend:
     """Create the configured backend, or the backend called ``name``, with the installed plugins.
 
     If ``TASKQUEUE_MIGRATE_FROM`` names an old backend, the result combines both backends (docs/migration.md). If
-    ``TASKQUEUE_SHARDING`` is set, queues may have shards (docs/shards.md). Raises `ConfigurationError`.
+    ``TASKQUEUE_SHARDING`` is set, queues may have shards (docs/shards.md). ``server`` are the options of the backend
+    named ``server``: ``url``, ``token`` and ``tls_ca``, instead of its settings. Raises `ConfigurationError`.
     """
     settings = settings or load_settings(Settings)
     hooks = Hooks()
     load_plugins(hooks, allow=settings.plugins_allow, deny=settings.plugins_deny)
     name = name or settings.backend
     if name == _SERVER:
-        return InstrumentedBackend(load_backend(name), hooks)
+        return InstrumentedBackend(load_backend(name, **(server or {})), hooks)
     backends = [load_backend(name)]
     if settings.migrate_from is not None:
         backends.append(_load_old(settings.migrate_from))

@@ -31,15 +31,16 @@ def installed_backends() -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=BACKEND_GROUP)}))
 
 
-def load_backend(name: str) -> Backend:
+def load_backend(name: str, **options: Any) -> Backend:
     """Create the backend ``name``, which is an entry point, a module path or ``module:attr``.
 
-    Raises `BackendNotFound` or `InvalidBackend`; the message says which backends are installed, what the module lacks,
-    or what to install. A `ConfigurationError` that the backend itself raises is passed on.
+    ``options`` are arguments of its factory, instead of its settings. Raises `BackendNotFound` or `InvalidBackend`; the
+    message says which backends are installed, what the module lacks, or what to install. A `ConfigurationError` that
+    the backend itself raises is passed on.
     """
     factory = _factory(name)
     try:
-        backend = factory()
+        backend = factory(**options)
     except ConfigurationError:
         raise
     except Exception as error:
@@ -72,7 +73,7 @@ def check_backend(backend: object, token: str) -> None:
         )
 
 
-def _factory(name: str) -> Callable[[], Any]:
+def _factory(name: str) -> Callable[..., Any]:
     point = next(iter(entry_points(group=BACKEND_GROUP, name=name)), None)
     path, _, attribute = name.partition(":")
     parts = [*path.split("."), *filter(None, attribute.split("."))]

@@ -32,7 +32,7 @@ def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        loop = _Loop()
+        loop = _Thread()
     else:
         raise TaskQueueError("connect_sync would block the running event loop: use connect")
     try:
@@ -46,11 +46,54 @@ def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
         loop.close()
 
 
-class _Loop:
-    def __init__(self) -> None:
-        ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+class LoopCalls:
+    """Blocking calls, from other threads, of coroutines in an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Make calls in ``loop``, until `close`."""
+        self.loop = loop
         self._closed = False
         self._lock = threading.Lock()
+        self._running: set[Future[Any]] = set()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the event loop, and return its result.
+
+        Raises `TaskQueueError` in the thread of the loop, which the call would block, and after `close`.
+        """
+        if asyncio._get_running_loop() is self.loop:  # noqa: SLF001 - get_running_loop raises an error without a loop
+            coroutine.close()
+            raise TaskQueueError(
+                "this call would block the event loop, which must run it: await the async method instead"
+            )
+        with self._lock:  # a call submitted after the loop has stopped would never return
+            if self._closed:
+                coroutine.close()
+                raise TaskQueueError("the queue is closed")
+            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+            self._running.add(future)
+        try:
+            return future.result()
+        except CancelledError:
+            raise TaskQueueError("the queue was closed before the call ended") from None
+        finally:
+            self._running.discard(future)
+            future.cancel()  # cancels the call if the caller was interrupted; no effect on a finished call
+
+    def close(self) -> None:
+        """Refuse further calls, and cancel those that have not ended. The event loop must be open."""
+        with self._lock:
+            self._closed = True
+            running = tuple(self._running)
+        for future in running:
+            future.cancel()
+
+
+class _Thread(LoopCalls):
+    """A thread that runs an event loop until `close`."""
+
+    def __init__(self) -> None:
+        ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
         async def run() -> None:
             stop = asyncio.Event()
@@ -61,38 +104,26 @@ class _Loop:
             target=lambda: asyncio.run(run()), name="taskqueue", daemon=True
         )
         self._thread.start()
-        self._loop, self._stop = ready.result()
-
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        with self._lock:  # a call submitted after the loop has stopped would never return
-            if self._closed:
-                coroutine.close()
-                raise TaskQueueError("the queue is closed")
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except CancelledError:
-            raise TaskQueueError("the queue was closed before the call ended") from None
-        finally:
-            future.cancel()  # cancels the call if the caller was interrupted; no effect on a finished call
+        loop, self._stop = ready.result()
+        super().__init__(loop)
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._loop.call_soon_threadsafe(self._stop.set)
+        super().close()
+        self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
 
 class SyncQueue:
     """A `Queue` whose methods block until they have a result."""
 
-    def __init__(self, queue: Queue, loop: _Loop) -> None:
+    def __init__(self, queue: Queue, loop: LoopCalls) -> None:
+        """Make the calls of ``queue`` in the event loop to which it belongs."""
         self.queue = queue
-        """the async counterpart, which belongs to the event loop of the background thread"""
+        """the async counterpart, which belongs to another event loop"""
         self._loop = loop
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the event loop of the background thread, and return its result."""
+        """Run a coroutine in the event loop of `queue`, and return its result."""
         return self._loop.call(call)
 
     def publish(

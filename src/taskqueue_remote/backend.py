@@ -100,8 +100,11 @@ def _scalars(body: bytes) -> dict[str, str | int | float | bool | None]:
     }
 
 
-def create_backend(url: str | None = None) -> RemoteBackend:
-    """Return a backend for the server at ``url``, by default at ``TASKQUEUE_SERVER_URL``, with the configured token."""
+def create_backend(
+    url: str | None = None, token: str | None = None, tls_ca: Path | str | None = None
+) -> RemoteBackend:
+    """Return a backend for the server at ``url``. What is not given is taken from the settings ``TASKQUEUE_...``."""
     settings = load_settings(Settings)
-    token = settings.token.get_secret_value() if settings.token else None
-    return RemoteBackend(url or settings.server_url, token, tls_ca=settings.tls_ca)
+    if token is None and settings.token:
+        token = settings.token.get_secret_value()
+    return RemoteBackend(url or settings.server_url, token, tls_ca=tls_ca or settings.tls_ca)

@@ -15,14 +15,29 @@ from contextlib import AbstractAsyncContextManager
 from math import isfinite
 from typing import TypeVar, overload
 
+import msgspec
+
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.queue import Queue
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.run import TaskSource, WorkerRun
+from taskqueue_worker.worker_scope import WorkerScope
 
 F = TypeVar("F", bound=Callable[..., object])
+
+
+class WorkerLink(msgspec.Struct, frozen=True):
+    """A worker's connection to a server or a store."""
+
+    connect: Callable[[WorkerRun], TaskSource]
+    """creates the task source of a run"""
+    queue: Callable[[], Queue]
+    """returns the connection through which handlers publish, always the same; thread-safe"""
+
+
 _log = logging.getLogger("taskqueue.worker")
 
 
@@ -173,8 +188,8 @@ class BaseWorker(ABC):
 
         ``on_ready`` is called once: when the server has welcomed this worker, or when the store has answered.
 
-        Raises `WorkerQuarantined` if too many attempts fail in a row, and `SystemExit` or `KeyboardInterrupt` if a
-        handler raises one of them.
+        Raises `WorkerQuarantined` if too many attempts fail in a row, `SystemExit` or `KeyboardInterrupt` if a handler
+        raises one of them, and what a lifespan raises.
         """
         if self._current_run is not None:
             raise ConfigurationError("this worker is already running")
@@ -182,18 +197,24 @@ class BaseWorker(ABC):
             raise ConfigurationError(
                 "this worker has no handlers: declare some with @tasks.task, or register them with @worker.task"
             )
-        async with self._open_source(self._worker_id or _make_worker_id()) as connect:
+        async with self._open_source(self._worker_id or _make_worker_id()) as link:
+            scope = WorkerScope(link.queue)
             capacity = self._concurrency + self._prefetch
-            self._current_run = WorkerRun(
+            run = self._current_run = WorkerRun(
                 self._handlers,
+                scope,
                 self._quarantine(),
-                self._concurrency,
-                capacity,
-                self._grace,
+                concurrency=self._concurrency,
+                capacity=capacity,
+                grace=self._grace,
                 on_ready=on_ready,
             )
             try:
-                await self._current_run.work(connect)
+                async with scope.open(self._tasks, run.starting):
+                    await run.work(link.connect)
+            except TimeoutError:
+                if not run.starting.expired():  # otherwise the run was stopped before it started
+                    raise
             finally:
                 self._current_run = None
 
@@ -209,10 +230,8 @@ class BaseWorker(ABC):
         """Where the tasks come from, for messages: the address of the server, or the name of the backend."""
 
     @abstractmethod
-    def _open_source(
-        self, worker_id: str
-    ) -> AbstractAsyncContextManager[Callable[[WorkerRun], TaskSource]]:
-        """Prepare the connection to the server or the store, and yield a function that creates a run's task source."""
+    def _open_source(self, worker_id: str) -> AbstractAsyncContextManager[WorkerLink]:
+        """Prepare the connection to the server or the store."""
 
     def stop(self, *, now: bool = False) -> None:
         """Make `serve` return when the running handlers have ended, or after the grace period, whichever is earlier.

@@ -12,10 +12,10 @@ from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import connect
-from taskqueue_worker.base import BaseWorker
+from taskqueue_worker.base import BaseWorker, WorkerLink
 from taskqueue_worker.local_source import LocalTaskSource
 from taskqueue_worker.quarantine import Quarantine
-from taskqueue_worker.run import TaskSource, WorkerRun
+from taskqueue_worker.run import WorkerRun
 
 
 class LocalWorker(BaseWorker):
@@ -93,16 +93,16 @@ class LocalWorker(BaseWorker):
         return f"the backend {backend if isinstance(backend, str) else type(backend).__name__}"
 
     @asynccontextmanager
-    async def _open_source(
-        self, worker_id: str
-    ) -> AsyncIterator[Callable[[WorkerRun], TaskSource]]:
+    async def _open_source(self, worker_id: str) -> AsyncIterator[WorkerLink]:
         async with connect(self._backend) as queue:
             backend = queue.backend
             dead_letters_of(backend)  # raises an error now, instead of at the first dead letter
-            yield lambda run: LocalTaskSource(
-                backend,
-                backend.subscribe(self.keys, worker_id),
-                run,
-                concurrency=self._concurrency,
-                capacity=self._concurrency + self._prefetch,
-            )
+
+            def source(run: WorkerRun) -> LocalTaskSource:
+                subscription = backend.subscribe(self.keys, worker_id)
+                capacity = self._concurrency + self._prefetch
+                return LocalTaskSource(
+                    backend, subscription, run, concurrency=self._concurrency, capacity=capacity
+                )
+
+            yield WorkerLink(source, lambda: queue)

@@ -14,6 +14,7 @@ from taskqueue_core.retry import Failed, Outcome, Success
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.quarantine import Quarantine, QuarantinePhase, WorkerQuarantined
 from taskqueue_worker.runner import HandlerRunner, OutcomeSettler
+from taskqueue_worker.worker_scope import WorkerScope
 
 _CLEANUP_SECONDS = 1.0
 """seconds that cancelled handlers have for cleaning up, before their tasks are released"""
@@ -51,11 +52,12 @@ class WorkerRun:
     def __init__(
         self,
         handlers: Handlers,
+        scope: WorkerScope,
         quarantine: Quarantine,
+        *,
         concurrency: int,
         capacity: int,
         grace: float,
-        *,
         on_ready: Callable[[], None] | None = None,
     ) -> None:
         """Create a run that holds up to ``capacity`` deliveries, or fewer in quarantine.
@@ -63,6 +65,7 @@ class WorkerRun:
         ``on_ready`` is called once, when the source is connected for the first time.
         """
         self._handlers = handlers
+        self._scope = scope
         self._quarantine = quarantine
         self._concurrency = concurrency
         self._capacity = capacity
@@ -72,6 +75,8 @@ class WorkerRun:
         self._stop_now = asyncio.Event()
         self._error: BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.starting = asyncio.timeout(None)
+        """the time limit of the start, which `stop` ends"""
         self.stopping = False
         """whether the run is stopping, because `stop` was called or an error occurred"""
         self._on_ready = on_ready
@@ -98,6 +103,8 @@ class WorkerRun:
     def _stop_in_loop(self, *, now: bool) -> None:
         self.stopping = True
         self._stop.set()
+        with contextlib.suppress(RuntimeError):  # the start has ended
+            self.starting.reschedule(self._loop.time())
         if now:
             self._stop_now.set()
 
@@ -106,6 +113,7 @@ class WorkerRun:
         self._source = connect(self)
         self.runner = HandlerRunner(
             self._handlers,
+            self._scope,
             self._source,
             self._concurrency,
             on_outcome=self._on_outcome,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from taskqueue_core.application.context import Context
+from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.retry import Failed, HandBack, Outcome
 from taskqueue_core.telemetry import processing
 from taskqueue_worker.batch_buffer import AnyDelivery, BatchBuffer
@@ -22,6 +23,7 @@ from taskqueue_worker.outcomes import (
     outcomes_of_return,
 )
 from taskqueue_worker.threads import Threads, ThreadsafeInbox
+from taskqueue_worker.worker_scope import WorkerScope
 
 _log = logging.getLogger("taskqueue.worker")
 
@@ -52,6 +54,7 @@ class HandlerRunner:
     def __init__(
         self,
         handlers: Handlers,
+        scope: WorkerScope,
         settler: OutcomeSettler,
         concurrency: int,
         *,
@@ -64,6 +67,7 @@ class HandlerRunner:
         when a handler raises an exception that ends the process, such as `SystemExit`.
         """
         self._handlers = handlers
+        self._scope = scope
         self._settler = settler
         self._concurrency = concurrency
         self._on_outcome = on_outcome
@@ -194,7 +198,8 @@ class HandlerRunner:
                 self._on_outcome(outcome)
                 self._settler.finish(delivery.receipt, outcome)
                 continue
-            job = RunningTask(delivery, Context(delivery, self._settler.progress), call)
+            state = self._scope.state_of(handler.registry)
+            job = RunningTask(delivery, Context(delivery, self._settler.progress, state), call)
             self._running[delivery.receipt] = job
             call.jobs.append(job)
         if call.jobs:
@@ -213,6 +218,7 @@ class HandlerRunner:
             self._threads.submit(lambda: self._run_sync(call, arguments))
 
     async def _run_async(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
+        HANDLER_SCOPE.set(self._scope)
         try:
             with processing([job.delivery.task for job in call.jobs]):
                 value = await call.handler.function(**arguments)
@@ -229,6 +235,7 @@ class HandlerRunner:
 
     def _run_sync(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         end: HandlerEnd
+        HANDLER_SCOPE.set(self._scope)
         try:
             with processing([job.delivery.task for job in call.jobs]):
                 value = call.handler.function(**arguments)

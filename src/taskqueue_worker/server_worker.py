@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,14 +12,16 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from taskqueue_core.application.registry import Tasks
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.client_security import check_token, trusting, warn_if_readable
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.protocol.client_session import ClientSession, Revoked
+from taskqueue_core.queue import Queue
 from taskqueue_core.server_address import ServerAddress
 from taskqueue_core.telemetry import consumed
-from taskqueue_worker.base import BaseWorker
+from taskqueue_worker.base import BaseWorker, WorkerLink
 from taskqueue_worker.quarantine import Quarantine
-from taskqueue_worker.run import TaskSource, WorkerRun
+from taskqueue_worker.run import WorkerRun
 from taskqueue_worker.server_link import Backoff, ServerLink, Work
 from taskqueue_worker.threads import ThreadsafeInbox
 
@@ -35,7 +38,9 @@ class Worker(BaseWorker):
     when the worker stops. ``quarantine`` creates the rule by which a worker whose attempts all fail stops receiving.
     ``uniform`` returns random numbers (0 <= x < 1) for the delays between attempts to connect.
 
-    `serve` and `run` also raise `WorkerRefused` if the server refuses this worker.
+    Handlers publish, and read results, through the HTTP API of the same server, with the same token; the connection is
+    opened when a handler uses it for the first time. `serve` and `run` also raise `WorkerRefused` if the server refuses
+    this worker.
     """
 
     def __init__(
@@ -83,9 +88,7 @@ class Worker(BaseWorker):
         return (self._address or ServerAddress.of(load_settings(Settings).server_url)).shown
 
     @asynccontextmanager
-    async def _open_source(
-        self, worker_id: str
-    ) -> AsyncIterator[Callable[[WorkerRun], TaskSource]]:
+    async def _open_source(self, worker_id: str) -> AsyncIterator[WorkerLink]:
         address, token, tls_ca = self._address, self._token, self._tls_ca
         if address is None or token is None or tls_ca is None:
             settings = load_settings(Settings)
@@ -116,4 +119,27 @@ class Worker(BaseWorker):
                 session, address, backoff, inbox.put, run.set_connected, token=header, tls=tls
             )
 
-        yield connect
+        connection = _LazyQueue(address.http_base, token, tls_ca)
+        try:
+            yield WorkerLink(connect, connection.open)
+        finally:
+            await connection.aclose()
+
+
+class _LazyQueue:
+    """A connection to a server's HTTP API, which is opened when a handler uses it for the first time."""
+
+    def __init__(self, url: str, token: str | None, tls_ca: Path | str | None) -> None:
+        self._options = {"url": url, "token": token, "tls_ca": tls_ca}
+        self._queue: Queue | None = None
+        self._lock = threading.Lock()
+
+    def open(self) -> Queue:
+        with self._lock:
+            if self._queue is None:
+                self._queue = Queue(open_backend("server", server=self._options))
+            return self._queue
+
+    async def aclose(self) -> None:
+        if self._queue is not None:
+            await self._queue.backend.aclose()

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import NamedTuple, TypeAlias
 
+from taskqueue_core.backend import Backend
 from taskqueue_worker import BaseWorker
+
+
+class World(NamedTuple):
+    """A store for a test, and a function that makes a worker on it, from registries and options."""
+
+    backend: Backend
+    worker: Callable[..., BaseWorker]
+
+
+OpenWorld: TypeAlias = Callable[[], AbstractAsyncContextManager[World]]
 
 
 @asynccontextmanager

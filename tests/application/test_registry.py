@@ -109,7 +109,8 @@ async def test_without_a_connection() -> None:
     """U1: a publish without a connection says the ways to get one."""
     declared = Tasks().task(fetch)
     with pytest.raises(
-        NotConnected, match=r"tasks\.connect.*tasks\.connect_sync.*using\(on=queue\)"
+        NotConnected,
+        match=r"using\(on=queue\).*inside a handler.*tasks\.connect\(.*tasks\.connect_sync",
     ):
         await declared.publish("x")
     with pytest.raises(NotConnected):

@@ -72,7 +72,7 @@ class Arguments:
         signature = _signature(function)
         parameters = []
         for name, parameter in signature.parameters.items():
-            if parameter.annotation is Context:
+            if _is_context(parameter.annotation):
                 self._contexts.append(name)
                 continue
             parameters.append(parameter)
@@ -142,7 +142,7 @@ class Arguments:
                 f"nor the argument itself ({_describe(error)})"
             ) from None
 
-    def of(self, values: list[dict[str, Any]], contexts: list[Context]) -> dict[str, Any]:
+    def of(self, values: list[dict[str, Any]], contexts: list[Context[Any]]) -> dict[str, Any]:
         """Return the keyword arguments of the handler for one decoded payload and its context."""
         return values[0] | dict.fromkeys(self._contexts, contexts[0])
 
@@ -174,7 +174,7 @@ class BatchArguments:
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise _handler_error(function, f"parameter {name!r} cannot be passed by name")
             kind = _item_type(parameter.annotation)
-            if kind is Context:
+            if _is_context(kind):
                 self._contexts.append(name)
             elif kind is None:
                 raise _handler_error(
@@ -220,7 +220,7 @@ class BatchArguments:
         except ValidationError as error:
             raise InvalidPayload(_describe(error)) from None
 
-    def of(self, values: list[Any], contexts: list[Context]) -> dict[str, Any]:
+    def of(self, values: list[Any], contexts: list[Context[Any]]) -> dict[str, Any]:
         """Return the keyword arguments of the handler for decoded payloads and their contexts."""
         return {self._payloads: values, **dict.fromkeys(self._contexts, contexts)}
 
@@ -255,6 +255,11 @@ def _item_type(annotation: Any) -> Any:
     if get_origin(annotation) in (list, Sequence):
         return get_args(annotation)[0]
     return None
+
+
+def _is_context(annotation: Any) -> bool:
+    """Return whether an annotation is ``Context`` or ``Context[State]``."""
+    return annotation is Context or get_origin(annotation) is Context
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -5,23 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import isfinite
 from types import MappingProxyType
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import clean_text, kind_of
 from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.tasks import Delivery
 
+S_co = TypeVar("S_co", covariant=True, default=object)
 
-class Context:
-    """What a handler knows about its delivery. Thread-safe."""
 
-    __slots__ = ("_delivery", "_report", "_revoked")
+class Context(Generic[S_co]):
+    """What a handler knows about its delivery. Thread-safe.
+
+    ``Context[Pool]`` is a context whose `state` is a ``Pool``, for type checkers.
+    """
+
+    __slots__ = ("_delivery", "_report", "_revoked", "_state")
 
     def __init__(
-        self, delivery: Delivery | WireDelivery, report: Callable[[str, float | str], None]
+        self,
+        delivery: Delivery | WireDelivery,
+        report: Callable[[str, float | str], None],
+        state: Any = None,
     ) -> None:
         """Create a context that passes progress to ``report``, a callback that must neither block nor raise."""
         self._delivery = delivery
+        self._state: S_co = state
         self._report = report
         self._revoked = False
 
@@ -44,6 +56,15 @@ class Context:
     def losses(self) -> int:
         """How many times this attempt was lost because its worker crashed or stopped responding."""
         return self._delivery.losses
+
+    @property
+    def state(self) -> S_co:
+        """What the lifespan of the registry yielded in this worker; ``None`` without one. All its tasks share it.
+
+        >>> async def charge(context: Context[Pool], order: int) -> None:
+        ...     async with context.state.connection() as connection: ...
+        """
+        return self._state
 
     @property
     def shard(self) -> int | None:

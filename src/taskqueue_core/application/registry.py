@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
+from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.handles import Handle, SyncHandle
+from taskqueue_core.application.lifespan import LifespanFunction, checked_lifespan
 from taskqueue_core.application.task_function import Call, TaskFunction, TaskOptions, name_of
-from taskqueue_core.backend import Backend
-from taskqueue_core.errors import ConfigurationError, InvalidInput, NotConnected
-from taskqueue_core.limits import check_name, kind_of
-from taskqueue_core.queue import Queue, connect
-from taskqueue_core.sync import SyncQueue, connect_sync
+from taskqueue_core.errors import ConfigurationError, InvalidInput
+from taskqueue_core.limits import check_name
 
+L = TypeVar("L", bound=LifespanFunction)
 P = ParamSpec("P")
 R = TypeVar("R")
-_NOT_CONNECTED = (
-    "publishing needs a connection: write 'async with tasks.connect(...)' (or 'with tasks.connect_sync(...)' in code "
-    "that is not async), or pass one with .using(on=queue)"
-)
 
 
 class TaskDecorator(Protocol):
@@ -29,7 +25,7 @@ class TaskDecorator(Protocol):
 
     @overload
     def __call__(
-        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+        self, function: Callable[Concatenate[Context[Any], P], Coroutine[Any, Any, R]], /
     ) -> TaskFunction[P, R, Coroutine[Any, Any, R]]: ...
     @overload
     def __call__(
@@ -37,13 +33,13 @@ class TaskDecorator(Protocol):
     ) -> TaskFunction[P, R, Coroutine[Any, Any, R]]: ...
     @overload
     def __call__(
-        self, function: Callable[Concatenate[Context, P], R], /
+        self, function: Callable[Concatenate[Context[Any], P], R], /
     ) -> TaskFunction[P, R, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R, R]: ...
 
 
-class Tasks:
+class Tasks(Connections):
     """A registry of declared tasks. Publishers, workers, tests and the command line import it.
 
     ``prefix`` is put before the name of each task.
@@ -62,11 +58,11 @@ class Tasks:
             )
         if prefix:
             _check_name(prefix + "x", "prefix")
+        super().__init__()
         self._prefix = prefix
         self._functions: dict[str, TaskFunction[..., Any]] = {}
-        self._parents: list[Tasks] = []
-        self._queues: list[Queue] = []
-        self._sync_queues: list[SyncQueue] = []
+        self._included: list[Tasks] = []
+        self._lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
 
     @property
     def functions(self) -> Mapping[str, TaskFunction[..., Any]]:
@@ -75,14 +71,16 @@ class Tasks:
 
     @overload
     def task(
-        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+        self, function: Callable[Concatenate[Context[Any], P], Coroutine[Any, Any, R]], /
     ) -> TaskFunction[P, R, Coroutine[Any, Any, R]]: ...
     @overload
     def task(
         self, function: Callable[P, Coroutine[Any, Any, R]], /
     ) -> TaskFunction[P, R, Coroutine[Any, Any, R]]: ...
     @overload
-    def task(self, function: Callable[Concatenate[Context, P], R], /) -> TaskFunction[P, R, R]: ...
+    def task(
+        self, function: Callable[Concatenate[Context[Any], P], R], /
+    ) -> TaskFunction[P, R, R]: ...
     @overload
     def task(self, function: Callable[P, R], /) -> TaskFunction[P, R, R]: ...
     @overload
@@ -169,78 +167,40 @@ class Tasks:
         >>> tasks.include(mail.tasks, images.tasks)
         """
         for other in others:
-            if other is self or other in self._ancestors():
+            if other is self or other in self.ancestors():
                 raise ConfigurationError("a registry cannot include itself")
             other._parents.append(self)  # noqa: SLF001 - an attribute of the same class
+            self._included.append(other)
             for function in other._functions.values():  # noqa: SLF001 - an attribute of the same class
                 self._register(function)
 
-    def _ancestors(self) -> Iterator[Tasks]:
-        for parent in self._parents:
-            yield parent
-            yield from parent._ancestors()  # noqa: SLF001 - a method of the same class
+    def lifespan(self, function: L, /) -> L:
+        """Make a worker run ``function`` around its work: up to its yield before the first task, the rest at the end.
 
-    @asynccontextmanager
-    async def connect(self, backend: str | Backend | Queue | None = None) -> AsyncIterator[Queue]:
-        """Open the connection through which this registry's tasks are published, and close it at the end.
+        The function is async, has one ``yield`` and no parameters, and runs once per worker process. What it yields is
+        `Context.state` in the handlers of this registry, and of those that it includes, unless they have a lifespan. If
+        it raises an exception, the worker ends with it. Raises `ConfigurationError` if the function is not like that,
+        or the registry has a lifespan already.
 
-        ``backend`` is as in `taskqueue_core.connect`. A `Queue` that is passed is used, and not closed.
-
-        >>> async with tasks.connect("server"):
-        ...     await resize.publish("cat.png")
+        >>> @tasks.lifespan
+        ... async def lifespan() -> AsyncIterator[Pool]:
+        ...     async with open_pool() as pool:
+        ...         yield pool
         """
-        if isinstance(backend, Queue):
-            self._queues.append(backend)
-            try:
-                yield backend
-            finally:
-                self._queues.remove(backend)
-            return
-        async with connect(backend) as queue, self.connect(queue):
-            yield queue
+        opened = checked_lifespan(function)
+        if self._lifespan is not None:
+            raise ConfigurationError(
+                "this registry has a lifespan already: open everything in one function"
+            )
+        self._lifespan = opened
+        return function
 
-    @contextmanager
-    def connect_sync(self, backend: str | Backend | SyncQueue | None = None) -> Iterator[SyncQueue]:
-        """Open the connection for code without an event loop, and close it at the end. Thread-safe.
-
-        >>> with tasks.connect_sync("server"):
-        ...     resize.publish_sync("cat.png")
-        """
-        if isinstance(backend, SyncQueue):
-            self._sync_queues.append(backend)
-            try:
-                yield backend
-            finally:
-                self._sync_queues.remove(backend)
-            return
-        with connect_sync(backend) as queue, self.connect_sync(queue):
-            yield queue
-
-    def queue(self, given: Queue | SyncQueue | None = None) -> Queue:
-        """Return the open connection, or ``given``. Raises `NotConnected`."""
-        if given is None:
-            if self._queues:
-                return self._queues[-1]
-            for registry in self._ancestors():
-                if registry._queues:  # noqa: SLF001 - an attribute of the same class
-                    return registry._queues[-1]  # noqa: SLF001
-        elif isinstance(given, Queue):
-            return given
-        else:
-            raise InvalidInput("on", kind_of(given), "a Queue; in blocking calls, a SyncQueue")
-        raise NotConnected(_NOT_CONNECTED)
-
-    def sync_queue(self, given: Queue | SyncQueue | None = None) -> SyncQueue:
-        """Return the open blocking connection, or ``given``. Raises `NotConnected`."""
-        if given is None:
-            for registry in (self, *self._ancestors()):
-                if queues := registry._sync_queues:  # noqa: SLF001 - an attribute of the same class
-                    return queues[-1]
-        elif isinstance(given, SyncQueue):
-            return given
-        else:
-            raise InvalidInput("on", kind_of(given), "a SyncQueue; in async calls, a Queue")
-        raise NotConnected(_NOT_CONNECTED)
+    def lifespans(self) -> dict[Tasks, Callable[[], AbstractAsyncContextManager[Any]]]:
+        """Return the lifespans of the registries that this one includes, and then its own, by registry."""
+        found: dict[Tasks, Callable[[], AbstractAsyncContextManager[Any]]] = {}
+        for other in self._included:
+            found |= other.lifespans()
+        return found if self._lifespan is None else found | {self: self._lifespan}
 
     async def publish_many(
         self, calls: Iterable[Call[Any]], *, wait: float = 0

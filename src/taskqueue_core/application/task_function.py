@@ -6,13 +6,14 @@ import functools
 import inspect
 from collections.abc import Callable
 from math import isfinite
-from typing import Any, Generic, ParamSpec, Protocol, Self, cast
+from typing import Any, Generic, ParamSpec, Self, cast
 
 import msgspec
 from pydantic import PydanticUserError, TypeAdapter
 from typing_extensions import TypeVar, Unpack
 
 from taskqueue_core.application.arguments import Arguments, BatchArguments
+from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.errors import ConfigurationError, InvalidInput, InvalidResult
 from taskqueue_core.limits import LIMITS
@@ -55,16 +56,6 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         return cls(timeout=timeout, batch=batch or 0)
 
 
-class Connections(Protocol):
-    """The open connections of a registry."""
-
-    def queue(self, given: Queue | SyncQueue | None) -> Queue:
-        """Return the connection for an async call. Raises `NotConnected`."""
-
-    def sync_queue(self, given: Queue | SyncQueue | None) -> SyncQueue:
-        """Return the connection for a blocking call. Raises `NotConnected`."""
-
-
 class TaskFunction(Generic[P, R_co, C_co]):
     """A declared task. Calling it calls the function; publishing it lets a worker call the function.
 
@@ -74,7 +65,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
     def __init__(
         self,
-        connections: Connections,
+        registry: Connections,
         function: Callable[..., Any],
         name: str,
         queue: str,
@@ -91,7 +82,8 @@ class TaskFunction(Generic[P, R_co, C_co]):
         self.is_async = _is_async(name, function)
         """whether a call returns a coroutine"""
         self.arguments = BatchArguments(function) if options.batch else Arguments(function)
-        self._connections = connections
+        self.registry = registry
+        """the registry that declares it"""
         self.changes: CallOptions = {}
         """the options of `using`"""
         self._adapter: TypeAdapter[Any] | None = None
@@ -123,13 +115,14 @@ class TaskFunction(Generic[P, R_co, C_co]):
         """Publish the task, and return its handle once it is stored.
 
         Arguments are checked and encoded by the annotations of the function. The connection is the one of
-        ``using(on=...)``, or else the one that `taskqueue_core.Tasks.connect` opened. Raises `InvalidArguments`,
+        ``using(on=...)``, inside a handler the one of its worker, or else the one that `taskqueue_core.Tasks.connect`
+        opened. Raises `InvalidArguments`,
         `NotConnected`, and the errors of `taskqueue_core.Queue.publish`.
 
         >>> handle = await resize.publish("cat.png", width=320)
         """
         text = self.arguments.write(self.name, args, kwargs)
-        queue = self._connections.queue(self.changes.get("on"))
+        queue = self.registry.queue(self.changes.get("on"))
         task = await self.task(queue, text)
         (confirmation,) = await queue.publish_many([task], wait=self.changes.get("wait", 0))
         stored(confirmation)
@@ -138,9 +131,11 @@ class TaskFunction(Generic[P, R_co, C_co]):
     def publish_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R_co]:
         """Publish the task from code without an event loop, as `publish` does; ``connect_sync`` opens the connection.
 
+        Inside a synchronous handler, the connection is the one of its worker.
+
         >>> handle = resize.publish_sync("cat.png", width=320)
         """
-        queue = self._connections.sync_queue(self.changes.get("on"))
+        queue = self.registry.sync_queue(self.changes.get("on"))
         return SyncHandle(queue, queue.run(self.using(on=queue.queue).publish(*args, **kwargs)))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
@@ -156,7 +151,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         >>> await resize.handle("cat-320").result(timeout=30)
         """
         return Handle(
-            self.queue, task_id, self._connections.queue(self.changes.get("on")), self.read_result
+            self.queue, task_id, self.registry.queue(self.changes.get("on")), self.read_result
         )
 
     async def task(self, queue: Queue, text: bytes) -> Task:

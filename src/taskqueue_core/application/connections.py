@@ -1,0 +1,106 @@
+"""The connections through which the tasks of a registry are published."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Self
+
+from taskqueue_core.application.handler_scope import HANDLER_SCOPE
+from taskqueue_core.backend import Backend
+from taskqueue_core.errors import InvalidInput, NotConnected
+from taskqueue_core.limits import kind_of
+from taskqueue_core.queue import Queue, connect
+from taskqueue_core.sync import SyncQueue, connect_sync
+
+_NOT_CONNECTED = (
+    "publishing needs a connection: pass one with .using(on=queue), publish inside a handler, which uses the "
+    "connection of its worker, or write 'async with tasks.connect(...)' ('with tasks.connect_sync(...)' in code that "
+    "is not async)"
+)
+
+
+class Connections:
+    """The open connections of a registry, and of the registries that include it."""
+
+    def __init__(self) -> None:
+        """Create a registry without connections."""
+        self._parents: list[Self] = []
+        self._queues: list[Queue] = []
+        self._sync_queues: list[SyncQueue] = []
+
+    def ancestors(self) -> Iterator[Self]:
+        """Yield the registries that include this one, the nearest first."""
+        for parent in self._parents:
+            yield parent
+            yield from parent.ancestors()
+
+    @asynccontextmanager
+    async def connect(self, backend: str | Backend | Queue | None = None) -> AsyncIterator[Queue]:
+        """Open the connection through which this registry's tasks are published, and close it at the end.
+
+        ``backend`` is as in `taskqueue_core.connect`. A `Queue` that is passed is used, and not closed. Handlers use
+        the connection of their worker instead.
+
+        >>> async with tasks.connect("server"):
+        ...     await resize.publish("cat.png")
+        """
+        if isinstance(backend, Queue):
+            self._queues.append(backend)
+            try:
+                yield backend
+            finally:
+                self._queues.remove(backend)
+            return
+        async with connect(backend) as queue, self.connect(queue):
+            yield queue
+
+    @contextmanager
+    def connect_sync(self, backend: str | Backend | SyncQueue | None = None) -> Iterator[SyncQueue]:
+        """Open the connection for code without an event loop, and close it at the end. Thread-safe.
+
+        >>> with tasks.connect_sync("server"):
+        ...     resize.publish_sync("cat.png")
+        """
+        if isinstance(backend, SyncQueue):
+            self._sync_queues.append(backend)
+            try:
+                yield backend
+            finally:
+                self._sync_queues.remove(backend)
+            return
+        with connect_sync(backend) as queue, self.connect_sync(queue):
+            yield queue
+
+    def queue(self, given: Queue | SyncQueue | None = None) -> Queue:
+        """Return the connection for an async call: ``given``, the worker's own inside a handler, or the open one.
+
+        Raises `NotConnected` if there is none, and `InvalidInput` if ``given`` is no `Queue`.
+        """
+        if given is None:
+            scope = HANDLER_SCOPE.get()
+            if scope is not None and (own := scope.queue()) is not None:
+                return own
+            for registry in (self, *self.ancestors()):
+                if queues := registry._queues:  # noqa: SLF001 - an attribute of the same class
+                    return queues[-1]
+        elif isinstance(given, Queue):
+            return given
+        else:
+            raise InvalidInput("on", kind_of(given), "a Queue; in blocking calls, a SyncQueue")
+        raise NotConnected(_NOT_CONNECTED)
+
+    def sync_queue(self, given: Queue | SyncQueue | None = None) -> SyncQueue:
+        """Return the connection for a blocking call, as `queue` does."""
+        if given is None:
+            scope = HANDLER_SCOPE.get()
+            if scope is not None and (own := scope.sync_queue()) is not None:
+                return own
+            for registry in (self, *self.ancestors()):
+                if queues := registry._sync_queues:  # noqa: SLF001 - an attribute of the same class
+                    return queues[-1]
+        elif isinstance(given, SyncQueue):
+            return given
+        else:
+            raise InvalidInput("on", kind_of(given), "a SyncQueue; in async calls, a Queue")
+        raise NotConnected(_NOT_CONNECTED)

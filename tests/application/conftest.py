@@ -1,0 +1,42 @@
+"""Stores on which declared tasks run: memory, Redis, and a server in between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from taskqueue_core.assembly import open_backend
+from taskqueue_memory import MemoryBackend
+from taskqueue_worker import LocalWorker, Worker
+from tests.application.running import OpenWorld, World
+from tests.redis.conftest import redis_prefix, redis_server, redis_url, shared_servers
+from tests.server.access import ADMIN, everybody
+from tests.server.support import running
+
+__all__ = ["redis_prefix", "redis_server", "redis_url", "shared_servers"]
+
+
+@pytest.fixture(params=["memory", "redis", "server"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> OpenWorld:
+    """Return a function that opens a store with its kind of worker. The server requires a token."""
+    if request.param == "redis":
+        request.getfixturevalue("redis_url")
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[World]:
+        if request.param == "server":
+            tokens = everybody(tmp_path / "tokens.toml")
+            async with running(MemoryBackend(), tokens_file=tokens) as it:
+                url = it.server.url
+                yield World(it.backend, lambda *t, **o: Worker(*t, url=url, token=ADMIN, **o))
+            return
+        backend = open_backend(request.param)
+        try:
+            yield World(backend, lambda *t, **o: LocalWorker(*t, backend=backend, **o))
+        finally:
+            await backend.aclose()
+
+    return opened
