@@ -158,10 +158,22 @@ LogLevel = Annotated[
 
 
 LogFormat = Literal["auto", "text", "json"]
+LogLevelOption = Annotated[
+    Literal["debug", "info", "warning", "error"] | None,
+    option("Minimum level of the log messages on stderr. Default: TASKQUEUE_LOG_LEVEL."),
+]
+LogFormatOption = Annotated[
+    LogFormat | None,
+    option(
+        "Log format: text (key=value pairs), json (one object per line), or auto (short lines on a terminal, "
+        "otherwise text). Default: TASKQUEUE_LOG_FORMAT."
+    ),
+]
 
 
-def configure_logging(level: str, form: LogFormat = "auto") -> None:
-    """Write log messages of ``level`` and above to stderr."""
-    from taskqueue_server.logs import set_up_logs  # noqa: PLC0415 - slow to import
+def configure_logging(level: str, form: LogFormat = "auto", *, everything: bool = False) -> None:
+    """Write log messages of ``level`` and above to stderr; with ``everything``, those of all loggers."""
+    from taskqueue_core.logs import set_up_logs  # noqa: PLC0415 - slow to import
 
-    set_up_logs(level=logging.getLevelNamesMapping()[level.upper()], form=form)
+    number = logging.getLevelNamesMapping()[level.upper()]
+    set_up_logs(level=number, form=form, everything=everything)

@@ -116,9 +116,11 @@ class Settings(BaseSettings):
     processes: int = Field(1, ge=1, le=64)
     """number of server processes that share the port; more than one needs a store that processes can share"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """lowest level of the messages that ``taskqueue serve`` logs to stderr"""
+    """lowest level of the messages that the server and workers log to stderr"""
     log_format: Literal["auto", "text", "json"] = "auto"
     """``text``: key-value pairs; ``json``: an object per line; ``auto``: short lines on a terminal, else ``text``"""
+    log_errors: Literal["full", "frames"] = "full"
+    """how a worker logs a failed attempt: ``full``: with its traceback; ``frames``: the same without texts of errors"""
     lease: float = Field(15.0, gt=0, le=3600, allow_inf_nan=False)
     """seconds without a message from a worker after which the server closes the worker's socket"""
     grace: float = Field(0.5, ge=0, le=60, allow_inf_nan=False)

@@ -18,12 +18,14 @@ from typing import TypeVar, overload
 import msgspec
 
 from taskqueue_core.application.registry import Tasks
+from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.queue import Queue
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.run import TaskSource, WorkerRun
+from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.worker_scope import WorkerScope
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -155,8 +157,16 @@ class BaseWorker(ABC):
     def run(self, *, on_ready: Callable[[], None] | None = None) -> None:
         """Run the worker until SIGTERM or SIGINT; a second signal releases all running tasks.
 
-        Must be called in the main thread. Raises the same exceptions as `serve`; ``on_ready`` is as there.
+        If logging is not configured, write the logs of all loggers to stderr, as the settings ``TASKQUEUE_LOG_LEVEL``
+        and ``TASKQUEUE_LOG_FORMAT`` say. Must be called in the main thread. Raises the same exceptions as `serve`;
+        ``on_ready`` is as there.
         """
+        if not logging.getLogger().handlers:
+            from taskqueue_core.logs import set_up_logs  # noqa: PLC0415 - slow to import
+
+            settings = load_settings(Settings)
+            level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+            set_up_logs(level=level, form=settings.log_format, everything=True)
         asyncio.run(self._run(on_ready))
 
     async def _run(self, on_ready: Callable[[], None] | None) -> None:
@@ -197,7 +207,9 @@ class BaseWorker(ABC):
             raise ConfigurationError(
                 "this worker has no handlers: declare some with @tasks.task, or register them with @worker.task"
             )
-        async with self._open_source(self._worker_id or _make_worker_id()) as link:
+        worker_id = self._worker_id or _make_worker_id()
+        hide_texts = load_settings(Settings).log_errors == "frames"
+        async with self._open_source(worker_id) as link:
             scope = WorkerScope(link.queue)
             capacity = self._concurrency + self._prefetch
             run = self._current_run = WorkerRun(
@@ -207,6 +219,7 @@ class BaseWorker(ABC):
                 concurrency=self._concurrency,
                 capacity=capacity,
                 grace=self._grace,
+                task_log=TaskLog(worker_id, hide_texts=hide_texts),
                 on_ready=on_ready,
             )
             try:

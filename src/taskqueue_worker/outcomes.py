@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
 from collections.abc import Sequence
 
 import msgspec
@@ -18,13 +17,13 @@ from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
 from taskqueue_core.tasks import encode_json
 from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.handlers import Handler
+from taskqueue_worker.task_log import TaskLog
 
 INVALID_RESULT = "invalid_result"
 """reason of a dead letter if the handler returned a result that is too large or cannot be encoded as JSON"""
 
 _MAX_DELAY_SECONDS = 365 * 86_400
 _NO_RESULT = Success()
-_OWN_FRAMES = 1
 _log = logging.getLogger("taskqueue.worker")
 
 
@@ -153,22 +152,15 @@ def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence
     ]
 
 
-def outcomes_of_error(call: HandlerCall, error: BaseException) -> HandlerEnd:
-    """Return one outcome per task of a call whose handler raised ``error``, or ``error`` if it ends the process."""
+def outcomes_of_error(call: HandlerCall, error: BaseException, log: TaskLog) -> HandlerEnd:
+    """Return one outcome per task of a call whose handler raised ``error``, or ``error`` if it ends the process.
+
+    A failure is logged.
+    """
     if not isinstance(error, Exception):
         return error
     outcome = outcome_of_error(error)
-    live = [job for job in call.jobs if not job.settled]
+    live = [job.delivery for job in call.jobs if not job.settled]
     if isinstance(outcome, Failed) and live:
-        # The exception's message is not logged, because it may quote the payload. It is stored in the task's history.
-        first = live[0].delivery
-        _log.warning(
-            "task %s%s of %s failed (attempt %d): %s\n%s",
-            first.task.id,
-            f" and {len(live) - 1} more" if len(live) > 1 else "",
-            first.task.key,
-            first.attempt,
-            type(error).__name__,
-            "".join(traceback.format_tb(error.__traceback__)[_OWN_FRAMES:]),
-        )
+        log.failed(live, error)
     return [outcome] * len(call.jobs)

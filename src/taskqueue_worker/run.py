@@ -14,6 +14,7 @@ from taskqueue_core.retry import Failed, Outcome, Success
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.quarantine import Quarantine, QuarantinePhase, WorkerQuarantined
 from taskqueue_worker.runner import HandlerRunner, OutcomeSettler
+from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.worker_scope import WorkerScope
 
 _CLEANUP_SECONDS = 1.0
@@ -58,6 +59,7 @@ class WorkerRun:
         concurrency: int,
         capacity: int,
         grace: float,
+        task_log: TaskLog,
         on_ready: Callable[[], None] | None = None,
     ) -> None:
         """Create a run that holds up to ``capacity`` deliveries, or fewer in quarantine.
@@ -70,6 +72,7 @@ class WorkerRun:
         self._concurrency = concurrency
         self._capacity = capacity
         self._grace = grace
+        self._task_log = task_log
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -116,6 +119,7 @@ class WorkerRun:
             self._scope,
             self._source,
             self._concurrency,
+            self._task_log,
             on_outcome=self._on_outcome,
             on_fatal=self._on_fatal,
         )

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Any, Protocol
 
 from taskqueue_core.application.context import Context
@@ -22,6 +23,7 @@ from taskqueue_worker.outcomes import (
     outcomes_of_error,
     outcomes_of_return,
 )
+from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.threads import Threads, ThreadsafeInbox
 from taskqueue_worker.worker_scope import WorkerScope
 
@@ -57,6 +59,7 @@ class HandlerRunner:
         scope: WorkerScope,
         settler: OutcomeSettler,
         concurrency: int,
+        task_log: TaskLog,
         *,
         on_outcome: Callable[[Outcome], None],
         on_fatal: Callable[[BaseException], None],
@@ -70,9 +73,13 @@ class HandlerRunner:
         self._scope = scope
         self._settler = settler
         self._concurrency = concurrency
+        self._task_log = task_log
         self._on_outcome = on_outcome
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
+        self._context = (
+            copy_context()
+        )  # each call has a copy: a call may be started in the context of another one
         self._threads = Threads(concurrency)
         self._thread_results = ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]](
             self._loop, self._on_threads_ended
@@ -213,12 +220,15 @@ class HandlerRunner:
         if handler.options.timeout is not None:
             call.timer = self._loop.call_later(handler.options.timeout, self._time_out, call)
         if handler.is_async:
-            call.task = self._loop.create_task(self._run_async(call, arguments))
+            run = self._run_async(call, arguments)
+            call.task = self._loop.create_task(run, context=self._context.copy())
         else:
-            self._threads.submit(lambda: self._run_sync(call, arguments))
+            context = self._context.copy()
+            self._threads.submit(lambda: context.run(self._run_sync, call, arguments))
 
     async def _run_async(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         HANDLER_SCOPE.set(self._scope)
+        self._task_log.enter(call.jobs[0].delivery, len(call.jobs))
         try:
             with processing([job.delivery.task for job in call.jobs]):
                 value = await call.handler.function(**arguments)
@@ -229,19 +239,20 @@ class HandlerRunner:
             outcome = HandBack() if ours else outcome_of_error(error)
             self._finish_call(call, [outcome] * len(call.jobs))
         except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
-            self._finish_call(call, outcomes_of_error(call, error))
+            self._finish_call(call, outcomes_of_error(call, error, self._task_log))
         else:
             self._finish_call(call, outcomes_of_return(call, value, self._settler.result_limit))
 
     def _run_sync(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         end: HandlerEnd
         HANDLER_SCOPE.set(self._scope)
+        self._task_log.enter(call.jobs[0].delivery, len(call.jobs))
         try:
             with processing([job.delivery.task for job in call.jobs]):
                 value = call.handler.function(**arguments)
             end = outcomes_of_return(call, value, self._settler.result_limit)
         except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
-            end = outcomes_of_error(call, error)
+            end = outcomes_of_error(call, error, self._task_log)
         self._thread_results.put((call, end))
 
     def _on_threads_ended(self, ends: list[tuple[HandlerCall, HandlerEnd]]) -> None:
@@ -249,9 +260,12 @@ class HandlerRunner:
             self._finish_call(call, end)
 
     def _time_out(self, call: HandlerCall) -> None:
+        error = f"timeout after {call.handler.options.timeout:g} s"
+        if live := [job.delivery for job in call.jobs if not job.settled]:
+            self._context.copy().run(self._task_log.timed_out, live, error)
         for job in call.jobs:
             job.context.revoke()
-            self._settle_early(job, Failed(f"timeout after {call.handler.options.timeout:g} s"))
+            self._settle_early(job, Failed(error))
         call.cancel_if_settled()
 
     def _settle_early(self, job: RunningTask, outcome: Outcome) -> None:

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from taskqueue_cli.output import SafeConsole, console, make_table, print_json
-from taskqueue_server.logs import formatter
+from taskqueue_core.logs import formatter
 from tests.cli.conftest import Cli
 
 

@@ -16,11 +16,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
+from taskqueue_core.logs import formatter
 from taskqueue_core.server_address import ServerAddress
 from taskqueue_core.tasks import Task
 from taskqueue_remote import RemoteBackend
 from taskqueue_server.auth.credentials import session_cookie
-from taskqueue_server.logs import formatter
 from taskqueue_worker import Worker
 from tests.server.access import bearer, entry, write
 from tests.server.support import Running, http, receipts, running, settings

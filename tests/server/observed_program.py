@@ -21,8 +21,8 @@ import msgspec
 
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.config import Settings
+from taskqueue_core.logs import set_up_logs
 from taskqueue_server import ServerProcess
-from taskqueue_server.logs import set_up_logs
 
 
 def look(server: ServerProcess) -> dict[str, Any]:

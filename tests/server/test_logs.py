@@ -16,8 +16,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from taskqueue_core.consumer import maintenance
+from taskqueue_core.logs import FIELDS, formatter, set_up_logs
 from taskqueue_core.tasks import Task
-from taskqueue_server.logs import FIELDS, formatter, set_up_logs
 from tests.server.access import ADMIN, A, bearer, entry, everybody, write
 from tests.server.support import Running, eventually, http, running
 from tests.server.test_serve_reload import served
@@ -88,11 +88,14 @@ class TestJson:
         record.token = SECRET
         for field in FIELDS:
             setattr(record, field, EVIL + '", "level": "critical' + "x" * 5000)
-        text = shown.format(record)
+        text, *more = shown.format(record).split("\n")
+        # On a terminal, the lines of a traceback are indented, so they are no records of their own.
+        assert all(line.startswith("    ") and line.isprintable() for line in more)
+        assert bool(more) == (form == "people")
         assert text.isascii()
         assert text.isprintable()
         assert SECRET not in text
-        assert "ValueError" in text
+        assert "ValueError" in "".join((text, *more))
         assert len(text) < 400 * (len(FIELDS) + 1) + 1000
         if form == "json":
             line = json.loads(text)

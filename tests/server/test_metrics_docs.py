@@ -12,9 +12,9 @@ import msgspec
 import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families as families
 
+from taskqueue_core.logs import FIELDS
 from taskqueue_server.api import table
 from taskqueue_server.api.queues import ScalingOut
-from taskqueue_server.logs import FIELDS
 from tests.server.support import http, running
 
 ROOT = Path(__file__).parents[2]

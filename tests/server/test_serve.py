@@ -18,11 +18,11 @@ from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.hooks import Connection, Hooks, hookimpl
 from taskqueue_core.instrumented import InstrumentedBackend
+from taskqueue_core.logs import FIELDS, set_up_logs
 from taskqueue_core.tasks import Expired
 from taskqueue_memory import MemoryBackend
 from taskqueue_server import ServerProcess, serve
 from taskqueue_server.context.connections import Connections
-from taskqueue_server.logs import FIELDS, set_up_logs
 from tests.server.support import eventually, http, running, settings
 
 

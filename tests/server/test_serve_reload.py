@@ -20,9 +20,9 @@ from pydantic import SecretStr
 
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.logs import set_level, set_up_logs
 from taskqueue_memory import MemoryBackend
 from taskqueue_server.context.server import ServerContext
-from taskqueue_server.logs import set_level, set_up_logs
 from taskqueue_server.process import systemd
 from taskqueue_server.process.channel import plain, settings_of
 from taskqueue_server.process.reload import LIVE, reload, reload_settings

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from rich.markup import escape
 
 from taskqueue_cli.backends import EMBEDDED_OPTION, BackendName, run_embedded
 from taskqueue_cli.output import (
     AsJson,
-    LogFormat,
+    LogFormatOption,
+    LogLevelOption,
     configure_logging,
     console,
     option,
@@ -55,17 +56,8 @@ def run(
             metavar="EXTENSION",
         ),
     ] = None,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None,
-        option("Minimum level of the log messages on stderr. Default: TASKQUEUE_LOG_LEVEL."),
-    ] = None,
-    log_format: Annotated[
-        LogFormat | None,
-        option(
-            "Log format: text (key=value pairs), json (one object per line), or auto (short lines on a terminal, "
-            "otherwise text). Default: TASKQUEUE_LOG_FORMAT."
-        ),
-    ] = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve a backend to workers and publishers, until Ctrl-C or SIGTERM.

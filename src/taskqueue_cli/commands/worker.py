@@ -11,7 +11,8 @@ from rich.markup import escape
 from taskqueue_cli.backends import BackendName
 from taskqueue_cli.output import (
     AsJson,
-    LogLevel,
+    LogFormatOption,
+    LogLevelOption,
     argument,
     configure_logging,
     console,
@@ -51,7 +52,8 @@ def run(
             "Worker id. Default: as defined by the worker, otherwise host name, process id and a random suffix."
         ),
     ] = None,
-    log_level: LogLevel = "info",
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a worker until Ctrl-C or SIGTERM; a second signal releases the running tasks at once.
@@ -64,8 +66,13 @@ def run(
 
     The exit code is 3 if too many attempts fail in a row, and 4 if the server refuses the worker.
     """
-    configure_logging(log_level, load_settings(Settings).log_format)
-    worker = _configured(load_worker(target), url, backend, local=local)
+    loaded = load_worker(target)
+    settings = load_settings(Settings)
+    # If the application has configured logging when it was imported, that stays.
+    configure_logging(
+        log_level or settings.log_level, log_format or settings.log_format, everything=True
+    )
+    worker = _configured(loaded, url, backend, local=local)
     worker.configure(worker_id=worker_id, concurrency=concurrency)
     if not worker.keys:
         raise ConfigurationError(f"{target} has no handlers: register some with @worker.task")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_server.logs import set_level, set_up_logs
+from taskqueue_core.logs import set_level, set_up_logs
 from taskqueue_server.metrics.exporter import process_exists
 from taskqueue_server.process import channel
 from taskqueue_server.process.serve import ServerProcess

@@ -14,9 +14,9 @@ from typing import Any
 
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.logs import set_level
 from taskqueue_server.auth.tls import server_context
 from taskqueue_server.context.server import ServerContext
-from taskqueue_server.logs import set_level
 from taskqueue_server.process import systemd
 
 LIVE = frozenset({"allowed_hosts", "drain", "grace", "log_level", "origins"})

@@ -22,11 +22,11 @@ from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.logs import set_up_logs
 from taskqueue_server.app import create_app
 from taskqueue_server.auth.access import check_host, notice
 from taskqueue_server.auth.tls import server_context
 from taskqueue_server.context.server import ServerContext
-from taskqueue_server.logs import set_up_logs
 from taskqueue_server.process import systemd
 from taskqueue_server.process.listeners import listen, url_of
 from taskqueue_server.process.reload import Reread, adopt, reload, rereader, signals

@@ -19,8 +19,8 @@ from prometheus_client.multiprocess import mark_process_dead
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
+from taskqueue_core.logs import set_level
 from taskqueue_server.auth.access import check_host
-from taskqueue_server.logs import set_level
 from taskqueue_server.process import channel, systemd
 from taskqueue_server.process.listeners import Port
 from taskqueue_server.process.reload import Reread, reload_settings, signals

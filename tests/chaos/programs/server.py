@@ -8,7 +8,7 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.loading import load_backend
-from taskqueue_server.logs import set_up_logs
+from taskqueue_core.logs import set_up_logs
 from taskqueue_server.process.serve import ServerProcess
 from tests.chaos.history import Log, What
 from tests.chaos.programs.common import Setup

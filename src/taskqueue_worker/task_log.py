@@ -1,0 +1,157 @@
+"""Log records of tasks: the fields that each record of a running task carries, and the record of a failed attempt."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeAlias
+
+import taskqueue_core.application
+from taskqueue_worker.batch_buffer import AnyDelivery
+
+_Call: TypeAlias = "tuple[str, AnyDelivery, int]"
+"""id of the worker, the first delivery of a call of a handler, and the number of its tasks"""
+FIELDS = ("task_id", "key", "attempt", "tenant", "worker_id")
+"""names of the attributes that the log records of a running task carry"""
+_current: ContextVar[_Call | None] = ContextVar("taskqueue_task", default=None)
+_OWN_FOLDERS = (str(Path(__file__).parent), taskqueue_core.application.__path__[0])
+_MAKE_RECORD = logging.Logger.makeRecord.__code__
+_log = logging.getLogger("taskqueue.worker")
+
+
+class TaskLog:
+    """What a worker adds to the log for its tasks."""
+
+    def __init__(self, worker_id: str, *, hide_texts: bool = False) -> None:
+        """Make log records carry the fields of the task in whose context they are made.
+
+        With ``hide_texts``, the text of an exception is left out, because it may quote the payload.
+        """
+        self._worker_id = worker_id
+        self._hide_texts = hide_texts
+        self._bind: Callable[..., object] | Literal[False] | None = None
+        factory = logging.getLogRecordFactory()
+        if not isinstance(factory, _RecordFactory):
+            logging.setLogRecordFactory(_RecordFactory(factory))
+
+    def enter(self, first: AnyDelivery, number: int = 1) -> None:
+        """Let all log records of the current context carry the fields of a task, or of the ``number`` tasks of a batch.
+
+        The records of a batch carry only ``key`` and ``worker_id``. With structlog, events carry the fields, too.
+        """
+        call = (self._worker_id, first, number)
+        _current.set(call)
+        if self._bind is None:
+            self._bind = _structlog_binder()
+        if self._bind:
+            self._bind(**_fields(call))
+
+    def failed(self, deliveries: Sequence[AnyDelivery], error: BaseException) -> None:
+        """Log a failed attempt, with the traceback without the frames of this project that call the handler."""
+        first, more = deliveries[0], len(deliveries) - 1
+        _log.warning(
+            "task %s%s of %s failed (attempt %d)",
+            first.task.id,
+            f" and {more} more" if more else "",
+            first.task.key,
+            first.attempt,
+            exc_info=self.exc_info(error),
+        )
+
+    def timed_out(self, deliveries: Sequence[AnyDelivery], text: str) -> None:
+        """Log an attempt that failed because of its timeout, in a context of its own."""
+        self.enter(deliveries[0], len(deliveries))
+        self.failed(deliveries, TimeoutError(text))
+
+    def exc_info(
+        self, error: BaseException
+    ) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+        """Return an exception as a log record has it."""
+        frames = _without_own(error.__traceback__)
+        if self._hide_texts:
+            error = _without_text(error, set())
+        return type(error), error, frames
+
+
+class _Attributes(dict[str, Any]):
+    """The attributes of a record, in which a field of the application replaces the task's field of the same name.
+
+    `logging.Logger.makeRecord` raises `KeyError` for ``extra={"key": ...}`` if the record has such an attribute, so the
+    task's fields are hidden from that method.
+    """
+
+    def __contains__(self, name: object) -> bool:
+        if name in FIELDS and sys._getframe(1).f_code is _MAKE_RECORD:  # noqa: SLF001 - documented for such use
+            return False
+        return super().__contains__(name)
+
+
+class _RecordFactory:
+    """A factory of log records that adds the fields of the current task to the records of another factory."""
+
+    def __init__(self, factory: Any) -> None:
+        self._factory = factory
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record: logging.LogRecord = self._factory(*args, **kwargs)
+        if call := _current.get():
+            record.__dict__ = _Attributes(record.__dict__, **_fields(call))
+        return record
+
+
+def _fields(call: _Call) -> dict[str, Any]:
+    worker_id, delivery, number = call
+    task = delivery.task
+    if number > 1:
+        return {"key": task.key, "worker_id": worker_id}
+    values = (task.id, task.key, delivery.attempt, task.tenant, worker_id)
+    return dict(zip(FIELDS, values, strict=True))
+
+
+def _structlog_binder() -> Callable[..., object] | Literal[False]:
+    """Return the function that adds fields to the events of structlog, or False if it is not needed.
+
+    It is needed if the application uses structlog, unless events become records by the configuration of `set_up_logs`.
+    """
+    if "structlog" not in sys.modules:
+        return False
+    from structlog.contextvars import bind_contextvars  # noqa: PLC0415 - only if the application uses it
+
+    from taskqueue_core.logs import structlog_is_set_up  # noqa: PLC0415 - as above
+
+    return not structlog_is_set_up() and bind_contextvars
+
+
+def _without_own(frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames that call handlers, unless it has no others."""
+    every = []
+    frame = frames
+    while frame is not None:
+        every.append(frame)
+        frame = frame.tb_next
+    kept: TracebackType | None = None
+    for frame in reversed(every):
+        if not frame.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS):
+            kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return kept or frames
+
+
+def _without_text(error: BaseException, seen: set[int]) -> BaseException:
+    """Return an exception with the name, the frames and the causes of another one, but without a text."""
+    kind = type(error)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    hidden: BaseException = type(kind.__name__, (BaseException,), names)()
+    hidden.__traceback__ = error.__traceback__
+    hidden.__suppress_context__ = error.__suppress_context__
+    seen.add(id(error))
+    for name in ("__cause__", "__context__"):
+        reason = getattr(error, name)
+        if reason is not None and id(reason) not in seen:
+            suppress = hidden.__suppress_context__
+            setattr(hidden, name, _without_text(reason, seen))
+            hidden.__suppress_context__ = suppress  # setting a cause changes it
+    return hidden
