@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -32,3 +33,23 @@ def test_errors_of_mypy(tmp_path: Path) -> None:
         if (match := re.search(r"# error: ([a-z,-]+)", line))
     }
     assert found == expected, done.stdout + done.stderr
+
+
+def test_errors_of_pyright(tmp_path: Path) -> None:
+    """U1: Pyright finds the same lines wrong as mypy, and no others."""
+    (tmp_path / "typed.py").write_text(TYPED.read_text())
+    config = {"include": ["typed.py"], "extraPaths": [str(ROOT / "src")]}
+    settings = tmp_path / "pyrightconfig.json"
+    settings.write_text(json.dumps({**config, "typeCheckingMode": "standard"}))
+    words = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run(
+        [*words, "--project", str(settings)], capture_output=True, text=True, check=False
+    )
+    found = {
+        each["range"]["start"]["line"] + 1: each["message"]
+        for each in json.loads(done.stdout)["generalDiagnostics"]
+    }
+    lines = TYPED.read_text().splitlines()
+    assert found.keys() == {n for n, line in enumerate(lines, start=1) if "# error: " in line}, (
+        found
+    )
