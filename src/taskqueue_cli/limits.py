@@ -104,6 +104,7 @@ def describe_limits(settings: QueueSettings) -> list[str]:
         f"{settings.max_inflight or 0:,} in flight": settings.max_inflight,
         _format_optional_rate(settings.rate_limit): settings.rate_limit,
         f"redelivered after {settings.max_processing_time or 0:,g} s without progress": settings.max_processing_time,
+        f"an attempt fails after {settings.timeout or 0:,g} s": settings.timeout,
         "fair": settings.order is Order.FAIR,
         f"weights {_join_some(f'{name}={n}' for name, n in settings.weights.items())}": settings.weights,
         f"capacity {settings.tenant_capacity or 0:,} per tenant": settings.tenant_capacity,

@@ -19,6 +19,7 @@ _LIMITS: dict[str, Any] = {
     "rate_limit": RateLimit(max_tokens=5, interval=2, interval_unit=IntervalUnit.MINUTES),
     "paused": True,
     "intake_paused": True,
+    "timeout": 1.5,
 }
 
 

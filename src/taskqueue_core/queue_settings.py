@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from taskqueue_core.capabilities import Control, QueueSettings
+from taskqueue_core.capabilities import DECLARABLE, Control, Owner, QueueSettings
 from taskqueue_core.errors import InvalidInput, SettingsConflict
-from taskqueue_core.limits import check_name, kind_of
+from taskqueue_core.limits import check_name, clean_text, kind_of
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.retry import RetryPolicy
 
@@ -42,8 +42,8 @@ def read_settings(text: bytes) -> QueueSettings:
         name, reason = (name[:-1], reason) if name.endswith(":") else (name, f"it {reason}")
         raise InvalidInput(name, kind_of(fault["input"][name]), f"its default, because {reason}")
     path = fault["loc"] or ("settings",)
-    if path[0] == "weights":  # omit a tenant's name, because errors must not repeat input
-        path = ("weights",)
+    if path[0] in ("weights", "owners"):  # omit names, because errors must not repeat input
+        path = path[:1]
     *parents, name = map(str, path)
     # Omit the name of an unknown field, because errors must not repeat input.
     if fault["type"] == "extra_forbidden":
@@ -120,6 +120,33 @@ def _merge(target: object, patch: object) -> object:
     return result
 
 
+def by_operator(before: QueueSettings, after: QueueSettings) -> QueueSettings:
+    """Return ``after``, in which an operator owns each field that differs from ``before``.
+
+    A field whose owner differs already in ``after`` keeps that owner, so an operator may give a field back.
+    """
+    changed = {
+        name: Owner.OPERATOR
+        for name in DECLARABLE
+        if getattr(before, name) != getattr(after, name)
+        and before.owners.get(name) is after.owners.get(name)
+    }
+    return after.model_copy(update={"owners": after.owners | changed}) if changed else after
+
+
+def give_back(settings: QueueSettings, names: Iterable[str]) -> QueueSettings:
+    """Return the settings, in which fields belong to the declaration again: the next `Tasks.apply` sets them.
+
+    Raises `InvalidInput` for a field that has no owner.
+    """
+    owners = dict(settings.owners)
+    for name in names:
+        if name not in DECLARABLE:
+            raise InvalidInput("give_back", f"{clean_text(name)!r}", ", ".join(DECLARABLE))
+        owners[name] = Owner.DECLARED
+    return settings.model_copy(update={"owners": owners})
+
+
 async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool) -> QueueSettings:
     """Pause or resume a queue's deliveries or, with ``intake``, its publishing. Raises `SettingsConflict`."""
     flag = {"intake_paused" if intake else "paused": paused}
@@ -129,7 +156,10 @@ async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool)
 async def reset_settings(
     control: Control, key: str, *, version: int | None = None
 ) -> QueueSettings:
-    """Reset all settings, except the version number, to their defaults. Raises `SettingsConflict`."""
+    """Reset all settings, except the version number, to their defaults; nothing owns them then.
+
+    Raises `SettingsConflict`.
+    """
     return await change_settings(
         control, key, lambda settings: QueueSettings(version=settings.version), version=version
     )

@@ -217,6 +217,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """number of the shard that the task came from; ``None`` if its queue is not sharded"""
     shard_changed: bool = False
     """whether the subscription's previous delivery from this queue came from another shard"""
+    timeout: float | None = None
+    """seconds after which the worker must end the attempt, as the queue's settings say; ``None`` means no limit"""
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):

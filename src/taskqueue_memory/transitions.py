@@ -118,7 +118,7 @@ class MemoryStore(Steps):
                 expired.append(self._expire(record))
                 continue
             receipt = subscription.new_receipt()
-            delivery = record.hand_out(receipt, now)
+            delivery = record.hand_out(receipt, now, queue.settings.timeout)
             record.owner = subscription
             self.receipts[receipt] = record
             subscription.owned[receipt] = record

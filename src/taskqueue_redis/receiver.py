@@ -270,9 +270,9 @@ class Receiver:
         self._context.clock.learn(partition, now)
         wakeups.note_due(partition, due)
         at, keep, token = seconds(now), self._context.receipts.add, self._consumer.token
-        for name, lane, entries in groups:
+        for name, lane, entries, timeout in groups:
             key = name.decode()
-            good, bad = deliveries_of(key, lane.decode(), token, at, entries)
+            good, bad = deliveries_of(key, lane.decode(), token, at, entries, timeout=timeout)
             if bad:
                 self._context.background.start(self._dead_letter_corrupt(bad))
             for delivery in good:
@@ -349,9 +349,14 @@ class Receiver:
         return not self._context.receipts.holds(receipt.text)
 
     def _parse(self, receipt: IssuedReceipt, found: Sequence[bytes]) -> list[Delivery]:
-        *entry, at = found
+        *entry, at, timeout = found
         good, bad = deliveries_of(
-            receipt.key, receipt.lane, receipt.token, seconds(at), [receipt.fence.encode(), *entry]
+            receipt.key,
+            receipt.lane,
+            receipt.token,
+            seconds(at),
+            [receipt.fence.encode(), *entry],
+            timeout=timeout,
         )
         if bad:
             self._context.background.start(self._dead_letter_corrupt(bad))

@@ -143,9 +143,11 @@ class RedisSubscription(SubscriptionBase):
             reply = await self._context.scripts.run_each("adopt", partition, (self.token,), items)
             for (index, receipt), result in zip(wanted, reply, strict=True):
                 if result:
-                    *entry, at = result
+                    *entry, at, timeout = result
                     text, priority = receipts[index], int(receipt.lane[1])
-                    answers[index] = delivery_of(receipt.key, priority, text, seconds(at), entry)
+                    answers[index] = delivery_of(
+                        receipt.key, priority, text, seconds(at), entry, timeout=timeout
+                    )
                     self._context.receipts.add(text, self)
         return tuple(answers)
 

@@ -23,6 +23,13 @@ class NeverEndsTheHung(LyingControl):
         return {"max_processing_time": None}
 
 
+class ForgetsTheTimeout(LyingControl):
+    """Defect: deliveries lack the timeout that the settings confirm."""
+
+    def twist(self, settings: QueueSettings) -> dict[str, Any]:  # noqa: ARG002 - the defect ignores it
+        return {"timeout": None}
+
+
 class EndsTheHealthy(FacadeControl):
     """Defect: a long task is recovered although it reports progress."""
 

@@ -37,6 +37,7 @@ CASES: tuple[tuple[Broken, str, str | None], ...] = (
     (stores.ExpiresTwice, "test_reported_by_maintenance", "8"),
     (stores.ForgetsDedupe, "test_known_after_its_end", "7"),
     (stores.ForgetsTheOtherConnection, "test_workers", None),
+    (flow.ForgetsTheTimeout, "test_timeout_comes_with_each_delivery", "9"),
     (consumers.HandsOutTwice, "test_one_consumer_each", "2"),
     (stores.IgnoresDeadlines, "test_before_and_at", "8"),
     (consumers.InvertedPriority, "test_priorities", "4"),

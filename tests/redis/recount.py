@@ -145,7 +145,7 @@ def _housekept(part: _Partition, queues: set[str]) -> None:
 
 
 def _flow(part: _Partition, q: str) -> tuple[float, ...]:
-    return struct.unpack_from("<24d", part.ask("GET", f"{q}/f") or bytes(192))
+    return struct.unpack_from("<25d", part.ask("GET", f"{q}/f") or bytes(200))
 
 
 def _recount_lanes(

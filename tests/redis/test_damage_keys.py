@@ -63,7 +63,7 @@ each_damage_of_limits = pytest.mark.parametrize(
     "damage",
     [
         cut_limits,
-        lambda server, name: server.call("SET", f"{name}/f", b"\xff" * 192),
+        lambda server, name: server.call("SET", f"{name}/f", b"\xff" * 200),
         lambda server, name: server.call("SET", f"{name}/f", bytes(192)),
         lambda server, name: server.call("DEL", f"{name}/f"),
         lambda server, name: (

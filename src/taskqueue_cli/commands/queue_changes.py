@@ -62,6 +62,10 @@ def change(
             "Redeliver a task after this many seconds without progress.", metavar=f"SECONDS|{NONE}"
         ),
     ] = None,
+    timeout: Annotated[
+        str | None,
+        option("End an attempt after this many seconds, as failed.", metavar=f"SECONDS|{NONE}"),
+    ] = None,
     order: Annotated[
         Order | None,
         option(
@@ -171,8 +175,9 @@ def change(
     for name, limit in (("rate", rate), ("tenant_rate", tenant_rate)):
         if limit is not None:
             changes[f"{name}_limit"] = parse_rate(name, limit)
-    if max_processing_time is not None:
-        changes["max_processing_time"] = parse_seconds("max_processing_time", max_processing_time)
+    for name, text in (("max_processing_time", max_processing_time), ("timeout", timeout)):
+        if text is not None:
+            changes[name] = parse_seconds(name, text)
     policy = {
         "max_attempts": max_attempts,
         "base": retry_base,

@@ -37,6 +37,7 @@ bounds: dict[str, st.SearchStrategy[Any]] = {
     "max_inflight": st.sampled_from([None, None, None, 1, 2]),
     "rate_limit": _tokens,
     "max_processing_time": st.sampled_from([None, None, 2, 4]),
+    "timeout": st.sampled_from([None, None, 30.0, 0.25]),
 }
 """limits of a queue; ``max_processing_time`` is in the state machine's units of time"""
 _rarely = st.sampled_from([False] * 5 + [True])

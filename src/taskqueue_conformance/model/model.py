@@ -168,6 +168,9 @@ class Model(Shelf):
         limits.handed_out(entry.name, entry.task.tenant, at, len(running), len(own))
         self._issued.add(delivery.receipt)
         self.owners[delivery.receipt] = owner
+        assert delivery.timeout == limits.settings.timeout, (
+            f"wrong timeout of {entry.name}: expected {limits.settings.timeout}, got {delivery.timeout} (law 9)"
+        )
         entry.deliver(delivery, limits.settings.max_processing_time)
 
     def adopted(

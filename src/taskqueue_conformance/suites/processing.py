@@ -97,6 +97,25 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             if ends is None:
                 assert await subscription.ack(first) == (Settled.OK,)
 
+    async def test_timeout_comes_with_each_delivery(self, bench: Bench) -> None:
+        """A delivery has the ``timeout`` that applied when it was delivered, also a later attempt (law 9; U3)."""
+        subscription, first = await bench.running("first", "second")
+        await bench.limit(timeout=1.5)
+        second = await bench.one(subscription)
+        await bench.limit(timeout=0.25)
+        await subscription.redeliver(second)
+        again = await bench.one(subscription)
+        await bench.retry(first.task, settles=first)
+        if not bench.backend.capabilities.atomic_retry:
+            await subscription.ack(first)
+        third = await bench.one(subscription)
+        await bench.limit(timeout=None)
+        await subscription.redeliver(again, third)
+        last = await bench.take(subscription, 2)
+        assert [d.timeout for d in (first, second, again, third)] == [None, 1.5, 0.25, 0.25]
+        assert (third.task.id, third.attempt) == ("first", 2)
+        assert [d.timeout for d in last] == [None, None]
+
     async def test_hung_too_often(self, bench: Bench) -> None:
         """A task that is overdue more than ``max_losses`` times becomes a dead letter (law 3; C18)."""
         await bench.limit(max_processing_time=bench.short, max_losses=1)

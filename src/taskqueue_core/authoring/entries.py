@@ -41,6 +41,8 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     losses: int = 0
     receipt: str | None = None
     delivered_at: float = 0.0
+    timeout: float | None = None
+    """timeout of the attempt that was delivered last, from the queue's settings"""
     available_at: float = 0.0
     """time at which the task last became available; a release does not change it"""
     updated_at: float = 0.0
@@ -90,9 +92,10 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         self.counted = counts
         return change
 
-    def hand_out(self, receipt: str, now: float) -> Delivery:
-        """Start a delivery with this receipt, and return the delivery."""
+    def hand_out(self, receipt: str, now: float, timeout: float | None) -> Delivery:
+        """Start a delivery with this receipt and the queue's ``timeout``, and return the delivery."""
         self.receipt, self.handed_out, self.delivered_at = receipt, self.attempt, now
+        self.timeout = timeout
         return self.delivery
 
     def settled_before(self, receipt: str, verb: str) -> Settled:
@@ -172,6 +175,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             prior=self.prior,
             delivered_at=self.delivered_at,
             waiting_since=self.available_at,
+            timeout=self.timeout,
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from taskqueue_core.errors import SettingsConflict
 from taskqueue_core.rate_limit import RateLimit, Whole
@@ -34,6 +34,15 @@ class Order(StrEnum):
     """tenants take turns; the tasks of one tenant are delivered in the order in which they became available"""
 
 
+class Owner(StrEnum):
+    """What determines a field of a queue's settings."""
+
+    DECLARED = "declared"
+    """the declaration of a task; `taskqueue_core.Tasks.apply` changes the field"""
+    OPERATOR = "operator"
+    """an operator; `taskqueue_core.Tasks.apply` leaves the field as it is"""
+
+
 _FLOW = (
     "capacity",
     "max_inflight",
@@ -42,10 +51,23 @@ _FLOW = (
     "intake_paused",
     "moved_to",
     "max_processing_time",
+    "timeout",
 )
 _FAIR = ("weights", "tenant_capacity", "tenant_max_inflight", "tenant_rate_limit")
 _ORDER = ("order", *_FAIR)
 _WHOLE = ("capacity", "max_inflight", "rate_limit", *_ORDER, "floor_share", "bound_to")
+DECLARABLE = (
+    "retry",
+    "timeout",
+    "result_ttl",
+    "capacity",
+    "max_inflight",
+    "rate_limit",
+    "max_processing_time",
+    *_ORDER,
+    "floor_share",
+)
+"""fields that the declaration of a task can set; each of them has an owner"""
 _Bound = Annotated[Whole, Field(ge=1, le=1_000_000_000)]
 _Weight = Annotated[Whole, Field(ge=1, le=1000)]
 _Name = Annotated[str, Field(min_length=1, max_length=255)]
@@ -89,6 +111,8 @@ class QueueSettings(BaseModel):
         default=None, gt=0, le=365 * 86_400, allow_inf_nan=False
     )
     """seconds without reported progress after which a delivery counts as lost and its receipt ends"""
+    timeout: float | None = Field(default=None, ge=0.001, le=365 * 86_400, allow_inf_nan=False)
+    """seconds after which the worker ends an attempt, which then counts as failed; it comes with each delivery"""
     order: Order = Order.FIFO
     """order in which tasks of the same priority are delivered; a change applies at once, even to waiting tasks"""
     weights: dict[_Name, _Weight] = Field(default={}, max_length=1000)
@@ -108,6 +132,21 @@ class QueueSettings(BaseModel):
     """names of queues that each get a copy of every task published here; this queue stores one only if it is listed"""
     shards: Whole = Field(default=1, ge=1, le=1000)
     """number of shards of the queue, spread over the partitions of the store; each shard has its own order"""
+
+    owners: dict[str, Owner] = {}
+    """owners of the fields that a declaration or an operator has set; the others: see `owner_of`"""
+
+    @field_validator("owners")
+    @classmethod
+    def _are_declarable(cls, owners: dict[str, Owner]) -> dict[str, Owner]:
+        if not owners.keys() <= set(DECLARABLE):
+            raise ValueError(f"only these fields have owners: {', '.join(DECLARABLE)}")
+        return owners
+
+    def owner_of(self, name: str) -> Owner | None:
+        """Return the owner of a field of `DECLARABLE`; ``None`` if it has its default, which nothing has set."""
+        changed = getattr(self, name) != type(self).model_fields[name].default
+        return self.owners.get(name) or (Owner.OPERATOR if changed else None)
 
     @model_validator(mode="after")
     def _fits(self) -> QueueSettings:

@@ -191,6 +191,7 @@ class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     delivered_at: float
     shard: int | None = None
     shard_changed: bool = False
+    timeout: float | None = None
     task: WireTask
 
 
@@ -306,6 +307,7 @@ def to_wire(delivery: Delivery) -> WireDelivery:
         delivered_at=delivery.delivered_at,
         shard=delivery.shard,
         shard_changed=delivery.shard_changed,
+        timeout=delivery.timeout,
         task=to_wire_task(delivery.task),
     )
 

@@ -71,10 +71,11 @@ class RecordSubscription(LocalSubscription):
         )
 
     def _hand_out(self, record: Record, now: float) -> Delivery:
-        delivery = record.hand_out(secrets.token_hex(16), now)
+        settings = self._transitions.store.settings(record.task.key)
+        delivery = record.hand_out(secrets.token_hex(16), now, settings.timeout)
         self._unseen.add(delivery.receipt)
         record.owner = self._number
-        record.patience = self._transitions.store.settings(record.task.key).max_processing_time
+        record.patience = settings.max_processing_time
         self._transitions.take_token(record.task.key, now)
         self._transitions.store.count(record.task.key, "delivered")
         self._transitions.move(record, State.IN_FLIGHT, now)

@@ -3,8 +3,8 @@
 -- ARGV: token, turn, limit, "1" to check the other keys for work in any case, then the keys that probably have work, in
 -- the order of their turns.
 -- Returns the time; the next due time of the partition ("" for none); whether there is more; the expired tasks as {key,
--- id, attempt}; per queue and lane {key, lane, entries}; the requested or served keys that have work left; other keys
--- that have work; and the keys that are stopped by a limit, each with the time at which the limit may allow deliveries
+-- id, attempt}; per queue and lane {key, lane, entries, timeout
+-- of an attempt ("" for none)}; the requested or served keys that have work left; other keys that have work; and the keys that are stopped by a limit, each with the time at which the limit may allow deliveries
 -- ("" if only an event can). An entry consists of sequence number, id, body and counters ("" for none).
 local token, turn, limit, look = ARGV[3], tonumber(ARGV[4]), math.min(tonumber(ARGV[5]), 500), ARGV[6] == '1'
 local EXPIRED_AT_MOST = 250
@@ -43,7 +43,7 @@ end
 local function hand_out(q, lane, given)
   local n = #given / 4
   if n == 0 then return 0 end
-  groups[#groups + 1] = {q.key, lane, given}
+  groups[#groups + 1] = {q.key, lane, given, q.limited and rarely().timeout_of(q) or ''}
   if not q.sorted then
     call('HSET', q.name, lane, given[4 * n - 3])
   elseif q.limited then

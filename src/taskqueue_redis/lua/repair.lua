@@ -49,7 +49,7 @@ local function repair_queue(key)
     found = true
   end
   local flow = call('GET', name .. '/f')
-  if flow and #flow ~= 192 then
+  if flow and #flow ~= FLOW_SIZE then
     put_aside(name .. '/f')
     found = true
   end

@@ -94,9 +94,12 @@ def _non_default_fields(task: Task) -> dict[str, Any]:
 
 
 def deliveries_of(
-    key: str, lane: str, token: str, at: float, entries: Sequence[bytes]
+    key: str, lane: str, token: str, at: float, entries: Sequence[bytes], *, timeout: bytes
 ) -> tuple[list[Delivery], list[Delivery]]:
-    """Parse a list with the sequence number, id, body and counters of entries. Return good and corrupt deliveries."""
+    """Parse a list with the sequence number, id, body and counters of entries. Return good and corrupt deliveries.
+
+    ``timeout`` is that of an attempt, in microseconds; empty if there is none.
+    """
     good: list[Delivery] = []
     bad: list[Delivery] = []
     tail = f".{lane}.{token}.{key}"
@@ -105,19 +108,20 @@ def deliveries_of(
         receipt = entries[n].decode() + tail
         entry = entries[n + 1 : n + ENTRY]
         try:
-            good.append(delivery_of(key, priority, receipt, at, entry))
+            good.append(delivery_of(key, priority, receipt, at, entry, timeout=timeout))
         except ValueError:  # an unreadable entry must not prevent the delivery of the others
             task = salvage(key, _name_of(entry[0], receipt), priority, entry[1])
-            bad.append(_delivery(task, receipt, at, b""))
+            bad.append(_delivery(task, receipt, at, b"", b""))
     return good, bad
 
 
 def delivery_of(
-    key: str, priority: int, receipt: str, at: float, entry: Sequence[bytes]
+    key: str, priority: int, receipt: str, at: float, entry: Sequence[bytes], *, timeout: bytes
 ) -> Delivery:
     """Parse the id, body and counters of one entry whose receipt is known. Raises `ValueError`."""
     name, body, more = entry
-    return _delivery(decode(key, name.decode(), priority, body), receipt, at, more)
+    task = decode(key, name.decode(), priority, body)
+    return _delivery(task, receipt, at, timeout, more)
 
 
 def salvage(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
@@ -142,12 +146,12 @@ def _name_of(name: bytes, receipt: str) -> str:
     return text
 
 
-def _delivery(task: Task, receipt: str, at: float, more: bytes) -> Delivery:
+def _delivery(task: Task, receipt: str, at: float, timeout: bytes, more: bytes) -> Delivery:
     # A receipt begins with the entry's sequence number, which is close to the time (microseconds) of its XADD.
     since = int(receipt.partition(".")[0]) / 1e6
-    if not more:
+    if not more and not timeout:
         return Delivery(task=task, receipt=receipt, attempt=1, delivered_at=at, waiting_since=since)
-    attempt, losses, prior, _ = more.split(b":")
+    attempt, losses, prior, _ = more.split(b":") if more else (1, 0, 0, b"")
     return Delivery(
         task=task,
         receipt=receipt,
@@ -156,4 +160,5 @@ def _delivery(task: Task, receipt: str, at: float, more: bytes) -> Delivery:
         prior=int(prior),
         delivered_at=at,
         waiting_since=since,
+        timeout=int(timeout) / 1e6 if timeout else None,
     )

@@ -155,6 +155,7 @@ def limits_of(settings: QueueSettings) -> tuple[int | float, ...]:
         settings.tenant_max_inflight or 0,
         *_bucket(settings.tenant_rate_limit),
         settings.floor_share,
+        microseconds(settings.timeout or 0),
     )
 
 

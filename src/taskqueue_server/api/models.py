@@ -167,6 +167,7 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     intake_paused: bool = False
     moved_to: str | None = None
     max_processing_time: float | None = None
+    timeout: float | None = None
     order: Order = Order.FIFO
     weighted: int = 0
     """number of tenants with a weight"""

@@ -47,6 +47,12 @@ _LIMITS = (
         "maximum number of seconds without progress; empty: no limit",
         whole=False,
     ),
+    Field(
+        "timeout",
+        "Timeout",
+        "seconds after which an attempt fails; empty: no limit",
+        whole=False,
+    ),
     Field("max_losses", "Losses", "a task that is lost more often than this becomes a dead letter"),
 )
 _BURST = "maximum per interval, and also the largest burst; empty: no limit"
@@ -93,6 +99,7 @@ _OPTIONAL = {
     "capacity",
     "max_inflight",
     "max_processing_time",
+    "timeout",
     "tenant_capacity",
     "tenant_max_inflight",
 }

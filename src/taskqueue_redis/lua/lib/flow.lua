@@ -1,8 +1,9 @@
 -- The limits of a queue that has any, and the state of its rate limit, packed in one string.
-local FLOW = '<dddddddddddddddddddddddd'
+local FLOW = '<ddddddddddddddddddddddddd'
+local FLOW_SIZE = 200
 local FLOWS = {'capacity', 'max_inflight', 'max_tokens', 'period', 'paused', 'intake_paused', 'moved', 'processing', 'fair',
-  'weighted', 'tenant_capacity', 'tenant_inflight', 'tenant_tokens', 'tenant_period', 'floor', 'tokens', 'at', 'owed', 'tick',
-  'old_tokens', 'old_period', 'changed', 'rates', 'epoch'}
+  'weighted', 'tenant_capacity', 'tenant_inflight', 'tenant_tokens', 'tenant_period', 'floor', 'timeout', 'tokens',
+  'at', 'owed', 'tick', 'old_tokens', 'old_period', 'changed', 'rates', 'epoch'}
   -- The last fields: the tenants' rate before it was changed, when and how often it was changed; and the version of the
   -- settings since which tenants are counted.
 local TOKEN = 1 - 1e-6 -- tolerance for rounding errors
@@ -14,7 +15,7 @@ local function limits_in(values)
     local value = tonumber(values[i])
     if not (value and value > -1 and value < math.huge) then return end
     f[FLOWS[i]] = value
-    limited = limited or (value > 0 and i <= 15) -- the other fields are no settings
+    limited = limited or (value > 0 and i <= 16) -- the other fields are no settings
   end
   return limited and f
 end
@@ -51,13 +52,19 @@ local function flow_of(q)
   if q.flow then return q.flow end
   if q.limited then
     local packed = call('GET', q.name .. '/f')
-    q.flow = packed and #packed == 192 and limits_in({unpack_struct(FLOW, packed)})
+    q.flow = packed and #packed == FLOW_SIZE and limits_in({unpack_struct(FLOW, packed)})
     if not q.flow then restore_flow(q) end
   else
     q.flow = {}
     for i = 1, #FLOWS do q.flow[FLOWS[i]] = 0 end
   end
   return q.flow
+end
+
+-- Returns the timeout of an attempt, in microseconds; "" if there is none.
+local function timeout_of(q)
+  local timeout = flow_of(q).timeout
+  return timeout > 0 and text(timeout) or ''
 end
 
 -- A token bucket for a rate limit. It holds at most `most` tokens and is filled within `period`.
