@@ -53,7 +53,7 @@ def read_settings(text: bytes) -> QueueSettings:
     field = ".".join((*parents, name))
     if fault["type"] == "missing":
         raise InvalidInput(field, "nothing", "a value")
-    allowed = fault["msg"].removeprefix("Input should be ")
+    allowed = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     beyond = " out of range" if allowed.startswith(("greater", "less", "'")) else ""
     raise InvalidInput(field, kind_of(fault["input"]) + beyond, allowed)
 

@@ -209,10 +209,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """number of attempts before the last redrive; these do not count against ``max_attempts``"""
     delivered_at: float
     waiting_since: float | None = None
-    """time at which the task became available: published, due or redriven; ``None`` if the backend does not know it
-
-    After a release or a loss, some backends keep it, and others show a later time, up to ``delivered_at``.
-    """
+    """time at which the task became available, after a release or loss up to ``delivered_at``; ``None`` if not known"""
     shard: int | None = None
     """number of the shard that the task came from; ``None`` if its queue is not sharded"""
     shard_changed: bool = False

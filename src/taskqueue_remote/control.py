@@ -79,7 +79,8 @@ class RemoteControl:
         """Replace the settings. After `BackendUnavailable`, read the settings to see whether they were replaced."""
         body = Raw(settings.model_dump_json().encode())
         target = path("queues", key, "settings")
-        return self._settings(await self._client.ask("PUT", target, Raw, body=body))
+        query = {"owners_as_sent": "true"}
+        return self._settings(await self._client.ask("PUT", target, Raw, body=body, query=query))
 
     async def ledger(self, key: str) -> Ledger:
         return await self._client.ask("GET", path("queues", key, "ledger"), Ledger)

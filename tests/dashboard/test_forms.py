@@ -65,6 +65,7 @@ async def test_settings(it: Running, client: httpx2.AsyncClient) -> None:
     now = await control.settings("k")
     assert (now.capacity, now.max_inflight, now.retry.base) == (100, 7, 0.5)
     assert (now.retry.factor, now.retry.delays) == (3, (1, 30))
+    assert now.owners.keys() == {"capacity", "max_inflight", "rate_limit", "retry"}
     assert (now.dedupe_window, now.weights, now.order) == (77, {"a": 2}, Order.FAIR)
     again = filled(now, capacity="", rate_limit__max_tokens="")
     await followed(client, await post(client, "/queues/k/settings", **again))

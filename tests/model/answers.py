@@ -39,7 +39,7 @@ def normal(name: str, answer: Any) -> Any:
 
 def _received(answer: list[Any]) -> list[Any]:
     now, due, again, expired, groups, left, others, closed = answer
-    given = [[key, lane, *entry] for key, lane, told in groups for entry in _entries(told)]
+    given = [[key, lane, *entry] for key, lane, told, _ in groups for entry in _entries(told)]
     return [now, due, again, sorted(expired), given, *map(sorted, (left, others, closed))]
 
 

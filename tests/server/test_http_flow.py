@@ -63,6 +63,7 @@ class TestSettings:
             "max_inflight": None,
             "rate_limit": _LIMITS["rate_limit"] | {"interval": 1},
             "retry": put["retry"] | {"base": 7},
+            "owners": put["owners"] | {"retry": "operator"},
         }
         problem(
             await api.patch(_SETTINGS, json={"version": 1, "paused": False}),

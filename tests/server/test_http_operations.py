@@ -48,9 +48,42 @@ class TestQueues:
         assert found["version"] == 0
         changed = {**found, "max_losses": 1, "retry": {**found["retry"], "base": 2}}
         answer = await api.put(url, json=changed)
-        assert answer.json() == {**changed, "version": 1}
+        assert answer.json() == {**changed, "version": 1, "owners": {"retry": "operator"}}
         problem(await api.put(url, json=changed), 409, "settings_conflict")
         assert (await api.get(url)).json() == answer.json()
+
+    async def test_owners_of_fields(self, api: httpx2.AsyncClient) -> None:
+        """U4: PUT and PATCH make changed fields the operator's; a program may send owners as they are."""
+        url = "/v1/queues/k/settings"
+        declared = {
+            "version": 0,
+            "capacity": 5,
+            "owners": {"capacity": "declared", "retry": "declared"},
+        }
+        answer = await api.put(url, params={"owners_as_sent": "true"}, json=declared)
+        assert answer.json()["owners"] == declared["owners"]
+        patched = (await api.patch(url, json={"retry": {"base": 9}, "max_losses": 3})).json()
+        assert patched["owners"] == {"capacity": "declared", "retry": "operator"}
+        back = (await api.patch(url, json={"owners": {"retry": "declared"}})).json()
+        assert back["owners"] == declared["owners"]
+        assert back["retry"]["base"] == 9
+        put = (await api.put(url, json={"version": 3, "retry": back["retry"]})).json()
+        assert put["owners"] == {"capacity": "operator", "retry": "declared"}
+        found = (await api.get(url)).json()
+        put = (await api.put(url, json={**found, "capacity": 7, "timeout": 30})).json()
+        assert put["owners"] == {"capacity": "operator", "timeout": "operator", "retry": "declared"}
+        problem(
+            await api.patch(url, json={"owners": {"s3cret": "declared"}}),
+            422,
+            "invalid_input",
+            "owners",
+        )
+        problem(
+            await api.patch(url, json={"owners": {"retry": "s3cret"}}),
+            422,
+            "invalid_input",
+            "owners",
+        )
 
     @pytest.mark.parametrize(
         ("change", "field"),

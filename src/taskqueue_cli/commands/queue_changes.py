@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -22,7 +22,12 @@ from taskqueue_cli.limits import (
 from taskqueue_cli.output import AsJson, argument, console, note, option, print_json
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Control, Order, QueueSettings, control_of
-from taskqueue_core.queue_settings import change_settings, read_settings
+from taskqueue_core.queue_settings import (
+    by_operator,
+    change_settings,
+    give_back,
+    read_settings,
+)
 from taskqueue_core.tasks import QueueStats
 
 Key = Annotated[str, argument("Name of the queue.", metavar="KEY")]
@@ -112,6 +117,9 @@ def change(
             metavar="N",
         ),
     ] = None,
+    result_ttl: Annotated[
+        float | None, option("Seconds for which results are kept.", metavar="SECONDS")
+    ] = None,
     retry_base: Annotated[
         float | None,
         option("Seconds before the first retry.", metavar="SECONDS"),
@@ -149,11 +157,23 @@ def change(
     intake_paused: Annotated[
         bool | None, option("Stop or resume publishing.", "--intake-paused/--intake-resumed")
     ] = None,
+    returned: Annotated[
+        list[str] | None,
+        option(
+            "Let the declaration of the tasks determine a field again: the next `taskqueue apply` sets it. May be "
+            "repeated.",
+            "--give-back",
+            metavar="FIELD",
+        ),
+    ] = None,
     version: Version = None,
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change some settings of a queue and keep the others. Changes take effect at once."""
+    """Change some settings of a queue and keep the others. Changes take effect at once.
+
+    `taskqueue apply` leaves the changed fields as they are, until they are given back.
+    """
     flags = {
         "paused": paused,
         "intake_paused": intake_paused,
@@ -161,6 +181,7 @@ def change(
         "floor_share": floor_share,
         "shards": shards,
         "journal": journal,
+        "result_ttl": result_ttl,
     }
     changes: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     numbers = {
@@ -187,7 +208,8 @@ def change(
         "jitter": retry_jitter,
     }
     retry = {name: value for name, value in policy.items() if value is not None}
-    if not (changes or weight or retry):
+    returned = [name.replace("-", "_") for name in returned or []]
+    if not (changes or weight or retry or returned):
         raise typer.BadParameter(
             "nothing to set: give an option such as --capacity, --max-attempts or --rate"
         )
@@ -201,7 +223,7 @@ def change(
             edited["retry"] = current.retry.model_dump() | retry
         return edited
 
-    edit_settings(key, edit, server, version=version, as_json=as_json)
+    edit_settings(key, edit, server, version=version, as_json=as_json, returned=returned)
 
 
 def edit_settings(
@@ -211,11 +233,18 @@ def edit_settings(
     *,
     version: int | None,
     as_json: bool,
+    returned: Sequence[str] = (),
 ) -> None:
-    """Pass the current settings to ``edit``, and store the changed settings that it returns."""
+    """Pass the current settings to ``edit``, and store the changed settings that it returns.
+
+    The declaration owns the fields in ``returned`` again.
+    """
 
     def edited(current: QueueSettings) -> QueueSettings:
-        return read_settings(msgspec.json.encode(current.model_dump(mode="json") | edit(current)))
+        changed = current.model_dump(mode="json") | edit(current)
+        return give_back(
+            by_operator(current, read_settings(msgspec.json.encode(changed))), returned
+        )
 
     change = partial(change_settings, edit=edited, version=version)
     change_and_show(key, change, server, as_json=as_json)

@@ -10,7 +10,7 @@ from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.capabilities import Owner, QueueSettings
 from taskqueue_core.errors import QueueInUse, SettingsConflict
 from taskqueue_core.tasks import Ledger, Settled, State
 
@@ -67,6 +67,16 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         again = await bench.control.configure(KEY, confirmed)
         assert again.version == 2
         assert await bench.control.settings(OTHER) == QueueSettings(), "both queues were changed"
+
+    async def test_owners(self, bench: Bench) -> None:
+        """The owners of fields are stored with the settings; a change keeps those that it names (law 9; U4)."""
+        owners = {"retry": Owner.DECLARED, "result_ttl": Owner.OPERATOR}
+        confirmed = await bench.control.configure(KEY, QueueSettings(result_ttl=5, owners=owners))
+        assert confirmed.owners == owners
+        assert await bench.control.settings(KEY) == confirmed
+        changed = confirmed.model_copy(update={"owners": {"retry": Owner.OPERATOR}})
+        assert (await bench.control.configure(KEY, changed)).owners == {"retry": Owner.OPERATOR}
+        assert (await bench.control.settings(KEY)).owners == {"retry": Owner.OPERATOR}
 
     async def test_settings_conflict(self, bench: Bench) -> None:
         """A change that is based on an old version of the settings is refused, and changes nothing."""

@@ -92,7 +92,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         self.counted = counts
         return change
 
-    def hand_out(self, receipt: str, now: float, timeout: float | None) -> Delivery:
+    def hand_out(self, receipt: str, now: float, timeout: float | None = None) -> Delivery:
         """Start a delivery with this receipt and the queue's ``timeout``, and return the delivery."""
         self.receipt, self.handed_out, self.delivered_at = receipt, self.attempt, now
         self.timeout = timeout

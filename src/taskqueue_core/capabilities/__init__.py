@@ -15,7 +15,13 @@ from taskqueue_core.capabilities.require import (
     slots_of,
 )
 from taskqueue_core.capabilities.room import RoomSignal, RoomSignals
-from taskqueue_core.capabilities.settings import Durability, Order, QueueSettings
+from taskqueue_core.capabilities.settings import (
+    DECLARABLE,
+    Durability,
+    Order,
+    Owner,
+    QueueSettings,
+)
 from taskqueue_core.capabilities.slots import (
     Endpoint,
     EndpointInfo,
@@ -29,6 +35,7 @@ from taskqueue_core.capabilities.slots import (
 from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
 
 __all__ = [
+    "DECLARABLE",
     "Control",
     "DeadLettering",
     "DeadLetters",
@@ -44,6 +51,7 @@ __all__ = [
     "LongPolling",
     "Maintained",
     "Order",
+    "Owner",
     "Permit",
     "PoolView",
     "QueueSettings",

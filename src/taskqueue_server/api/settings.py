@@ -15,6 +15,7 @@ from taskqueue_core.errors import InvalidInput, SettingsConflict
 from taskqueue_core.hooks import INTERNAL_QUEUES
 from taskqueue_core.limits import kind_of
 from taskqueue_core.queue_settings import (
+    by_operator,
     change_settings,
     merge_settings,
     pause_queue,
@@ -40,7 +41,7 @@ async def replace(call: RequestContext) -> Response:
 
     The current version is required: as ``version`` in the body, or as its ``ETag`` in the header ``If-Match``, which
     takes precedence. If another version is current, the response is 409, or 412 with ``If-Match``. To bind
-    the queue to another queue, the token must permit that queue too.
+    the queue to another queue, the token must permit that queue too. An operator owns the fields that are changed.
     """
     key = call.name("key")
     body = await call.read()
@@ -48,10 +49,14 @@ async def replace(call: RequestContext) -> Response:
     settings, version = read_settings(body), _if_match(call)
     if version is not None:
         settings = settings.model_copy(update={"version": version})
-    found = await call.context.control.settings(key) if settings.bound_to else settings
+    found = await call.context.control.settings(key)
     # With another version, the targets of the current settings do not count; `configure` refuses such a change.
     bound = found.bound_to if found.version == settings.version else ()
     _demand_targets(call, set(settings.bound_to) - set(bound))
+    if not call.flag("owners_as_sent"):
+        if "owners" not in settings.model_fields_set:
+            settings = settings.model_copy(update={"owners": found.owners})
+        settings = by_operator(found, settings)
     with _precondition(version):
         return _answer(await call.context.control.configure(key, settings))
 
@@ -62,7 +67,7 @@ async def patch(call: RequestContext) -> Response:
     The settings that the patch omits are kept. A version is optional: as ``version`` in the body, or as its ``ETag``
     in the header ``If-Match``, which takes precedence. With a version, the response is 409, or 412 with ``If-Match``,
     if another version is current; without it, the patch is applied to the current version. To bind the queue to
-    another queue, the token must permit that queue too.
+    another queue, the token must permit that queue too. An operator owns the fields that are changed.
     """
     key = call.name("key")
     sent = call.request.headers.get("content-type", "").lower()
@@ -76,7 +81,7 @@ async def patch(call: RequestContext) -> Response:
     def edit(current: QueueSettings) -> QueueSettings:
         wanted = merge_settings(current, body)
         _demand_targets(call, set(wanted.bound_to) - set(current.bound_to))
-        return wanted
+        return by_operator(current, wanted)
 
     with _precondition(matched):
         return _answer(await change_settings(call.context.control, key, edit, version=version))
@@ -161,6 +166,11 @@ _VERSION = Query(
     "the current version of the settings; required without `If-Match`",
     example=3,
 )
+_OWNERS = Query(
+    "owners_as_sent",
+    {"type": "boolean", "default": False},
+    "store `owners` of the body as it is; otherwise an operator owns the fields that are changed",
+)
 _IF_MATCH = Query(
     "If-Match",
     {"type": "string", "pattern": f"^{_ETAG.pattern}$"},
@@ -183,6 +193,7 @@ OPERATIONS = (
         replace,
         id="settings_replace",
         body=QueueSettings,
+        query=(_OWNERS,),
         headers=(_IF_MATCH,),
         problems=(409, 412),
         example={"version": 3, "max_inflight": 10},

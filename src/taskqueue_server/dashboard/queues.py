@@ -14,7 +14,7 @@ from taskqueue_core.errors import (
     QueueInUse,
     SettingsConflict,
 )
-from taskqueue_core.queue_settings import pause_queue
+from taskqueue_core.queue_settings import by_operator, pause_queue
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_server.dashboard import formatting, settings_form
 from taskqueue_server.dashboard.pages import path, poller_of, see_other
@@ -56,7 +56,7 @@ async def settings(call: RequestContext) -> Response:
     try:
         new = settings_form.changed(found, filled, form.text("version"))
         if new != found:
-            await call.context.control.configure(key, new)
+            await call.context.control.configure(key, by_operator(found, new))
         return see_other(path("queues", key), "saved")
     except settings_form.FormError as error:
         status, wrong = 422, error.errors
