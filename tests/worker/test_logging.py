@@ -170,7 +170,7 @@ def test_a_failure_in_each_form(form: str) -> None:
 async def test_each_call_has_a_context_of_its_own(server: FakeServer, kind: str) -> None:
     """U10: what a handler sets in its context, such as fields for structlog, is not seen by the next call."""
     order: ContextVar[int] = ContextVar("order", default=0)
-    worker = Worker(url=server.url, concurrency=1)
+    worker = Worker(url=server.url, concurrency=1, prefetch=1)
     seen: list[int] = []
 
     def note(n: int) -> None:
