@@ -102,7 +102,7 @@ def borrowed(tree: ast.Module, source: Path) -> set[str]:
     """Return the names imported from other packages of the project, which `__all__` may or may not contain."""
     return {
         alias.asname or alias.name
-        for node in tree.body
+        for node in statements(tree)
         if isinstance(node, ast.ImportFrom)
         and (source / (node.module or "").split(".")[0]).is_dir()
         for alias in node.names

@@ -1,7 +1,6 @@
 """A task queue with pluggable backends; all backends pass the same conformance tests."""
 
 from taskqueue_core.application.context import Context
-from taskqueue_core.application.dependencies import Depends, Shared, current
 from taskqueue_core.application.handles import Handle, SyncHandle, as_completed, gather
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.task_function import Call, TaskFunction
@@ -36,7 +35,6 @@ __all__ = [
     "Confirmation",
     "Context",
     "Delivery",
-    "Depends",
     "Handle",
     "IdConflict",
     "InvalidArguments",
@@ -50,7 +48,6 @@ __all__ = [
     "QueueFull",
     "Reconciled",
     "ResultGone",
-    "Shared",
     "SyncHandle",
     "SyncQueue",
     "Task",
@@ -66,7 +63,6 @@ __all__ = [
     "as_completed",
     "connect",
     "connect_sync",
-    "current",
     "gather",
     "hookimpl",
     "reconcile",

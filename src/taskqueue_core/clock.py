@@ -63,12 +63,15 @@ class ManualClock:
 
     async def advance(self, seconds: float) -> None:
         """Advance the time, run the callbacks that become due, earliest first, and let woken coroutines run."""
-        end = self._now + seconds
+        await self.advance_to(self._now + seconds)
+
+    async def advance_to(self, end: float) -> None:
+        """Advance the time to ``end``, in Unix seconds, as `advance` does. Has no effect on a time that has passed."""
         while self._calls and self._calls[0][0] <= end:
             when, _, timer = heapq.heappop(self._calls)
             self._now = max(self._now, when)
             timer.fire()
-        self._now = end
+        self._now = max(self._now, end)
         # A woken coroutine may wake another coroutine, and so on. No backend needs more than five such steps.
         for _ in range(5):
             await asyncio.sleep(0)

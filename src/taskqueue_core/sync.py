@@ -10,7 +10,7 @@ import threading
 from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from typing_extensions import Unpack
 
@@ -44,6 +44,13 @@ def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
             loop.call(opened.__aexit__(None, None, None))
     finally:
         loop.close()
+
+
+class BlockingCalls(Protocol):
+    """A way to make blocking calls."""
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine, and return its result."""
 
 
 class LoopCalls:
@@ -116,7 +123,7 @@ class _Thread(LoopCalls):
 class SyncQueue:
     """A `Queue` whose methods block until they have a result."""
 
-    def __init__(self, queue: Queue, loop: LoopCalls) -> None:
+    def __init__(self, queue: Queue, loop: BlockingCalls) -> None:
         """Make the calls of ``queue`` in the event loop to which it belongs."""
         self.queue = queue
         """the async counterpart, which belongs to another event loop"""

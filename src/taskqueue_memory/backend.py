@@ -110,6 +110,6 @@ class MemoryBackend:
             self._journal.close()
 
 
-def create_backend() -> MemoryBackend:
-    """Return a memory backend with the settings from the environment."""
-    return MemoryBackend(settings=load_settings(MemorySettings))
+def create_backend(*, clock: Clock | None = None) -> MemoryBackend:
+    """Return a memory backend with the settings from the environment. Tests pass a ``clock``."""
+    return MemoryBackend(clock=clock, settings=load_settings(MemorySettings))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,7 +18,7 @@ from taskqueue_core.consumer.settlement_queue import SettlementQueue
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import HandBack, Outcome
 from taskqueue_core.tasks import Delivery
-from taskqueue_worker.prefetch import Prefetcher
+from taskqueue_worker.prefetch import Prefetcher, Receiver
 from taskqueue_worker.run import WorkerRun
 from taskqueue_worker.threads import ThreadsafeInbox
 
@@ -25,7 +26,10 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class LocalTaskSource:
-    """A task source that receives from a backend, and also runs the store's maintenance. It cannot be started again."""
+    """A task source that receives from a backend, and also runs the store's maintenance. It cannot be started again.
+
+    ``uniform`` returns a random number from 0 to 1, for the jitter of retries.
+    """
 
     result_limit = LIMITS.result
 
@@ -37,6 +41,7 @@ class LocalTaskSource:
         *,
         concurrency: int,
         capacity: int,
+        uniform: Callable[[], float] = random.random,
     ) -> None:
         self._backend = backend
         self._control = control_of(backend) if has(backend, Capability.CONTROL) else None
@@ -47,29 +52,32 @@ class LocalTaskSource:
         self._held: dict[str, Delivery] = {}
         self._revoked_early: set[str] = set()
         self._settlements = SettlementQueue(
-            backend, subscription, self._outage, self._log_late, max_unsettled=capacity
+            backend, subscription, self._outage, self._on_settled, capacity, uniform=uniform
         )
-        self._prefetcher = Prefetcher(
-            subscription,
-            self._outage,
-            concurrency,
-            capacity,
-            deliver=self._deliver,
-            refuse=self._refuse,
-            return_waiting=lambda: run.runner.return_waiting(),  # noqa: PLW0108 - the runner is created later
-            wait_for_room=self._settlements.room,
-            on_answer=lambda: run.set_connected(True),
-        )
+        self._receiver = self._create_receiver(concurrency, capacity)
         self._leaving: asyncio.Future[float] = self._loop.create_future()
         self._progress: dict[str, float | str] = {}
         self._reported = asyncio.Event()
         self._inbox = ThreadsafeInbox[tuple[str, float | str]](self._loop, self._note_progress)
 
+    def _create_receiver(self, concurrency: int, capacity: int) -> Receiver:
+        return Prefetcher(
+            self._subscription,
+            self._outage,
+            concurrency,
+            capacity,
+            deliver=self._deliver,
+            refuse=self._refuse,
+            return_waiting=lambda: self._run.runner.return_waiting(),  # noqa: PLW0108 - the runner is created later
+            wait_for_room=self._settlements.room,
+            on_answer=lambda: self._run.set_connected(True),
+        )
+
     def start(self) -> None:
         self.ended: Future[None] = asyncio.run_coroutine_threadsafe(self._serve(), self._loop)
 
     def resize(self, capacity: int) -> None:
-        self._prefetcher.resize(capacity)
+        self._receiver.resize(capacity)
 
     def leave(self, seconds: float) -> None:
         if not self._leaving.done():
@@ -83,12 +91,12 @@ class LocalTaskSource:
     def finish(self, receipt: str, outcome: Outcome) -> None:
         self.settle(receipt, outcome)
         if type(outcome) is HandBack:
-            self._prefetcher.returned()
+            self._receiver.returned()
         else:
-            self._prefetcher.ended()
+            self._receiver.ended()
 
     def free(self) -> None:
-        self._prefetcher.ended()
+        self._receiver.ended()
 
     def progress(self, receipt: str, value: float | str) -> None:
         """Store progress, if the backend has the capability ``control``; otherwise ignore it."""
@@ -119,7 +127,7 @@ class LocalTaskSource:
         else:
             _log.warning("store unavailable: %s; retrying", reason)
 
-    async def _log_late(self, results: Mapping[str, bool]) -> None:
+    async def _on_settled(self, results: Mapping[str, bool]) -> None:
         if late := list(results.values()).count(False):
             _log.warning(
                 "outcomes came too late, because this worker no longer held their tasks: %d", late
@@ -129,6 +137,9 @@ class LocalTaskSource:
         revocation = revocation_of(self._backend, self._subscription)
         while receipts := await self._outage.retry_until_available(revocation.revoked):
             self._revoke_deliveries(receipts)
+
+    async def _maintain(self, control: Control) -> None:
+        await run_maintenance(control)
 
     def _note_progress(self, reports: list[tuple[str, float | str]]) -> None:
         self._progress.update(reports)
@@ -147,11 +158,11 @@ class LocalTaskSource:
                         self._revoke_deliveries([receipt])
 
     async def _serve(self) -> None:
-        work: list[Coroutine[Any, Any, None]] = [self._prefetcher.run(), self._settlements.run()]
+        work: list[Coroutine[Any, Any, None]] = [self._receiver.run(), self._settlements.run()]
         if has(self._backend, Capability.REVOCATION):
             work.append(self._watch_revocations())
         if self._control is not None:
-            work += [self._report_progress(self._control), run_maintenance(self._control)]
+            work += [self._report_progress(self._control), self._maintain(self._control)]
         tasks = [self._loop.create_task(coroutine) for coroutine in work]
         try:
             waiting: set[asyncio.Future[Any]] = {*tasks, self._leaving}
@@ -159,7 +170,7 @@ class LocalTaskSource:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
-            self._prefetcher.stop()
+            self._receiver.stop()
             await self._wait_for_confirmations(*tasks[:2], seconds=self._leaving.result())
             # Deliveries that still have no outcome belong to a handler that is ending this process. Release them as
             # lost: their tasks may end the next worker too, and the number of losses is limited.

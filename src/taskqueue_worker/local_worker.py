@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from taskqueue_core.application.registry import Tasks
-from taskqueue_core.backend import Backend
+from taskqueue_core.backend import Backend, Subscription
 from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.limits import LIMITS
@@ -99,10 +99,17 @@ class LocalWorker(BaseWorker):
             dead_letters_of(backend)  # raises an error now, instead of at the first dead letter
 
             def source(run: WorkerRun) -> LocalTaskSource:
-                subscription = backend.subscribe(self.keys, worker_id)
-                capacity = self._concurrency + self._prefetch
-                return LocalTaskSource(
-                    backend, subscription, run, concurrency=self._concurrency, capacity=capacity
-                )
+                return self._create_source(backend, backend.subscribe(self.keys, worker_id), run)
 
             yield WorkerLink(source, lambda: queue)
+
+    def _create_source(
+        self, backend: Backend, subscription: Subscription, run: WorkerRun
+    ) -> LocalTaskSource:
+        return LocalTaskSource(
+            backend,
+            subscription,
+            run,
+            concurrency=self._concurrency,
+            capacity=self._concurrency + self._prefetch,
+        )

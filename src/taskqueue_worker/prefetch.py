@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from taskqueue_core.backend import Subscription
 from taskqueue_core.consumer.outage import OutageRetry
@@ -18,6 +19,25 @@ _RATE_WINDOW_SECONDS = 0.005
 _RETURN_AFTER_SECONDS = 1.0
 """seconds without a receive after which waiting tasks are released, if there are too many for the current rate"""
 _NOT_WAITING = -1
+
+
+class Receiver(Protocol):
+    """The part of a local worker that receives deliveries, as many as the worker can hold."""
+
+    def ended(self) -> None:
+        """Record that a task has ended, so that its slot is free."""
+
+    def returned(self) -> None:
+        """Record that a delivery was released, which frees its place but does not count towards the rate."""
+
+    def resize(self, capacity: int) -> None:
+        """Set the maximum number of deliveries to hold, from the next receive on; 0 also ends a waiting receive."""
+
+    def stop(self) -> None:
+        """Receive no more deliveries. Deliveries that a running receive still returns are released."""
+
+    async def run(self) -> None:
+        """Receive until `stop` is called. Raises `SubscriptionClosed` if the backend closed the subscription."""
 
 
 class Prefetcher:
@@ -65,18 +85,15 @@ class Prefetcher:
         self._stopping = False
 
     def ended(self) -> None:
-        """Record that a task has ended, so that its slot is free."""
         self._ended += 1
         self.returned()
 
     def returned(self) -> None:
-        """Record that a delivery was released, which frees its place but does not count towards the rate."""
         self._held -= 1
         if self._held <= self._wake_at:
             self._changed.set()
 
     def resize(self, capacity: int) -> None:
-        """Set the maximum number of deliveries to hold, from the next receive on; 0 also ends a waiting receive."""
         self._capacity = capacity
         if not capacity and self._receiving is not None:
             self._receiving.cancel()
@@ -84,12 +101,10 @@ class Prefetcher:
         self._changed.set()
 
     def stop(self) -> None:
-        """Receive no more deliveries. Deliveries that a running receive still returns are released."""
         self._stopping = True
         self.resize(0)
 
     async def run(self) -> None:
-        """Receive until `stop` is called. Raises `SubscriptionClosed` if the backend closed the subscription."""
         while not self._stopping:
             if self._held > self._receive_threshold():
                 await self._wait_for_slot()

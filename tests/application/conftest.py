@@ -1,4 +1,4 @@
-"""Stores on which declared tasks run: memory, Redis, and a server in between."""
+"""Stores on which declared tasks run: memory, Redis, and a server in between; a registry for tests of `TestQueue`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,30 @@ from pathlib import Path
 
 import pytest
 
+from taskqueue_core import Tasks
 from taskqueue_core.assembly import open_backend
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import LocalWorker, Worker
+from taskqueue_worker.pytest_plugin import taskqueue
 from tests.application.running import OpenWorld, World
+from tests.application.shop import Shop
 from tests.redis.conftest import redis_prefix, redis_server, redis_url, shared_servers
 from tests.server.access import ADMIN, everybody
 from tests.server.support import running
 
-__all__ = ["redis_prefix", "redis_server", "redis_url", "shared_servers"]
+__all__ = ["redis_prefix", "redis_server", "redis_url", "shared_servers", "taskqueue"]
+
+
+@pytest.fixture
+def shop() -> Shop:
+    """Return a registry without connections."""
+    return Shop()
+
+
+@pytest.fixture
+def tasks(shop: Shop) -> Tasks:
+    """Return the registry for the fixture ``taskqueue``."""
+    return shop.tasks
 
 
 @pytest.fixture(params=["memory", "redis", "server"])

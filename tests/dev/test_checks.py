@@ -63,6 +63,7 @@ def test_what_only_looks_like_it_is_allowed(code: str) -> None:
 PARTS = {
     "src/pkg/part.py": "__all__ = ['A', 'B']\nclass A: ...\nclass B: ...\nclass C: ...",
     "src/pkg/plain.py": "class D: ...",
+    "src/other/__init__.py": "__all__ = ['X']\nclass X: ...",
     "src/pkg/sub/__init__.py": "from ..part import A\n__all__ = ['A']",
 }
 
@@ -77,6 +78,7 @@ PARTS = {
         ("from pkg.part import A, B\n__all__ = ['A']", "B is offered but not in __all__"),
         ("from .part import C\n__all__ = ['C']", "C is not a public name of pkg.part"),
         ("if TYPE_CHECKING:\n    from .part import A\n__all__ = ['A']", ""),
+        ("if TYPE_CHECKING:\n    from other import X\n__all__ = ['X']", ""),
         ("from .plain import D\n__all__ = ['D']", ""),
         ("from .plain import E\n__all__ = ['E']", "E is not a public name of pkg.plain"),
         ("__all__ = ['A']", "A is in __all__ but neither defined nor re-exported"),

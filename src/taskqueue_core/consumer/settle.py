@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
@@ -68,11 +69,19 @@ class Settler:
     """Settles a subscription's deliveries. Each method returns, by receipt, whether the receipt was still current.
 
     During an outage, a call is repeated until the store is available. If a method is cancelled, no task is lost. If the
-    backend has no ``control``, the default retry policy applies to all queues.
+    backend has no ``control``, the default retry policy applies to all queues. ``uniform`` returns a random number from
+    0 to 1, for the jitter of retries.
     """
 
-    def __init__(self, backend: Backend, subscription: Subscription, outage: OutageRetry) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        subscription: Subscription,
+        outage: OutageRetry,
+        uniform: Callable[[], float] = random.random,
+    ) -> None:
         self._backend = backend
+        self._uniform = uniform
         self._subscription = subscription
         self._outage = outage
         self._control = control_of(backend) if has(backend, Capability.CONTROL) else None
@@ -131,7 +140,12 @@ class Settler:
         while remaining:
             batch = remaining[:_MAX_CONCURRENT]
             verbs = (
-                decide(outcome, delivery, policies.get(delivery.task.key, _DEFAULT_POLICY))
+                decide(
+                    outcome,
+                    delivery,
+                    policies.get(delivery.task.key, _DEFAULT_POLICY),
+                    self._uniform,
+                )
                 for delivery, outcome in batch
             )
             answers = await asyncio.gather(

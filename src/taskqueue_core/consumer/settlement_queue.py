@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -34,8 +35,10 @@ class SettlementQueue:
         outage: OutageRetry,
         report: Callable[[dict[str, bool]], Awaitable[None]],
         max_unsettled: int = LIMITS.credit,
+        *,
+        uniform: Callable[[], float] = random.random,
     ) -> None:
-        self._settler = Settler(backend, subscription, outage)
+        self._settler = Settler(backend, subscription, outage, uniform)
         self._report = report
         self._max_unsettled = max_unsettled
         self._acks: list[Done] = []

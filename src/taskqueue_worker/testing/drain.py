@@ -1,0 +1,165 @@
+"""One drain: what it may run, and what it has run."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from taskqueue_core.application.arguments import InvalidPayload
+from taskqueue_core.capabilities import Control
+from taskqueue_core.clock import ManualClock
+from taskqueue_core.errors import TaskFailed
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
+from taskqueue_core.tasks import Delivery, Expired, Task
+from taskqueue_worker.handlers import Handler
+from taskqueue_worker.outcomes import INVALID_RESULT, outcome_of_error
+from taskqueue_worker.testing.drained import Drained, End, NotIdle, Run, most_common
+from taskqueue_worker.testing.published import name_of
+
+_TAIL = 100
+"""number of the last runs that the message of `NotIdle` counts"""
+_ENDS: dict[type[Outcome], End] = {
+    Success: End.DONE,
+    Failed: End.FAILED,
+    RetryLater: End.RETRY,
+    Rejected: End.REJECTED,
+    HandBack: End.RELEASED,
+}
+_FAULTS = (InvalidPayload.code, INVALID_RESULT)
+"""reasons of dead letters that the handler did not ask for"""
+
+
+class Drain:
+    """One call of `TestQueue.drain` or `TestQueue.advance`."""
+
+    def __init__(
+        self,
+        clock: ManualClock,
+        published: Sequence[Task],
+        *,
+        until: float | None = None,
+        until_idle: bool = True,
+        deliver_twice: bool = False,
+        limit: int,
+    ) -> None:
+        """Create a drain, which advances the clock up to ``until``; ``None``: not at all.
+
+        ``published`` are all tasks that were published; it may grow. The rest is as in `TestQueue.drain`.
+        """
+        self.until_idle = until_idle
+        self.ended = asyncio.Event()
+        """set when the worker has ended"""
+        self._clock = clock
+        self._published = published
+        self._until = until
+        self._deliver_twice = deliver_twice
+        self._limit = limit
+        self._started = 0
+        self._repeated: set[tuple[str, str]] = set()
+        self._runs: list[Run] = []
+        self._expired: list[Expired] = []
+        self._raised: list[Exception] = []
+        self._error: NotIdle | None = None
+
+    def result(self) -> Drained:
+        """Return what was run. Raises `NotIdle` if that reached the limit."""
+        if self._error is not None:
+            raise self._error
+        return Drained(runs=tuple(self._runs), expired=tuple(self._expired))
+
+    def observed(self, handler: Handler) -> Handler:
+        """Return a copy of a handler that notes the exceptions of its function."""
+        inner = handler.function
+
+        @functools.wraps(inner)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return inner(*args, **kwargs)
+            except Exception as error:
+                self._raised.append(error)
+                raise
+
+        @functools.wraps(inner)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await inner(*args, **kwargs)
+            except Exception as error:
+                self._raised.append(error)
+                raise
+
+        copy: Handler = object.__new__(type(handler))
+        copy.__dict__.update(handler.__dict__)
+        copy.function = run_async if handler.is_async else run
+        return copy
+
+    def may_start(self, task: Task) -> bool:
+        """Count a run of a task. Return False if the limit was reached before."""
+        self._started += 1
+        if self._started <= self._limit:
+            return True
+        names = most_common([*(run.task for run in self._runs[-_TAIL:]), name_of(task)])
+        self._error = NotIdle(
+            f"not idle after {self._limit} runs; the last ones were: {names}. Pass a higher limit if these tasks end, "
+            "or until_idle=False to run only the tasks that wait now"
+        )
+        return False
+
+    def note_expired(self, expired: Iterable[Expired]) -> None:
+        """Record tasks whose deadlines passed."""
+        self._expired += expired
+
+    def note_lost(self, deliveries: Iterable[Delivery]) -> None:
+        """Record attempts that a crash of the worker ended."""
+        for delivery in deliveries:
+            self._note(delivery, End.LOST)
+
+    def note_end(self, delivery: Delivery, outcome: Outcome) -> Outcome:
+        """Record the end of an attempt, and return the outcome to report.
+
+        If the drain delivers twice, the first success of a task is reported as a loss, as if the worker had crashed
+        before the ack.
+        """
+        task = (delivery.task.key, delivery.task.id)
+        if self._deliver_twice and type(outcome) is Success and task not in self._repeated:
+            self._repeated.add(task)
+            self._note(delivery, End.REPEATED)
+            return HandBack(lost=True)
+        self._note(delivery, _ENDS[type(outcome)], self._error_of(delivery, outcome))
+        return outcome
+
+    async def advance(self, control: Control, due_at: float | None) -> bool:
+        """Advance the clock to the next moment at which something is due. Return False at the end of the drain.
+
+        ``due_at``: the time at which the next task becomes available.
+        """
+        now = self._clock.now()
+        if self._until is None or now >= self._until:
+            return False
+        times = [self._until, due_at, *(task.deadline for task in self._published)]
+        await self._clock.advance_to(min(time for time in times if time is not None and time > now))
+        self._started = 0  # the limit is that of one moment
+        self.note_expired((await control.maintain()).expired)
+        return True
+
+    def _note(self, delivery: Delivery, end: End, error: Exception | None = None) -> None:
+        task = delivery.task
+        self._runs.append(
+            Run(task=name_of(task), id=task.id, attempt=delivery.attempt, end=end, error=error)
+        )
+
+    def _error_of(self, delivery: Delivery, outcome: Outcome) -> Exception | None:
+        match outcome:
+            case Failed(text):
+                for error in reversed(self._raised):
+                    if outcome_of_error(error) == outcome:
+                        return error
+            case Rejected(reason, text) if reason in _FAULTS:
+                pass
+            case _:
+                return None
+        task = delivery.task
+        return TaskFailed(
+            f"task {task.id} of {name_of(task)} failed: {text}", key=task.key, id=task.id
+        )

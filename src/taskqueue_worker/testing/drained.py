@@ -1,0 +1,78 @@
+"""What a drain has run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.tasks import Expired
+
+
+class NotIdle(TaskQueueError):
+    """A drain ran more tasks than its ``limit``. The message names the tasks that ran last, and how often they ran."""
+
+    code = "not_idle"
+
+
+class End(StrEnum):
+    """How an attempt ended."""
+
+    DONE = "done"
+    REPEATED = "repeated"
+    """it succeeded, and its task was delivered again, because the drain delivers twice"""
+    FAILED = "failed"
+    """by an exception, a timeout or a payload that does not fit: the next attempt is scheduled, or the task is dead"""
+    RETRY = "retry"
+    """the handler asked for another attempt"""
+    REJECTED = "rejected"
+    """the handler made the task a dead letter"""
+    RELEASED = "released"
+    """the worker stopped"""
+    LOST = "lost"
+    """the worker crashed"""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a task."""
+
+    task: str
+    """name of the task"""
+    id: str
+    """id of the task"""
+    attempt: int
+    """number of the attempt, from 1"""
+    end: End
+    """how it ended"""
+    error: Exception | None = None
+    """the exception, if it failed"""
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """What `TestQueue.drain` or `TestQueue.advance` has run.
+
+    >>> (await taskqueue.drain()).count("shop.charge")
+    1
+    """
+
+    runs: tuple[Run, ...] = ()
+    """the attempts, in the order in which they ended"""
+    expired: tuple[Expired, ...] = ()
+    """the tasks whose deadlines passed"""
+
+    @property
+    def errors(self) -> list[Exception]:
+        """The exceptions of the failed attempts, in order."""
+        return [run.error for run in self.runs if run.error is not None]
+
+    def count(self, task: str | None = None, end: End | str | None = None) -> int:
+        """Return the number of attempts: all of them, those of the task with this name, those that ended so."""
+        return sum(task in (None, run.task) and end in (None, run.end) for run in self.runs)
+
+
+def most_common(names: Iterable[str]) -> str:
+    """Return the most frequent names, and how often each occurs."""
+    return ", ".join(f"{name} ({number})" for name, number in Counter(names).most_common(5))

@@ -1,0 +1,209 @@
+"""A local worker that runs until nothing is left to do, one call of a handler at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from taskqueue_core.application.registry import Tasks
+from taskqueue_core.backend import Backend, Subscription
+from taskqueue_core.capabilities import Control, control_of
+from taskqueue_core.consumer.outage import release_as_lost
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.retry import Outcome
+from taskqueue_core.tasks import Delivery
+from taskqueue_worker.handlers import Handlers
+from taskqueue_worker.local_source import LocalTaskSource
+from taskqueue_worker.local_worker import LocalWorker
+from taskqueue_worker.prefetch import Receiver
+from taskqueue_worker.quarantine import Quarantine
+from taskqueue_worker.run import WorkerRun
+from taskqueue_worker.testing.drain import Drain
+
+
+class DrainWorker(LocalWorker):
+    """A local worker that stops by itself at the end of a drain. It has no quarantine."""
+
+    def __init__(self, tasks: Tasks, backend: Backend, drain: Drain) -> None:
+        """Create a worker for one drain."""
+        self._drain = drain
+        self._drain_source: DrainSource | None = None
+        super().__init__(
+            tasks,
+            backend=backend,
+            worker_id="test",
+            concurrency=LIMITS.credit,
+            prefetch=0,
+            quarantine=lambda: Quarantine(limit=sys.maxsize),
+        )
+
+    async def crash(self) -> None:
+        """End without reporting outcomes: the tasks that are running count as lost."""
+        if self._drain_source is not None:
+            await self._drain_source.crash()
+
+    def _add_declared(self) -> None:
+        if not self._handlers.keys:
+            for registry in self._tasks:
+                for function in registry.functions.values():
+                    self._handlers.add(self._drain.observed(function))
+
+    def _create_source(
+        self, backend: Backend, subscription: Subscription, run: WorkerRun
+    ) -> LocalTaskSource:
+        self._drain_source = DrainSource(backend, subscription, run, self._handlers, self._drain)
+        return self._drain_source
+
+
+class DrainSource(LocalTaskSource):
+    """A task source that reports to a drain what it runs, and leaves maintenance to it."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        subscription: Subscription,
+        run: WorkerRun,
+        handlers: Handlers,
+        drain: Drain,
+    ) -> None:
+        """Create a source. Retries have no jitter, so that a test knows when they are due."""
+        self._drain = drain
+        self._handlers = handlers
+        size = LIMITS.credit
+        super().__init__(
+            backend, subscription, run, concurrency=size, capacity=size, uniform=lambda: 0.5
+        )
+
+    async def crash(self) -> None:
+        """Release all deliveries as lost, and stop their handlers, whose outcomes are ignored."""
+        self._receiver.stop()
+        held = tuple(self._held.values())
+        self._held.clear()
+        self._drain.note_lost(held)
+        await release_as_lost(self._subscription, held)
+        self._run.stop(now=True)
+        self._run.runner.revoke([delivery.receipt for delivery in held])
+
+    def settle(self, receipt: str, outcome: Outcome) -> None:
+        delivery = self._held.get(receipt)
+        super().settle(
+            receipt, outcome if delivery is None else self._drain.note_end(delivery, outcome)
+        )
+
+    def _create_receiver(self, concurrency: int, capacity: int) -> Receiver:  # noqa: ARG002 - one call at a time
+        self._drain_receiver = DrainReceiver(
+            self._subscription,
+            capacity,
+            self._handlers,
+            self._drain,
+            deliver=self._deliver,
+            refuse=self._refuse,
+            is_settled=lambda: not self._settlements.unsettled,
+            on_end=lambda: self._run.stop(now=False),
+            control=control_of(self._backend),
+        )
+        self._run.set_connected(connected=True)
+        return self._drain_receiver
+
+    async def _on_settled(self, results: Mapping[str, bool]) -> None:
+        await super()._on_settled(results)
+        self._drain_receiver.wake()
+
+    async def _maintain(self, control: Control) -> None:
+        """Do nothing: the drain maintains the store when it advances the clock."""
+
+
+class DrainReceiver:
+    """A receiver that passes on one task, or one batch, at a time, until the end of its drain."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        capacity: int,
+        handlers: Handlers,
+        drain: Drain,
+        *,
+        deliver: Callable[[Sequence[Delivery]], None],
+        refuse: Callable[[Sequence[Delivery]], None],
+        is_settled: Callable[[], bool],
+        on_end: Callable[[], None],
+        control: Control,
+    ) -> None:
+        """Create a receiver. ``is_settled`` says whether the store has confirmed all outcomes.
+
+        ``deliver`` and ``refuse`` are as in `Prefetcher`; ``on_end`` is called at the end of the drain.
+        """
+        self._subscription = subscription
+        self._capacity = capacity
+        self._handlers = handlers
+        self._drain = drain
+        self._deliver = deliver
+        self._refuse = refuse
+        self._is_settled = is_settled
+        self._on_end = on_end
+        self._control = control
+        self._max_batch = max([1, *(handler.options.batch for handler in handlers.batches)])
+        self._received: deque[Delivery] = deque()
+        self._running = 0
+        self._changed = asyncio.Event()
+
+    def ended(self) -> None:
+        self._running -= 1
+        self.wake()
+
+    def returned(self) -> None:
+        self.ended()
+
+    def resize(self, capacity: int) -> None:
+        self._capacity = capacity
+        self.wake()
+
+    def stop(self) -> None:
+        self.resize(0)
+
+    def wake(self) -> None:
+        """Check again what can be done."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        first = True
+        while self._capacity:
+            self._changed.clear()
+            due_at = None
+            if not self._running and not self._received and (first or self._drain.until_idle):
+                due_at = await self._receive(everything=first and not self._drain.until_idle)
+                first = False
+            if self._running or not (self._received or self._is_settled()):
+                await self._changed.wait()
+            elif self._received:
+                self._start_next()
+            elif not await self._drain.advance(self._control, due_at):
+                self._on_end()
+                await self._changed.wait()
+        self._refuse(tuple(self._received))
+
+    async def _receive(self, *, everything: bool) -> float | None:
+        while True:
+            received = await self._subscription.receive(self._max_batch, 0)
+            self._received += received.deliveries
+            self._drain.note_expired(received.expired)
+            if not (everything and received.deliveries):
+                return received.due_at
+
+    def _start_next(self) -> None:
+        deliveries = [self._received[0]]
+        key = deliveries[0].task.key
+        handler = self._handlers.of(deliveries[0].task)
+        if handler is not None and handler.options.batch:
+            same = [each for each in self._received if each.task.key == key]
+            deliveries = same[: handler.options.batch]
+        if not all(self._drain.may_start(each.task) for each in deliveries):
+            self._on_end()
+            self.stop()
+            return
+        for delivery in deliveries:
+            self._received.remove(delivery)
+        self._running += len(deliveries)
+        self._deliver(deliveries)

@@ -1,0 +1,353 @@
+"""`TestQueue`: draining, the clock, crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from taskqueue_core import Context, NotConnected, TaskDead, TaskExpired, Tasks
+from taskqueue_core.capabilities import Order, QueueSettings, control_of, dead_letters_of
+from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskFailed, TaskQueueError
+from taskqueue_core.retry import RetryPolicy
+from taskqueue_core.tasks import State
+from taskqueue_worker import Reject, Retry
+from taskqueue_worker.testing import NotIdle, TestQueue
+from tests.application.shop import Failure, Shop
+
+
+async def test_drain(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: a drain runs what was published and what that publishes, in a thread or in the loop; results are decoded."""
+    handle = await shop.charge.publish(17, amount=8)
+    assert shop.log == []
+    drained = await taskqueue.drain()
+    assert shop.log == ["charge 17", "mail to buyer of 17"]
+    assert [(run.task, run.attempt, run.end) for run in drained.runs] == [
+        ("shop.charge", 1, "done"),
+        ("shop.mail", 1, "done"),
+    ]
+    assert await handle.result() == 8
+    (mail,) = taskqueue.published(shop.mail)
+    assert (await mail.handle.result()).startswith("taskqueue-handler")
+    assert (await taskqueue.drain()).runs == ()
+
+
+async def test_only_what_waits_now(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: with until_idle=False, what a handler publishes waits for the next drain."""
+    await shop.tasks.publish_many(shop.charge.call(number) for number in range(3))
+    assert (await taskqueue.drain(until_idle=False)).count("shop.charge") == 3
+    assert (await taskqueue.drain(until_idle=False)).count("shop.mail") == 3
+
+
+async def test_one_at_a_time() -> None:
+    """U11: handlers run one call at a time, in the order of the store, also functions in threads."""
+    tasks, log = Tasks(), list[str]()
+
+    @tasks.task
+    async def slow(number: int) -> None:
+        log.append(f"begin {number}")
+        await asyncio.sleep(0)
+        log.append(f"end {number}")
+
+    async with TestQueue(tasks) as taskqueue:
+        for number in range(3):
+            await slow.publish(number)
+        await taskqueue.drain()
+    assert log == [f"{what} {number}" for number in range(3) for what in ("begin", "end")]
+
+
+async def test_batches() -> None:
+    """U11: a batch handler gets as many tasks as wait, up to its size."""
+    tasks, sizes = Tasks(), list[int]()
+
+    @tasks.task(batch=3)
+    def measure(texts: list[str]) -> list[int]:
+        sizes.append(len(texts))
+        return [len(text) for text in texts]
+
+    async with TestQueue(tasks) as taskqueue:
+        handles = [await measure.publish(["x" * number]) for number in range(5)]
+        assert (await taskqueue.drain()).count() == 5
+        assert sizes == [3, 2]
+        assert [await taskqueue.queue.result("measure", each.id) for each in handles] == [
+            0,
+            1,
+            2,
+            3,
+            4,
+        ]
+        taskqueue.assert_published(measure, texts=["xx"], times=1)
+
+
+async def test_errors_are_raised(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: a drain raises the exception of a handler itself, after the other tasks have run."""
+    await shop.fail.publish(1)
+    await shop.fail.publish(1)
+    await shop.mail.publish("Ada")
+    with pytest.raises(Failure, match="attempt 1") as caught:
+        await taskqueue.drain()
+    assert "1 more runs failed" in caught.value.__notes__[0]
+    assert shop.log == ["mail to Ada", "fail 1", "fail 1"]
+    assert (await taskqueue.advance(60)).count("shop.fail", "done") == 2
+
+
+async def test_errors_are_recorded(shop: Shop) -> None:
+    """U11: with errors="record", exceptions are in the result; retries are due exactly as the policy says."""
+    async with TestQueue(shop.tasks, errors="record") as taskqueue:
+        policy = RetryPolicy(base=10, max_attempts=4)
+        await control_of(taskqueue.queue.backend).configure(
+            "shop.fail", QueueSettings(retry=policy)
+        )
+        handle = await shop.fail.publish(4)
+        (error,) = (await taskqueue.drain()).errors
+        assert isinstance(error, Failure)
+        assert (await taskqueue.advance(9.9)).runs == ()
+        assert [run.attempt for run in (await taskqueue.advance(0.1)).runs] == [2]
+        assert [run.attempt for run in (await taskqueue.advance(20 + 30)).runs] == [3, 4]
+        with pytest.raises(TaskDead) as caught:
+            await handle.result()
+        assert caught.value.attempts == 4
+
+
+async def test_failures_without_an_exception(shop: Shop) -> None:
+    """U11: a payload that does not fit, an invalid result and a timeout are errors too."""
+
+    @shop.tasks.task
+    def odd() -> object:
+        return object()
+
+    @shop.tasks.task(timeout=0.01)
+    async def hangs() -> None:
+        await asyncio.Event().wait()
+
+    async with TestQueue(shop.tasks) as taskqueue:
+        await taskqueue.queue.publish("shop.mail", {"to": 5, "more": 1})
+        for expected in ("to is invalid", "got object", "timeout after 0.01 s"):
+            with pytest.raises(TaskFailed, match=expected):
+                await taskqueue.drain()
+            await (odd if "invalid" in expected else hangs).publish()
+        taskqueue.assert_published(shop.mail)
+
+
+async def test_requests_of_handlers_are_no_errors() -> None:
+    """U11: `Retry` and `Reject` are raised on purpose, so a drain does not raise them."""
+    tasks = Tasks()
+
+    @tasks.task
+    def picky(context: Context) -> None:
+        raise Retry(5) if context.attempt == 1 else Reject("no_such_order")
+
+    async with TestQueue(tasks) as taskqueue:
+        await picky.publish()
+        assert (await taskqueue.drain()).count(end="retry") == 1
+        assert (await taskqueue.advance(5)).count(end="rejected") == 1
+        (dead,) = await dead_letters_of(taskqueue.queue.backend).list("picky")
+        assert dead.reason == "no_such_order"
+
+
+async def test_the_clock(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: what falls due while the clock advances runs in order, each task at its time."""
+    start, seen = taskqueue.now, list[float]()
+
+    @shop.tasks.task
+    def note(again: int) -> None:
+        seen.append(taskqueue.now - start)
+        if again:
+            note.using(delay=10).publish_sync(again - 1)
+
+    when = datetime.fromtimestamp(start, UTC) + timedelta(hours=2)
+    await note.using(not_before=when).publish(0)
+    await note.using(delay=30).publish(2)
+    await taskqueue.advance(24 * 3600)
+    assert seen == pytest.approx([30, 40, 50, 7200], abs=1e-3)
+    assert taskqueue.now == start + 24 * 3600
+
+
+async def test_deadlines(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: a task whose deadline passes expires at that time, and releases its ordering key to the next."""
+    await control_of(taskqueue.queue.backend).configure(
+        "shop.mail", QueueSettings(order=Order.FAIR)
+    )
+    late = shop.mail.using(delay=1000, expires_in=500, ordering_key="a")
+    handle = await late.publish("Ada")
+    await shop.mail.using(ordering_key="a").publish("Bob")
+    drained = await taskqueue.advance(600)
+    assert [expired.task_id for expired in drained.expired] == [handle.id]
+    with pytest.raises(TaskExpired):
+        await handle.result()
+    assert shop.log == ["mail to Bob"]
+
+
+async def test_limits_apply(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: a paused queue and a rate limit hold tasks back, as in production."""
+    control = control_of(taskqueue.queue.backend)
+    settings = await control.configure("shop.mail", QueueSettings(paused=True))
+    await shop.mail.publish("Ada")
+    assert (await taskqueue.advance(3600)).runs == ()
+    await control.configure("shop.mail", settings.model_copy(update={"paused": False}))
+    assert (await taskqueue.drain()).count() == 1
+
+
+async def test_deliver_twice(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: each handler runs again after it succeeded and before its ack; the store counts a loss."""
+    losses = []
+
+    @shop.tasks.task
+    def note(context: Context) -> None:
+        losses.append(context.losses)
+
+    handle = await note.publish()
+    drained = await taskqueue.drain(deliver_twice=True)
+    assert [run.end for run in drained.runs] == ["repeated", "done"]
+    assert losses == [0, 1]
+    status = await handle.status()
+    assert status is not None
+    assert status.state is State.DONE
+    await shop.fail.publish(1)
+    with pytest.raises(Failure):
+        await taskqueue.drain(deliver_twice=True)
+    assert shop.log == ["fail 1"]
+
+
+async def test_not_idle(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: tasks that publish each other without end are named, and the drain ends."""
+
+    @shop.tasks.task
+    async def ping() -> None:
+        await ping.publish()
+
+    await ping.publish()
+    await shop.mail.publish("Ada")
+    with pytest.raises(
+        NotIdle, match=re.escape("after 50 runs; the last ones were: shop.ping (50), shop.mail (1)")
+    ):
+        await taskqueue.drain(limit=50)
+    assert (await taskqueue.queue.ledger()).waiting == 1
+    assert (await taskqueue.drain(until_idle=False)).count() == 1
+
+
+async def test_crash(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: when the worker vanishes, what it runs counts as a loss, and runs again in the next drain."""
+    begun, losses = asyncio.Event(), list[int]()
+
+    @shop.tasks.task
+    async def hang(context: Context) -> None:
+        losses.append(context.losses)
+        begun.set()
+        if not context.losses:
+            await asyncio.Event().wait()
+
+    await hang.publish()
+    await taskqueue.crash()
+    draining = asyncio.create_task(taskqueue.drain())
+    await begun.wait()
+    await taskqueue.crash()
+    assert [run.end for run in (await draining).runs] == ["lost"]
+    assert [run.end for run in (await taskqueue.drain()).runs] == ["done"]
+    assert losses == [0, 1]
+
+
+async def test_crash_inside_a_handler(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: a handler that crashes its own worker does not continue."""
+    reached = list[str]()
+
+    @shop.tasks.task
+    async def dies(context: Context) -> None:
+        if not context.losses:
+            await taskqueue.crash()
+        reached.append(f"losses {context.losses}")
+
+    await dies.publish()
+    assert (await taskqueue.drain()).count(end="lost") == 1
+    assert (await taskqueue.drain()).count(end="done") == 1
+    assert reached == ["losses 1"]
+
+
+async def test_lifespan() -> None:
+    """U9, U11: each drain runs the lifespan around its tasks."""
+    tasks, log = Tasks(), list[str]()
+
+    @tasks.lifespan
+    async def lifespan() -> AsyncIterator[str]:
+        log.append("open")
+        yield "state"
+        log.append("close")
+
+    @tasks.task
+    def work(context: Context[str]) -> None:
+        log.append(context.state)
+
+    async with TestQueue(tasks) as taskqueue:
+        await work.publish()
+        await work.publish()
+        await taskqueue.drain()
+    assert log == ["open", "state", "state", "close"]
+
+
+async def test_bad_input(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: wrong options and calls at the wrong place say what to write."""
+    with pytest.raises(ConfigurationError, match="mode: got 'eager'; allowed: queue, inline"):
+        TestQueue(shop.tasks, mode="eager")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="pass the Tasks object"):
+        TestQueue("shop.tasks:tasks")  # type: ignore[arg-type]
+    with pytest.raises(NotConnected, match="async with TestQueue"):
+        await TestQueue(shop.tasks).drain()
+    with pytest.raises(InvalidInput, match="seconds"):
+        await taskqueue.advance(-1)
+
+    @shop.tasks.task
+    async def drains() -> None:
+        await taskqueue.drain()
+
+    await drains.publish()
+    with pytest.raises(TaskQueueError, match="a handler cannot drain the queue"):
+        await taskqueue.drain()
+
+
+async def test_a_handler_that_ends_the_process(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: `SystemExit` in a handler is raised by the drain; the task counts as lost, and runs again."""
+
+    @shop.tasks.task
+    def leave(context: Context) -> None:
+        if not context.losses:
+            raise SystemExit(3)
+
+    await leave.publish()
+    with pytest.raises(SystemExit):
+        await taskqueue.drain()
+    assert (await taskqueue.drain()).count(end="done") == 1
+
+
+async def test_a_cancelled_drain(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: a drain that is cancelled releases what it runs, without a loss."""
+    losses, begun = list[int](), asyncio.Event()
+
+    @shop.tasks.task
+    async def hang(context: Context) -> None:
+        losses.append(context.losses)
+        begun.set()
+        if len(losses) == 1:
+            await asyncio.Event().wait()
+
+    await hang.publish()
+    draining = asyncio.create_task(taskqueue.drain())
+    await begun.wait()
+    draining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await draining
+    await taskqueue.drain()
+    assert losses == [0, 0]
+
+
+async def test_isolation(shop: Shop) -> None:
+    """U11: the queue ends with its block; the next one knows nothing of it."""
+    async with TestQueue(shop.tasks):
+        await shop.mail.publish("Ada")
+    with pytest.raises(NotConnected):
+        await shop.mail.publish("Bob")
+    async with TestQueue(shop.tasks) as taskqueue:
+        taskqueue.assert_not_published(shop.mail)
+        assert (await taskqueue.drain()).runs == ()

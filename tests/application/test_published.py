@@ -1,0 +1,115 @@
+"""`TestQueue`: publishing in tests, in both modes, and assertions about what was published."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from datetime import UTC, datetime
+
+import pytest
+from pydantic import BaseModel
+
+from taskqueue_core import InvalidArguments, TaskQueueError
+from taskqueue_worker.testing import TestQueue
+from tests.application.shop import Failure, Shop
+
+
+async def test_inline(shop: Shop) -> None:
+    """U11: inline, a publish returns when its tasks have run; what handlers publish runs after them."""
+    async with TestQueue(shop.tasks, mode="inline") as taskqueue:
+        handle = await shop.charge.publish(17)
+        assert shop.log == ["charge 17", "mail to buyer of 17"]
+        assert await handle.result() == 5
+        await shop.mail.using(delay=60).publish("Ada")
+        with pytest.raises(Failure):
+            await shop.fail.publish(1)
+        await taskqueue.advance(60)
+        assert shop.log[2:] == ["fail 1", "fail 2", "mail to Ada"]
+        await asyncio.gather(*(shop.charge.publish(number) for number in range(5)))
+        assert len(shop.log) == 5 + 2 * 5
+
+
+async def test_blocking_calls(shop: Shop) -> None:
+    """U11: blocking publishes work in the thread of the loop and in others, and in both modes where they can."""
+    async with TestQueue(shop.tasks) as taskqueue:
+        handle = shop.charge.publish_sync(1)
+        await asyncio.to_thread(shop.charge.publish_sync, 2)
+        with pytest.raises(TaskQueueError, match=re.escape("await asyncio.to_thread(")):
+            handle.result()
+        await taskqueue.drain()
+        assert handle.result() == 5
+        assert sorted(shop.log)[:2] == ["charge 1", "charge 2"]
+    async with TestQueue(shop.tasks, mode="inline") as taskqueue:
+        with pytest.raises(TaskQueueError, match=re.escape("await asyncio.to_thread(")):
+            shop.charge.publish_sync(3)
+        taskqueue.assert_not_published(shop.charge)
+        done = await asyncio.to_thread(shop.charge.publish_sync, 3)
+        assert done.result() == 5
+
+
+def test_without_a_loop(shop: Shop) -> None:
+    """U11: a test that is not async publishes, drains and advances, too."""
+    with TestQueue(shop.tasks) as taskqueue:
+        shop.charge.using(delay=9).publish_sync(1)
+        taskqueue.assert_published(shop.charge, order=1)
+        assert asyncio.run(taskqueue.advance(9)).count() == 2
+    with TestQueue(shop.tasks, mode="inline"):
+        assert shop.charge.publish_sync(2).result() == 5
+    assert shop.log[2:] == ["charge 2", "mail to buyer of 2"]
+
+
+class Parcel(BaseModel):
+    """An argument with fields."""
+
+    id: int
+
+
+async def test_assertions(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: assertions compare decoded arguments, defaults included; a duplicate counts once."""
+
+    @shop.tasks.task
+    def ship(parcel: Parcel, when: datetime) -> None: ...
+
+    when = datetime(2030, 1, 1, tzinfo=UTC)
+    await ship.publish(Parcel(id=1), when)
+    taskqueue.assert_published(ship, times=1, parcel=Parcel(id=1), when=when)
+    for _ in range(2):
+        await shop.charge.using(id="one").publish(1)
+    taskqueue.assert_published(shop.charge, times=1, amount=5)
+    taskqueue.assert_not_published(shop.charge, order=2)
+    taskqueue.assert_not_published(shop.mail)
+    (published,) = taskqueue.published(shop.charge)
+    assert (published.task.id, published.arguments) == ("one", {"order": 1, "amount": 5})
+
+
+async def test_failed_assertions(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: a failed assertion lists what was published, and the nearest miss; a misspelt name is an error."""
+    with pytest.raises(AssertionError, match=r"once, found 0\npublished: nothing"):
+        taskqueue.assert_published(shop.charge)
+    await shop.charge.publish(1, amount=2)
+    await shop.charge.publish(3)
+    await shop.mail.publish("Ada")
+    with pytest.raises(AssertionError) as caught:
+        taskqueue.assert_published(shop.charge, order=1, amount=3)
+    assert str(caught.value).splitlines() == [
+        "expected shop.charge(order=1, amount=3) at least once, found 0",
+        "nearest: shop.charge(order=1, amount=2)",
+        "  amount: expected 3, got 2",
+        "published:",
+        "  shop.charge(order=1, amount=2)",
+        "  shop.charge(order=3, amount=5)",
+        '  shop.mail \'{"to":"Ada"}\'',
+    ]
+    with pytest.raises(AssertionError, match=r"expected shop.charge\(\) 0 times, found 2"):
+        taskqueue.assert_not_published(shop.charge)
+    with pytest.raises(InvalidArguments, match="ordr is not a parameter; it has order, amount"):
+        taskqueue.assert_not_published(shop.charge, ordr=1)
+
+
+async def test_long_reports_are_cut(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: the message of a failed assertion has a bound, whatever was published."""
+    await shop.tasks.publish_many(shop.mail.call("x" * 1000) for _ in range(200))
+    with pytest.raises(AssertionError) as caught:
+        taskqueue.assert_published(shop.mail, to="Ada")
+    assert "and 180 more" in str(caught.value)
+    assert len(str(caught.value)) < 4000
