@@ -1,6 +1,7 @@
 """A task queue with pluggable backends; all backends pass the same conformance tests."""
 
 from taskqueue_core.application.context import Context
+from taskqueue_core.application.dependencies import Depends, Shared, current
 from taskqueue_core.application.handles import Handle, SyncHandle, as_completed, gather
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.task_function import Call, TaskFunction
@@ -35,6 +36,7 @@ __all__ = [
     "Confirmation",
     "Context",
     "Delivery",
+    "Depends",
     "Handle",
     "IdConflict",
     "InvalidArguments",
@@ -48,6 +50,7 @@ __all__ = [
     "QueueFull",
     "Reconciled",
     "ResultGone",
+    "Shared",
     "SyncHandle",
     "SyncQueue",
     "Task",
@@ -63,6 +66,7 @@ __all__ = [
     "as_completed",
     "connect",
     "connect_sync",
+    "current",
     "gather",
     "hookimpl",
     "reconcile",

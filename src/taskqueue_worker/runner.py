@@ -15,6 +15,7 @@ from taskqueue_core.retry import Failed, HandBack, Outcome
 from taskqueue_core.telemetry import processing
 from taskqueue_worker.batch_buffer import AnyDelivery, BatchBuffer
 from taskqueue_worker.handlers import Handler, Handlers
+from taskqueue_worker.invocation import invoke, is_plain
 from taskqueue_worker.outcomes import (
     HandlerCall,
     HandlerEnd,
@@ -219,7 +220,7 @@ class HandlerRunner:
         handler = call.handler
         if handler.options.timeout is not None:
             call.timer = self._loop.call_later(handler.options.timeout, self._time_out, call)
-        if handler.is_async:
+        if handler.is_async or not is_plain(handler):
             run = self._run_async(call, arguments)
             call.task = self._loop.create_task(run, context=self._context.copy())
         else:
@@ -231,7 +232,10 @@ class HandlerRunner:
         self._task_log.enter(call.jobs[0].delivery, len(call.jobs))
         try:
             with processing([job.delivery.task for job in call.jobs]):
-                value = await call.handler.function(**arguments)
+                if is_plain(call.handler):
+                    value = await call.handler.function(**arguments)
+                else:
+                    value = await invoke(call, arguments, self._threads)
         except asyncio.CancelledError as error:
             # If this worker did not cancel the handler, the handler itself raised the error, so the attempt failed.
             task = asyncio.current_task()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from taskqueue_core.application.connections import Connections
+from taskqueue_core.application.dependencies import shared_dependencies
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.queue import Queue
@@ -42,11 +43,11 @@ class WorkerScope:
 
     @asynccontextmanager
     async def open(
-        self, registries: Iterable[Tasks], limit: asyncio.Timeout
+        self, registries: Sequence[Tasks], limit: asyncio.Timeout
     ) -> AsyncIterator[None]:
         """Open the lifespans, in which the worker's connection can be used; close them in the reverse order.
 
-        ``limit`` ends the opening when the worker is stopped.
+        ``limit`` ends the opening when the worker is stopped. Handlers run in copies of this context.
         """
         lifespans = {
             each: lifespan
@@ -59,6 +60,9 @@ class WorkerScope:
                 async with limit:
                     for registry, lifespan in lifespans.items():
                         self._states[registry] = await stack.enter_async_context(lifespan())
+                functions = [each for tasks in registries for each in tasks.functions.values()]
+                if any(each.arguments.dependencies for each in functions):
+                    await stack.enter_async_context(shared_dependencies())
                 yield
         finally:
             HANDLER_SCOPE.reset(token)

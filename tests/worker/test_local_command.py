@@ -23,6 +23,11 @@ def test_a_local_worker_ends_well_at_a_signal() -> None:
 
 
 def test_the_page_about_workers() -> None:
-    """G6, U9: the programs on the page run unchanged, with a batch handler, a state, and a publish inside a handler."""
+    """G6, U9: the programs on the page run unchanged, with batches, a state and dependencies."""
     outputs = [python(program) for program in blocks(PAGE.read_text(), "python")]
-    assert outputs == ["Hello Ada 4\n", "open\n3\nclose\n", "started (task -)\n"]
+    assert outputs == [
+        "Hello Ada 4\n",
+        "open\n3\nclose\n",
+        "attempt 1 is committed: {17: 'paid'}\npaid\nthe worker ends\n",
+        "started (task -)\n",
+    ]

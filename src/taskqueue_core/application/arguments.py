@@ -14,6 +14,7 @@ from pydantic_core.core_schema import CoreConfig
 from typing_extensions import TypedDict, is_typeddict
 
 from taskqueue_core.application.context import Context
+from taskqueue_core.application.dependencies import dependencies_of
 from taskqueue_core.errors import (
     ConfigurationError,
     InvalidArguments,
@@ -61,7 +62,7 @@ class Arguments:
     the handler's only parameter. If this parameter is a model, a dataclass or a ``TypedDict``, `read` also accepts its
     fields without the name. If the handler has no parameters, or more than one, ``null`` means no arguments. Arguments
     for parameters with a default are optional. A parameter annotated with `Context` receives the context and no part
-    of the payload. Values are validated in pydantic's lax mode.
+    of the payload; so does one whose default is a dependency. Values are validated in pydantic's lax mode.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -70,12 +71,22 @@ class Arguments:
         fields: dict[str, Any] = {}
         extra = False
         signature = _signature(function)
-        parameters = []
+        parameters: list[inspect.Parameter] = []
+        self.dependencies = dependencies_of(function, signature)
+        """the names of the parameters that a worker provides, and not the publisher"""
+        by_name = False
         for name, parameter in signature.parameters.items():
+            if name in self.dependencies:
+                by_name = True
+                continue
             if _is_context(parameter.annotation):
                 self._contexts.append(name)
                 continue
-            parameters.append(parameter)
+            # Positions after a dependency differ from those in the function, so these arguments are passed by name.
+            after = by_name and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            parameters.append(
+                parameter.replace(kind=parameter.KEYWORD_ONLY) if after else parameter
+            )
             if parameter.kind is parameter.VAR_KEYWORD:
                 extra = True
             elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
@@ -103,6 +114,9 @@ class Arguments:
         """
         values = dict(zip(self._names, args, strict=False))
         values.update(kwargs)
+        if not self.dependencies.isdisjoint(kwargs):
+            name = min(self.dependencies & kwargs.keys())
+            raise _invalid(task, f"{name} is a dependency, which the worker provides")
         if len(values) != len(args) + len(kwargs):
             try:
                 self.signature.bind(
@@ -170,7 +184,12 @@ class BatchArguments:
         self._contexts: list[str] = []
         payloads: list[str] = []
         item: Any = Any
-        for name, parameter in _signature(function).parameters.items():
+        signature = _signature(function)
+        self.dependencies = dependencies_of(function, signature, batch=True)
+        """the names of the parameters that a worker provides, and not the publisher"""
+        for name, parameter in signature.parameters.items():
+            if name in self.dependencies:
+                continue
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise _handler_error(function, f"parameter {name!r} cannot be passed by name")
             kind = _item_type(parameter.annotation)

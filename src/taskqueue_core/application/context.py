@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from math import isfinite
 from types import MappingProxyType
 from typing import Any, Generic
@@ -112,3 +113,7 @@ class Context(Generic[S_co]):
     def revoke(self) -> None:
         """Set `revoked`. Only the worker calls this."""
         self._revoked = True
+
+
+CONTEXT: ContextVar[Context[Any]] = ContextVar("taskqueue_context")
+"""the context of the running handler, while its dependencies open and its middleware runs"""

@@ -15,7 +15,7 @@ from typing_extensions import TypeVar, Unpack
 from taskqueue_core.application.arguments import Arguments, BatchArguments
 from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.handles import Handle, SyncHandle
-from taskqueue_core.errors import ConfigurationError, InvalidInput, InvalidResult
+from taskqueue_core.errors import ConfigurationError, InvalidArguments, InvalidInput, InvalidResult
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import PublishOptions, Queue, stored
 from taskqueue_core.sync import SyncQueue
@@ -90,7 +90,18 @@ class TaskFunction(Generic[P, R_co, C_co]):
         functools.update_wrapper(cast("Callable[..., Any]", self), function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C_co:
-        """Call the function in this process, without a queue."""
+        """Call the function in this process, without a queue, and without a worker that opens dependencies.
+
+        Raises `InvalidArguments` if a dependency is not passed.
+        """
+        if names := self.arguments.dependencies:
+            given = inspect.signature(self.function).bind_partial(*args, **kwargs).arguments
+            if missing := names - given.keys():
+                raise InvalidArguments(
+                    self.name,
+                    f"{min(missing)} is a dependency: pass it to a direct call",
+                    "all dependencies",
+                )
         return cast("C_co", self.function(*args, **kwargs))
 
     def __repr__(self) -> str:

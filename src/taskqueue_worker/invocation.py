@@ -1,0 +1,72 @@
+"""Calling a handler with its dependencies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from contextvars import copy_context
+from functools import partial
+from typing import Any
+
+from taskqueue_core.application.context import CONTEXT
+from taskqueue_core.application.dependencies import call_with_dependencies
+from taskqueue_worker.handlers import Handler
+from taskqueue_worker.outcomes import HandlerCall
+from taskqueue_worker.threads import Threads
+
+
+def is_plain(handler: Handler) -> bool:
+    """Return whether a handler is called without anything around it."""
+    return not handler.arguments.dependencies
+
+
+async def invoke(call: HandlerCall, arguments: dict[str, Any], threads: Threads) -> Any:
+    """Open the dependencies of a handler, call it, close them, and return its result.
+
+    A synchronous handler is called in one of the ``threads``, and its dependencies in the event loop.
+    """
+    handler = call.handler
+    CONTEXT.set(call.jobs[0].context)
+
+    def run(dependencies: dict[str, Any]) -> Awaitable[Any]:
+        function = partial(handler.function, **(arguments | dependencies))
+        return function() if handler.is_async else _in_thread(call, function, threads)
+
+    return await call_with_dependencies(handler.function, run)
+
+
+async def _in_thread(call: HandlerCall, function: partial[Any], threads: Threads) -> Any:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    context = copy_context()
+
+    def run() -> None:
+        end: tuple[Any, BaseException | None]
+        try:
+            end = context.run(function), None
+        except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
+            end = None, error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, end)
+
+    def settle(end: tuple[Any, BaseException | None]) -> None:
+        if not ended.done():
+            ended.set_result(end)
+
+    threads.submit(run)
+    cancelled: asyncio.CancelledError | None = None
+    while not ended.done():
+        try:
+            await asyncio.wait([ended])
+        except asyncio.CancelledError as cancellation:
+            # The handler still uses its dependencies, so they stay open until it returns, unless the worker ends.
+            cancelled = cancellation
+            if call.releasing:
+                raise
+    value, error = ended.result()
+    if cancelled is not None:
+        raise cancelled
+    if error is not None:
+        raise error
+    return value
