@@ -4,11 +4,13 @@ import process from "node:process";
 import { setTimeout as sleep } from "node:timers/promises";
 
 class Reject extends Error {} // no further attempt can succeed
+class Snooze extends Error {} // run the task again later, without counting an attempt: `new Snooze("", { cause: seconds })`
 
 const handlers = {
   "node.square": ({ n }) => n * n,
   "node.flaky": (_, { attempt }) => { if (attempt < 2) throw new Error("not yet"); return attempt; },
   "node.picky": () => { throw new Reject("bad_input"); },
+  "node.early": (_, { attempt }) => { if (attempt < 3) throw new Snooze("", { cause: 0.05 }); return attempt; },
   "node.slow": async ({ seconds }) => { await sleep(seconds * 1000); return "slept"; },
 };
 
@@ -16,7 +18,7 @@ const url = (process.env.TASKQUEUE_SERVER_URL ?? "http://127.0.0.1:8420").replac
 const workerId = `node.${process.pid}.${Date.now().toString(36)}`; // unique per start
 const room = 10;
 const held = new Map(); // receipt -> its verdict, null while it runs; kept until the server has stored the verdict
-let socket, ready = false, leaving = false, pause = 0, lease = 15, heard = 0;
+let socket, features = [], ready = false, leaving = false, pause = 0, lease = 15, heard = 0;
 
 const say = (frame) => ready && socket.readyState === WebSocket.OPEN && socket.send(JSON.stringify(frame));
 
@@ -29,7 +31,9 @@ async function run({ receipt, task, ...delivery }) {
   } catch (error) {
     verdict = error instanceof Reject
       ? { type: "dead_letter", receipt, reason: error.message.slice(0, 4096) }
-      : { type: "retry", receipt, error: String(error).slice(0, 4096) };
+      : error instanceof Snooze
+        ? { type: "retry", receipt, delay: error.cause, free: features.includes("snooze") }
+        : { type: "retry", receipt, error: String(error).slice(0, 4096) };
   }
   if (held.has(receipt)) held.set(receipt, verdict), say(verdict); // else it was revoked: somebody else's by now
   say({ type: "credit", n: 1 });
@@ -37,7 +41,7 @@ async function run({ receipt, task, ...delivery }) {
 
 const hear = {
   welcome(frame) {
-    ready = true; pause = 0; lease = frame.lease;
+    ready = true; pause = 0; lease = frame.lease; features = frame.features ?? [];
     const adopted = new Set(frame.adopted); // the rest is gone
     for (const [receipt, verdict] of held) adopted.has(receipt) ? verdict && say(verdict) : held.delete(receipt);
   },

@@ -4,6 +4,7 @@ from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import Depends, Shared, current
 from taskqueue_core.application.handles import Handle, SyncHandle, as_completed, gather
 from taskqueue_core.application.registry import Tasks
+from taskqueue_core.application.rules import Reject, Retry, Snooze
 from taskqueue_core.application.task_function import Call, TaskFunction
 from taskqueue_core.errors import (
     BackendUnavailable,
@@ -49,8 +50,11 @@ __all__ = [
     "Queue",
     "QueueFull",
     "Reconciled",
+    "Reject",
     "ResultGone",
+    "Retry",
     "Shared",
+    "Snooze",
     "SyncHandle",
     "SyncQueue",
     "Task",

@@ -56,8 +56,12 @@ class Publisher(Protocol):
         error: str | None = None,
         token: str | None = None,
         settles: Delivery | None = None,
+        free: bool = False,
     ) -> Confirmation:
         """Schedule the next attempt of ``task`` at the time ``at``.
+
+        ``free`` means that the attempt before it does not count: `Delivery.prior` increases by one as well. The retry
+        of a dead letter makes all its attempts available again, with or without ``free``.
 
         ``settles`` is the caller's current delivery of the task. If it is given, one atomic step ends its receipt and
         moves the task's entry to ``scheduled`` with the next attempt number. Raises `LeaseLost` if the receipt is

@@ -139,15 +139,16 @@ class InstrumentedPublisher:
         error: str | None = None,
         token: str | None = None,
         settles: Delivery | None = None,
+        free: bool = False,
     ) -> Confirmation:
         if telemetry.active():
             with telemetry.operation("retry", (task,)):
                 confirmation = await self._inner.schedule_retry(
-                    task, at, error=error, token=token, settles=settles
+                    task, at, error=error, token=token, settles=settles, free=free
                 )
         else:
             confirmation = await self._inner.schedule_retry(
-                task, at, error=error, token=token, settles=settles
+                task, at, error=error, token=token, settles=settles, free=free
             )
         if self._hooks.listening:
             self._hooks.fire(

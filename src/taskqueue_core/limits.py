@@ -26,6 +26,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of headers of a task"""
     header_bytes: int = 8 * 1024
     """maximum number of bytes of a task's header names and values together"""
+    attempts: int = 50_000
+    """maximum number of attempts of a task, including snoozes and those before a redrive; then it is a dead letter"""
     retry_tokens: int = 100
     """maximum number of retry tokens that are kept for a task to detect repeated calls; the oldest are dropped first"""
     text: int = 4 * 1024

@@ -6,6 +6,7 @@
     HandBack           -> Redeliver         not a failure: the attempt number does not change
     RetryLater, Failed -> ScheduleRetry     if attempts remain
                        -> Bury              otherwise: the task becomes a dead letter
+    Snoozed            -> ScheduleRetry     counts no attempt
     Rejected           -> Bury
 """
 
@@ -19,7 +20,7 @@ from typing import Annotated
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from taskqueue_core.limits import check_duration
+from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.rate_limit import Whole
 from taskqueue_core.tasks import Delivery
 
@@ -35,6 +36,7 @@ __all__ = [
     "RetryLater",
     "RetryPolicy",
     "ScheduleRetry",
+    "Snoozed",
     "Success",
     "Verb",
     "decide",
@@ -107,6 +109,15 @@ class RetryLater(msgspec.Struct, frozen=True):
             check_duration("delay", self.delay)
 
 
+class Snoozed(msgspec.Struct, frozen=True):
+    """The outcome of a handler that asked to run the task again after ``delay`` seconds, which counts no attempt."""
+
+    delay: float
+
+    def __post_init__(self) -> None:
+        check_duration("delay", self.delay)
+
+
 class Failed(msgspec.Struct, frozen=True):
     """The outcome of a failed attempt."""
 
@@ -120,7 +131,7 @@ class Rejected(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-Outcome = Success | HandBack | RetryLater | Failed | Rejected
+Outcome = Success | HandBack | RetryLater | Snoozed | Failed | Rejected
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -136,10 +147,11 @@ class Redeliver(msgspec.Struct, frozen=True):
 
 
 class ScheduleRetry(msgspec.Struct, frozen=True):
-    """The decision to schedule the next attempt, ``delay`` seconds from now."""
+    """The decision to schedule the next attempt, ``delay`` seconds from now. ``free``: this one does not count."""
 
     delay: float
-    error: str
+    error: str | None
+    free: bool = False
 
 
 class Bury(msgspec.Struct, frozen=True):
@@ -166,20 +178,27 @@ def decide(
             return Redeliver(lost)
         case Rejected(reason, error):
             return Bury(reason, error)
-        case RetryLater(delay, error):
-            return _next_retry(delivery, policy, error, uniform, delay)
-        case Failed(error):
-            return _next_retry(delivery, policy, error, uniform, None)
+        case RetryLater() | Failed():
+            return _next_retry(delivery, policy, outcome, uniform)
+        case Snoozed(delay):
+            return _next_snooze(delivery, delay)
+
+
+def _next_snooze(delivery: Delivery, delay: float) -> Verb:
+    if delivery.attempt >= LIMITS.attempts:
+        return Bury(EXHAUSTED, f"a task may have at most {LIMITS.attempts} attempts and snoozes")
+    return ScheduleRetry(delay, None, free=True)
 
 
 def _next_retry(
     delivery: Delivery,
     policy: RetryPolicy,
-    error: str,
+    outcome: RetryLater | Failed,
     uniform: Callable[[], float],
-    delay: float | None,
 ) -> Verb:
     spent = delivery.attempt - delivery.prior
-    if spent >= (delivery.task.max_attempts or policy.max_attempts):
-        return Bury(EXHAUSTED, error)
-    return ScheduleRetry(policy.delay(spent, uniform) if delay is None else delay, error)
+    allowed = delivery.task.max_attempts or policy.max_attempts
+    if spent >= allowed or delivery.attempt >= LIMITS.attempts:
+        return Bury(EXHAUSTED, outcome.error)
+    delay = outcome.delay if isinstance(outcome, RetryLater) else None
+    return ScheduleRetry(policy.delay(spent, uniform) if delay is None else delay, outcome.error)

@@ -206,7 +206,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     losses: int = 0
     """number of earlier deliveries of this attempt whose consumers crashed or stopped responding"""
     prior: int = 0
-    """number of attempts before the last redrive; these do not count against ``max_attempts``"""
+    """number of earlier attempts that do not count against ``max_attempts``: those before the last redrive, snoozes"""
     delivered_at: float
     waiting_since: float | None = None
     """time at which the task became available, after a release or loss up to ``delivered_at``; ``None`` if not known"""

@@ -54,8 +54,9 @@ class MemoryPublisher:
         error: str | None = None,
         token: str | None = None,
         settles: Delivery | None = None,
+        free: bool = False,
     ) -> Confirmation:
-        return self._store.retry(task, at, error, token, settles)
+        return self._store.retry(task, at, error, token, settles, free=free)
 
     def room_signal(self, *keys: str) -> MemoryRoomSignal:
         return MemoryRoomSignal(self._store.signals, checked_keys(keys))

@@ -83,7 +83,14 @@ class MemoryStore(Steps):
         return Confirmation(key=task.key, task_id=task.id, status=status)
 
     def retry(
-        self, task: Task, at: float, error: str | None, token: str | None, settles: Delivery | None
+        self,
+        task: Task,
+        at: float,
+        error: str | None,
+        token: str | None,
+        settles: Delivery | None,
+        *,
+        free: bool,
     ) -> Confirmation:
         """Schedule the next attempt of a task. A second call with the same token has no effect."""
         check_time("at", at)
@@ -99,7 +106,7 @@ class MemoryStore(Steps):
         self._end_receipt(record, "retry" if settles else None, revoke=settles is None)
         if not record.live and record.state is not State.DEAD:
             record = self._begin(structs.replace(record, task=task, digest=None, state=None))
-        record.retry(token, error, self.clock.now())
+        record.retry(token, error, self.clock.now(), free=free)
         queue.retried += 1
         self._schedule(record, at, "retried", worker=worker, error=error)
         return Confirmation(key=task.key, task_id=task.id, status=Published.ACCEPTED)

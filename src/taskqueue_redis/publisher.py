@@ -81,6 +81,7 @@ class RedisPublisher:
         error: str | None = None,
         token: str | None = None,
         settles: Delivery | None = None,
+        free: bool = False,
     ) -> Confirmation:
         check_time("at", at)
         self._context.ensure_open()
@@ -98,7 +99,7 @@ class RedisPublisher:
             "" if error is None else "1", text.encode(errors="replace"),
             fence, receipt_token, attempt,
             digest(task.payload), task.priority, _optional_time(task.deadline), encode(task),
-            task.tenant or "", task.ordering_key or "",
+            task.tenant or "", task.ordering_key or "", "1" if free else "",
         )  # fmt: skip
         if answer == b"lost":
             raise LeaseLost("the receipt is not current: already settled, revoked, or never issued")

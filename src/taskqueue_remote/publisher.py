@@ -23,6 +23,7 @@ class _Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float
     error: str | None = None
     token: str | None = None
+    free: bool = False
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +89,7 @@ class RemotePublisher:
         error: str | None = None,
         token: str | None = None,
         settles: Delivery | None = None,
+        free: bool = False,
     ) -> Confirmation:
         """Schedule the next attempt of a task. After `PublishUnconfirmed`, repeat the call with the same token.
 
@@ -99,7 +101,7 @@ class RemotePublisher:
             raise CapabilityMissing(
                 "the server backend cannot settle a delivery: only the worker that has the delivery can"
             )
-        retry = _Retry(task=to_wire_task(task), at=at, error=error, token=token)
+        retry = _Retry(task=to_wire_task(task), at=at, error=error, token=token, free=free)
         answer = await self._client.post_once("/v1/retries", _encoder.encode(retry))
         try:
             return _confirmation.decode(answer.body)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from taskqueue_core.application.context import Context
+    from taskqueue_core.application.rules import Reject, Retry, Snooze
     from taskqueue_worker.base import BaseWorker
     from taskqueue_worker.load import load_worker
     from taskqueue_worker.local_worker import LocalWorker
-    from taskqueue_worker.outcomes import Reject, Retry
     from taskqueue_worker.quarantine import Quarantine, WorkerQuarantined
     from taskqueue_worker.server_link import WorkerRefused
     from taskqueue_worker.server_worker import Worker
@@ -22,6 +22,7 @@ __all__ = [
     "Quarantine",
     "Reject",
     "Retry",
+    "Snooze",
     "Worker",
     "WorkerQuarantined",
     "WorkerRefused",

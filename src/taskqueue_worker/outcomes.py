@@ -11,9 +11,10 @@ from pydantic import BaseModel
 
 from taskqueue_core.application.arguments import InvalidPayload
 from taskqueue_core.application.context import Context
+from taskqueue_core.application.rules import Reject, Retry, Rule, Snooze
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_duration, clean_text, kind_of
-from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
+from taskqueue_core.limits import LIMITS, clean_text, kind_of
+from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Snoozed, Success
 from taskqueue_core.tasks import encode_json
 from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.handlers import Handler
@@ -22,43 +23,15 @@ from taskqueue_worker.task_log import TaskLog
 INVALID_RESULT = "invalid_result"
 """reason of a dead letter if the handler returned a result that is too large or cannot be encoded as JSON"""
 
-_MAX_DELAY_SECONDS = 365 * 86_400
 _NO_RESULT = Success()
 _log = logging.getLogger("taskqueue.worker")
-
-
-class Retry(Exception):
-    """A request for another attempt, after ``delay`` seconds or as the queue's retry policy says. Raise or return it.
-
-    The attempt counts towards the maximum number of attempts, but not as a failure for the worker's quarantine.
-    """
-
-    def __init__(self, delay: float | None = None, error: str = "retry requested") -> None:
-        if delay is not None:
-            check_duration("delay", delay)
-            if delay > _MAX_DELAY_SECONDS:
-                raise InvalidInput(
-                    "delay", "a number out of range", "0 to 31536000 seconds (a year)"
-                )
-        super().__init__(error)
-        self.delay = delay
-        self.error = error
-
-
-class Reject(Exception):
-    """A request to make the task a dead letter, because no further attempt can succeed. Raise or return it."""
-
-    def __init__(self, reason: str, error: str | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.error = error
 
 
 def outcome_of_value(value: object, limit: int) -> Outcome:
     """Return the outcome for a handler's return value: a rejection if it has no JSON of up to ``limit`` bytes."""
     if value is None:
         return _NO_RESULT
-    if isinstance(value, Retry | Reject):
+    if isinstance(value, Rule):
         return outcome_of_error(value)
     try:
         text = encode_json("result", _to_builtins(value))
@@ -78,6 +51,8 @@ def outcome_of_error(error: BaseException) -> Outcome:
     match error:
         case Retry():
             return RetryLater(error.delay, clean_text(error.error))
+        case Snooze():
+            return Snoozed(error.delay)
         case InvalidPayload():
             return Rejected(error.code, str(error))
         case Reject():

@@ -33,8 +33,9 @@ from taskqueue_core.protocol.frames import (
     CLOSE_TRY_LATER,
     CLOSE_UNAUTHENTICATED,
     SUBPROTOCOL,
+    Feature,
 )
-from taskqueue_core.retry import Outcome
+from taskqueue_core.retry import Outcome, Snoozed
 from taskqueue_core.server_address import ServerAddress
 from taskqueue_worker.server_connection import ConnectionEnd, EndKind, ServerConnection, open_socket
 from taskqueue_worker.threads import ThreadsafeInbox
@@ -129,6 +130,7 @@ class ServerLink:
         self._connected: bool | None = None
         self._store_available = True
         self._last_error_code: str | None = None
+        self._warned = False
         self._finished = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="taskqueue-link", daemon=True)
         self.result_limit = session.limits.result
@@ -139,10 +141,21 @@ class ServerLink:
         self._thread.start()
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
+        self._check(outcome)
         self._inbox.put(partial(self._session.settle, receipt, outcome))
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
+        self._check(outcome)
         self._inbox.put(partial(self._session.finish, receipt, outcome))
+
+    def _check(self, outcome: Outcome) -> None:
+        if type(outcome) is Snoozed and not self._warned and self._connected:
+            self._warned = Feature.SNOOZE not in self._session.features
+            if self._warned:
+                _log.warning(
+                    "the server %s is older than this worker: a snooze counts an attempt there",
+                    self._address.shown,
+                )
 
     def free(self) -> None:
         self._inbox.put(self._session.free)

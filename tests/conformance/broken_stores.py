@@ -96,6 +96,13 @@ class DropsRetries(FacadePublisher):
         return Confirmation(key=task.key, task_id=task.id, status=Published.ACCEPTED)
 
 
+class CountsSnoozes(FacadePublisher):
+    """Defect: a retry that is free counts an attempt."""
+
+    async def schedule_retry(self, task: Task, at: float, **options: Any) -> Confirmation:
+        return await super().schedule_retry(task, at, **options | {"free": False})
+
+
 class UnfencedRetry(FacadePublisher):
     """Defect: a retry ignores the receipt and the token, so that it can take effect twice."""
 

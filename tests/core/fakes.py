@@ -53,6 +53,7 @@ class ScriptedBackend:
         error: str | None = None,
         token: str | None = None,
         settles: Delivery | None = None,
+        free: bool = False,  # noqa: ARG002 - the calls that are recorded are not free
     ) -> Confirmation:
         """Record the call; raise the next of `publish_errors`, if any."""
         self.calls.append(("schedule_retry", task.id, at, error, token, settles))

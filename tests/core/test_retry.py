@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from taskqueue_core.errors import InvalidInput
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import (
     EXHAUSTED,
     Ack,
@@ -23,6 +24,7 @@ from taskqueue_core.retry import (
     RetryLater,
     RetryPolicy,
     ScheduleRetry,
+    Snoozed,
     Success,
     decide,
 )
@@ -149,6 +151,7 @@ def test_invalid_policy(field: str, value: float) -> None:
         (RetryLater(), ScheduleRetry(1.0, "retry requested")),
         (RetryLater(7.5, "busy"), ScheduleRetry(7.5, "busy")),
         (RetryLater(0), ScheduleRetry(0, "retry requested")),
+        (Snoozed(7.5), ScheduleRetry(7.5, None, free=True)),
     ],
 )
 def test_each_outcome_has_one_verb(outcome: Outcome, verb: object) -> None:
@@ -183,6 +186,25 @@ def test_redriven_tasks_start_counting_again() -> None:
     assert decide(Failed("x"), first_after, DEFAULT, middle) == ScheduleRetry(1.0, "x")
     assert isinstance(decide(Failed("x"), delivery(99, prior=50), DEFAULT), ScheduleRetry)
     assert isinstance(decide(Failed("x"), delivery(100, prior=50), DEFAULT), Bury)
+
+
+def test_a_snooze_costs_no_attempt() -> None:
+    """A snooze never uses up the attempts, and comes neither before nor after their delays (U5)."""
+    last = delivery(3, prior=2, max_attempts=1)
+    assert isinstance(decide(Snoozed(1), last, DEFAULT), ScheduleRetry)
+    assert decide(Failed("x"), last, DEFAULT) == Bury(EXHAUSTED, "x")
+    many = delivery(1000, prior=999)
+    assert decide(Failed("x"), many, DEFAULT, middle) == ScheduleRetry(1.0, "x")
+
+
+@pytest.mark.parametrize("outcome", [Snoozed(1), Failed("x"), RetryLater(1)])
+def test_attempts_have_an_end(outcome: Outcome) -> None:
+    """Attempts and snoozes together are bounded, because the store counts attempts in 16 bits (U5)."""
+    before = LIMITS.attempts - 1
+    assert isinstance(decide(outcome, delivery(before, prior=before - 1), DEFAULT), ScheduleRetry)
+    verb = decide(outcome, delivery(LIMITS.attempts, prior=before), DEFAULT)
+    assert isinstance(verb, Bury)
+    assert verb.reason == EXHAUSTED
 
 
 @given(attempt=st.integers(1, 2000), losses=st.integers(0, 50), lost=st.booleans())

@@ -94,7 +94,7 @@ class Replay(Upkeep):
         known = self.tasks.get((key, task))
         ask = Retry(
             at, name, int(words[6] or 0), words[7].decode(), int(words[8]), words[9].hex(), int(words[10]),
-            int(words[11] or 0),
+            int(words[11] or 0), words[15] == b"1",
         )  # fmt: skip
         answer = self.schedule_retry((key, task), ask)
         if answer != "lost":

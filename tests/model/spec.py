@@ -40,6 +40,7 @@ class Retry(NamedTuple):
     digest: str = ""
     priority: int = 5
     deadline: int = 0
+    free: bool = False
 
 
 class Spec(Deliveries):
@@ -99,7 +100,13 @@ class Spec(Deliveries):
             )
         kept = {(known, at) for known, at in r.retries if at > r.attempt - _TOKENS}
         kept.add((token, r.attempt))
-        r = r._replace(attempt=r.attempt + 1, losses=0, retries=frozenset(kept))
+        uncounted = ask.free and r.state != "dead"
+        r = r._replace(
+            attempt=r.attempt + 1,
+            losses=0,
+            prior=r.prior + uncounted,
+            retries=frozenset(kept),
+        )
         self.schedule(name, r, ask.at)
         self.add(key, "retried", 1)
         return "accepted"

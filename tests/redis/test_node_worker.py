@@ -46,7 +46,7 @@ async def worker(url: str, **variables: str) -> AsyncIterator[asyncio.subprocess
 
 
 async def test_it_works_and_comes_back(tmp_path: Path, redis_url: str) -> None:
-    """E1, REV-E5: acks, retries and dead letters of the worker take effect.
+    """E1, REV-E5, U5: acks, retries, snoozes and dead letters of the worker take effect.
 
     A task that runs while the server is killed is settled with the next server.
     """
@@ -64,6 +64,7 @@ async def test_it_works_and_comes_back(tmp_path: Path, redis_url: str) -> None:
                 "square": {"n": 12},
                 "flaky": None,
                 "picky": None,
+                "early": None,
                 "slow": {"seconds": 0.5},
             }
             tasks = [Task.of(f"node.{name}", load, id=name) for name, load in payloads.items()]
@@ -73,6 +74,7 @@ async def test_it_works_and_comes_back(tmp_path: Path, redis_url: str) -> None:
                 await eventually(lambda: state(backend, "square", State.DONE), 30)
                 await eventually(lambda: state(backend, "flaky", State.DONE), 30)
                 await eventually(lambda: state(backend, "picky", State.DEAD), 30)
+                await eventually(lambda: state(backend, "early", State.DONE), 30)
                 await eventually(lambda: state(backend, "slow", State.IN_FLIGHT), 30)
                 first.send(signal.SIGKILL)
                 await first.ended()
@@ -85,6 +87,7 @@ async def test_it_works_and_comes_back(tmp_path: Path, redis_url: str) -> None:
 
             assert await result(backend, "square") == 144
             assert await result(backend, "flaky") == 2
+            assert await result(backend, "early") == 3
             assert await result(backend, "slow") == "slept"
             letter = await dead_letters_of(backend).get("node.picky", "picky")
             assert letter is not None

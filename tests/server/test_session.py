@@ -19,7 +19,7 @@ from taskqueue_core.protocol.server_session import (
     SettlementRequested,
     WorkerLeft,
 )
-from taskqueue_core.retry import Failed, HandBack, Rejected, RetryLater, Success
+from taskqueue_core.retry import Failed, HandBack, Rejected, RetryLater, Snoozed, Success
 from tests.server.sessions import delivery, greeted, ready, refused, said, text
 
 
@@ -176,7 +176,7 @@ class TestSettling:
 
     def test_every_verb(self) -> None:
         """REV-E1: each kind of settlement frame is reported as an outcome of its own type."""
-        session = ready(0, "a", "b", "c", "d", "e")
+        session = ready(0, "a", "b", "c", "d", "e", "f")
         held = {d.receipt: d for d in session.held}
         acked = session.feed('{"type":"ack","receipts":["a"],"results":{"a":[1, 2],"x":3}}')
         assert acked == [SettlementRequested([(held["a"], Success(b"[1, 2]"))])]
@@ -192,8 +192,11 @@ class TestSettling:
         assert session.feed(text("retry", receipt="e", error="e")) == [
             SettlementRequested([(held["e"], Failed("e"))])
         ]
+        assert session.feed(text("retry", receipt="f", delay=2, free=True)) == [
+            SettlementRequested([(held["f"], Snoozed(2.0))])
+        ]
         assert session.held == ()
-        assert session.busy == 5
+        assert session.busy == 6
 
     @pytest.mark.parametrize(
         "frame",

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -83,7 +83,12 @@ class Peer:
         self._queues: dict[type[object], asyncio.Queue[ClientFrame]] = defaultdict(asyncio.Queue)
 
     async def welcome(
-        self, *, lease: float = 30.0, adopted: list[str] | None = None, **limits: int
+        self,
+        *,
+        lease: float = 30.0,
+        adopted: list[str] | None = None,
+        features: Sequence[str] = (),
+        **limits: int,
     ) -> None:
         """Welcome the worker, and adopt all its held receipts unless ``adopted`` is given."""
         await self.send(
@@ -93,6 +98,7 @@ class Peer:
                 server="fake",
                 limits=WireLimits(**limits),
                 adopted=self.hello.holding if adopted is None else adopted,
+                features=list(features),
             )
         )
 

@@ -43,7 +43,7 @@ from taskqueue_core.protocol.frames import (
     encode,
 )
 from taskqueue_core.protocol.settlements import _ENVELOPE, _PER_RECEIPT, frames_of
-from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Snoozed, Success
 from tests.worker.fake import receipts_of, work
 from tests.worker.sessions import get, ready, reconnected, sent, welcome
 
@@ -74,12 +74,13 @@ def test_each_outcome_has_its_frame() -> None:
 
     Texts are cut to the limit, and characters that cannot be encoded are replaced.
     """
-    session = ready(capacity=8)
-    get(session, Deliver(deliveries=[work(receipt=f"r{n}") for n in range(8)]))
+    session = ready(capacity=9)
+    get(session, Deliver(deliveries=[work(receipt=f"r{n}") for n in range(9)]))
     outcomes: list[Outcome] = [
         Success(),
         HandBack(),
         RetryLater(2.5, "soon"),
+        Snoozed(1.5),
         Failed("\ud800" + "x" * 9999),
         Rejected("no", "why"),
         Rejected("no"),
@@ -90,11 +91,23 @@ def test_each_outcome_has_its_frame() -> None:
         session.settle(f"r{number}", outcome)
     assert sent(session) == [
         RetryFrame(receipt="r2", error="soon", delay=2.5),
-        RetryFrame(receipt="r3", error="?" + "x" * (LIMITS.text - 1)),
-        DeadLetterFrame(receipt="r4", reason="no", error="why"),
-        DeadLetterFrame(receipt="r5", reason="no"),
-        AckFrame(receipts=["r0", "r7"]),
-        RedeliverFrame(receipts=["r1", "r6"]),
+        RetryFrame(receipt="r3", error="snoozed", delay=1.5),
+        RetryFrame(receipt="r4", error="?" + "x" * (LIMITS.text - 1)),
+        DeadLetterFrame(receipt="r5", reason="no", error="why"),
+        DeadLetterFrame(receipt="r6", reason="no"),
+        AckFrame(receipts=["r0", "r8"]),
+        RedeliverFrame(receipts=["r1", "r7"]),
+    ]
+
+
+def test_a_snooze_needs_its_feature() -> None:
+    """A server that has the feature gets a retry that counts no attempt; another one gets a plain retry (U5)."""
+    outcomes: list[tuple[str, Outcome]] = [("r1", Snoozed(1.5))]
+    assert list(frames_of(outcomes, WireLimits(), [Feature.SNOOZE])) == [
+        RetryFrame(receipt="r1", delay=1.5, free=True)
+    ]
+    assert list(frames_of(outcomes, WireLimits(), [])) == [
+        RetryFrame(receipt="r1", error="snoozed", delay=1.5)
     ]
 
 

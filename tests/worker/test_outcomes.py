@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from pydantic import BaseModel
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
-from taskqueue_worker import Context, Reject, Retry
+from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Snoozed, Success
+from taskqueue_worker import Context, Reject, Retry, Snooze
 from taskqueue_worker.outcomes import outcome_of_error, outcome_of_value
 from tests.worker.fake import work
 
@@ -37,6 +38,7 @@ class Rude(Exception):
         (Retry(), RetryLater()),
         (Retry(3), RetryLater(3, "retry requested")),
         (Reject("no"), Rejected("no")),
+        (Snooze(3), Snoozed(3)),
         (
             "\ud800",
             Rejected(
@@ -75,11 +77,19 @@ def test_errors(error: Exception, expected: Outcome) -> None:
     assert outcome_of_error(error) == expected
 
 
+@pytest.mark.parametrize("kind", [Retry, Snooze])
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 366 * 86_400, True])
-def test_a_retry_has_a_sane_delay(delay: float) -> None:
+def test_a_retry_has_a_sane_delay(kind: type[Retry | Snooze], delay: float) -> None:
     """C15, fault K4: an invalid delay is refused when the retry is created, and not later by the server."""
     with pytest.raises(InvalidInput, match="delay"):
-        Retry(delay)
+        kind(delay)
+
+
+def test_failures_are_the_attempts_that_count() -> None:
+    """Neither snoozes nor attempts before a redrive count as failures of the task (U5)."""
+    delivery = msgspec.structs.replace(work(), attempt=5, prior=3)
+    assert Context(delivery, print).failures == 1
+    assert Context(work(), print).failures == 0
 
 
 def test_the_context_has_facts_and_reports_progress() -> None:

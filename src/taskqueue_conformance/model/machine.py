@@ -131,11 +131,11 @@ class QueueMachine(Moves):
             self.settle("dead_letter", [delivery], bury(delivery))
 
     @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
-    @rule(index=places, delay=st.integers(0, 3))
-    def retry(self, index: int, delay: int) -> None:
+    @rule(index=places, delay=st.integers(0, 3), free=st.booleans())
+    def retry(self, index: int, delay: int, *, free: bool) -> None:
         """Schedule a retry that settles a delivery. The receipt of the delivery may be stale."""
         for delivery in self.latest(self.deliveries, index):
-            self.schedule(delivery.task, delay, None, delivery)
+            self.schedule(delivery.task, delay, None, delivery, free=free)
 
     @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
     @rule(
@@ -143,13 +143,16 @@ class QueueMachine(Moves):
         name=names,
         delay=st.integers(0, 3),
         token=st.sampled_from([None, None, "a", "attempt:1"]),
+        free=st.booleans(),
     )
-    def retry_from_afar(self, key: str, name: str, delay: int, token: str | None) -> None:
+    def retry_from_afar(
+        self, *, key: str, name: str, delay: int, token: str | None, free: bool
+    ) -> None:
         """Schedule a retry, without a delivery, for a task that may be live, dead, ended or unknown."""
         entry = self.model.entries.get((key, name))
         task = self.bench.task(name, key=key, payload=1) if entry is None else entry.task
         if entry is None or self.model.surely_known(entry, self.span()):
-            self.schedule(task, delay, token, None)
+            self.schedule(task, delay, token, None, free=free)
 
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(key=keys, chosen=st.lists(names, max_size=2, unique=True))

@@ -75,6 +75,7 @@ class Model(Shelf):
         *,
         token: str | None,
         settles: Delivery | None,
+        free: bool,
     ) -> None:
         """Record the answer to ``schedule_retry``; ``None`` means that it raised `LeaseLost`."""
         entry = self.entries.get((task.key, task.id))
@@ -91,7 +92,8 @@ class Model(Shelf):
             f"schedule_retry answered {answer}, allowed: {allowed} (laws 2, 7)"
         )
         if answer is Published.ACCEPTED:
-            if entry is not None and entry.state is State.DEAD:
+            dead = entry is not None and entry.state is State.DEAD
+            if entry is not None and dead:
                 entry.priors = {entry.attempt or 0}
             elif entry is None or not entry.state.live:
                 known = entry is not None
@@ -101,6 +103,8 @@ class Model(Shelf):
                 entry.holds = entry.holds or None
                 self.turns[task.key].reset()
             self._end_receipt(entry, "retry" if settles else None)
+            if free and not dead:
+                entry.priors = {prior + 1 for prior in entry.priors}
             entry.tokens.add(name)
             entry.attempt = None if entry.attempt is None else entry.attempt + 1
             entry.losses, entry.fresh = 0, False
@@ -158,7 +162,9 @@ class Model(Shelf):
         assert results == true, (
             f"wrong (attempt, losses) of {entry.name}: expected {true}, got {results} (law 3)"
         )
-        assert delivery.prior in entry.priors, f"wrong prior of {entry.name}: got {delivery.prior}"
+        assert delivery.prior in entry.priors, (
+            f"wrong prior of {entry.name}: got {delivery.prior} (law 3)"
+        )
         self.check_order(entry, span, held_up)
         limits = self.limits[entry.task.key]
         running = [

@@ -72,18 +72,28 @@ class Moves(BackendMachine):
         pairs = zip(chosen, answers, strict=True)
         self.done(", ".join(f"{name_of(delivery)} {answer}" for delivery, answer in pairs))
 
-    def schedule(self, task: Task, delay: int, token: str | None, settles: Delivery | None) -> None:
+    def schedule(
+        self,
+        task: Task,
+        delay: int,
+        token: str | None,
+        settles: Delivery | None,
+        *,
+        free: bool,
+    ) -> None:
         """Schedule a retry, and compare the answer with the model."""
         publisher, at = self.bench.backend.publisher, self.bench.now + delay * self.unit
         answer: Published | None = None
         start, _ = self.span()
         try:
-            call = publisher.schedule_retry(task, at, error="failed", token=token, settles=settles)
+            call = publisher.schedule_retry(
+                task, at, error="failed", token=token, settles=settles, free=free
+            )
             answer = self.run(call).status
         except LeaseLost:
             assert settles is not None, "LeaseLost was raised although no delivery was given"
         span = (start, self.span()[1])
-        self.model.retried(task, at, answer, span, token=token, settles=settles)
+        self.model.retried(task, at, answer, span, token=token, settles=settles, free=free)
         about = name_of(settles) if settles else f"{task.key}/{task.id}"
         self.done(f"{about} {answer or 'lease_lost'}")
 

@@ -174,6 +174,34 @@ class RetrySuite(Harness):
         taken = await bench.take(subscription, 700)
         assert ids(d for d in taken if d.attempt == 2) == names, "retries were dropped (law 6)"
 
+    async def test_free_retry(self, bench: Bench) -> None:
+        """A retry that is free raises the attempt and ``prior`` alike, so it costs none of the attempts (law 3; U5)."""
+        subscription = await bench.subscribed("t1")
+        for attempt in (1, 2, 3):
+            delivery = await bench.one(subscription)
+            counts = delivery.attempt, delivery.prior, delivery.losses
+            assert counts == (attempt, attempt - 1, 0), "a free retry was counted (law 3)"
+            verb = ScheduleRetry(bench.short, None, free=True)
+            assert await settle(bench.backend, subscription, delivery, verb) is Settled.OK
+            assert await bench.take(subscription) == [], "a retry was delivered early (law 8)"
+            await bench.advance(bench.short)
+        delivery = await bench.one(subscription)
+        assert (delivery.attempt, delivery.prior) == (4, 3)
+        await settle(bench.backend, subscription, delivery, ScheduleRetry(0, "failed"))
+        delivery = await bench.one(subscription)
+        assert (delivery.attempt, delivery.prior) == (5, 3), "a counted retry changed prior"
+
+    @needs(Capability.DEAD_LETTERS, "atomic_retry")
+    async def test_free_retry_of_a_dead_letter(self, bench: Bench) -> None:
+        """A retry of a dead letter makes all attempts available again; that it is free adds none (law 1; U5)."""
+        subscription, delivery = await bench.running("t1")
+        await bench.bury(subscription, delivery)
+        assert await bench.retry(delivery.task, bench.short, free=True) is ACCEPTED
+        await bench.expect(scheduled=1)
+        await bench.advance(bench.short)
+        again = await bench.one(subscription)
+        assert (again.attempt, again.prior) == (2, 1)
+
     async def test_lost_and_retried(self, bench: Bench) -> None:
         """A retry starts with 0 losses, whatever the losses of the previous attempt (law 3)."""
         subscription, delivery = await bench.running("t1")

@@ -54,6 +54,11 @@ class Context(Generic[S_co]):
         return self._delivery.attempt
 
     @property
+    def failures(self) -> int:
+        """How many earlier attempts count against the maximum; neither snoozes nor attempts before a redrive do."""
+        return max(0, self._delivery.attempt - self._delivery.prior - 1)
+
+    @property
     def losses(self) -> int:
         """How many times this attempt was lost because its worker crashed or stopped responding."""
         return self._delivery.losses

@@ -145,10 +145,15 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         """Return the token of a retry: ``token``, or a default derived from the attempt that was delivered last."""
         return token or f"attempt:{settles.attempt if settles else self.handed_out}"
 
-    def retry(self, token: str, error: str | None, now: float) -> None:
-        """Prepare the next attempt, and record the error. The caller ends the delivery and changes the state."""
+    def retry(self, token: str, error: str | None, now: float, *, free: bool = False) -> None:
+        """Prepare the next attempt, and record the error. The caller ends the delivery and changes the state.
+
+        ``free`` means that the attempt before it does not count.
+        """
         if self.state is State.DEAD:
             self.prior = self.attempt
+        elif free:
+            self.prior += 1
         self.fail(error, now)
         self.tokens = [*self.tokens[1 - LIMITS.retry_tokens :], token]
         self.attempt += 1

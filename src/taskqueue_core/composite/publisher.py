@@ -87,6 +87,7 @@ class JointPublisher(ABC):
         error: str | None = None,
         token: str | None = None,
         settles: Delivery | None = None,
+        free: bool = False,
     ) -> Confirmation:
         inner = None
         if settles is None:
@@ -95,7 +96,7 @@ class JointPublisher(ABC):
             member, inner = self._composite.to_member(settles)
             part = QueuePart(member, inner.task.key)
         confirmation = await self._composite.members[part.member].backend.publisher.schedule_retry(
-            renamed(task, part.key), at, error=error, token=token, settles=inner
+            renamed(task, part.key), at, error=error, token=token, settles=inner, free=free
         )
         return _for_key(confirmation, task.key)
 

@@ -46,9 +46,11 @@ async def settle(
                 return await dead_lettering_of(backend, subscription).dead_letter(
                     delivery, reason, error
                 )
-            case ScheduleRetry(delay, error):
+            case ScheduleRetry(delay, error, free):
                 at, task = backend.now() + delay, delivery.task
-                await backend.publisher.schedule_retry(task, at, error=error, settles=delivery)
+                await backend.publisher.schedule_retry(
+                    task, at, error=error, settles=delivery, free=free
+                )
                 if backend.capabilities.atomic_retry:
                     return Settled.OK
                 return (await subscription.ack(delivery))[0]

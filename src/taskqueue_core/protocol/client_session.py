@@ -283,7 +283,7 @@ class ClientSession:
             yield frames.Progress(receipt=receipt, value=value)
         unsent, self._unsent = self._unsent, []
         outcomes = ((name, self._outbox[name]) for name in unsent if name in self._outbox)
-        yield from frames_of(list(outcomes), self.limits)
+        yield from frames_of(list(outcomes), self.limits, self.features)
         if self._state is ClientSessionState.READY and (n := self._wanted()):
             self._granted += n
             yield frames.Credit(n=n)

@@ -46,7 +46,7 @@ class Feature(StrEnum):
     """the worker ends an attempt that runs longer than ``deliver.timeout``"""
 
 
-FEATURES: tuple[Feature, ...] = ()
+FEATURES: tuple[Feature, ...] = (Feature.SNOOZE,)
 """the features that this version has, as a worker and as a server"""
 
 _Name = Annotated[str, Meta(max_length=LIMITS.name)]
@@ -99,11 +99,15 @@ class RedeliverFrame(_Frame, tag="redeliver", frozen=True, kw_only=True):
 
 
 class RetryFrame(_Frame, tag="retry", frozen=True, kw_only=True):
-    """The attempt failed. The server applies the queue's retry policy; ``delay`` overrides the delay of the policy."""
+    """The attempt failed. The server applies the queue's retry policy; ``delay`` overrides the delay of the policy.
+
+    With ``free``, the attempt neither failed nor counts: the task runs again after ``delay``, and ``error`` is ignored.
+    """
 
     receipt: _Receipt
     error: _Text = ""
     delay: Annotated[float, Meta(ge=0, le=365 * 86_400)] | None = None
+    free: bool = False
 
 
 class DeadLetterFrame(_Frame, tag="dead_letter", frozen=True, kw_only=True):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 import msgspec
 
 from taskqueue_core.limits import LIMITS, clean_text
 from taskqueue_core.protocol import frames
-from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Snoozed, Success
 
 _ENVELOPE = 256
 """bytes that are reserved in an ack frame for everything except receipts and results"""
@@ -28,6 +28,8 @@ def outcomes_of(frame: frames.SettlementFrame) -> Mapping[str, Outcome]:
             }
         case frames.RedeliverFrame(receipts=receipts):
             return dict.fromkeys(receipts, HandBack())
+        case frames.RetryFrame(receipt=receipt, delay=delay, free=True):
+            return {receipt: Snoozed(delay or 0)}
         case frames.RetryFrame(receipt=receipt, error=error, delay=delay):
             return {receipt: Failed(error) if delay is None else RetryLater(delay, error)}
         case frames.DeadLetterFrame(receipt=receipt, reason=reason, error=error):
@@ -35,9 +37,14 @@ def outcomes_of(frame: frames.SettlementFrame) -> Mapping[str, Outcome]:
 
 
 def frames_of(
-    outcomes: Iterable[tuple[str, Outcome]], limits: frames.WireLimits
+    outcomes: Iterable[tuple[str, Outcome]],
+    limits: frames.WireLimits,
+    features: Container[frames.Feature] = frames.FEATURES,
 ) -> Iterator[frames.ClientFrame]:
-    """Yield frames that report outcomes of receipts. Acks and releases are batched, so the order may change."""
+    """Yield frames that report outcomes of receipts. Acks and releases are batched, so the order may change.
+
+    For a server without the feature ``snooze``, a snooze is a retry with this delay, which counts an attempt.
+    """
     batch = max(1, min(limits.batch, LIMITS.batch))
     acks: list[tuple[str, bytes | None]] = []
     released: list[str] = []
@@ -49,6 +56,10 @@ def frames_of(
                 released.append(receipt)
             case RetryLater(delay, error):
                 yield frames.RetryFrame(receipt=receipt, error=clean_text(error), delay=delay)
+            case Snoozed(delay) if frames.Feature.SNOOZE in features:
+                yield frames.RetryFrame(receipt=receipt, delay=delay, free=True)
+            case Snoozed(delay):
+                yield frames.RetryFrame(receipt=receipt, error="snoozed", delay=delay)
             case Failed(error):
                 yield frames.RetryFrame(receipt=receipt, error=clean_text(error))
             case Rejected(reason, detail):

@@ -64,6 +64,7 @@ class RecordPublisher:
         error: str | None = None,
         token: str | None = None,
         settles: Delivery | None = None,
+        free: bool = False,
     ) -> Confirmation:
         check_time("at", at)
         with self._transitions.step() as now:
@@ -77,7 +78,7 @@ class RecordPublisher:
                 record.settle("retry")
             if record.ended:  # the retry of an ended task creates a new entry
                 record.task, record.state = task, None
-            record.retry(used, encodable(error), now)
+            record.retry(used, encodable(error), now, free=free)
             record.at = at
             self._transitions.store.count(task.key, "retried")
             self._transitions.move(record, State.SCHEDULED, now)

@@ -84,6 +84,8 @@ class RetryIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     delay: Seconds | None = None
     error: str | None = None
     token: Label | None = None
+    free: bool = False
+    """whether the attempt before it does not count against the maximum number of attempts"""
 
 
 class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +98,8 @@ class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     delay: Seconds | None = None
     error: str | None = None
     token: Label | None = None
+    free: bool = False
+    """whether the attempt before it does not count against the maximum number of attempts"""
     payload: Raw | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -122,7 +122,7 @@ async def retry(call: RequestContext) -> Response:
     at = instant(now, "delay", body.delay, "at", body.at)
     if at is None:
         raise InvalidInput("at", "nothing", "a time, or a value for delay")
-    return await _retry(call, task, at, body.error, body.token)
+    return await _retry(call, task, at, body)
 
 
 async def schedule_retry(call: RequestContext) -> Response:
@@ -146,13 +146,14 @@ async def schedule_retry(call: RequestContext) -> Response:
         raise ProblemError(
             409, "not_dead", "the task is not a dead letter; send its payload to schedule a retry"
         )
-    return await _retry(call, task, now if at is None else at, body.error, body.token)
+    return await _retry(call, task, now if at is None else at, body)
 
 
 async def _retry(
-    call: RequestContext, task: Task, at: float, error: str | None, token: str | None
+    call: RequestContext, task: Task, at: float, body: RetryIn | RetryTaskIn
 ) -> Response:
     check_time("at", at)
+    token = body.token
     if token is not None and not (0 < len(token) <= LIMITS.name and token.isprintable()):
         allowed = f"1 to {LIMITS.name} printable characters"
         raise InvalidInput("token", f"invalid text of length {len(token)}", allowed)
@@ -164,9 +165,11 @@ async def _retry(
     if found.attempt == 1 and found.state in {State.SCHEDULED, State.WAITING}:
         duplicate = Published.DUPLICATE
         return _confirmed(Confirmation(key=task.key, task_id=task.id, status=duplicate))
-    retained = None if error is None else error[: LIMITS.text]
+    retained = None if body.error is None else body.error[: LIMITS.text]
     return _confirmed(
-        await call.context.backend.publisher.schedule_retry(task, at, error=retained, token=token)
+        await call.context.backend.publisher.schedule_retry(
+            task, at, error=retained, token=token, free=body.free
+        )
     )
 
 
