@@ -1,11 +1,12 @@
 """A task queue with pluggable backends; all backends pass the same conformance tests."""
 
+from taskqueue_core.application.call import Call, Middleware
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import Depends, Shared, current
 from taskqueue_core.application.handles import Handle, SyncHandle, as_completed, gather
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.rules import Reject, Retry, Snooze
-from taskqueue_core.application.task_function import Call, TaskFunction
+from taskqueue_core.application.task_function import TaskFunction
 from taskqueue_core.errors import (
     BackendUnavailable,
     IdConflict,
@@ -45,6 +46,7 @@ __all__ = [
     "InvalidResult",
     "LeaseLost",
     "Ledger",
+    "Middleware",
     "NotConnected",
     "PublishUnconfirmed",
     "Queue",

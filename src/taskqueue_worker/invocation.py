@@ -1,10 +1,10 @@
-"""Calling a handler with its dependencies."""
+"""Calling a handler with its middleware and its dependencies."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -18,22 +18,31 @@ from taskqueue_worker.threads import Threads
 
 def is_plain(handler: Handler) -> bool:
     """Return whether a handler is called without anything around it."""
-    return not handler.arguments.dependencies
+    return not (handler.arguments.dependencies or handler.middleware)
 
 
 async def invoke(call: HandlerCall, arguments: dict[str, Any], threads: Threads) -> Any:
-    """Open the dependencies of a handler, call it, close them, and return its result.
+    """Call the middleware of a handler, and in it the handler, with its dependencies; return the result.
 
-    A synchronous handler is called in one of the ``threads``, and its dependencies in the event loop.
+    A synchronous handler is called in one of the ``threads``, its middleware and dependencies in the event loop.
     """
     handler = call.handler
-    CONTEXT.set(call.jobs[0].context)
+    context = call.jobs[0].context
+    CONTEXT.set(context)
 
     def run(dependencies: dict[str, Any]) -> Awaitable[Any]:
         function = partial(handler.function, **(arguments | dependencies))
         return function() if handler.is_async else _in_thread(call, function, threads)
 
-    return await call_with_dependencies(handler.function, run)
+    async def innermost() -> Any:
+        if handler.arguments.dependencies:
+            return await call_with_dependencies(handler.function, run)
+        return await run({})
+
+    handle: Callable[[], Awaitable[Any]] = innermost
+    for middleware in reversed(handler.middleware):
+        handle = partial(middleware.run, context, handle)
+    return await handle()
 
 
 async def _in_thread(call: HandlerCall, function: partial[Any], threads: Threads) -> Any:

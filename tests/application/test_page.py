@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from taskqueue_core.application.task_function import CallOptions
+from taskqueue_core.application.call import CallOptions
 from taskqueue_core.queue import PublishOptions
 from tests.docs.programs import blocks, python
 

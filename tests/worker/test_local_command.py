@@ -23,11 +23,12 @@ def test_a_local_worker_ends_well_at_a_signal() -> None:
 
 
 def test_the_page_about_workers() -> None:
-    """G6, U9: the programs on the page run unchanged, with batches, a state and dependencies."""
+    """G6, U9: the programs on the page run unchanged, with batches, a state, dependencies and middleware."""
     outputs = [python(program) for program in blocks(PAGE.read_text(), "python")]
     assert outputs == [
         "Hello Ada 4\n",
         "open\n3\nclose\n",
         "attempt 1 is committed: {17: 'paid'}\npaid\nthe worker ends\n",
+        "trace 17 starts\nit ends\nsmall cat.png\n",
         "started (task -)\n",
     ]

@@ -1,14 +1,16 @@
-"""The connections through which the tasks of a registry are published."""
+"""The connections through which the tasks of a registry are published, and its middleware."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import inspect
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Self
 
+from taskqueue_core.application.call import Middleware
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.backend import Backend
-from taskqueue_core.errors import InvalidInput, NotConnected
+from taskqueue_core.errors import ConfigurationError, InvalidInput, NotConnected
 from taskqueue_core.limits import kind_of
 from taskqueue_core.queue import Queue, connect
 from taskqueue_core.sync import SyncQueue, connect_sync
@@ -21,10 +23,21 @@ _NOT_CONNECTED = (
 
 
 class Connections:
-    """The open connections of a registry, and of the registries that include it."""
+    """The open connections and the middleware of a registry, and of the registries that include it."""
 
-    def __init__(self) -> None:
-        """Create a registry without connections."""
+    def __init__(self, middleware: Sequence[Middleware] = ()) -> None:
+        """Create a registry without connections. Raises `ConfigurationError` if ``middleware`` is not such."""
+        for each in middleware:
+            if isinstance(each, type) or not all(
+                inspect.iscoroutinefunction(getattr(each, name, None))
+                for name in ("publish", "run")
+            ):
+                kind = each.__name__ if isinstance(each, type) else type(each).__name__
+                raise ConfigurationError(
+                    f"middleware: got {kind}; expected objects of subclasses of Middleware, as in [{kind}()], whose "
+                    "methods publish and run are async"
+                )
+        self._middleware = tuple(middleware)
         self._parents: list[Self] = []
         self._queues: list[Queue] = []
         self._sync_queues: list[SyncQueue] = []
@@ -34,6 +47,14 @@ class Connections:
         for parent in self._parents:
             yield parent
             yield from parent.ancestors()
+
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """The middleware of this registry, and before it that of those that include it: the outermost first."""
+        if not self._parents:
+            return self._middleware
+        outer = reversed([*self.ancestors()])
+        return (*(each for one in outer for each in one._middleware), *self._middleware)  # noqa: SLF001 - the same class
 
     @asynccontextmanager
     async def connect(self, backend: str | Backend | Queue | None = None) -> AsyncIterator[Queue]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
+from taskqueue_core.application.call import Call, Middleware
 from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.lifespan import LifespanFunction, checked_lifespan
-from taskqueue_core.application.task_function import Call, TaskFunction, TaskOptions, name_of
+from taskqueue_core.application.publishing import publish_calls
+from taskqueue_core.application.task_function import TaskFunction, TaskOptions, name_of
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
 
@@ -42,7 +44,8 @@ class TaskDecorator(Protocol):
 class Tasks(Connections):
     """A registry of declared tasks. Publishers, workers, tests and the command line import it.
 
-    ``prefix`` is put before the name of each task.
+    ``prefix`` is put before the name of each task. ``middleware`` is called around each publish and each run of them,
+    and of the tasks of registries that this one includes; the first is the outermost.
 
     >>> tasks = Tasks(prefix="shop.")
     >>> @tasks.task
@@ -50,15 +53,18 @@ class Tasks(Connections):
     ...     return {"width": width}
     """
 
-    def __init__(self, *, prefix: str = "") -> None:
-        """Create an empty registry. Raises `ConfigurationError` if a name cannot begin with ``prefix``."""
+    def __init__(self, *, prefix: str = "", middleware: Sequence[Middleware] = ()) -> None:
+        """Create an empty registry.
+
+        Raises `ConfigurationError` if a name cannot begin with ``prefix``, or ``middleware`` is not such.
+        """
         if not isinstance(prefix, str):
             raise ConfigurationError(
                 f"prefix: got a {type(prefix).__name__}; expected text, such as 'shop.'"
             )
         if prefix:
             _check_name(prefix + "x", "prefix")
-        super().__init__()
+        super().__init__(middleware)
         self._prefix = prefix
         self._functions: dict[str, TaskFunction[..., Any]] = {}
         self._included: list[Tasks] = []
@@ -213,21 +219,7 @@ class Tasks(Connections):
 
         >>> handles = await tasks.publish_many(resize.call(name) for name in names)
         """
-        queue = self.queue()
-        known = list(calls)
-        confirmations = await queue.publish_many(
-            [await call.task(queue) for call in known], wait=wait
-        )
-        return [
-            Handle(
-                call.function.queue,
-                confirmation.task_id,
-                queue,
-                call.function.read_result,
-                confirmation,
-            )
-            for call, confirmation in zip(known, confirmations, strict=True)
-        ]
+        return await publish_calls(self.queue(), list(calls), wait)
 
     def publish_many_sync(
         self, calls: Iterable[Call[Any]], *, wait: float = 0
@@ -237,12 +229,8 @@ class Tasks(Connections):
         >>> handles = tasks.publish_many_sync(resize.call(name) for name in names)
         """
         queue = self.sync_queue()
-
-        async def publish() -> list[Handle[Any]]:
-            async with self.connect(queue.queue):
-                return await self.publish_many(calls, wait=wait)
-
-        return [SyncHandle(queue, handle) for handle in queue.run(publish())]
+        handles = queue.run(publish_calls(queue.queue, list(calls), wait))
+        return [SyncHandle(queue, handle) for handle in handles]
 
 
 def _check_name(name: str, what: str) -> None:

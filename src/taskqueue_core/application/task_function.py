@@ -13,12 +13,13 @@ from pydantic import PydanticUserError, TypeAdapter
 from typing_extensions import TypeVar, Unpack
 
 from taskqueue_core.application.arguments import Arguments, BatchArguments
+from taskqueue_core.application.call import Call, CallOptions, Middleware
 from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.handles import Handle, SyncHandle
+from taskqueue_core.application.publishing import publish_calls
 from taskqueue_core.errors import ConfigurationError, InvalidArguments, InvalidInput, InvalidResult
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import PublishOptions, Queue, stored
-from taskqueue_core.sync import SyncQueue
 from taskqueue_core.tasks import Task
 
 P = ParamSpec("P")
@@ -27,12 +28,6 @@ C_co = TypeVar("C_co", covariant=True, default=Any)
 
 TASK_HEADER = "taskqueue-task"
 """header with the name of the task, in a queue that several tasks share"""
-
-
-class CallOptions(PublishOptions, total=False):
-    """The options of `TaskFunction.using`: those of `taskqueue_core.Queue.publish`, and the connection to use."""
-
-    on: Queue | SyncQueue
 
 
 _OPTIONS = frozenset(CallOptions.__annotations__) | frozenset(PublishOptions.__annotations__)
@@ -127,13 +122,18 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
         Arguments are checked and encoded by the annotations of the function. The connection is the one of
         ``using(on=...)``, inside a handler the one of its worker, or else the one that `taskqueue_core.Tasks.connect`
-        opened. Raises `InvalidArguments`,
-        `NotConnected`, and the errors of `taskqueue_core.Queue.publish`.
+        opened. Raises `InvalidArguments`, `NotConnected`, what middleware raises, and the errors of
+        `taskqueue_core.Queue.publish`.
 
         >>> handle = await resize.publish("cat.png", width=320)
         """
         text = self.arguments.write(self.name, args, kwargs)
         queue = self.registry.queue(self.changes.get("on"))
+        if self.middleware:
+            (handle,) = await publish_calls(queue, [Call(self, text)], self.changes.get("wait", 0))
+            if handle.confirmation is not None:
+                stored(handle.confirmation)
+            return handle
         task = await self.task(queue, text)
         (confirmation,) = await queue.publish_many([task], wait=self.changes.get("wait", 0))
         stored(confirmation)
@@ -173,6 +173,11 @@ class TaskFunction(Generic[P, R_co, C_co]):
             options["headers"] = {**(options.get("headers") or {}), TASK_HEADER: self.name}
         return await queue.task_of(self.queue, text, cast("PublishOptions", options))
 
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """The middleware of its registry, and before it that of the registries that include it."""
+        return self.registry.middleware
+
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the payload, for publishers in other languages.
 
@@ -195,21 +200,6 @@ class TaskFunction(Generic[P, R_co, C_co]):
                     f"the return annotation of the task {self.name!r} cannot be checked: {error}"
                 ) from error
         return cast("R_co", self._adapter.validate_json(text))
-
-
-class Call(Generic[R_co]):
-    """A declared task with its arguments and options, ready to be published."""
-
-    __slots__ = ("function", "payload")
-
-    def __init__(self, function: TaskFunction[..., R_co], payload: bytes) -> None:
-        """Store the call. ``function`` has the options, ``payload`` is JSON text."""
-        self.function = function
-        self.payload = payload
-
-    async def task(self, queue: Queue) -> Task:
-        """Return the task to publish. Raises `InvalidInput`."""
-        return await self.function.task(queue, self.payload)
 
 
 def _is_async(name: str, function: Callable[..., Any]) -> bool:

@@ -1,0 +1,107 @@
+"""Calls of declared tasks, and the middleware around their publishes and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar
+
+from typing_extensions import Unpack
+
+from taskqueue_core.application.context import Context
+from taskqueue_core.queue import PublishOptions, Queue
+from taskqueue_core.sync import SyncQueue
+from taskqueue_core.tasks import Confirmation, Task
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class CallOptions(PublishOptions, total=False):
+    """The options of `TaskFunction.using`: those of `taskqueue_core.Queue.publish`, and the connection to use."""
+
+    on: Queue | SyncQueue
+
+
+class DeclaredTask(Protocol[R_co]):
+    """What a call needs of its task function."""
+
+    name: str
+    queue: str
+    changes: CallOptions
+
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """The middleware around the task, the outermost first."""
+
+    def using(self, **options: Unpack[CallOptions]) -> DeclaredTask[R_co]:
+        """Return a copy with other options."""
+
+    async def task(self, queue: Queue, text: bytes) -> Task:
+        """Return the task to publish."""
+
+    def read_result(self, text: bytes) -> R_co:
+        """Decode a result."""
+
+
+class Call(Generic[R_co]):
+    """A declared task with its arguments and options, ready to be published."""
+
+    __slots__ = ("function", "payload")
+
+    def __init__(self, function: DeclaredTask[R_co], payload: bytes) -> None:
+        """Store the call. ``function`` has the options, ``payload`` is JSON text."""
+        self.function = function
+        self.payload = payload
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of the publish, read-only."""
+        return MappingProxyType(dict(self.function.changes))
+
+    def using(self, **options: Unpack[CallOptions]) -> Call[R_co]:
+        """Return a copy with these options, in addition to those that it has. Raises `InvalidInput`.
+
+        >>> call.using(headers={**call.options.get("headers", {}), "trace": "17"})
+        """
+        return Call(self.function.using(**options), self.payload)
+
+    async def task(self, queue: Queue) -> Task:
+        """Return the task to publish. Raises `InvalidInput`."""
+        return await self.function.task(queue, self.payload)
+
+
+class Middleware(Protocol):
+    """Code around each publish and each run of the tasks of a registry: ``Tasks(middleware=[...])``.
+
+    A subclass overrides one of the methods, or both. They are safe for concurrent use.
+
+    >>> class Timing(Middleware):
+    ...     async def run(self, context: Context, handle: Callable[[], Awaitable[Any]]) -> Any:
+    ...         began = time.monotonic()
+    ...         try:
+    ...             return await handle()
+    ...         finally:
+    ...             histogram.observe(time.monotonic() - began)
+    """
+
+    async def publish(
+        self, call: Call[Any], send: Callable[[Call[Any]], Awaitable[Confirmation]]
+    ) -> Confirmation:
+        """Publish a call, or another one, with ``send``, and return the confirmation, also that of a refused call.
+
+        What this raises, the publisher gets. It also runs for blocking publishes, and once for each call of a
+        `taskqueue_core.Tasks.publish_many`, whose calls are sent together once all of them await ``send``.
+        """
+        return await send(call)
+
+    async def run(
+        self,
+        context: Context,  # noqa: ARG002 - for subclasses
+        handle: Callable[[], Awaitable[Any]],
+    ) -> Any:
+        """Run a task with ``handle``, which opens its dependencies and calls its handler, and return the result.
+
+        What this returns or raises counts as what the handler returned or raised. ``context`` is the one of the task;
+        in a batch, of the first one.
+        """
+        return await handle()

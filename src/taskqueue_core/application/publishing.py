@@ -1,0 +1,114 @@
+"""Publishing calls of declared tasks together, each through its middleware."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from taskqueue_core.application.call import Call, Middleware
+from taskqueue_core.application.handles import Handle
+from taskqueue_core.concurrency import gather_all
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.queue import Queue
+from taskqueue_core.tasks import Confirmation, Task
+
+Send = Callable[[Call[Any]], Awaitable[Confirmation]]
+
+
+async def publish_calls(queue: Queue, calls: Sequence[Call[Any]], wait: float) -> list[Handle[Any]]:
+    """Publish calls in batches, and return their handles in order; a refused call has one, too."""
+    if any(call.function.middleware for call in calls):
+        confirmations: Sequence[Confirmation] = await _publish_through(queue, calls, wait)
+    else:
+        tasks = [await call.task(queue) for call in calls]
+        confirmations = await queue.publish_many(tasks, wait=wait)
+    return [
+        Handle(each.key, each.task_id, queue, call.function.read_result, each)
+        for call, each in zip(calls, confirmations, strict=True)
+    ]
+
+
+async def _publish_through(
+    queue: Queue, calls: Sequence[Call[Any]], wait: float
+) -> list[Confirmation]:
+    end = asyncio.get_running_loop().time() + wait
+    confirmations = []
+    for start in range(0, len(calls), LIMITS.batch):
+        batch = calls[start : start + LIMITS.batch]
+        confirmations += await _Batch(queue, end).publish(batch)
+    return confirmations
+
+
+class _Batch:
+    """Calls whose tasks are sent together, as soon as the middleware of each has sent its call or ended."""
+
+    def __init__(self, queue: Queue, end: float) -> None:
+        self._queue = queue
+        self._end = end
+        self._loop = asyncio.get_running_loop()
+        self._active = 0
+        self._waiting: list[tuple[Task, asyncio.Future[Confirmation]]] = []
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def publish(self, calls: Sequence[Call[Any]]) -> list[Confirmation]:
+        self._active = len(calls)
+        running = [self._loop.create_task(self._through(call)) for call in calls]
+        try:
+            return await gather_all(running)
+        finally:
+            unfinished = [each for each in (*running, *self._sending) if not each.done()]
+            for each in unfinished:
+                each.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
+
+    async def _through(self, call: Call[Any]) -> Confirmation:
+        send: Send = self._send
+        for middleware in reversed(call.function.middleware):
+            send = _around(middleware, send)
+        try:
+            return await send(call)
+        finally:
+            self._active -= 1
+            self._send_waiting()
+
+    async def _send(self, call: Call[Any]) -> Confirmation:
+        answer: asyncio.Future[Confirmation] = self._loop.create_future()
+        self._waiting.append((await call.task(self._queue), answer))
+        self._send_waiting()
+        return await answer
+
+    def _send_waiting(self) -> None:
+        if self._waiting and len(self._waiting) >= self._active:
+            waiting, self._waiting = self._waiting, []
+            sending = self._loop.create_task(self._publish(waiting))
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)
+
+    async def _publish(self, waiting: list[tuple[Task, asyncio.Future[Confirmation]]]) -> None:
+        tasks = [task for task, _ in waiting]
+        try:
+            remaining = max(0.0, self._end - self._loop.time())
+            confirmations = await self._queue.publish_many(tasks, wait=remaining)
+        except Exception as error:  # noqa: BLE001 - the middleware gets the error
+            for _, answer in waiting:
+                if not answer.done():
+                    answer.set_exception(error)
+            return
+        for (_, answer), confirmation in zip(waiting, confirmations, strict=True):
+            if not answer.done():
+                answer.set_result(confirmation)
+
+
+def _around(middleware: Middleware, send: Send) -> Send:
+    async def publish(call: Call[Any]) -> Confirmation:
+        confirmation = await middleware.publish(call, send)
+        if not isinstance(confirmation, Confirmation):
+            raise ConfigurationError(
+                f"{type(middleware).__name__}.publish returned a {type(confirmation).__name__}; expected the "
+                "confirmation: write 'return await send(call)'"
+            )
+        return confirmation
+
+    return publish
