@@ -208,7 +208,7 @@ class BaseWorker(ABC):
                 "this worker has no handlers: declare some with @tasks.task, or register them with @worker.task"
             )
         worker_id = self._worker_id or _make_worker_id()
-        hide_texts = load_settings(Settings).log_errors == "frames"
+        task_log = self._create_task_log(worker_id)
         async with self._open_source(worker_id) as link:
             scope = WorkerScope(link.queue)
             capacity = self._concurrency + self._prefetch
@@ -219,7 +219,7 @@ class BaseWorker(ABC):
                 concurrency=self._concurrency,
                 capacity=capacity,
                 grace=self._grace,
-                task_log=TaskLog(worker_id, hide_texts=hide_texts),
+                task_log=task_log,
                 on_ready=on_ready,
             )
             try:
@@ -230,6 +230,9 @@ class BaseWorker(ABC):
                     raise
             finally:
                 self._current_run = None
+
+    def _create_task_log(self, worker_id: str) -> TaskLog:
+        return TaskLog(worker_id, hide_texts=load_settings(Settings).log_errors == "frames")
 
     @property
     def ready(self) -> bool:

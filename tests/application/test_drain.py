@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from taskqueue_core import Context, NotConnected, TaskDead, TaskExpired, Tasks
+from taskqueue_core import Context, Depends, NotConnected, TaskDead, TaskExpired, Tasks
 from taskqueue_core.capabilities import Order, QueueSettings, control_of, dead_letters_of
 from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskFailed, TaskQueueError
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import State
-from taskqueue_worker import Reject, Retry
+from taskqueue_worker import Reject, Retry, Snooze
 from taskqueue_worker.testing import NotIdle, TestQueue
 from tests.application.shop import Failure, Shop
 
@@ -125,24 +126,30 @@ async def test_failures_without_an_exception(shop: Shop) -> None:
 
     async with TestQueue(shop.tasks) as taskqueue:
         await taskqueue.queue.publish("shop.mail", {"to": 5, "more": 1})
-        for expected in ("to is invalid", "got object", "timeout after 0.01 s"):
-            with pytest.raises(TaskFailed, match=expected):
-                await taskqueue.drain()
-            await (odd if "invalid" in expected else hangs).publish()
+        with pytest.raises(TaskFailed, match="to is invalid"):
+            await taskqueue.drain()
+        await odd.publish()
+        with pytest.raises(TaskFailed, match="got object"):
+            await taskqueue.drain()
+        await hangs.publish()
+        with pytest.raises(TimeoutError, match=r"timeout after 0.01 s"):
+            await taskqueue.drain()
         taskqueue.assert_published(shop.mail)
 
 
 async def test_requests_of_handlers_are_no_errors() -> None:
-    """U11: `Retry` and `Reject` are raised on purpose, so a drain does not raise them."""
+    """U11: `Retry`, `Snooze` and `Reject` are raised on purpose, so a drain does not raise them."""
     tasks = Tasks()
 
     @tasks.task
     def picky(context: Context) -> None:
-        raise Retry(5) if context.attempt == 1 else Reject("no_such_order")
+        requests = {1: Retry(5), 2: Snooze(5), 3: Reject("no_such_order")}
+        raise requests[context.attempt]
 
     async with TestQueue(tasks) as taskqueue:
         await picky.publish()
         assert (await taskqueue.drain()).count(end="retry") == 1
+        assert (await taskqueue.advance(5)).count(end="snoozed") == 1
         assert (await taskqueue.advance(5)).count(end="rejected") == 1
         (dead,) = await dead_letters_of(taskqueue.queue.backend).list("picky")
         assert dead.reason == "no_such_order"
@@ -285,6 +292,29 @@ async def test_lifespan() -> None:
         await work.publish()
         await taskqueue.drain()
     assert log == ["open", "state", "state", "close"]
+
+
+async def test_override() -> None:
+    """U9, U11: a fake replaces a dependency; the error of a session that cannot be committed is raised."""
+    tasks, used = Tasks(), list[str]()
+
+    @asynccontextmanager
+    async def session() -> AsyncIterator[str]:
+        yield "real"
+        raise Failure("commit")
+
+    @tasks.task
+    def work(db: str = Depends(session)) -> None:
+        used.append(db)
+
+    async with TestQueue(tasks) as taskqueue:
+        with taskqueue.override(session, "fake"):
+            await work.publish()
+            assert (await taskqueue.drain(deliver_twice=True)).count(end="done") == 1
+        await work.publish()
+        with pytest.raises(Failure, match="commit"):
+            await taskqueue.drain()
+    assert used == ["fake", "fake", "real"]
 
 
 async def test_bad_input(shop: Shop, taskqueue: TestQueue) -> None:

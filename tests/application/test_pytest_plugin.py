@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
+import taskqueue_worker
 from taskqueue_worker import pytest_plugin
 
 pytest_plugins = "pytester"
@@ -71,6 +72,13 @@ def test_fixtures(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ru
         ]
     )
     run.stdout.no_fnmatch_line("*raise AssertionError*")
+
+
+def test_each_public_name_can_be_imported() -> None:
+    """U11: names that are imported on first use are those of ``__all__``."""
+    assert all(
+        getattr(taskqueue_worker, name).__name__ == name for name in taskqueue_worker.__all__
+    )
 
 
 def test_loading_is_cheap() -> None:

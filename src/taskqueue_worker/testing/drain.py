@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from taskqueue_core.application.arguments import InvalidPayload
 from taskqueue_core.capabilities import Control
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import TaskFailed
-from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Snoozed, Success
 from taskqueue_core.tasks import Delivery, Expired, Task
-from taskqueue_worker.handlers import Handler
-from taskqueue_worker.outcomes import INVALID_RESULT, outcome_of_error
+from taskqueue_worker.batch_buffer import AnyDelivery
+from taskqueue_worker.outcomes import INVALID_RESULT
 from taskqueue_worker.testing.drained import Drained, End, NotIdle, Run, most_common
 from taskqueue_worker.testing.published import name_of
 
@@ -24,6 +22,7 @@ _ENDS: dict[type[Outcome], End] = {
     Success: End.DONE,
     Failed: End.FAILED,
     RetryLater: End.RETRY,
+    Snoozed: End.SNOOZED,
     Rejected: End.REJECTED,
     HandBack: End.RELEASED,
 }
@@ -60,7 +59,7 @@ class Drain:
         self._repeated: set[tuple[str, str]] = set()
         self._runs: list[Run] = []
         self._expired: list[Expired] = []
-        self._raised: list[Exception] = []
+        self._errors: dict[str, BaseException] = {}
         self._error: NotIdle | None = None
 
     def result(self) -> Drained:
@@ -68,31 +67,6 @@ class Drain:
         if self._error is not None:
             raise self._error
         return Drained(runs=tuple(self._runs), expired=tuple(self._expired))
-
-    def observed(self, handler: Handler) -> Handler:
-        """Return a copy of a handler that notes the exceptions of its function."""
-        inner = handler.function
-
-        @functools.wraps(inner)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return inner(*args, **kwargs)
-            except Exception as error:
-                self._raised.append(error)
-                raise
-
-        @functools.wraps(inner)
-        async def run_async(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return await inner(*args, **kwargs)
-            except Exception as error:
-                self._raised.append(error)
-                raise
-
-        copy: Handler = object.__new__(type(handler))
-        copy.__dict__.update(handler.__dict__)
-        copy.function = run_async if handler.is_async else run
-        return copy
 
     def may_start(self, task: Task) -> bool:
         """Count a run of a task. Return False if the limit was reached before."""
@@ -105,6 +79,11 @@ class Drain:
             "or until_idle=False to run only the tasks that wait now"
         )
         return False
+
+    def note_error(self, deliveries: Iterable[AnyDelivery], error: BaseException) -> None:
+        """Record the exception with which an attempt failed, before its end. Thread-safe."""
+        for delivery in deliveries:
+            self._errors[delivery.receipt] = error
 
     def note_expired(self, expired: Iterable[Expired]) -> None:
         """Record tasks whose deadlines passed."""
@@ -143,18 +122,17 @@ class Drain:
         self.note_expired((await control.maintain()).expired)
         return True
 
-    def _note(self, delivery: Delivery, end: End, error: Exception | None = None) -> None:
+    def _note(self, delivery: Delivery, end: End, error: BaseException | None = None) -> None:
         task = delivery.task
         self._runs.append(
             Run(task=name_of(task), id=task.id, attempt=delivery.attempt, end=end, error=error)
         )
 
-    def _error_of(self, delivery: Delivery, outcome: Outcome) -> Exception | None:
+    def _error_of(self, delivery: Delivery, outcome: Outcome) -> BaseException | None:
         match outcome:
             case Failed(text):
-                for error in reversed(self._raised):
-                    if outcome_of_error(error) == outcome:
-                        return error
+                if (error := self._errors.pop(delivery.receipt, None)) is not None:
+                    return error
             case Rejected(reason, text) if reason in _FAULTS:
                 pass
             case _:

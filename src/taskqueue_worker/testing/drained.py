@@ -28,6 +28,8 @@ class End(StrEnum):
     """by an exception, a timeout or a payload that does not fit: the next attempt is scheduled, or the task is dead"""
     RETRY = "retry"
     """the handler asked for another attempt"""
+    SNOOZED = "snoozed"
+    """the handler asked to run again later"""
     REJECTED = "rejected"
     """the handler made the task a dead letter"""
     RELEASED = "released"
@@ -47,7 +49,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """number of the attempt, from 1"""
     end: End
     """how it ended"""
-    error: Exception | None = None
+    error: BaseException | None = None
     """the exception, if it failed"""
 
 
@@ -64,7 +66,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     """the tasks whose deadlines passed"""
 
     @property
-    def errors(self) -> list[Exception]:
+    def errors(self) -> list[BaseException]:
         """The exceptions of the failed attempts, in order."""
         return [run.error for run in self.runs if run.error is not None]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar
 
+from taskqueue_core.application.dependencies import override
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.task_function import TaskFunction
@@ -227,6 +229,19 @@ class TestQueue:
         """
         __tracebackhide__ = True
         self.assert_published(task, 0, **arguments)
+
+    def override(
+        self, dependency: Callable[..., Any], fake: object
+    ) -> AbstractContextManager[None]:
+        """Replace a dependency until the end of the block.
+
+        ``fake`` is a function or a class, which is called instead of ``dependency``, or else the value itself. Raises
+        `ConfigurationError` if it cannot be called, or needs what it replaces.
+
+        >>> with taskqueue.override(session, FakeSession()):
+        ...     await taskqueue.drain()
+        """
+        return override(dependency, fake)
 
     def _open(self) -> tuple[Queue, RecordingPublisher]:
         if self._opened is None:

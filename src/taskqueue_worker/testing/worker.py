@@ -14,12 +14,14 @@ from taskqueue_core.consumer.outage import release_as_lost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Outcome
 from taskqueue_core.tasks import Delivery
+from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.local_source import LocalTaskSource
 from taskqueue_worker.local_worker import LocalWorker
 from taskqueue_worker.prefetch import Receiver
 from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.run import WorkerRun
+from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.testing.drain import Drain
 
 
@@ -44,17 +46,24 @@ class DrainWorker(LocalWorker):
         if self._drain_source is not None:
             await self._drain_source.crash()
 
-    def _add_declared(self) -> None:
-        if not self._handlers.keys:
-            for registry in self._tasks:
-                for function in registry.functions.values():
-                    self._handlers.add(self._drain.observed(function))
+    def _create_task_log(self, worker_id: str) -> TaskLog:
+        return _DrainLog(worker_id, self._drain)
 
     def _create_source(
         self, backend: Backend, subscription: Subscription, run: WorkerRun
     ) -> LocalTaskSource:
         self._drain_source = DrainSource(backend, subscription, run, self._handlers, self._drain)
         return self._drain_source
+
+
+class _DrainLog(TaskLog):
+    def __init__(self, worker_id: str, drain: Drain) -> None:
+        super().__init__(worker_id)
+        self._drain = drain
+
+    def failed(self, deliveries: Sequence[AnyDelivery], error: BaseException) -> None:
+        super().failed(deliveries, error)
+        self._drain.note_error(deliveries, error)
 
 
 class DrainSource(LocalTaskSource):
