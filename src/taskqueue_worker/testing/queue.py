@@ -212,7 +212,7 @@ class TestQueue:
         published = self.published(task)
         found = len(matching(published, arguments))
         if found != times if times is not None else not found:
-            expected = "at least once" if times is None else f"{times} times"
+            expected = {None: "at least once", 1: "once"}.get(times, f"{times} times")
             raise AssertionError(
                 report(
                     f"expected {call_text(task.name, arguments)} {expected}, found {found}",
