@@ -40,7 +40,7 @@ CREATED = """.venv build dist .hypothesis .import_linter_cache .mypy_cache .pyte
     __pycache__ [bdest]*/**/__pycache__"""  # [bdest]* matches benchmarks, docs, examples, src, tests, tools
 RESOLVE = "uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet"
 LOCKS = (  # Prefect has its own environment, because its requirements may conflict with those of the project
-    "pyproject.toml --extra all --extra conformance --extra spark --group dev -o requirements.lock",
+    "pyproject.toml --extra all --extra conformance --extra dev --extra spark --group dev -o requirements.lock",
     """pyproject.toml tests/prefect/requirements.in --extra prefect --extra redis
     -c tests/prefect/constraints.txt -o tests/prefect/requirements.txt""",
     "--no-deps tests/binaries/requirements.in -o tests/binaries/requirements.txt",

@@ -10,8 +10,8 @@ import secrets
 import signal
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from math import isfinite
 from typing import TypeVar, overload
 
@@ -22,7 +22,8 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.queue import Queue
-from taskqueue_worker.handlers import Handlers
+from taskqueue_core.retry import Failed, HandBack, Outcome, RetryLater
+from taskqueue_worker.handlers import Handler, Handlers
 from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.run import TaskSource, WorkerRun
 from taskqueue_worker.task_log import TaskLog
@@ -40,6 +41,28 @@ class WorkerLink(msgspec.Struct, frozen=True):
     """returns the connection through which handlers publish, always the same; thread-safe"""
 
 
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a worker, and what it has done in this run."""
+
+    keys: tuple[str, ...]
+    """the queues that it works for"""
+    concurrency: int
+    """maximum number of tasks that run at once"""
+    grace: float
+    """seconds that running handlers have when the worker stops"""
+    ready: bool = False
+    """whether it is connected, and is not stopping"""
+    running: int = 0
+    """number of running tasks"""
+    outcomes: dict[str, dict[str, int]] = {}
+    """number of ended attempts by queue and by outcome: success, failure, retry, rejected or released"""
+
+
+_OUTCOME_NAMES: dict[type[Outcome], str] = {
+    Failed: "failure",
+    RetryLater: "retry",
+    HandBack: "released",
+}
 _log = logging.getLogger("taskqueue.worker")
 
 
@@ -71,6 +94,7 @@ class BaseWorker(ABC):
         self._worker_id: str | None = None
         self._concurrency = self._prefetch = 0
         self._grace = grace
+        self._only: frozenset[str] | None = None
         self._quarantine = quarantine
         self._handlers = Handlers()
         self._own_tasks = Tasks()
@@ -78,15 +102,34 @@ class BaseWorker(ABC):
         self._current_run: WorkerRun | None = None
         self._configure(worker_id, concurrency, prefetch)
 
-    def configure(self, *, worker_id: str | None = None, concurrency: int | None = None) -> None:
-        """Change the options that are not ``None``. Raises `ConfigurationError` during a run, or if one is invalid."""
-        self._configure(worker_id, concurrency)
+    def configure(
+        self,
+        *,
+        worker_id: str | None = None,
+        concurrency: int | None = None,
+        only: Collection[str] | None = None,
+    ) -> None:
+        """Change the options that are not ``None``. Raises `ConfigurationError` during a run, or if one is invalid.
+
+        ``only`` are the names of the tasks to work for, instead of all.
+
+        >>> worker.configure(concurrency=4, only=["shop.resize"])
+        """
+        self._configure(worker_id, concurrency, only=only)
 
     def _configure(
-        self, worker_id: str | None, concurrency: int | None, prefetch: int | None = None
+        self,
+        worker_id: str | None,
+        concurrency: int | None,
+        prefetch: int | None = None,
+        only: Collection[str] | None = None,
     ) -> None:
         if self._current_run is not None:
             raise ConfigurationError("this worker is already running")
+        if only is not None:
+            self._only = frozenset(only)
+            self._check_only()
+            self._handlers = Handlers()
         if concurrency is not None:
             ahead = self._prefetch if prefetch is None else prefetch
             if concurrency < 1 or ahead < 0 or concurrency + ahead > LIMITS.credit:
@@ -108,9 +151,28 @@ class BaseWorker(ABC):
         return self._handlers.keys
 
     def _add_declared(self) -> None:
-        for registry in self._tasks:
-            for function in registry.functions.values():
+        for function in self._declared():
+            if self._only is None or function.name in self._only:
                 self._handlers.add(function)
+
+    def _declared(self) -> Iterator[Handler]:
+        for registry in self._tasks:
+            yield from registry.functions.values()
+
+    def _check_only(self) -> None:
+        chosen = self._only or frozenset()
+        names = [function.name for function in self._declared()]
+        if unknown := chosen.difference(names):
+            raise ConfigurationError(
+                f"only: there is no task {min(unknown)!r}; the tasks are: {', '.join(names)}"
+            )
+        queues = {function.queue for function in self._declared() if function.name in chosen}
+        for function in self._declared():
+            if function.queue in queues and function.name not in chosen:
+                raise ConfigurationError(
+                    f"only: the task {function.name!r} shares the queue {function.queue!r} with a chosen one: "
+                    "name all tasks of a queue, or none"
+                )
 
     @overload
     def task(self, function: F, /) -> F: ...
@@ -167,9 +229,10 @@ class BaseWorker(ABC):
             settings = load_settings(Settings)
             level = logging.getLevelNamesMapping()[settings.log_level.upper()]
             set_up_logs(level=level, form=settings.log_format, everything=True)
-        asyncio.run(self._run(on_ready))
+        asyncio.run(self.serve(on_ready=on_ready, signals=True))
 
-    async def _run(self, on_ready: Callable[[], None] | None) -> None:
+    @asynccontextmanager
+    async def _stopped_by_signals(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         previous = {}
         # `loop.add_signal_handler` does not exist on Windows. A handler runs between two instructions of the main
@@ -179,7 +242,7 @@ class BaseWorker(ABC):
                 number, lambda *_: loop.call_soon_threadsafe(self._on_signal)
             )
         try:
-            await self.serve(on_ready=on_ready)
+            yield
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -193,10 +256,14 @@ class BaseWorker(ABC):
         )
         self.stop(now=immediate)
 
-    async def serve(self, *, on_ready: Callable[[], None] | None = None) -> None:
+    async def serve(
+        self, *, on_ready: Callable[[], None] | None = None, signals: bool = False
+    ) -> None:
         """Run the worker until `stop` is called. Cancelling this call releases all running tasks.
 
-        ``on_ready`` is called once: when the server has welcomed this worker, or when the store has answered.
+        ``on_ready`` is called once: when the server has welcomed this worker, or when the store has answered. With
+        ``signals``, which needs the main thread, SIGTERM and SIGINT stop the worker; a second one releases all running
+        tasks.
 
         Raises `WorkerQuarantined` if too many attempts fail in a row, `SystemExit` or `KeyboardInterrupt` if a handler
         raises one of them, and what a lifespan raises.
@@ -209,7 +276,8 @@ class BaseWorker(ABC):
             )
         worker_id = self._worker_id or _make_worker_id()
         task_log = self._create_task_log(worker_id)
-        async with self._open_source(worker_id) as link:
+        handling = self._stopped_by_signals() if signals else nullcontext()
+        async with handling, self._open_source(worker_id) as link:
             scope = WorkerScope(link.queue)
             capacity = self._concurrency + self._prefetch
             run = self._current_run = WorkerRun(
@@ -239,6 +307,29 @@ class BaseWorker(ABC):
         """Whether the worker receives tasks: it is connected to the server or the store, and is not stopping."""
         run = self._current_run
         return run is not None and run.connected and not run.stopping
+
+    def report(self) -> WorkerReport:
+        """Return the present state of this worker, and what it has done in this run.
+
+        >>> worker.report().running
+        0
+        """
+        run = self._current_run
+        if run is None:
+            return WorkerReport(keys=self.keys, concurrency=self._concurrency, grace=self._grace)
+        return WorkerReport(
+            keys=self.keys,
+            concurrency=self._concurrency,
+            grace=self._grace,
+            ready=self.ready,
+            running=run.runner.running if run.connected else 0,
+            outcomes={
+                key: {
+                    _OUTCOME_NAMES.get(kind, kind.__name__.lower()): n for kind, n in counts.items()
+                }
+                for key, counts in run.outcomes.items()
+            },
+        )
 
     @property
     @abstractmethod

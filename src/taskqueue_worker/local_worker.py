@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -58,7 +58,7 @@ class LocalWorker(BaseWorker):
     @classmethod
     def of(cls, worker: BaseWorker, backend: str | Backend | None = None) -> Self:
         """Return a local worker with the handlers and options of another worker, except its ``prefetch``."""
-        return cls(
+        local = cls(
             *worker._tasks,  # noqa: SLF001 - an attribute of the common base class
             backend=backend,
             worker_id=worker._worker_id,  # noqa: SLF001 - an attribute of the common base class
@@ -66,17 +66,20 @@ class LocalWorker(BaseWorker):
             grace=worker._grace,  # noqa: SLF001 - an attribute of the common base class
             quarantine=worker._quarantine,  # noqa: SLF001 - an attribute of the common base class
         )
+        local._only = worker._only  # noqa: SLF001 - an attribute of the common base class
+        return local
 
     def configure(
         self,
         *,
         worker_id: str | None = None,
         concurrency: int | None = None,
+        only: Collection[str] | None = None,
         backend: str | Backend | None = None,
     ) -> None:
         """Change the options that are not ``None``. Raises `ConfigurationError` during a run, or if one is invalid."""
         prefetch = None if concurrency is None else self._prefetch_for(concurrency)
-        self._configure(worker_id, concurrency, prefetch)
+        self._configure(worker_id, concurrency, prefetch, only)
         if backend is not None:
             self._backend = backend
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from taskqueue_core.concurrency import first_completed
 from taskqueue_core.retry import Failed, Outcome, Success
+from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.quarantine import Quarantine, QuarantinePhase, WorkerQuarantined
 from taskqueue_worker.runner import HandlerRunner, OutcomeSettler
@@ -82,6 +83,8 @@ class WorkerRun:
         """the time limit of the start, which `stop` ends"""
         self.stopping = False
         """whether the run is stopping, because `stop` was called or an error occurred"""
+        self.outcomes: dict[str, dict[type[Outcome], int]] = {}
+        """number of attempts by key and kind of outcome"""
         self._on_ready = on_ready
         self.connected = False
         """whether the server has welcomed this worker, or the store has answered, and neither has failed since"""
@@ -160,7 +163,10 @@ class WorkerRun:
         self._error = self._error or error
         self._stop_in_loop(now=False)
 
-    def _on_outcome(self, outcome: Outcome) -> None:
+    def _on_outcome(self, outcome: Outcome, delivery: AnyDelivery) -> None:
+        counts = self.outcomes.setdefault(delivery.task.key, {})
+        kind = type(outcome)
+        counts[kind] = counts.get(kind, 0) + 1
         match outcome:
             case Success():
                 changed = self._quarantine.succeeded()

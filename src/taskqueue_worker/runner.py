@@ -62,7 +62,7 @@ class HandlerRunner:
         concurrency: int,
         task_log: TaskLog,
         *,
-        on_outcome: Callable[[Outcome], None],
+        on_outcome: Callable[[Outcome, AnyDelivery], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         """Create an idle runner.
@@ -118,6 +118,11 @@ class HandlerRunner:
             job.settled = True
             job.context.revoke()
             job.call.cancel_if_settled()
+
+    @property
+    def running(self) -> int:
+        """The number of tasks that are running."""
+        return len(self._running)
 
     def return_waiting(self) -> None:
         """Release the deliveries that have not been started."""
@@ -203,7 +208,7 @@ class HandlerRunner:
                 kind = type(error).__name__
                 _log.warning("task %s of %s has an invalid payload: %s", task.id, task.key, kind)
                 outcome = outcome_of_error(error)
-                self._on_outcome(outcome)
+                self._on_outcome(outcome, delivery)
                 self._settler.finish(delivery.receipt, outcome)
                 continue
             state = self._scope.state_of(handler.registry)
@@ -276,7 +281,7 @@ class HandlerRunner:
         """Report the outcome of a task whose handler is still running, unless an outcome was reported before."""
         if not job.settled:
             job.settled = True
-            self._on_outcome(outcome)
+            self._on_outcome(outcome, job.delivery)
             self._settler.settle(job.delivery.receipt, outcome)
 
     def _finish_call(self, call: HandlerCall, end: HandlerEnd) -> None:
@@ -297,7 +302,7 @@ class HandlerRunner:
                     self._settler.free()
                 else:
                     job.settled = True
-                    self._on_outcome(outcome)
+                    self._on_outcome(outcome, job.delivery)
                     self._settler.finish(receipt, outcome)
         if self._waiting or self._has_batches:
             self._start_waiting()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -76,10 +76,11 @@ class Worker(BaseWorker):
         *,
         worker_id: str | None = None,
         concurrency: int | None = None,
+        only: Collection[str] | None = None,
         url: str | None = None,
     ) -> None:
         """Change the options that are not ``None``. Raises `ConfigurationError` during a run, or if one is invalid."""
-        self._configure(worker_id, concurrency)
+        self._configure(worker_id, concurrency, only=only)
         if url is not None:
             self._address = ServerAddress.of(url)
 

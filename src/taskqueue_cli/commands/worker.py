@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
-from typing import Annotated
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.markup import escape
@@ -11,6 +16,7 @@ from rich.markup import escape
 from taskqueue_cli.backends import BackendName
 from taskqueue_cli.output import (
     AsJson,
+    LogFormat,
     LogFormatOption,
     LogLevelOption,
     argument,
@@ -19,9 +25,15 @@ from taskqueue_cli.output import (
     option,
     print_json,
 )
+from taskqueue_cli.worker_board import BEAT_SECONDS, Board, HealthFile
+from taskqueue_cli.worker_processes import WorkerProcesses, reporting_to_parent
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_worker import BaseWorker, LocalWorker, Worker, load_worker
+from taskqueue_worker.base import WorkerReport
+
+T = TypeVar("T")
 
 
 def run(
@@ -42,6 +54,10 @@ def run(
             min=1,
         ),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        option("Task to work for, instead of all. May be repeated.", metavar="NAME"),
+    ] = None,
     local: Annotated[
         bool, typer.Option("--local", help="Connect directly to the store, without a server.")
     ] = False,
@@ -49,12 +65,40 @@ def run(
     worker_id: Annotated[
         str | None,
         option(
-            "Worker id. Default: as defined by the worker, otherwise host name, process id and a random suffix."
+            "Worker id. Default: as defined by the worker, otherwise host name, process id and a random suffix. "
+            "With several processes, each adds a number."
         ),
+    ] = None,
+    processes: Annotated[
+        int,
+        option(
+            "Number of worker processes, each with the whole concurrency. Default: 1.",
+            min=1,
+            max=64,
+        ),
+    ] = 1,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload",
+            help="Replace the worker when a Python file in the current folder changes. Needs the extra dev.",
+        ),
+    ] = False,
+    health: Annotated[
+        str | None,
+        option(
+            "Address of an HTTP server with /alive, /ready and /metrics, such as 127.0.0.1:8421.",
+            metavar="HOST:PORT",
+        ),
+    ] = None,
+    health_file: Annotated[
+        Path | None,
+        option("File that is touched every second as long as the worker is alive.", metavar="PATH"),
     ] = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
     as_json: AsJson = False,
+    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a worker until Ctrl-C or SIGTERM; a second signal releases the running tasks at once.
 
@@ -66,32 +110,127 @@ def run(
 
     The exit code is 3 if too many attempts fail in a row, and 4 if the server refuses the worker.
     """
-    loaded = load_worker(target)
+    file = None if health_file is None else HealthFile(health_file)
+    board = Board(processes)
+    with contextlib.ExitStack() as stack:
+        shown: dict[str, Any] = {"target": target, "pid": os.getpid()}
+        if health is not None:
+            from taskqueue_cli.worker_health import HealthServer  # noqa: PLC0415 - slow to import
+
+            server = HealthServer(health, board)
+            stack.callback(server.close)
+            shown["health"] = server.url
+
+        def ready(report: WorkerReport) -> None:
+            if as_json:
+                print_json(shown | {"keys": report.keys, "processes": processes})
+                return
+            keys = escape(", ".join(report.keys))
+            several = f" in {processes} processes" if processes > 1 else ""
+            console.print(f"[green]●[/] working for [bold]{keys}[/]{several}  [dim]Ctrl-C stops it")
+            if health is not None:
+                console.print(f"  health at {shown['health']}", soft_wrap=True)
+
+        if processes == 1 and not reload:
+            set_up = partial(_set_up_logs, log_level, log_format)
+            worker = _loaded(target, url, backend, local=local, set_up_logs=set_up)
+            worker.configure(worker_id=worker_id, concurrency=concurrency, only=only)
+            if not worker.keys:
+                raise ConfigurationError(
+                    f"{target} has no handlers: register some with @worker.task"
+                )
+            if not as_json and parent is None:
+                console.print(f"[yellow]○[/] connecting to {escape(worker.source)}", soft_wrap=True)
+            asyncio.run(_serve(worker, board, file, ready, parent))
+            return
+        _set_up_logs(log_level, log_format)
+        words = _words(target, url=url, concurrency=concurrency, only=only, local=local)
+        words += _words(backend=backend, log_level=log_level, log_format=log_format)
+        supervisor = WorkerProcesses(
+            words,
+            processes,
+            board,
+            on_ready=ready,
+            worker_id=worker_id,
+            reload=Path.cwd() if reload else None,
+        )
+        if code := asyncio.run(_with_beats(supervisor.run(), partial(_touch, board, file))):
+            raise typer.Exit(code)
+
+
+def _set_up_logs(level: str | None, form: LogFormat | None) -> None:
+    """Write the logs of all loggers to stderr, as the options or else the settings say."""
     settings = load_settings(Settings)
-    # If the application has configured logging when it was imported, that stays.
-    configure_logging(
-        log_level or settings.log_level, log_format or settings.log_format, everything=True
-    )
-    worker = _configured(loaded, url, backend, local=local)
-    worker.configure(worker_id=worker_id, concurrency=concurrency)
-    if not worker.keys:
-        raise ConfigurationError(f"{target} has no handlers: register some with @worker.task")
-
-    def ready() -> None:
-        if as_json:
-            print_json({"target": target, "keys": worker.keys, "pid": os.getpid()})
-        else:
-            keys = escape(", ".join(worker.keys))
-            console.print(f"[green]●[/] working for [bold]{keys}[/]  [dim]Ctrl-C stops it")
-
-    if not as_json:
-        console.print(f"[yellow]○[/] connecting to {escape(worker.source)}", soft_wrap=True)
-    worker.run(on_ready=ready)
+    configure_logging(level or settings.log_level, form or settings.log_format, everything=True)
 
 
-def _configured(
-    worker: BaseWorker, url: str | None, backend: str | None, *, local: bool
+def _words(*words: str, **options: str | int | bool | list[str] | None) -> list[str]:
+    """Return the arguments of the command line for these options."""
+    found = [*words]
+    for name, value in options.items():
+        word = f"--{name.replace('_', '-')}"
+        if value is True:
+            found.append(word)
+        elif value not in (None, False):
+            for each in value if isinstance(value, list) else [value]:
+                found += [word, str(each)]
+    return found
+
+
+def _touch(board: Board, file: HealthFile | None) -> None:
+    if file is not None and board.alive():
+        file.touch()
+
+
+async def _with_beats(work: Coroutine[Any, Any, T], beat: Callable[[], None]) -> T:
+    """Await ``work``, and call ``beat`` every `BEAT_SECONDS` until it ends."""
+
+    async def beats() -> NoReturn:
+        while True:
+            beat()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    return await first_completed(work, beats())
+
+
+async def _serve(
+    worker: BaseWorker,
+    board: Board,
+    file: HealthFile | None,
+    ready: Callable[[WorkerReport], None],
+    parent: int | None,
+) -> None:
+    """Run a worker; ``parent`` is the file descriptor through which it reports to a supervisor, if it has one."""
+    async with contextlib.AsyncExitStack() as stack:
+        send = None
+        if parent is not None:
+            send = await stack.enter_async_context(reporting_to_parent(parent, worker))
+
+        def beat() -> None:
+            if send is not None:
+                send(worker.report())
+                return
+            board.put(0, worker.report())
+            _touch(board, file)
+
+        def on_ready() -> None:
+            beat()
+            if send is None:
+                ready(worker.report())
+
+        await _with_beats(worker.serve(on_ready=on_ready, signals=True), beat)
+
+
+def _loaded(
+    target: str,
+    url: str | None,
+    backend: str | None,
+    *,
+    local: bool,
+    set_up_logs: Callable[[], None],
 ) -> BaseWorker:
+    worker = load_worker(target)
+    set_up_logs()  # if the application has configured logging when it was imported, that stays
     if isinstance(worker, Worker):
         if not local and backend is None:
             worker.configure(url=url)
