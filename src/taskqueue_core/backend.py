@@ -57,11 +57,15 @@ class Publisher(Protocol):
         token: str | None = None,
         settles: Delivery | None = None,
         free: bool = False,
+        traceback: str | None = None,
     ) -> Confirmation:
         """Schedule the next attempt of ``task`` at the time ``at``.
 
         ``free`` means that the attempt before it does not count: `Delivery.prior` increases by one as well. The retry
         of a dead letter makes all its attempts available again, with or without ``free``.
+
+        ``error`` is added to the task's history, with the last `Limits.traceback` bytes of ``traceback``. The last 3
+        failures in the history keep their tracebacks. Without ``error``, ``traceback`` is ignored.
 
         ``settles`` is the caller's current delivery of the task. If it is given, one atomic step ends its receipt and
         moves the task's entry to ``scheduled`` with the next attempt number. Raises `LeaseLost` if the receipt is

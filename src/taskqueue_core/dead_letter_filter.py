@@ -16,11 +16,11 @@ from taskqueue_core.tasks import DeadLetter
 
 _FIRST, _LARGEST = 100, 500
 _LIGHT = 1024 * 1024
-"""total size of a batch's payloads, in bytes, below which the next batch may have more dead letters"""
+"""total size of a batch, in bytes, below which the next batch may have more dead letters"""
 _LOOKED_AT = 10_000
 """maximum number of dead letters that one call reads"""
 _PAGE_BYTES = 4 * 1024 * 1024
-"""total size of a page's payloads, in bytes, above which the page ends"""
+"""total size of a page, in bytes, above which the page ends"""
 _CURSOR = re.compile(r"<([0-9.e+-]{1,30})(?::([0-9]{1,20}(?:[.][0-9]{1,20})?))?>(.+)")
 
 
@@ -80,7 +80,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Pieces:
-    """Reads a list of dead letters in batches, which grow while their payloads are small."""
+    """Reads a list of dead letters in batches, which grow while the dead letters are small."""
 
     def __init__(self, dead_letters: DeadLetters, key: str) -> None:
         self._letters = dead_letters
@@ -99,7 +99,7 @@ class _Pieces:
         piece, more = dead_letters[:size], len(dead_letters) > size
         self._read += len(piece)
         self.over = self._read >= _LOOKED_AT
-        light = sum(len(dead_letter.task.payload) for dead_letter in piece) < _LIGHT
+        light = sum(dead_letter.size for dead_letter in piece) < _LIGHT
         self._size = min(_LARGEST, 2 * self._size) if light else _FIRST
         # Let other coroutines run: calls to a store in this process never yield to the event loop.
         await asyncio.sleep(0)
@@ -131,7 +131,7 @@ async def page(
             last = dead_letter
             if dead_letter in dead_letter_filter:
                 matches.append(dead_letter)
-                size += len(dead_letter.task.payload)
+                size += dead_letter.size
             if len(matches) == limit or size > _PAGE_BYTES:
                 ended = dead_letter is piece[-1] and not more
                 return matches, None if ended else _cursor_of(dead_letter)

@@ -158,11 +158,16 @@ class TaskFailed(TaskQueueError):
 
 
 class TaskDead(TaskFailed):
-    """A task became a dead letter. ``reason`` says why, ``error`` is its last error, or ``None``."""
+    """A task became a dead letter.
+
+    ``reason`` says why; ``error`` and ``traceback`` are those of its last failure, or ``None``; ``attempts`` is their
+    number.
+    """
 
     code = "task_dead"
     reason: str = ""
     error: str | None = None
+    traceback: str | None = None
     attempts: int = 0
 
 

@@ -7,6 +7,7 @@ and passed on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import cast
 
 from taskqueue_core import telemetry
@@ -140,16 +141,23 @@ class InstrumentedPublisher:
         token: str | None = None,
         settles: Delivery | None = None,
         free: bool = False,
+        traceback: str | None = None,
     ) -> Confirmation:
+        call = partial(
+            self._inner.schedule_retry,
+            task,
+            at,
+            error=error,
+            token=token,
+            settles=settles,
+            free=free,
+            traceback=traceback,
+        )
         if telemetry.active():
             with telemetry.operation("retry", (task,)):
-                confirmation = await self._inner.schedule_retry(
-                    task, at, error=error, token=token, settles=settles, free=free
-                )
+                confirmation = await call()
         else:
-            confirmation = await self._inner.schedule_retry(
-                task, at, error=error, token=token, settles=settles, free=free
-            )
+            confirmation = await call()
         if self._hooks.listening:
             self._hooks.fire(
                 "retry_scheduled",
@@ -227,10 +235,15 @@ class InstrumentedSubscription(SubscriptionBase):
         return outcomes
 
     async def dead_letter(
-        self, delivery: Delivery, reason: str, error: str | None = None
+        self,
+        delivery: Delivery,
+        reason: str,
+        error: str | None = None,
+        traceback: str | None = None,
     ) -> Settled:
         with telemetry.operation("dead_letter", (delivery.task,)):
-            outcome = await cast("DeadLettering", self._inner).dead_letter(delivery, reason, error)
+            inner = cast("DeadLettering", self._inner)
+            outcome = await inner.dead_letter(delivery, reason, error, traceback)
         self._hooks.fire("dead_lettered", delivery=delivery, verdict=Bury(reason, error))
         return outcome
 

@@ -32,6 +32,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of retry tokens that are kept for a task to detect repeated calls; the oldest are dropped first"""
     text: int = 4 * 1024
     """maximum number of characters of an error, reason or progress text; longer text is cut, but refused in a frame"""
+    traceback: int = 8 * 1024
+    """maximum number of bytes of a traceback; of a longer one, the last bytes are kept"""
     frame: int = 1024 * 1024
     """maximum number of bytes of a websocket frame, in either direction"""
     keys: int = 1000
@@ -83,6 +85,13 @@ def kind_of(value: object) -> str:
 def clean_text(text: str) -> str:
     """Cut a text to `Limits.text` characters, and replace lone surrogates, which UTF-8 cannot encode."""
     return text[: LIMITS.text].encode("utf-8", "replace").decode()
+
+
+def clean_traceback(text: str | None) -> str | None:
+    """Return the last `Limits.traceback` bytes of a traceback, without half a character; ``None`` for an empty text."""
+    if not text:
+        return None
+    return text.encode("utf-8", "replace")[-LIMITS.traceback :].decode("utf-8", "ignore")
 
 
 def escape_controls(text: str, *, keep: str = "") -> str:

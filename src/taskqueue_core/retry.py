@@ -103,6 +103,7 @@ class RetryLater(msgspec.Struct, frozen=True):
 
     delay: float | None = None
     error: str = "retry requested"
+    traceback: str | None = None
 
     def __post_init__(self) -> None:
         if self.delay is not None:
@@ -122,6 +123,7 @@ class Failed(msgspec.Struct, frozen=True):
     """The outcome of a failed attempt."""
 
     error: str
+    traceback: str | None = None
 
 
 class Rejected(msgspec.Struct, frozen=True):
@@ -129,6 +131,7 @@ class Rejected(msgspec.Struct, frozen=True):
 
     reason: str
     error: str | None = None
+    traceback: str | None = None
 
 
 Outcome = Success | HandBack | RetryLater | Snoozed | Failed | Rejected
@@ -152,6 +155,7 @@ class ScheduleRetry(msgspec.Struct, frozen=True):
     delay: float
     error: str | None
     free: bool = False
+    traceback: str | None = None
 
 
 class Bury(msgspec.Struct, frozen=True):
@@ -159,6 +163,7 @@ class Bury(msgspec.Struct, frozen=True):
 
     reason: str
     error: str | None
+    traceback: str | None = None
 
 
 Verb = Ack | Redeliver | ScheduleRetry | Bury
@@ -176,8 +181,8 @@ def decide(
             return Ack(result)
         case HandBack(lost):
             return Redeliver(lost)
-        case Rejected(reason, error):
-            return Bury(reason, error)
+        case Rejected(reason, error, traceback):
+            return Bury(reason, error, traceback)
         case RetryLater() | Failed():
             return _next_retry(delivery, policy, outcome, uniform)
         case Snoozed(delay):
@@ -199,6 +204,8 @@ def _next_retry(
     spent = delivery.attempt - delivery.prior
     allowed = delivery.task.max_attempts or policy.max_attempts
     if spent >= allowed or delivery.attempt >= LIMITS.attempts:
-        return Bury(EXHAUSTED, outcome.error)
+        return Bury(EXHAUSTED, outcome.error, outcome.traceback)
     delay = outcome.delay if isinstance(outcome, RetryLater) else None
-    return ScheduleRetry(policy.delay(spent, uniform) if delay is None else delay, outcome.error)
+    if delay is None:
+        delay = policy.delay(spent, uniform)
+    return ScheduleRetry(delay, outcome.error, traceback=outcome.traceback)

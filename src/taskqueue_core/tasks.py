@@ -14,8 +14,8 @@ import msgspec
 from msgspec.structs import force_setattr as set_field
 
 from taskqueue_core.errors import InvalidInput
+from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import (
-    check_encoded,
     check_headers,
     check_json,
     check_name,
@@ -49,46 +49,13 @@ __all__ = [
 
 DEFAULT_PRIORITY = 5
 _PRIORITIES, _ATTEMPTS = range(10), range(1, 1001)
-_EXPRESSIBLE = "a value that JSON can express (no NaN, no bytes, no cycles; keys must be text)"
-_BYTES = (bytes, bytearray, memoryview)
 _NULL = b"null"
-_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
 
 
 def new_id() -> str:
     """Return a new task id: 128 random bits as 32 hexadecimal digits."""
     return secrets.token_hex(16)
-
-
-def encode_json(field: str, value: object) -> bytes:
-    """Encode ``value`` as JSON text that decodes to an equivalent value.
-
-    Tuples and sets become arrays, dataclasses become objects, and dates and UUIDs become text. Raises `InvalidInput`,
-    which names ``field``, if the text is too long or too deeply nested, or if the value has no equivalent in JSON: NaN,
-    infinity, bytes, keys that are not text, cycles, lone surrogates.
-    """
-    try:
-        text = _encoder.encode(value)
-        check_encoded(field, text, "payload")  # decoding the text below proves that it is JSON
-        # The encoder silently writes NaN as null, bytes as base64, and keys of other types as text.
-        decoded = _decoder.decode(text)
-        said = decoded == value or _same(decoded, msgspec.to_builtins(value, builtin_types=_BYTES))
-    except InvalidInput:
-        raise
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise InvalidInput(field, kind_of(value), _EXPRESSIBLE) from error
-    if not said:
-        raise InvalidInput(field, kind_of(value), _EXPRESSIBLE)
-    return text
-
-
-def _same(value: object, meant: object) -> bool:
-    if isinstance(value, dict) and isinstance(meant, dict):
-        return value.keys() == meant.keys() and all(_same(value[key], meant[key]) for key in value)
-    if isinstance(value, list) and isinstance(meant, list | tuple):
-        return len(value) == len(meant) and all(map(_same, value, meant))
-    return value == meant
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -308,6 +275,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     at: float
     error: str
+    traceback: str | None = None
+    """the end of the traceback, with the causes; kept for the last three failures of a task"""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
@@ -321,6 +290,12 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[Failure, ...] = ()
     """the most recent failures, oldest first"""
 
+    @property
+    def size(self) -> int:
+        """The number of bytes of the task and, roughly, of the texts of its failures."""
+        texts = sum(len(each.error) + len(each.traceback or "") for each in self.history)
+        return self.task.size + texts
+
 
 class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The store's record of one task."""
@@ -333,7 +308,9 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float
     progress: float | str | None = None
     error: str | None = None
-    """the reason why the task became a dead letter, or else the text of its last failure, if it has one"""
+    """the reason of a dead letter, or the text of the last failure of a task that is still live"""
+    last_failure: Failure | None = None
+    """the last failure in the task's history, in any state"""
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,8 +55,9 @@ class MemoryPublisher:
         token: str | None = None,
         settles: Delivery | None = None,
         free: bool = False,
+        traceback: str | None = None,
     ) -> Confirmation:
-        return self._store.retry(task, at, error, token, settles, free=free)
+        return self._store.retry(task, at, error, token, settles, traceback=traceback, free=free)
 
     def room_signal(self, *keys: str) -> MemoryRoomSignal:
         return MemoryRoomSignal(self._store.signals, checked_keys(keys))

@@ -74,9 +74,13 @@ class MemorySubscription(SubscriptionBase):
         return answer(self._store.redeliver(delivery, owner) for delivery in deliveries)
 
     async def dead_letter(
-        self, delivery: Delivery, reason: str, error: str | None = None
+        self,
+        delivery: Delivery,
+        reason: str,
+        error: str | None = None,
+        traceback: str | None = None,
     ) -> Settled:
-        return answer([self._store.dead_letter(delivery, reason, error)])[0]
+        return answer([self._store.dead_letter(delivery, reason, error, traceback)])[0]
 
     async def adopt(
         self, *receipts: str, allowed: Callable[[str], bool] = bool

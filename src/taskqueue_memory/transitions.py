@@ -90,6 +90,7 @@ class MemoryStore(Steps):
         token: str | None,
         settles: Delivery | None,
         *,
+        traceback: str | None,
         free: bool,
     ) -> Confirmation:
         """Schedule the next attempt of a task. A second call with the same token has no effect."""
@@ -106,7 +107,7 @@ class MemoryStore(Steps):
         self._end_receipt(record, "retry" if settles else None, revoke=settles is None)
         if not record.live and record.state is not State.DEAD:
             record = self._begin(structs.replace(record, task=task, digest=None, state=None))
-        record.retry(token, error, self.clock.now(), free=free)
+        record.retry(token, error, self.clock.now(), traceback=traceback, free=free)
         queue.retried += 1
         self._schedule(record, at, "retried", worker=worker, error=error)
         return Confirmation(key=task.key, task_id=task.id, status=Published.ACCEPTED)
@@ -156,13 +157,15 @@ class MemoryStore(Steps):
         self.hand_back(record, lost=loser is not None)
         return record.last[2] if record.last else Settled.OK
 
-    def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:
+    def dead_letter(
+        self, delivery: Delivery, reason: str, error: str | None, traceback: str | None
+    ) -> Settled:
         """End a delivery, and make its task a dead letter."""
         record = self.receipts.get(delivery.receipt)
         if record is None:
             return self._settled_before(delivery, "dead")
         error = error and error[: LIMITS.text]
-        record.bury(reason, error, self.clock.now())
+        record.bury(reason, error, self.clock.now(), traceback)
         self._finish(record, State.DEAD, "dead_lettered", verb="dead", error=error)
         return Settled.OK
 

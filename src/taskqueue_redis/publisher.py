@@ -16,7 +16,7 @@ from taskqueue_core.errors import (
     LeaseLost,
     PublishUnconfirmed,
 )
-from taskqueue_core.limits import LIMITS, check_time
+from taskqueue_core.limits import LIMITS, check_time, clean_traceback
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
 from taskqueue_redis.connection.failures import AnswerLost, Refused
 from taskqueue_redis.context import RedisContext
@@ -82,6 +82,7 @@ class RedisPublisher:
         token: str | None = None,
         settles: Delivery | None = None,
         free: bool = False,
+        traceback: str | None = None,
     ) -> Confirmation:
         check_time("at", at)
         self._context.ensure_open()
@@ -100,6 +101,7 @@ class RedisPublisher:
             fence, receipt_token, attempt,
             digest(task.payload), task.priority, _optional_time(task.deadline), encode(task),
             task.tenant or "", task.ordering_key or "", "1" if free else "",
+            clean_traceback(traceback) or "",
         )  # fmt: skip
         if answer == b"lost":
             raise LeaseLost("the receipt is not current: already settled, revoked, or never issued")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from taskqueue_core.concurrency import gather_all
-from taskqueue_core.limits import LIMITS
+from taskqueue_core.limits import LIMITS, clean_traceback
 from taskqueue_core.tasks import Delivery, Settled
 from taskqueue_redis.scripts.coalescer import Coalescer, split
 from taskqueue_redis.scripts.receipts import Receipts, parse_receipt
@@ -99,7 +99,9 @@ class Settlement:
             await gather_all(settle(name, *batch) for name, batch in by_partition.items())
         return answers
 
-    async def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:
+    async def dead_letter(
+        self, delivery: Delivery, reason: str, error: str | None, traceback: str | None = None
+    ) -> Settled:
         """Make the task of a delivery a dead letter."""
         receipt = parse_receipt(delivery.receipt)
         if receipt is None or receipt.key != delivery.task.key:
@@ -110,6 +112,7 @@ class Settlement:
             receipt.key, delivery.task.id, receipt.fence, receipt.token,
             reason[: LIMITS.text].encode(errors="replace"),
             "" if error is None else "1", text.encode(errors="replace"), receipt.lane,
+            clean_traceback(traceback) or "",
         )  # fmt: skip
         self._receipts.forget(delivery.receipt)
         return _ANSWERS[reply]

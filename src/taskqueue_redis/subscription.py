@@ -118,10 +118,15 @@ class RedisSubscription(SubscriptionBase):
         return answer(await self._context.settlement.redeliver(deliveries, loser))
 
     async def dead_letter(
-        self, delivery: Delivery, reason: str, error: str | None = None
+        self,
+        delivery: Delivery,
+        reason: str,
+        error: str | None = None,
+        traceback: str | None = None,
     ) -> Settled:
         self._context.ensure_open()
-        return answer([await self._context.settlement.dead_letter(delivery, reason, error)])[0]
+        settlement = self._context.settlement
+        return answer([await settlement.dead_letter(delivery, reason, error, traceback)])[0]
 
     async def adopt(
         self, *receipts: str, allowed: Callable[[str], bool] = bool

@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from taskqueue_core.authoring.helpers import check_size
 from taskqueue_core.errors import CapabilityMissing, PublishUnconfirmed, TaskQueueError
-from taskqueue_core.limits import LIMITS
+from taskqueue_core.limits import LIMITS, clean_traceback
 from taskqueue_core.protocol.frames import WireTask, to_wire_task
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
 from taskqueue_remote.client import NDJSON, REPEAT, HttpClient
@@ -24,6 +24,7 @@ class _Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
     token: str | None = None
     free: bool = False
+    traceback: str | None = None
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +91,7 @@ class RemotePublisher:
         token: str | None = None,
         settles: Delivery | None = None,
         free: bool = False,
+        traceback: str | None = None,
     ) -> Confirmation:
         """Schedule the next attempt of a task. After `PublishUnconfirmed`, repeat the call with the same token.
 
@@ -101,7 +103,14 @@ class RemotePublisher:
             raise CapabilityMissing(
                 "the server backend cannot settle a delivery: only the worker that has the delivery can"
             )
-        retry = _Retry(task=to_wire_task(task), at=at, error=error, token=token, free=free)
+        retry = _Retry(
+            task=to_wire_task(task),
+            at=at,
+            error=error,
+            token=token,
+            free=free,
+            traceback=clean_traceback(traceback),
+        )
         answer = await self._client.post_once("/v1/retries", _encoder.encode(retry))
         try:
             return _confirmation.decode(answer.body)

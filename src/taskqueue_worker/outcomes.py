@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Sequence
 
 import msgspec
@@ -13,12 +14,12 @@ from taskqueue_core.application.arguments import InvalidPayload
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.rules import Reject, Retry, Rule, Snooze
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, clean_text, kind_of
+from taskqueue_core.limits import LIMITS, clean_text, clean_traceback, kind_of
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Snoozed, Success
 from taskqueue_core.tasks import encode_json
 from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.handlers import Handler
-from taskqueue_worker.task_log import TaskLog
+from taskqueue_worker.task_log import TaskLog, without_own
 
 INVALID_RESULT = "invalid_result"
 """reason of a dead letter if the handler returned a result that is too large or cannot be encoded as JSON"""
@@ -50,21 +51,38 @@ def outcome_of_error(error: BaseException) -> Outcome:
     """Return the outcome for a handler's exception. A failure has the text "Type: message", cut if it is too long."""
     match error:
         case Retry():
-            return RetryLater(error.delay, clean_text(error.error))
+            return RetryLater(error.delay, clean_text(error.error), traceback_of(error))
         case Snooze():
             return Snoozed(error.delay)
         case InvalidPayload():
             return Rejected(error.code, str(error))
         case Reject():
             return Rejected(
-                clean_text(error.reason), None if error.error is None else clean_text(error.error)
+                clean_text(error.reason),
+                None if error.error is None else clean_text(error.error),
+                traceback_of(error),
             )
     name = type(error).__name__
     try:
         message = str(error)
     except Exception:  # noqa: BLE001 - __str__ may raise any exception
         message = ""
-    return Failed(clean_text(f"{name}: {message[: LIMITS.text]}" if message else name))
+    text = clean_text(f"{name}: {message[: LIMITS.text]}" if message else name)
+    return Failed(text, traceback_of(error))
+
+
+def traceback_of(error: BaseException) -> str | None:
+    """Return the end of an exception's traceback, with its causes; ``None`` if it was not raised.
+
+    The frames of this project that call the handler are left out.
+    """
+    if error.__traceback__ is None:
+        return None
+    try:
+        lines = traceback.format_exception(type(error), error, without_own(error.__traceback__))
+    except Exception:  # noqa: BLE001 - the text of an exception may raise any exception
+        lines = traceback.format_tb(without_own(error.__traceback__))
+    return clean_traceback("".join(lines))
 
 
 def _to_builtins(value: object) -> object:

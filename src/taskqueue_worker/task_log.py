@@ -71,7 +71,7 @@ class TaskLog:
         self, error: BaseException
     ) -> tuple[type[BaseException], BaseException, TracebackType | None]:
         """Return an exception as a log record has it."""
-        frames = _without_own(error.__traceback__)
+        frames = without_own(error.__traceback__)
         if self._hide_texts:
             error = _without_text(error, set())
         return type(error), error, frames
@@ -126,7 +126,7 @@ def _structlog_binder() -> Callable[..., object] | Literal[False]:
     return not structlog_is_set_up() and bind_contextvars
 
 
-def _without_own(frames: TracebackType | None) -> TracebackType | None:
+def without_own(frames: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames that call handlers, unless it has no others."""
     every = []
     frame = frames

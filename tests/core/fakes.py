@@ -54,6 +54,7 @@ class ScriptedBackend:
         token: str | None = None,
         settles: Delivery | None = None,
         free: bool = False,  # noqa: ARG002 - the calls that are recorded are not free
+        traceback: str | None = None,  # noqa: ARG002 - not recorded
     ) -> Confirmation:
         """Record the call; raise the next of `publish_errors`, if any."""
         self.calls.append(("schedule_retry", task.id, at, error, token, settles))

@@ -25,6 +25,8 @@ SCRIPTS = tuple(
     )
 )
 """all scripts, except the one that runs once per process and executes five commands"""
+LONG = "x" * LIMITS.traceback
+"""the longest traceback"""
 LARGE = b'"' + b"x" * (LIMITS.payload - 2) + b'"'
 _AT_ONCE = 1000
 _HOUR = 3600.0
@@ -177,7 +179,7 @@ async def _dead(backend: RedisBackend) -> None:
         async with backend.subscribe([key], "c") as consumer:
             for verb in (backend.dead_letters.redrive, backend.dead_letters.discard):
                 for delivery in await received(consumer, number):
-                    await consumer.dead_letter(delivery, "why", "x" * LIMITS.text)
+                    await consumer.dead_letter(delivery, "why", "x" * LIMITS.text, LONG)
                 await backend.dead_letters.list(key, limit=LIMITS.batch)
                 await verb(key)
 
@@ -221,7 +223,7 @@ async def _single(backend: RedisBackend) -> None:
         await backend.control.cancel("single", one.task.id)
         for _ in range(20):
             await backend.publisher.schedule_retry(
-                two.task, backend.now() + _HOUR, error="x" * LIMITS.text
+                two.task, backend.now() + _HOUR, error="x" * LIMITS.text, traceback=LONG
             )
         await backend.publisher.schedule_retry(three.task, backend.now(), settles=three)
 
@@ -284,7 +286,7 @@ BOUNDS: dict[str, Cost] = {
     "beat": Cost(20, 1000),
     "cancel": Cost(40, 1000),
     "configure": Cost(7000, 20_000),
-    "dead_letter": Cost(40, 10_000),
+    "dead_letter": Cost(40, 20_000),
     "dead_letters": Cost(3100, 5 * _MB),
     "delete": Cost(9000, 1000),
     "health": Cost(20, 1000),

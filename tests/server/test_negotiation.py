@@ -39,3 +39,31 @@ async def test_a_snooze_costs_no_attempt() -> None:
         await it.reaches(dead=1)
         (letter,) = await backend.dead_letters.list("k")
         assert [failure.error for failure in letter.history] == ["boom", "boom"]
+
+
+async def test_tracebacks_are_kept_unless_the_queue_excludes_them() -> None:
+    """Failures keep the tracebacks that a worker sends; ``keep_tracebacks=False`` leaves out new ones (U10)."""
+    backend = MemoryBackend()
+    policy = RetryPolicy(base=0, jitter=0, max_attempts=3)
+    async with running(backend) as it, it.worker(credit=9) as worker:
+        settings = await backend.control.configure("k", QueueSettings(retry=policy))
+        await it.publish("a")
+        for number in (1, 2, 3):
+            (got,) = await worker.deliveries(1)
+            sent = {"receipt": got["receipt"], "error": "e", "traceback": f"Traceback {number}"}
+            if number == 1:
+                await worker.send("retry", delay=0, **sent)
+                continue
+            await worker.send("dead_letter", reason="no", **sent)
+            await it.reaches(dead=1)
+            (letter,) = await backend.dead_letters.list("k")
+            if number == 2:
+                hidden = settings.model_copy(update={"keep_tracebacks": False})
+                await backend.control.configure("k", hidden)
+                await backend.dead_letters.redrive("k")
+        kept = [failure.traceback for failure in letter.history]
+        assert kept == ["Traceback 1", "Traceback 2", None]
+        await backend.dead_letters.discard("k")
+        (status,) = await backend.control.statuses("k", "a")
+        assert status is not None
+        assert (status.error, status.last_failure) == (None, letter.history[-1])

@@ -186,11 +186,11 @@ class TestSettling:
         assert session.feed(text("retry", receipt="c", error="e", delay=2)) == [
             SettlementRequested([(held["c"], RetryLater(2.0, "e"))])
         ]
-        assert session.feed(text("dead_letter", receipt="d", reason="r")) == [
-            SettlementRequested([(held["d"], Rejected("r"))])
+        assert session.feed(text("dead_letter", receipt="d", reason="r", traceback="T")) == [
+            SettlementRequested([(held["d"], Rejected("r", None, "T"))])
         ]
-        assert session.feed(text("retry", receipt="e", error="e")) == [
-            SettlementRequested([(held["e"], Failed("e"))])
+        assert session.feed(text("retry", receipt="e", error="e", traceback="T")) == [
+            SettlementRequested([(held["e"], Failed("e", "T"))])
         ]
         assert session.feed(text("retry", receipt="f", delay=2, free=True)) == [
             SettlementRequested([(held["f"], Snoozed(2.0))])

@@ -111,6 +111,24 @@ def test_a_snooze_needs_its_feature() -> None:
     ]
 
 
+def test_tracebacks_need_their_feature() -> None:
+    """A server that stores tracebacks gets the ends of them; another one gets frames without the field (U10)."""
+    long = "x" * LIMITS.traceback + "end"
+    outcomes: list[tuple[str, Outcome]] = [
+        ("r1", Failed("e", long)),
+        ("r2", RetryLater(1, "e", "T")),
+        ("r3", Rejected("no", None, "T")),
+    ]
+    found = list(frames_of(outcomes, WireLimits(), [Feature.TRACEBACKS]))
+    assert found == [
+        RetryFrame(receipt="r1", error="e", traceback=long[-LIMITS.traceback :]),
+        RetryFrame(receipt="r2", error="e", delay=1, traceback="T"),
+        DeadLetterFrame(receipt="r3", reason="no", traceback="T"),
+    ]
+    for frame in frames_of(outcomes, WireLimits(), []):
+        assert "traceback" not in encode(frame)
+
+
 def test_a_reconnect_repeats_nothing_and_loses_nothing() -> None:
     """After a reconnect, the hello names all held and unconfirmed receipts.
 

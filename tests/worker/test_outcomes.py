@@ -77,6 +77,44 @@ def test_errors(error: Exception, expected: Outcome) -> None:
     assert outcome_of_error(error) == expected
 
 
+def failing(number: int) -> None:
+    """Raise an error with a cause, from a function whose name shows in the traceback."""
+    try:
+        {}[number]
+    except KeyError as error:
+        raise ValueError("wrong") from error
+
+
+def test_tracebacks_have_causes() -> None:
+    """An exception becomes an outcome with its traceback and its causes; one that was not raised has none (U10)."""
+    with pytest.raises(ValueError, match="wrong") as caught:
+        failing(7)
+    outcome = outcome_of_error(caught.value)
+    assert isinstance(outcome, Failed)
+    lines = (outcome.traceback or "").splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "KeyError: 7" in lines
+    assert "The above exception was the direct cause of the following exception:" in lines
+    assert lines[-1] == "ValueError: wrong"
+    with pytest.raises(Reject) as rejected:
+        raise Reject("no") from caught.value
+    outcome = outcome_of_error(rejected.value)
+    assert isinstance(outcome, Rejected)
+    assert "ValueError: wrong" in (outcome.traceback or "")
+    assert outcome_of_error(ValueError("x" * 9)) == Failed("ValueError: " + "x" * 9)
+
+
+def test_a_long_traceback_keeps_its_end() -> None:
+    """The end of a traceback says what happened, so its beginning is cut (U10)."""
+    with pytest.raises(ValueError, match="end") as caught:
+        raise ValueError("é" * LIMITS.traceback + "end")
+    outcome = outcome_of_error(caught.value)
+    assert isinstance(outcome, Failed)
+    assert outcome.traceback is not None
+    assert outcome.traceback.endswith("end\n")
+    assert len(outcome.traceback.encode()) <= LIMITS.traceback
+
+
 @pytest.mark.parametrize("kind", [Retry, Snooze])
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 366 * 86_400, True])
 def test_a_retry_has_a_sane_delay(kind: type[Retry | Snooze], delay: float) -> None:

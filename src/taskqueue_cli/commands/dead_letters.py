@@ -96,6 +96,8 @@ def show(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = F
             for failure in dead_letter.history
         ),
     }
+    if dead_letter.history and dead_letter.history[-1].traceback:
+        fields["traceback"] = dead_letter.history[-1].traceback.rstrip()
     print_fields(fields)
 
 

@@ -146,6 +146,13 @@ def change(
             metavar="SHARE",
         ),
     ] = None,
+    keep_tracebacks: Annotated[
+        bool | None,
+        option(
+            "Keep the tracebacks of the last failures of each task.",
+            "--keep-tracebacks/--no-keep-tracebacks",
+        ),
+    ] = None,
     journal: Annotated[
         bool | None,
         option(
@@ -180,6 +187,7 @@ def change(
         "order": order,
         "floor_share": floor_share,
         "shards": shards,
+        "keep_tracebacks": keep_tracebacks,
         "journal": journal,
         "result_ttl": result_ttl,
     }

@@ -59,6 +59,8 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
         "progress": "" if task_status.progress is None else str(task_status.progress),
         "error": task_status.error or "",
     }
+    if (last := task_status.last_failure) is not None:
+        fields["last failure"] = f"{format_time(last.at)}  attempt {last.attempt}: {last.error}"
     print_fields(fields)
 
 

@@ -132,7 +132,7 @@ class QueueMachine(Moves):
 
     @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
     @rule(index=places, delay=st.integers(0, 3), free=st.booleans())
-    def retry(self, index: int, delay: int, *, free: bool) -> None:
+    def retry(self, index: int, delay: int, *, free: bool = False) -> None:
         """Schedule a retry that settles a delivery. The receipt of the delivery may be stale."""
         for delivery in self.latest(self.deliveries, index):
             self.schedule(delivery.task, delay, None, delivery, free=free)

@@ -7,7 +7,8 @@ from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
 from taskqueue_core.consumer.settle import settle
-from taskqueue_core.retry import ScheduleRetry
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.retry import Bury, ScheduleRetry
 from taskqueue_core.tasks import DeadLetter, Settled
 
 
@@ -52,6 +53,24 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         times = [failure.at for failure in dead_letter.history]
         assert times == sorted(times)
         assert times[-1] <= dead_letter.failed_at
+
+    async def test_tracebacks(self, bench: Bench) -> None:
+        """The last 3 failures of a task keep the ends of their tracebacks, from retries and the dead letter (U10)."""
+        subscription = await bench.subscribed("t1")
+        for number in (1, 2, 3):
+            delivery = await bench.one(subscription)
+            verb = ScheduleRetry(0, "failed", traceback=f"Traceback {number}")
+            await settle(bench.backend, subscription, delivery, verb)
+        long = "é" * LIMITS.traceback + "\nValueError: x"
+        last = await bench.one(subscription)
+        verdict = Bury("bad", "details", long)
+        assert await settle(bench.backend, subscription, last, verdict) is Settled.OK
+        (dead_letter,) = await bench.dead_letters.list(KEY)
+        kept = [failure.traceback for failure in dead_letter.history]
+        assert kept[:3] == [None, "Traceback 2", "Traceback 3"], "the last 3 tracebacks are kept"
+        end = (kept[3] or "").encode()
+        assert long.encode().endswith(end), "the end of a traceback must be kept"
+        assert LIMITS.traceback - 1 <= len(end) <= LIMITS.traceback, "a traceback was cut wrongly"
 
     async def test_poison_guard(self, bench: Bench) -> None:
         """A task that is lost too many times becomes a dead letter with a reason, and keeps its attempt (law 3)."""

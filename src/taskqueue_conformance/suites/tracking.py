@@ -33,10 +33,15 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         await settle(bench.backend, subscription, delivery, ScheduleRetry(bench.short, "boom"))
         status = await _status(bench)
         assert (status.state, status.attempt, status.error) == (State.SCHEDULED, 2, "boom")
+        assert status.last_failure is not None, "a retried task must have its last failure"
+        assert (status.last_failure.attempt, status.last_failure.error) == (1, "boom")
         await bench.advance(bench.short)
         await subscription.ack(await bench.one(subscription))
         status = await _status(bench)
         assert (status.state, status.attempt) == (State.DONE, 2)
+        assert status.error is None, "a done task must have no error"
+        assert status.last_failure is not None, "a done task must have its last failure"
+        assert status.last_failure.error == "boom"
         assert status.updated_at <= bench.now
 
     @needs(Capability.DEAD_LETTERS)
@@ -46,7 +51,9 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.bury(subscription, delivery, "poison")
         status = await _status(bench)
         assert status.state is State.DEAD
-        assert status.error, "a dead task must have an error"
+        assert status.error == "poison", "the error of a dead task must be the reason"
+        assert status.last_failure is not None, "a dead task must have its last failure"
+        assert status.last_failure.error == "poison: details"
         await bench.dead_letters.redrive(KEY, "t1")
         assert (await _status(bench)).state is State.WAITING
         await bench.bury(subscription, await bench.one(subscription))

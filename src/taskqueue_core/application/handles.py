@@ -120,6 +120,9 @@ class Handle(Generic[R_co]):
         error = _ENDS[state](text, key=self.key, id=self.id, state=str(state))
         if isinstance(error, TaskDead):
             error.reason, error.attempts = status.error or "", status.attempt
+            if status.last_failure is not None:
+                error.error = status.last_failure.error
+                error.traceback = status.last_failure.traceback
         raise error
 
 

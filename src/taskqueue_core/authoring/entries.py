@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from taskqueue_core.limits import LIMITS
+from taskqueue_core.limits import LIMITS, clean_traceback
 from taskqueue_core.tasks import (
     DeadLetter,
     Delivery,
@@ -25,6 +25,8 @@ LOST = "lost"
 POISONED = "max_losses_exceeded"
 """reason stored with a dead letter whose task was lost with its consumer too many times"""
 _HISTORY = 20
+_TRACEBACKS = 3
+"""number of the last failures that keep their tracebacks"""
 _AT_REST = (State.WAITING, State.SCHEDULED)
 
 
@@ -136,16 +138,26 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             self.last = (*self.last[:2], Settled.DEAD)
         return True
 
-    def bury(self, reason: str, error: str | None, now: float) -> None:
+    def bury(
+        self, reason: str, error: str | None, now: float, traceback: str | None = None
+    ) -> None:
         """Record why the task becomes a dead letter, and the last error. The caller changes the state."""
-        self.fail(error, now)
+        self.fail(error, now, traceback)
         self.reason = reason[: LIMITS.text]
 
     def retry_token(self, token: str | None, settles: Delivery | None) -> str:
         """Return the token of a retry: ``token``, or a default derived from the attempt that was delivered last."""
         return token or f"attempt:{settles.attempt if settles else self.handed_out}"
 
-    def retry(self, token: str, error: str | None, now: float, *, free: bool = False) -> None:
+    def retry(
+        self,
+        token: str,
+        error: str | None,
+        now: float,
+        *,
+        traceback: str | None = None,
+        free: bool = False,
+    ) -> None:
         """Prepare the next attempt, and record the error. The caller ends the delivery and changes the state.
 
         ``free`` means that the attempt before it does not count.
@@ -154,7 +166,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             self.prior = self.attempt
         elif free:
             self.prior += 1
-        self.fail(error, now)
+        self.fail(error, now, traceback)
         self.tokens = [*self.tokens[1 - LIMITS.retry_tokens :], token]
         self.attempt += 1
         self.losses, self.reason = 0, None
@@ -163,11 +175,21 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         """Reset the counts of a dead letter, so that the task may use all its attempts again."""
         self.prior, self.losses, self.reason = self.attempt - 1, 0, None
 
-    def fail(self, error: str | None, now: float) -> None:
-        """Add an error to the task's history, which keeps only the most recent failures."""
-        if error is not None:
-            failure = Failure(attempt=self.attempt, at=now, error=error[: LIMITS.text])
-            self.history = [*self.history[1 - _HISTORY :], failure]
+    def fail(self, error: str | None, now: float, traceback: str | None = None) -> None:
+        """Add an error to the task's history, which keeps the most recent failures, and fewer tracebacks."""
+        if error is None:
+            return
+        failure = Failure(
+            attempt=self.attempt,
+            at=now,
+            error=error[: LIMITS.text],
+            traceback=clean_traceback(traceback),
+        )
+        history = [*self.history[1 - _HISTORY :], failure]
+        if len(history) > _TRACEBACKS:
+            older = history[-1 - _TRACEBACKS]
+            history[-1 - _TRACEBACKS] = msgspec.structs.replace(older, traceback=None)
+        self.history = history
 
     @property
     def delivery(self) -> Delivery:
@@ -198,6 +220,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     @property
     def status(self) -> TaskStatus:
         """The entry as a `TaskStatus`."""
+        last = self.history[-1] if self.history else None
         return TaskStatus(
             key=self.task.key,
             task_id=self.task.id,
@@ -206,5 +229,14 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
             losses=self.losses,
             updated_at=self.updated_at,
             progress=self.progress,
-            error=self.reason or (self.history[-1].error if self.history else None),
+            error=error_of(self.state or State.WAITING, self.reason, last),
+            last_failure=last,
         )
+
+
+def error_of(state: State, reason: str | None, last_failure: Failure | None) -> str | None:
+    """Return the error in the status of a task, for a ``reason`` that is set for dead letters."""
+    if state is State.DEAD and reason:
+        return reason
+    shown = state.live or state is State.DEAD
+    return last_failure.error if last_failure and shown else None

@@ -93,6 +93,8 @@ class QueueSettings(BaseModel):
     """durability of confirmed tasks, which the store must support; ``None``: the store's default"""
     replicas: Whole = Field(default=1, ge=1, le=100)
     """with the durability ``replicated``: number of replicas that must have stored a task before it is confirmed"""
+    keep_tracebacks: bool = True
+    """whether the history of a task keeps the tracebacks of its last failures; servers and local workers apply it"""
     journal: bool = False
     """whether the backend's journal records every change of state; refused if the backend has no journal"""
     capacity: _Bound | None = None

@@ -12,9 +12,15 @@ class DeadLettering(Protocol):
     """The part of the capability ``dead_letters`` that consumers use."""
 
     async def dead_letter(
-        self, delivery: Delivery, reason: str, error: str | None = None
+        self,
+        delivery: Delivery,
+        reason: str,
+        error: str | None = None,
+        traceback: str | None = None,
     ) -> Settled:
         """End a delivery and make its task a dead letter, with its reason, error and history, in one atomic step.
+
+        ``error`` is added to the history with the last `Limits.traceback` bytes of ``traceback``, as for a retry.
 
         Raises `LeaseLost` for a stale receipt. Repeating the same settlement returns the same result again.
         """

@@ -88,6 +88,7 @@ class JointPublisher(ABC):
         token: str | None = None,
         settles: Delivery | None = None,
         free: bool = False,
+        traceback: str | None = None,
     ) -> Confirmation:
         inner = None
         if settles is None:
@@ -96,7 +97,13 @@ class JointPublisher(ABC):
             member, inner = self._composite.to_member(settles)
             part = QueuePart(member, inner.task.key)
         confirmation = await self._composite.members[part.member].backend.publisher.schedule_retry(
-            renamed(task, part.key), at, error=error, token=token, settles=inner, free=free
+            renamed(task, part.key),
+            at,
+            error=error,
+            token=token,
+            settles=inner,
+            free=free,
+            traceback=traceback,
         )
         return _for_key(confirmation, task.key)
 

@@ -48,10 +48,14 @@ class JointSubscription(MultiReceiver):
         )
 
     async def dead_letter(
-        self, delivery: Delivery, reason: str, error: str | None = None
+        self,
+        delivery: Delivery,
+        reason: str,
+        error: str | None = None,
+        traceback: str | None = None,
     ) -> Settled:
         async def call(subscription: Any, batch: list[Delivery], _: list[int]) -> list[Settled]:
-            return [await subscription.dead_letter(batch[0], reason, error)]
+            return [await subscription.dead_letter(batch[0], reason, error, traceback)]
 
         return (await self._settle([delivery], call))[0]
 

@@ -7,8 +7,10 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
+import msgspec
+
 from taskqueue_core.backend import Backend, Capability, Subscription
-from taskqueue_core.capabilities import control_of, dead_lettering_of, has
+from taskqueue_core.capabilities import QueueSettings, control_of, dead_lettering_of, has
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.errors import LeaseLost
@@ -19,8 +21,8 @@ from taskqueue_core.retry import (
     Failed,
     Outcome,
     Redeliver,
+    Rejected,
     RetryLater,
-    RetryPolicy,
     ScheduleRetry,
     Verb,
     decide,
@@ -42,14 +44,14 @@ async def settle(
                 return (await subscription.ack(delivery, results=(result,)))[0]
             case Redeliver(lost):
                 return (await subscription.redeliver(delivery, lost=lost))[0]
-            case Bury(reason, error):
+            case Bury(reason, error, traceback):
                 return await dead_lettering_of(backend, subscription).dead_letter(
-                    delivery, reason, error
+                    delivery, reason, error, traceback
                 )
-            case ScheduleRetry(delay, error, free):
+            case ScheduleRetry(delay, error, free, traceback):
                 at, task = backend.now() + delay, delivery.task
                 await backend.publisher.schedule_retry(
-                    task, at, error=error, settles=delivery, free=free
+                    task, at, error=error, settles=delivery, free=free, traceback=traceback
                 )
                 if backend.capabilities.atomic_retry:
                     return Settled.OK
@@ -62,7 +64,7 @@ _BYTES = 4 * 1024 * 1024
 """maximum size, in bytes, of all results in one call; a single larger result is sent alone"""
 _MAX_CONCURRENT = 100
 """maximum number of concurrent calls for retries and dead letters"""
-_DEFAULT_POLICY = RetryPolicy()
+_DEFAULTS = QueueSettings()
 
 Done = tuple[Delivery, bytes | None]
 
@@ -136,16 +138,16 @@ class Settler:
     async def _settle_remaining(
         self, remaining: list[tuple[Delivery, Outcome]], results: dict[str, bool]
     ) -> None:
-        policies = await self._policies(
-            {d.task.key for d, outcome in remaining if isinstance(outcome, Failed | RetryLater)}
+        settings = await self._settings(
+            {d.task.key for d, outcome in remaining if _needs_settings(outcome)}
         )
         while remaining:
             batch = remaining[:_MAX_CONCURRENT]
             verbs = (
-                decide(
+                decided(
                     outcome,
                     delivery,
-                    policies.get(delivery.task.key, _DEFAULT_POLICY),
+                    settings.get(delivery.task.key, _DEFAULTS),
                     self._uniform,
                 )
                 for delivery, outcome in batch
@@ -167,11 +169,30 @@ class Settler:
             if failed:
                 raise failed[0][1]
 
-    async def _policies(self, keys: set[str]) -> dict[str, RetryPolicy]:
+    async def _settings(self, keys: set[str]) -> dict[str, QueueSettings]:
         if self._control is None:
             return {}
         settings = await gather_all(self._control.settings(key) for key in keys)
-        return {key: read.retry for key, read in zip(keys, settings, strict=True)}
+        return dict(zip(keys, settings, strict=True))
+
+
+def _needs_settings(outcome: Outcome) -> bool:
+    if isinstance(outcome, Rejected):
+        return outcome.traceback is not None
+    return isinstance(outcome, Failed | RetryLater)
+
+
+def decided(
+    outcome: Outcome,
+    delivery: Delivery,
+    settings: QueueSettings,
+    uniform: Callable[[], float],
+) -> Verb:
+    """Return how to settle a delivery, by the retry policy of its queue. Tracebacks are left out if it says so."""
+    verb = decide(outcome, delivery, settings.retry, uniform)
+    if isinstance(verb, Bury | ScheduleRetry) and not settings.keep_tracebacks:
+        return msgspec.structs.replace(verb, traceback=None)
+    return verb
 
 
 def _batches(done: Sequence[Done]) -> Iterator[Sequence[Done]]:

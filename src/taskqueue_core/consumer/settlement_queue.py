@@ -118,8 +118,8 @@ def _size_of(outcome: Outcome) -> int:
     match outcome:
         case Success(result):
             return len(result or b"")
-        case Failed(error) | RetryLater(error=error):
-            return len(error)
-        case Rejected(reason, error):
-            return len(reason) + len(error or "")
+        case Failed(error, traceback) | RetryLater(error=error, traceback=traceback):
+            return len(error) + len(traceback or "")
+        case Rejected(reason, error, traceback):
+            return len(reason) + len(error or "") + len(traceback or "")
     return 0

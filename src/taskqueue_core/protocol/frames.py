@@ -46,11 +46,12 @@ class Feature(StrEnum):
     """the worker ends an attempt that runs longer than ``deliver.timeout``"""
 
 
-FEATURES: tuple[Feature, ...] = (Feature.SNOOZE,)
+FEATURES: tuple[Feature, ...] = (Feature.SNOOZE, Feature.TRACEBACKS)
 """the features that this version has, as a worker and as a server"""
 
 _Name = Annotated[str, Meta(max_length=LIMITS.name)]
 _Text = Annotated[str, Meta(max_length=LIMITS.text)]
+_Traceback = Annotated[str, Meta(max_length=LIMITS.traceback)] | None
 _Receipt = Annotated[str, Meta(min_length=1, max_length=LIMITS.name)]
 _Receipts = Annotated[list[_Receipt], Meta(max_length=LIMITS.batch)]
 _Keys = Annotated[list[_Name], Meta(min_length=1, max_length=LIMITS.keys)]
@@ -108,6 +109,7 @@ class RetryFrame(_Frame, tag="retry", frozen=True, kw_only=True):
     error: _Text = ""
     delay: Annotated[float, Meta(ge=0, le=365 * 86_400)] | None = None
     free: bool = False
+    traceback: _Traceback = None
 
 
 class DeadLetterFrame(_Frame, tag="dead_letter", frozen=True, kw_only=True):
@@ -116,6 +118,7 @@ class DeadLetterFrame(_Frame, tag="dead_letter", frozen=True, kw_only=True):
     receipt: _Receipt
     reason: _Text
     error: _Text | None = None
+    traceback: _Traceback = None
 
 
 class Progress(_Frame, tag="progress", frozen=True, kw_only=True):

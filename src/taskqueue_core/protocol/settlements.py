@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 
 import msgspec
 
-from taskqueue_core.limits import LIMITS, clean_text
+from taskqueue_core.limits import LIMITS, clean_text, clean_traceback
 from taskqueue_core.protocol import frames
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Snoozed, Success
 
@@ -30,10 +30,12 @@ def outcomes_of(frame: frames.SettlementFrame) -> Mapping[str, Outcome]:
             return dict.fromkeys(receipts, HandBack())
         case frames.RetryFrame(receipt=receipt, delay=delay, free=True):
             return {receipt: Snoozed(delay or 0)}
-        case frames.RetryFrame(receipt=receipt, error=error, delay=delay):
-            return {receipt: Failed(error) if delay is None else RetryLater(delay, error)}
-        case frames.DeadLetterFrame(receipt=receipt, reason=reason, error=error):
-            return {receipt: Rejected(reason, error)}
+        case frames.RetryFrame(receipt=receipt, delay=None):
+            return {receipt: Failed(frame.error, frame.traceback)}
+        case frames.RetryFrame(receipt=receipt, delay=delay):
+            return {receipt: RetryLater(delay, frame.error, frame.traceback)}
+        case frames.DeadLetterFrame(receipt=receipt):
+            return {receipt: Rejected(frame.reason, frame.error, frame.traceback)}
 
 
 def frames_of(
@@ -44,6 +46,7 @@ def frames_of(
     """Yield frames that report outcomes of receipts. Acks and releases are batched, so the order may change.
 
     For a server without the feature ``snooze``, a snooze is a retry with this delay, which counts an attempt.
+    Tracebacks are sent to a server with the feature ``tracebacks``.
     """
     batch = max(1, min(limits.batch, LIMITS.batch))
     acks: list[tuple[str, bytes | None]] = []
@@ -55,22 +58,38 @@ def frames_of(
             case HandBack():
                 released.append(receipt)
             case RetryLater(delay, error):
-                yield frames.RetryFrame(receipt=receipt, error=clean_text(error), delay=delay)
+                yield frames.RetryFrame(
+                    receipt=receipt,
+                    error=clean_text(error),
+                    delay=delay,
+                    traceback=_traceback(outcome, features),
+                )
             case Snoozed(delay) if frames.Feature.SNOOZE in features:
                 yield frames.RetryFrame(receipt=receipt, delay=delay, free=True)
             case Snoozed(delay):
                 yield frames.RetryFrame(receipt=receipt, error="snoozed", delay=delay)
             case Failed(error):
-                yield frames.RetryFrame(receipt=receipt, error=clean_text(error))
+                yield frames.RetryFrame(
+                    receipt=receipt,
+                    error=clean_text(error),
+                    traceback=_traceback(outcome, features),
+                )
             case Rejected(reason, detail):
                 yield frames.DeadLetterFrame(
                     receipt=receipt,
                     reason=clean_text(reason),
                     error=None if detail is None else clean_text(detail),
+                    traceback=_traceback(outcome, features),
                 )
     yield from _ack_frames(acks, batch, min(limits.frame, LIMITS.frame))
     for start in range(0, len(released), batch):
         yield frames.RedeliverFrame(receipts=released[start : start + batch])
+
+
+def _traceback(
+    outcome: Failed | RetryLater | Rejected, features: Container[frames.Feature]
+) -> str | None:
+    return clean_traceback(outcome.traceback) if frames.Feature.TRACEBACKS in features else None
 
 
 def _ack_frames(

@@ -65,6 +65,7 @@ class RecordPublisher:
         token: str | None = None,
         settles: Delivery | None = None,
         free: bool = False,
+        traceback: str | None = None,
     ) -> Confirmation:
         check_time("at", at)
         with self._transitions.step() as now:
@@ -78,7 +79,7 @@ class RecordPublisher:
                 record.settle("retry")
             if record.ended:  # the retry of an ended task creates a new entry
                 record.task, record.state = task, None
-            record.retry(used, encodable(error), now, free=free)
+            record.retry(used, encodable(error), now, traceback=traceback, free=free)
             record.at = at
             self._transitions.store.count(task.key, "retried")
             self._transitions.move(record, State.SCHEDULED, now)

@@ -114,14 +114,20 @@ class RecordSubscription(LocalSubscription):
             return answer(self._settle(delivery, verb, end, now) for delivery in deliveries)
 
     async def dead_letter(
-        self, delivery: Delivery, reason: str, error: str | None = None
+        self,
+        delivery: Delivery,
+        reason: str,
+        error: str | None = None,
+        traceback: str | None = None,
     ) -> Settled:
-        end = partial(self._bury, encodable(reason), encodable(error))
+        end = partial(self._bury, encodable(reason), encodable(error), traceback)
         with self._transitions.step() as now:
             return answer([self._settle(delivery, "dead_letter", end, now)])[0]
 
-    def _bury(self, reason: str, error: str | None, record: Record, now: float) -> None:
-        record.bury(reason, error, now)
+    def _bury(
+        self, reason: str, error: str | None, traceback: str | None, record: Record, now: float
+    ) -> None:
+        record.bury(reason, error, now, traceback)
         self._transitions.move(record, State.DEAD, now)
 
     def _settle(

@@ -1,6 +1,7 @@
 --@ base room queue states record counts streams flow tenants lanes cold damage journal places ends receipts
 -- Ends a delivery and makes its task a dead letter.
--- ARGV: key, id, sequence number of the entry, token, reason, "1" if there is an error, error, lane.
+-- ARGV: key, id, sequence number of the entry, token, reason, "1" if there is an error, error, lane,
+-- traceback.
 -- Returns "ok" or "lost".
 local q, id, fence, token, reason = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local error = ARGV[8] == '1' and ARGV[9] or nil
@@ -25,7 +26,7 @@ end
 local worker = worker_of(q, owner)
 local body = body_at(name, fence)
 local cold = read_cold(q, id)
-if error then fail(cold, r.attempt, error) end
+if error then fail(cold, r.attempt, error, ARGV[11]) end
 cold.r = reason
 r.handed, r.verb, r.answer, r.settled = r.attempt, BURY, 0, r.fence
 land(q, r)

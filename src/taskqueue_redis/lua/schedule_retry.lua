@@ -2,7 +2,7 @@
 -- Schedules the next attempt of a task, once per retry token.
 -- ARGV: key, id, time, retry token ("" for the default), "1" if there is an error, error; of the delivery
 -- that the retry settles ("" if none): sequence number, token and attempt; of the task: digest, priority, deadline (""
--- if none), body, tenant and ordering key ("" if none); "1" if the attempt before the retry does not count.
+-- if none), body, tenant and ordering key ("" if none); "1" if the attempt before the retry does not count; traceback.
 -- Returns how many replicas must confirm, and "accepted", "duplicate" or "lost".
 local q, id, at, token = queue(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 local error = ARGV[7] == '1' and ARGV[8] or nil
@@ -64,7 +64,7 @@ else
   r.digest, r.priority, r.marks, r.tenant, r.entity = digest, priority, 0, ARGV[16], ARGV[17]
   if deadline == '' then deadline = nil end
 end
-if error then fail(cold, r.attempt, error) end
+if error then fail(cold, r.attempt, error, ARGV[19]) end
 keep_token(cold, token, r.attempt)
 cold.r = nil
 if ARGV[18] == '1' and not (known and r.state == DEAD) then r.prior = r.prior + 1 end

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from pydantic import ValidationError
 
+from taskqueue_core.authoring.entries import error_of
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import DeadLetter, Failure, Ledger, State, Task, TaskStatus
@@ -65,15 +66,18 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
     if record is None:
         return None
     history, reason = _cold(cold)
+    last = history[-1] if history else None
+    state = State.IN_FLIGHT if in_flight else record.state
     return TaskStatus(
         key=key,
         task_id=task_id,
-        state=State.IN_FLIGHT if in_flight else record.state,
+        state=state,
         attempt=record.attempt,
         losses=record.losses,
         updated_at=seconds(record.since),
         progress=_progress(progress),
-        error=reason or (history[-1].error if history else None),
+        error=error_of(state, reason, last),
+        last_failure=last,
     )
 
 
@@ -194,6 +198,12 @@ def _cold(packed: bytes | None) -> tuple[list[Failure], str | None]:
         return [], None
     failures = cold.get("h") or []
     history = [
-        Failure(attempt=attempt, at=at / 1_000_000, error=error) for attempt, at, error in failures
+        Failure(
+            attempt=attempt,
+            at=at / 1_000_000,
+            error=error,
+            traceback=traceback[0] if traceback else None,
+        )
+        for attempt, at, error, *traceback in failures
     ]
     return history, cold.get("r")

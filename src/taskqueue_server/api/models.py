@@ -86,6 +86,8 @@ class RetryIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     token: Label | None = None
     free: bool = False
     """whether the attempt before it does not count against the maximum number of attempts"""
+    traceback: str | None = None
+    """the traceback of ``error``, which the task's history keeps unless the queue's settings exclude it"""
 
 
 class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,6 +102,8 @@ class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     token: Label | None = None
     free: bool = False
     """whether the attempt before it does not count against the maximum number of attempts"""
+    traceback: str | None = None
+    """the traceback of ``error``, which the task's history keeps unless the queue's settings exclude it"""
     payload: Raw | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -166,9 +166,12 @@ async def _retry(
         duplicate = Published.DUPLICATE
         return _confirmed(Confirmation(key=task.key, task_id=task.id, status=duplicate))
     retained = None if body.error is None else body.error[: LIMITS.text]
+    traceback = body.traceback
+    if traceback and not (await call.context.control.settings(task.key)).keep_tracebacks:
+        traceback = None
     return _confirmed(
         await call.context.backend.publisher.schedule_retry(
-            task, at, error=retained, token=token, free=body.free
+            task, at, error=retained, token=token, free=body.free, traceback=traceback
         )
     )
 

@@ -138,11 +138,15 @@ class _NotedSubscription(SubscriptionBase):
         return told
 
     async def dead_letter(
-        self, delivery: Delivery, reason: str, error: str | None = None
+        self,
+        delivery: Delivery,
+        reason: str,
+        error: str | None = None,
+        traceback: str | None = None,
     ) -> Settled:
         """Dead-letter a delivery and record the answer."""
         with _settling(self.log, "dead_letter", [delivery]) as answered:
-            told: Settled = await self.inner.dead_letter(delivery, reason, error)
+            told: Settled = await self.inner.dead_letter(delivery, reason, error, traceback)
             answered([told.value])
         return told
 

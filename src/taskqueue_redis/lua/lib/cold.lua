@@ -1,6 +1,7 @@
 -- Fields that few tasks have: history, retry tokens, and the reason and the deadline of a dead letter. They are packed
 -- in one value per task.
 local HISTORY = 20
+local TRACEBACKS = 3 -- number of the last failures that keep their tracebacks
 local TOKENS = 100 -- number of retry tokens that a task keeps: those of its last retries
 
 local function read_cold(q, id)
@@ -23,7 +24,9 @@ local function keep_token(cold, token, attempt)
   cold.k[token] = attempt
 end
 
-local function fail(cold, attempt, error)
+local function fail(cold, attempt, error, traceback)
   if #cold.h >= HISTORY then table.remove(cold.h, 1) end
-  cold.h[#cold.h + 1] = {attempt, now, error}
+  cold.h[#cold.h + 1] = {attempt, now, error, traceback ~= '' and traceback or nil}
+  local older = cold.h[#cold.h - TRACEBACKS]
+  if older then older[4] = nil end
 end
