@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from taskqueue_core import Context, Depends, NotConnected, TaskDead, TaskExpired, Tasks
+from taskqueue_core import Context, Depends, NotConnected, TaskDead, TaskExpired, Tasks, gather
 from taskqueue_core.capabilities import Order, QueueSettings, control_of, dead_letters_of
 from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskFailed, TaskQueueError
 from taskqueue_core.retry import RetryPolicy
@@ -219,6 +219,42 @@ async def test_deliver_twice(shop: Shop, taskqueue: TestQueue) -> None:
     assert shop.log == ["fail 1"]
 
 
+async def test_handlers_wait_for_tasks(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: handlers wait for tasks that they publish, 20 deep, and for several at once; also in threads."""
+
+    @shop.tasks.task
+    async def total(depth: int) -> int:
+        if not depth:
+            return 1
+        return 1 + int(sum(await gather(await total.publish(depth - 1))))
+
+    @shop.tasks.task
+    def double(number: int) -> int:
+        return 2 * int(total.publish_sync(number).result())
+
+    @shop.tasks.task
+    async def fan() -> int:
+        return len(await gather(*[await shop.mail.publish(str(number)) for number in range(5)]))
+
+    deep, threaded, wide = await total.publish(20), await double.publish(3), await fan.publish()
+    await taskqueue.drain()
+    assert await gather(deep, threaded, wide) == [21, 8, 5]
+
+
+async def test_a_wait_that_cannot_end(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: a handler that waits for a task that is not due is named; when the clock advances, it continues."""
+
+    @shop.tasks.task
+    async def patient() -> str:
+        return await (await shop.mail.using(delay=60).publish("Ada")).result()
+
+    handle = await patient.publish()
+    with pytest.raises(NotIdle, match=r"shop.patient: waits for a task that is not due"):
+        await taskqueue.drain()
+    await taskqueue.advance(60)
+    assert (await handle.result()).startswith("taskqueue-handler")
+
+
 async def test_not_idle(shop: Shop, taskqueue: TestQueue) -> None:
     """U11: tasks that publish each other without end are named, and the drain ends."""
 
@@ -234,43 +270,6 @@ async def test_not_idle(shop: Shop, taskqueue: TestQueue) -> None:
         await taskqueue.drain(limit=50)
     assert (await taskqueue.queue.ledger()).waiting == 1
     assert (await taskqueue.drain(until_idle=False)).count() == 1
-
-
-async def test_crash(shop: Shop, taskqueue: TestQueue) -> None:
-    """U11: when the worker vanishes, what it runs counts as a loss, and runs again in the next drain."""
-    begun, losses = asyncio.Event(), list[int]()
-
-    @shop.tasks.task
-    async def hang(context: Context) -> None:
-        losses.append(context.losses)
-        begun.set()
-        if not context.losses:
-            await asyncio.Event().wait()
-
-    await hang.publish()
-    await taskqueue.crash()
-    draining = asyncio.create_task(taskqueue.drain())
-    await begun.wait()
-    await taskqueue.crash()
-    assert [run.end for run in (await draining).runs] == ["lost"]
-    assert [run.end for run in (await taskqueue.drain()).runs] == ["done"]
-    assert losses == [0, 1]
-
-
-async def test_crash_inside_a_handler(shop: Shop, taskqueue: TestQueue) -> None:
-    """U11: a handler that crashes its own worker does not continue."""
-    reached = list[str]()
-
-    @shop.tasks.task
-    async def dies(context: Context) -> None:
-        if not context.losses:
-            await taskqueue.crash()
-        reached.append(f"losses {context.losses}")
-
-    await dies.publish()
-    assert (await taskqueue.drain()).count(end="lost") == 1
-    assert (await taskqueue.drain()).count(end="done") == 1
-    assert reached == ["losses 1"]
 
 
 async def test_lifespan() -> None:
@@ -335,41 +334,6 @@ async def test_bad_input(shop: Shop, taskqueue: TestQueue) -> None:
     await drains.publish()
     with pytest.raises(TaskQueueError, match="a handler cannot drain the queue"):
         await taskqueue.drain()
-
-
-async def test_a_handler_that_ends_the_process(shop: Shop, taskqueue: TestQueue) -> None:
-    """U11: `SystemExit` in a handler is raised by the drain; the task counts as lost, and runs again."""
-
-    @shop.tasks.task
-    def leave(context: Context) -> None:
-        if not context.losses:
-            raise SystemExit(3)
-
-    await leave.publish()
-    with pytest.raises(SystemExit):
-        await taskqueue.drain()
-    assert (await taskqueue.drain()).count(end="done") == 1
-
-
-async def test_a_cancelled_drain(shop: Shop, taskqueue: TestQueue) -> None:
-    """U11: a drain that is cancelled releases what it runs, without a loss."""
-    losses, begun = list[int](), asyncio.Event()
-
-    @shop.tasks.task
-    async def hang(context: Context) -> None:
-        losses.append(context.losses)
-        begun.set()
-        if len(losses) == 1:
-            await asyncio.Event().wait()
-
-    await hang.publish()
-    draining = asyncio.create_task(taskqueue.drain())
-    await begun.wait()
-    draining.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await draining
-    await taskqueue.drain()
-    assert losses == [0, 0]
 
 
 async def test_isolation(shop: Shop) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
 
 from taskqueue_core.application.arguments import InvalidPayload
 from taskqueue_core.capabilities import Control
@@ -30,6 +33,15 @@ _FAULTS = (InvalidPayload.code, INVALID_RESULT)
 """reasons of dead letters that the handler did not ask for"""
 
 
+class Wait(msgspec.Struct, eq=False):
+    """A wait for the end of a task."""
+
+    receipt: str
+    """receipt of the delivery whose handler waits; empty for other code of the worker"""
+    since: asyncio.Event | None = None
+    """the event `Drain.changed` when it last looked"""
+
+
 class Drain:
     """One call of `TestQueue.drain` or `TestQueue.advance`."""
 
@@ -50,6 +62,10 @@ class Drain:
         self.until_idle = until_idle
         self.ended = asyncio.Event()
         """set when the worker has ended"""
+        self.changed = asyncio.Event()
+        """set at the next change of what runs, or of the store; then there is a new event"""
+        self.waits: list[Wait] = []
+        """the waits of handlers for the ends of other tasks"""
         self._clock = clock
         self._published = published
         self._until = until
@@ -63,10 +79,33 @@ class Drain:
         self._error: NotIdle | None = None
 
     def result(self) -> Drained:
-        """Return what was run. Raises `NotIdle` if that reached the limit."""
+        """Return what was run. Raises `NotIdle`."""
         if self._error is not None:
             raise self._error
         return Drained(runs=tuple(self._runs), expired=tuple(self._expired))
+
+    def notify(self) -> None:
+        """Set the event `changed`."""
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+    @contextmanager
+    def waiting(self, receipt: str) -> Iterator[Wait]:
+        """Note that the handler of a delivery waits for the end of a task."""
+        wait = Wait(receipt)
+        self.waits.append(wait)
+        self.notify()
+        try:
+            yield wait
+        finally:
+            self.waits.remove(wait)
+
+    def note_stuck(self, names: Iterable[str]) -> None:
+        """Record that handlers wait for tasks that are not due."""
+        self._error = NotIdle(
+            f"{', '.join(sorted(set(names)))}: waits for a task that is not due, so it cannot end; advance the clock, "
+            "or drain with until_idle=True"
+        )
 
     def may_start(self, task: Task) -> bool:
         """Count a run of a task. Return False if the limit was reached before."""
@@ -118,6 +157,7 @@ class Drain:
             return False
         times = [self._until, due_at, *(task.deadline for task in self._published)]
         await self._clock.advance_to(min(time for time in times if time is not None and time > now))
+        self.notify()
         self._started = 0  # the limit is that of one moment
         self.note_expired((await control.maintain()).expired)
         return True

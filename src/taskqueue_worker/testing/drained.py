@@ -13,7 +13,7 @@ from taskqueue_core.tasks import Expired
 
 
 class NotIdle(TaskQueueError):
-    """A drain ran more tasks than its ``limit``. The message names the tasks that ran last, and how often they ran."""
+    """A drain ran more tasks than its ``limit``, or a handler waits for a task that is not due. It names the tasks."""
 
     code = "not_idle"
 

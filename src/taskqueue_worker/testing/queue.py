@@ -46,8 +46,9 @@ class TestQueue:
 
     Inside the ``with`` block, ``publish`` and ``publish_sync`` of the tasks of the registry ``tasks`` use this queue.
     Nothing runs by itself: `drain` runs what is due, and `advance` moves the clock. Handlers run one call at a time, in
-    the order of the store. Everything else is as in production: arguments are encoded and checked, and timeouts,
-    retries, dead letters, ordering keys and limits apply; retries have no jitter.
+    the order of the store; while a handler waits for the result of another task, the next one runs. Everything else is
+    as in production: arguments are encoded and checked, and timeouts, retries, dead letters, ordering keys and limits
+    apply; retries have no jitter.
 
     ``mode="inline"`` drains within each publish of the code under test. What a handler publishes runs after it.
     ``errors="raise"`` makes a drain raise the exception of a handler, after everything has run; with
@@ -152,8 +153,8 @@ class TestQueue:
         ``until_idle=False`` runs only what is due now. ``deliver_twice=True`` runs each task a second time after it
         succeeded and before its ack, as if the worker had crashed in between: a test that a handler is idempotent.
 
-        Raises the exception of the first handler that failed, unless ``errors="record"``, and `NotIdle` if more than
-        ``limit`` runs were due.
+        Raises the exception of the first handler that failed, unless ``errors="record"``. Raises `NotIdle` if more than
+        ``limit`` runs were due, or a handler waits for a task that is not due.
 
         >>> (await taskqueue.drain()).count(end="done")
         1

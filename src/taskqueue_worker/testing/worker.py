@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.backend import Backend, Subscription
@@ -13,7 +15,9 @@ from taskqueue_core.capabilities import Control, control_of
 from taskqueue_core.consumer.outage import release_as_lost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Outcome
-from taskqueue_core.tasks import Delivery
+from taskqueue_core.task_ends import TaskEnds, has_ended
+from taskqueue_core.tasks import Delivery, TaskStatus
+from taskqueue_worker.base import WorkerLink
 from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.local_source import LocalTaskSource
@@ -23,6 +27,10 @@ from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.run import WorkerRun
 from taskqueue_worker.task_log import TaskLog
 from taskqueue_worker.testing.drain import Drain
+from taskqueue_worker.testing.published import name_of
+
+_running: ContextVar[str] = ContextVar("taskqueue_test_receipt", default="")
+"""receipt of the delivery whose handler is running"""
 
 
 class DrainWorker(LocalWorker):
@@ -46,6 +54,13 @@ class DrainWorker(LocalWorker):
         if self._drain_source is not None:
             await self._drain_source.crash()
 
+    @asynccontextmanager
+    async def _open_source(self, worker_id: str) -> AsyncIterator[WorkerLink]:
+        async with super()._open_source(worker_id) as link:
+            queue = link.queue()
+            queue.ends = _Waits(control_of(queue.backend), self._drain)
+            yield link
+
     def _create_task_log(self, worker_id: str) -> TaskLog:
         return _DrainLog(worker_id, self._drain)
 
@@ -61,9 +76,32 @@ class _DrainLog(TaskLog):
         super().__init__(worker_id)
         self._drain = drain
 
+    def enter(self, first: AnyDelivery, number: int = 1) -> None:
+        super().enter(first, number)
+        _running.set(first.receipt)
+
     def failed(self, deliveries: Sequence[AnyDelivery], error: BaseException) -> None:
         super().failed(deliveries, error)
         self._drain.note_error(deliveries, error)
+
+
+class _Waits(TaskEnds):
+    """Waits of handlers for the ends of other tasks, which run in the meantime."""
+
+    def __init__(self, control: Control, drain: Drain) -> None:
+        super().__init__(control)
+        self._drain = drain
+
+    async def wait(
+        self, key: str, task_id: str, *, wait_for_redrive: bool = False
+    ) -> TaskStatus | None:
+        with self._drain.waiting(_running.get()) as wait:
+            while True:
+                wait.since = changed = self._drain.changed
+                (status,) = await self._control.statuses(key, task_id)
+                if has_ended(status, wait_for_redrive=wait_for_redrive):
+                    return status
+                await changed.wait()
 
 
 class DrainSource(LocalTaskSource):
@@ -110,7 +148,7 @@ class DrainSource(LocalTaskSource):
             deliver=self._deliver,
             refuse=self._refuse,
             is_settled=lambda: not self._settlements.unsettled,
-            on_end=lambda: self._run.stop(now=False),
+            on_end=lambda: self._run.stop(now=True),
             control=control_of(self._backend),
         )
         self._run.set_connected(connected=True)
@@ -118,14 +156,17 @@ class DrainSource(LocalTaskSource):
 
     async def _on_settled(self, results: Mapping[str, bool]) -> None:
         await super()._on_settled(results)
-        self._drain_receiver.wake()
+        self._drain.notify()
 
     async def _maintain(self, control: Control) -> None:
         """Do nothing: the drain maintains the store when it advances the clock."""
 
 
 class DrainReceiver:
-    """A receiver that passes on one task, or one batch, at a time, until the end of its drain."""
+    """A receiver that passes on one task, or one batch, at a time, until the end of its drain.
+
+    While a handler waits for the end of another task, the next call may start.
+    """
 
     def __init__(
         self,
@@ -156,41 +197,45 @@ class DrainReceiver:
         self._max_batch = max([1, *(handler.options.batch for handler in handlers.batches)])
         self._received: deque[Delivery] = deque()
         self._running = 0
-        self._changed = asyncio.Event()
+        self._calls: dict[str, tuple[str, int]] = {}
+        """for each running delivery: the name of its task, and the number of deliveries in the call of the handler"""
 
     def ended(self) -> None:
         self._running -= 1
-        self.wake()
+        if not self._running:
+            self._calls.clear()
+        self._drain.notify()
 
     def returned(self) -> None:
         self.ended()
 
     def resize(self, capacity: int) -> None:
         self._capacity = capacity
-        self.wake()
+        self._drain.notify()
 
     def stop(self) -> None:
         self.resize(0)
 
-    def wake(self) -> None:
-        """Check again what can be done."""
-        self._changed.set()
-
     async def run(self) -> None:
         first = True
         while self._capacity:
-            self._changed.clear()
-            due_at = None
-            if not self._running and not self._received and (first or self._drain.until_idle):
+            changed, due_at = self._drain.changed, None
+            waiting = {each.receipt for each in self._drain.waits} & self._calls.keys()
+            busy = self._running > sum(self._calls[receipt][1] for receipt in waiting)
+            if not busy and not self._received and (first or self._drain.until_idle):
                 due_at = await self._receive(everything=first and not self._drain.until_idle)
                 first = False
-            if self._running or not (self._received or self._is_settled()):
-                await self._changed.wait()
+            if busy or not (self._received or self._is_settled()):
+                await changed.wait()
             elif self._received:
                 self._start_next()
+            elif any(each.since is not changed for each in self._drain.waits):
+                await asyncio.sleep(0)  # it has not looked yet whether this change ended it
             elif not await self._drain.advance(self._control, due_at):
+                if waiting:
+                    self._drain.note_stuck(self._calls[receipt][0] for receipt in waiting)
                 self._on_end()
-                await self._changed.wait()
+                await changed.wait()
         self._refuse(tuple(self._received))
 
     async def _receive(self, *, everything: bool) -> float | None:
@@ -214,5 +259,6 @@ class DrainReceiver:
             return
         for delivery in deliveries:
             self._received.remove(delivery)
+            self._calls[delivery.receipt] = name_of(delivery.task), len(deliveries)
         self._running += len(deliveries)
         self._deliver(deliveries)
