@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
 
-from taskqueue_core import InvalidArguments, TaskQueueError
+from taskqueue_core import (
+    Call,
+    Confirmation,
+    Context,
+    InvalidArguments,
+    Middleware,
+    TaskQueueError,
+    Tasks,
+)
 from taskqueue_worker.testing import TestQueue
 from tests.application.shop import Failure, Shop
 
@@ -56,6 +66,48 @@ def test_without_a_loop(shop: Shop) -> None:
     with TestQueue(shop.tasks, mode="inline"):
         assert shop.charge.publish_sync(2).result() == 5
     assert shop.log[2:] == ["charge 2", "mail to buyer of 2"]
+
+
+class Stamp(Middleware):
+    """Adds a header to each publish, and notes it around each run."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def publish(
+        self, call: Call[Any], send: Callable[[Call[Any]], Awaitable[Confirmation]]
+    ) -> Confirmation:
+        """Add the header, after other tasks had their turn."""
+        await asyncio.sleep(0)
+        return await send(call.using(headers={"stamp": call.function.name}))
+
+    async def run(self, context: Context, handle: Callable[[], Awaitable[Any]]) -> Any:
+        """Note the header before and after the handler."""
+        self.seen.append(f"before {context.headers['stamp']}")
+        result = await handle()
+        self.seen.append(f"after {context.headers['stamp']}")
+        return result
+
+
+@pytest.mark.parametrize("mode", ["queue", "inline"])
+async def test_middleware(mode: Literal["queue", "inline"]) -> None:
+    """U9, U11: middleware is called around publishes and runs, in both modes, also of blocking calls in threads."""
+    stamp = Stamp()
+    tasks = Tasks(middleware=[stamp])
+
+    @tasks.task
+    async def outer() -> None:
+        await asyncio.to_thread(inner.publish_sync)
+
+    @tasks.task
+    def inner() -> None: ...
+
+    async with TestQueue(tasks, mode=mode) as taskqueue:
+        await tasks.publish_many([outer.call()])
+        await taskqueue.drain()
+        assert stamp.seen == ["before outer", "after outer", "before inner", "after inner"]
+        (published,) = taskqueue.published(inner)
+        assert published.task.headers == {"stamp": "inner"}
 
 
 class Parcel(BaseModel):
