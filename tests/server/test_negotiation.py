@@ -5,6 +5,7 @@ from __future__ import annotations
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.protocol.frames import FEATURES
 from taskqueue_core.retry import RetryPolicy
+from taskqueue_core.tasks import DeadLetter
 from taskqueue_memory import MemoryBackend
 from tests.server.support import running
 
@@ -48,6 +49,7 @@ async def test_tracebacks_are_kept_unless_the_queue_excludes_them() -> None:
     async with running(backend) as it, it.worker(credit=9) as worker:
         settings = await backend.control.configure("k", QueueSettings(retry=policy))
         await it.publish("a")
+        letters: tuple[DeadLetter, ...] = ()
         for number in (1, 2, 3):
             (got,) = await worker.deliveries(1)
             sent = {"receipt": got["receipt"], "error": "e", "traceback": f"Traceback {number}"}
@@ -56,14 +58,14 @@ async def test_tracebacks_are_kept_unless_the_queue_excludes_them() -> None:
                 continue
             await worker.send("dead_letter", reason="no", **sent)
             await it.reaches(dead=1)
-            (letter,) = await backend.dead_letters.list("k")
+            letters = await backend.dead_letters.list("k")
             if number == 2:
                 hidden = settings.model_copy(update={"keep_tracebacks": False})
                 await backend.control.configure("k", hidden)
                 await backend.dead_letters.redrive("k")
-        kept = [failure.traceback for failure in letter.history]
+        kept = [failure.traceback for failure in letters[0].history]
         assert kept == ["Traceback 1", "Traceback 2", None]
         await backend.dead_letters.discard("k")
         (status,) = await backend.control.statuses("k", "a")
         assert status is not None
-        assert (status.error, status.last_failure) == (None, letter.history[-1])
+        assert (status.error, status.last_failure) == (None, letters[0].history[-1])

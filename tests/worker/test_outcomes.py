@@ -80,7 +80,7 @@ def test_errors(error: Exception, expected: Outcome) -> None:
 def failing(number: int) -> None:
     """Raise an error with a cause, from a function whose name shows in the traceback."""
     try:
-        {}[number]
+        {0: 0}[number]
     except KeyError as error:
         raise ValueError("wrong") from error
 

@@ -63,8 +63,8 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
             await settle(bench.backend, subscription, delivery, verb)
         long = "é" * LIMITS.traceback + "\nValueError: x"
         last = await bench.one(subscription)
-        verdict = Bury("bad", "details", long)
-        assert await settle(bench.backend, subscription, last, verdict) is Settled.OK
+        burial = Bury("bad", "details", long)
+        assert await settle(bench.backend, subscription, last, burial) is Settled.OK
         (dead_letter,) = await bench.dead_letters.list(KEY)
         kept = [failure.traceback for failure in dead_letter.history]
         assert kept[:3] == [None, "Traceback 2", "Traceback 3"], "the last 3 tracebacks are kept"
