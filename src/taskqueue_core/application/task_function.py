@@ -187,7 +187,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         return self.arguments.schema()
 
     def read_result(self, text: bytes) -> R_co:
-        """Decode a result by the return annotation of the function.
+        """Decode a result by the return annotation of the function; if that handles batches, by that of its list.
 
         Raises pydantic's ``ValidationError``, and `InvalidResult` if pydantic cannot check the annotation.
         """
@@ -199,6 +199,8 @@ class TaskFunction(Generic[P, R_co, C_co]):
                 raise InvalidResult(
                     f"the return annotation of the task {self.name!r} cannot be checked: {error}"
                 ) from error
+        if self.options.batch and text != b"null":
+            return cast("R_co", self._adapter.validate_json(b"[%b]" % text)[0])
         return cast("R_co", self._adapter.validate_json(text))
 
 
