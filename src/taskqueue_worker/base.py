@@ -18,11 +18,12 @@ from typing import TypeVar, overload
 import msgspec
 
 from taskqueue_core.application.registry import Tasks
+from taskqueue_core.application.rules import ErrorRules
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.queue import Queue
-from taskqueue_core.retry import Failed, HandBack, Outcome, RetryLater
+from taskqueue_core.retry import Failed, HandBack, Outcome, RetryLater, Snoozed
 from taskqueue_worker.handlers import Handler, Handlers
 from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.run import TaskSource, WorkerRun
@@ -55,12 +56,13 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     """number of running tasks"""
     outcomes: dict[str, dict[str, int]] = {}
-    """number of ended attempts by queue and by outcome: success, failure, retry, rejected or released"""
+    """number of ended attempts by queue and by outcome: success, failure, retry, snooze, rejected or released"""
 
 
 _OUTCOME_NAMES: dict[type[Outcome], str] = {
     Failed: "failure",
     RetryLater: "retry",
+    Snoozed: "snooze",
     HandBack: "released",
 }
 _log = logging.getLogger("taskqueue.worker")
@@ -178,7 +180,13 @@ class BaseWorker(ABC):
     def task(self, function: F, /) -> F: ...
     @overload
     def task(
-        self, key: str | None = None, /, *, timeout: float | None = None, batch: int | None = None
+        self,
+        key: str | None = None,
+        /,
+        *,
+        timeout: float | None = None,
+        on_error: ErrorRules | None = None,
+        batch: int | None = None,
     ) -> Callable[[F], F]: ...
 
     def task(
@@ -187,6 +195,7 @@ class BaseWorker(ABC):
         /,
         *,
         timeout: float | None = None,
+        on_error: ErrorRules | None = None,
         batch: int | None = None,
     ) -> F | Callable[[F], F]:
         """Register the decorated function as the handler of ``key``, by default its own name, and return it unchanged.
@@ -196,7 +205,7 @@ class BaseWorker(ABC):
 
         ``async`` functions run in the event loop, other functions in threads. After ``timeout`` seconds the attempt
         fails. An async handler is then cancelled. A synchronous handler cannot be cancelled, so it occupies its slot
-        until it returns.
+        until it returns. ``on_error`` is as for `taskqueue_core.Tasks.task`.
 
         With ``batch``, one call handles up to ``batch`` tasks: a parameter annotated ``list[T]`` receives their
         payloads, and a parameter annotated ``list[Context]`` their contexts. The handler returns nothing, or a list
@@ -208,7 +217,7 @@ class BaseWorker(ABC):
 
         def register(function: F) -> F:
             name = key if isinstance(key, str) else None
-            self._own_tasks.task(name, timeout=timeout, batch=batch)(function)
+            self._own_tasks.task(name, timeout=timeout, on_error=on_error, batch=batch)(function)
             self._add_declared()
             return function
 

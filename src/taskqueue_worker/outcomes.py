@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from taskqueue_core.application.arguments import InvalidPayload
 from taskqueue_core.application.context import Context
-from taskqueue_core.application.rules import Reject, Retry, Rule, Snooze
+from taskqueue_core.application.rules import Reject, Retry, Rule, Snooze, rule_for
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, clean_text, clean_traceback, kind_of
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Snoozed, Success
@@ -25,6 +25,7 @@ INVALID_RESULT = "invalid_result"
 """reason of a dead letter if the handler returned a result that is too large or cannot be encoded as JSON"""
 
 _NO_RESULT = Success()
+_ANY_RETRY = Retry()
 _log = logging.getLogger("taskqueue.worker")
 
 
@@ -140,8 +141,10 @@ def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence
         _log.warning("%s: %s", call.handler.name, failed.error)
         return [failed] * len(jobs)
     return [
-        outcome_of_error(item) if isinstance(item, Exception) else outcome_of_value(item, limit)
-        for item in value
+        _outcome_by_rules(job, item)[0]
+        if isinstance(item, Exception)
+        else outcome_of_value(item, limit)
+        for job, item in zip(jobs, value, strict=True)
     ]
 
 
@@ -152,8 +155,42 @@ def outcomes_of_error(call: HandlerCall, error: BaseException, log: TaskLog) -> 
     """
     if not isinstance(error, Exception):
         return error
+    if not call.handler.options.on_error:
+        outcome = outcome_of_error(error)
+        ends = [(outcome, error)] * len(call.jobs)
+    else:
+        ends = [_outcome_by_rules(job, error) for job in call.jobs]
+    failed: dict[int, tuple[Exception, list[AnyDelivery]]] = {}
+    for job, (outcome, reason) in zip(call.jobs, ends, strict=True):
+        if isinstance(outcome, Failed) and not job.settled:
+            failed.setdefault(id(reason), (reason, []))[1].append(job.delivery)
+    for reason, deliveries in failed.values():
+        log.failed(deliveries, reason)
+    return [outcome for outcome, _ in ends]
+
+
+def _outcome_by_rules(job: RunningTask, error: Exception) -> tuple[Outcome, Exception]:
+    """Return the outcome of an attempt that raised ``error``, and the exception that is the reason for it.
+
+    If the function of a rule raises an exception, that is the reason: the attempt fails because of it.
+    """
+    rules = job.call.handler.options.on_error
+    if not rules or isinstance(error, Rule | InvalidPayload):
+        return outcome_of_error(error), error
+    try:
+        rule = rule_for(rules, error, job.context)
+    except Exception as wrong:  # noqa: BLE001 - a rule may raise any exception
+        wrong.__context__ = wrong.__context__ or error
+        return outcome_of_error(wrong), wrong
     outcome = outcome_of_error(error)
-    live = [job.delivery for job in call.jobs if not job.settled]
-    if isinstance(outcome, Failed) and live:
-        log.failed(live, error)
-    return [outcome] * len(call.jobs)
+    if rule is None or not isinstance(outcome, Failed):
+        return outcome, error
+    match rule:
+        case Retry():
+            text = outcome.error if rule.error == _ANY_RETRY.error else rule.error
+            return RetryLater(rule.delay, clean_text(text), outcome.traceback), error
+        case Reject():
+            text = outcome.error if rule.error is None else clean_text(rule.error)
+            return Rejected(clean_text(rule.reason), text, outcome.traceback), error
+        case Snooze():
+            return Snoozed(rule.delay), error

@@ -13,6 +13,7 @@ from taskqueue_core.application.context import Context
 from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.lifespan import LifespanFunction, checked_lifespan
 from taskqueue_core.application.publishing import publish_calls
+from taskqueue_core.application.rules import ErrorRules
 from taskqueue_core.application.task_function import TaskFunction, TaskOptions, name_of
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
@@ -97,6 +98,7 @@ class Tasks(Connections):
         *,
         queue: str | None = None,
         timeout: float | None = None,
+        on_error: ErrorRules | None = None,
         batch: int | None = None,
     ) -> TaskDecorator: ...
 
@@ -107,6 +109,7 @@ class Tasks(Connections):
         *,
         queue: str | None = None,
         timeout: float | None = None,
+        on_error: ErrorRules | None = None,
         batch: int | None = None,
     ) -> Any:
         """Declare a function as a task: ``@tasks.task``, or ``@tasks.task("name", timeout=30)``.
@@ -116,14 +119,17 @@ class Tasks(Connections):
         ``timeout`` seconds an attempt fails. With ``batch``, one call of the function handles up to ``batch`` tasks:
         see docs/workers.md.
 
-        Raises `ConfigurationError` if a name is not allowed or taken, an option is out of range, or the arguments of
-        the function cannot be published by name.
+        ``on_error`` says by class what exceptions mean: `Retry`, `Reject` or `Snooze`, or a function of the exception
+        and the context that returns one of these, or ``None`` for the retry policy. The most specific class decides.
+
+        Raises `ConfigurationError` if a name is not allowed or taken, an option is out of range, a rule is wrong, or
+        the arguments of the function cannot be published by name.
 
         >>> @tasks.task("resize", queue="images", timeout=30)
         ... async def resize(image: str, width: int = 320) -> dict[str, int]:
         ...     return {"width": width}
         """
-        options = TaskOptions.of(timeout, batch)
+        options = TaskOptions.of(timeout, batch, on_error)
         if callable(function):
             return self._add(function, None, queue, options)
         if function is not None and not isinstance(function, str):

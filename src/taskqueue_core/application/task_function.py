@@ -17,6 +17,7 @@ from taskqueue_core.application.call import Call, CallOptions, Middleware
 from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.publishing import publish_calls
+from taskqueue_core.application.rules import NO_RULES, ErrorRules, checked_rules
 from taskqueue_core.errors import ConfigurationError, InvalidArguments, InvalidInput, InvalidResult
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import PublishOptions, Queue, stored
@@ -40,15 +41,20 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     """seconds after which an attempt fails"""
     batch: int = 0
     """maximum number of tasks in one call of the function; 0: one call for each task"""
+    on_error: ErrorRules = NO_RULES
+    """what exceptions of the function mean"""
 
     @classmethod
-    def of(cls, timeout: float | None, batch: int | None) -> Self:
+    def of(
+        cls, timeout: float | None, batch: int | None, on_error: ErrorRules | None = None
+    ) -> Self:
         """Check options, and return them. Raises `ConfigurationError`."""
         if timeout is not None and not (isfinite(timeout) and timeout > 0):
             raise ConfigurationError("timeout must be a positive number of seconds")
         if batch is not None and not 1 <= batch <= LIMITS.batch:
             raise ConfigurationError(f"batch must be a whole number from 1 to {LIMITS.batch}")
-        return cls(timeout=timeout, batch=batch or 0)
+        rules = NO_RULES if on_error is None else checked_rules(on_error)
+        return cls(timeout=timeout, batch=batch or 0, on_error=rules)
 
 
 class TaskFunction(Generic[P, R_co, C_co]):
