@@ -72,6 +72,8 @@ COMMANDS = {
     "workers": "Show the connected workers, with their queues and their number of running tasks.",
     "queue": "Show and change the limits and the delivery order of queues; pause, resume and bind queues.",
     "dlq": "List, inspect, redrive and discard dead letters.",
+    "apply": "Write the policies that tasks declare into the settings of their queues.",
+    "tasks": "Show the tasks of a registry or a worker, with their queues and arguments.",
     "token": "Create, list and revoke access tokens of a server.",
     "migrate": "Migrate from one backend to another without downtime.",
     "demo": "Run a real job: hash and compress the files under PATH and count their lines, with deliberate failures.",
@@ -87,7 +89,7 @@ _MODULES = {
     "workers": "stats",
 }
 _FUNCTIONS = {"serve": "run", "worker": "run", "demo": "run", "version": "show", "stats": "show"}
-_STORE = {"publish", "stats", "status", "result", "cancel", "purge", "workers"}
+_STORE = {"publish", "stats", "status", "result", "cancel", "purge", "workers", "apply"}
 """commands whose help says which backend they use"""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.rate_limit import IntervalUnit, RateLimit
+from taskqueue_core.rate_limit import RATE_EXAMPLES, RATE_UNITS, RateLimit, rate_fields
 
 NONE = "none"
 _NUMBER = re.compile(r"[0-9]{1,10}")
@@ -16,9 +16,7 @@ _SECONDS = re.compile(r"[0-9]{1,10}(?:\.[0-9]{1,10})?")
 _DELAYS = re.compile(rf"{_SECONDS.pattern}(?:, ?{_SECONDS.pattern})*")
 _MAX_NAMES = 3
 """maximum number of tenants or queues that one line lists"""
-_RATE = re.compile(rf"({_NUMBER.pattern})/([0-9]{{0,7}})([smh])")
-_UNITS = {"s": IntervalUnit.SECONDS, "m": IntervalUnit.MINUTES, "h": IntervalUnit.HOURS}
-_UNIT_LETTERS = {unit: letter for letter, unit in _UNITS.items()}
+_UNIT_LETTERS = {unit: letter for letter, unit in RATE_UNITS.items()}
 
 
 def parse_number(field: str, text: str) -> int | None:
@@ -78,15 +76,13 @@ def parse_rate(field: str, text: str) -> dict[str, Any] | None:
 
     Raises `InvalidInput`, which names ``field``.
     """
-    match = _match(field, text, _RATE, "a rate, for example 100/1m, 1000/1s or 15/1h")
-    if match is None:
+    if text == NONE:
         return None
-    tokens, interval, unit = match.groups()
-    return {
-        "max_tokens": int(tokens),
-        "interval": int(interval or 1),
-        "interval_unit": _UNITS[unit],
-    }
+    try:
+        return rate_fields(text)
+    except ValueError:
+        got = f"text of length {len(text)} in an invalid format"
+        raise InvalidInput(field, got, f"{RATE_EXAMPLES}, or {NONE}") from None
 
 
 def format_rate(limit: RateLimit) -> str:

@@ -1,9 +1,11 @@
 """A task queue with pluggable backends; all backends pass the same conformance tests."""
 
+from taskqueue_core.application.applying import Applied, Difference
 from taskqueue_core.application.call import Call, Middleware
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import Depends, Shared, current
 from taskqueue_core.application.handles import Handle, SyncHandle, as_completed, gather
+from taskqueue_core.application.policies import QueueLimits
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.rules import Reject, Retry, Snooze
 from taskqueue_core.application.task_function import TaskFunction
@@ -28,17 +30,21 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.hooks import hookimpl
 from taskqueue_core.queue import Queue, connect
+from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.reconcile import Reconciled, reconcile
+from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.sync import SyncQueue, connect_sync
 from taskqueue_core.tasks import Confirmation, Delivery, Ledger, Task
 
 __all__ = [
+    "Applied",
     "BackendUnavailable",
     "Call",
     "Confirmation",
     "Context",
     "Delivery",
     "Depends",
+    "Difference",
     "Handle",
     "IdConflict",
     "InvalidArguments",
@@ -51,10 +57,13 @@ __all__ = [
     "PublishUnconfirmed",
     "Queue",
     "QueueFull",
+    "QueueLimits",
+    "RateLimit",
     "Reconciled",
     "Reject",
     "ResultGone",
     "Retry",
+    "RetryPolicy",
     "Shared",
     "Snooze",
     "SyncHandle",

@@ -76,11 +76,12 @@ async def change_settings(
     edit: Callable[[QueueSettings], QueueSettings],
     *,
     version: int | None = None,
+    reads: int = _TRIES,
 ) -> QueueSettings:
     """Replace the current settings with the result of ``edit``. Nothing is written if ``edit`` changes nothing.
 
-    After a concurrent change, ``edit`` is called again with the new settings. Raises `SettingsConflict` after several
-    concurrent changes, or if ``version`` is given and is not the current version.
+    After a concurrent change, ``edit`` is called again with the new settings. Raises `SettingsConflict` if the settings
+    have changed each time, after ``reads`` times, or if ``version`` is given and is not the current version.
     """
     check_name("key", key)
     attempt = 0
@@ -94,7 +95,7 @@ async def change_settings(
             wanted = edit(settings)
             return settings if wanted == settings else await control.configure(key, wanted)
         except SettingsConflict:
-            if version is not None or attempt == _TRIES:
+            if version is not None or attempt == reads:
                 raise
         await asyncio.sleep(_PAUSE.delay(attempt))
 

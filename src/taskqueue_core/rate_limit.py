@@ -6,14 +6,16 @@ Every delivery counts against a rate limit, redeliveries included. Callers pass 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from taskqueue_core.errors import InvalidInput
+from taskqueue_core.policy_model import PolicyModel
 
 _MOST = 1000
 _DUST = 1e-6
@@ -41,20 +43,46 @@ class IntervalUnit(StrEnum):
         return {"SECONDS": 1, "MINUTES": 60, "HOURS": 3600}[self.value]
 
 
-class RateLimit(BaseModel):
+_TEXT = re.compile(r"([0-9]{1,10})/([0-9]{0,7})([smh])")
+RATE_UNITS = {"s": IntervalUnit.SECONDS, "m": IntervalUnit.MINUTES, "h": IntervalUnit.HOURS}
+"""units of a rate in text, such as ``100/1m``"""
+RATE_EXAMPLES = "a rate, for example 100/1m, 1000/1s or 15/1h"
+
+
+def rate_fields(text: str) -> dict[str, Any]:
+    """Return the fields of a `RateLimit`, unchecked, for a text such as ``100/1m``. Raises `ValueError`."""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"must be {RATE_EXAMPLES}")
+    tokens, interval, unit = match.groups()
+    return {
+        "max_tokens": int(tokens),
+        "interval": int(interval or 1),
+        "interval_unit": RATE_UNITS[unit],
+    }
+
+
+class RateLimit(PolicyModel):
     """A token-bucket rate limit. The bucket starts full, each delivery takes one token, and an interval refills it.
 
     The bucket fills evenly over the interval. It allows a burst of ``max_tokens`` deliveries, so 10 tokens in 10
     seconds and 1 token in 1 second are different limits.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     max_tokens: Whole = Field(ge=1, le=1_000_000_000)
     """number of tokens in a full bucket, and number of tokens that are added per interval"""
     interval: Whole = Field(default=1, ge=1, le=1_000_000)
     """length of the interval, in units of ``interval_unit``"""
     interval_unit: IntervalUnit = IntervalUnit.SECONDS
+
+    @classmethod
+    def parse(cls, text: str) -> RateLimit:
+        """Return the rate limit that a text such as ``100/1m``, ``100/m`` or ``15/1h`` describes. Raises `ValueError`.
+
+        >>> RateLimit.parse("100/1m").period
+        60.0
+        """
+        return cls(**rate_fields(text))
 
     @property
     def period(self) -> float:

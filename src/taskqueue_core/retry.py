@@ -18,9 +18,10 @@ from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from taskqueue_core.limits import LIMITS, check_duration
+from taskqueue_core.policy_model import PolicyModel
 from taskqueue_core.rate_limit import Whole
 from taskqueue_core.tasks import Delivery
 
@@ -48,7 +49,7 @@ EXHAUSTED = "max_retries_exceeded"
 _Delay = Annotated[float, Field(ge=0, le=7 * 86_400, allow_inf_nan=False)]
 
 
-class RetryPolicy(BaseModel):
+class RetryPolicy(PolicyModel):
     """The delays between a task's attempts, and the maximum number of attempts.
 
     Before the n-th retry, the task waits ``min(base * factor**(n-1), cap)`` seconds, plus or minus the jitter. With
@@ -57,8 +58,6 @@ class RetryPolicy(BaseModel):
     >>> RetryPolicy(max_attempts=8, base=2, cap=600)  # 2, 4, 8 ... up to 600 s
     >>> RetryPolicy(delays=(5, 60, 900))  # 5 s, 60 s, then 900 s again and again
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     base: float = Field(default=1.0, ge=0, le=86_400, allow_inf_nan=False)
     """seconds before the first retry, before the jitter is applied"""

@@ -10,13 +10,14 @@ import secrets
 import signal
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from math import isfinite
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import msgspec
 
+from taskqueue_core.application.policies import declared_settings
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.rules import ErrorRules
 from taskqueue_core.config import Settings, load_settings
@@ -24,6 +25,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import Failed, HandBack, Outcome, RetryLater, Snoozed
+from taskqueue_worker.declarations import apply, compare
 from taskqueue_worker.handlers import Handler, Handlers
 from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.run import TaskSource, WorkerRun
@@ -38,6 +40,8 @@ class WorkerLink(msgspec.Struct, frozen=True):
 
     connect: Callable[[WorkerRun], TaskSource]
     """creates the task source of a run"""
+    local: bool
+    """whether the worker receives from a store, and not from a server"""
     queue: Callable[[], Queue]
     """returns the connection through which handlers publish, always the same; thread-safe"""
 
@@ -97,6 +101,7 @@ class BaseWorker(ABC):
         self._concurrency = self._prefetch = 0
         self._grace = grace
         self._only: frozenset[str] | None = None
+        self._apply = False
         self._quarantine = quarantine
         self._handlers = Handlers()
         self._own_tasks = Tasks()
@@ -110,14 +115,18 @@ class BaseWorker(ABC):
         worker_id: str | None = None,
         concurrency: int | None = None,
         only: Collection[str] | None = None,
+        apply: bool | None = None,
     ) -> None:
         """Change the options that are not ``None``. Raises `ConfigurationError` during a run, or if one is invalid.
 
-        ``only`` are the names of the tasks to work for, instead of all.
+        ``only`` are the names of the tasks to work for, instead of all. With ``apply``, the worker writes the policies
+        of its tasks into the settings of their queues when it starts, as `taskqueue_core.Tasks.apply` does: this is for
+        development, because old and new workers overlap in a rollout.
 
         >>> worker.configure(concurrency=4, only=["shop.resize"])
         """
         self._configure(worker_id, concurrency, only=only)
+        self._apply = self._apply if apply is None else apply
 
     def _configure(
         self,
@@ -153,28 +162,40 @@ class BaseWorker(ABC):
         return self._handlers.keys
 
     def _add_declared(self) -> None:
-        for function in self._declared():
+        for function in self.functions:
             if self._only is None or function.name in self._only:
                 self._handlers.add(function)
 
-    def _declared(self) -> Iterator[Handler]:
-        for registry in self._tasks:
-            yield from registry.functions.values()
-
     def _check_only(self) -> None:
         chosen = self._only or frozenset()
-        names = [function.name for function in self._declared()]
+        names = [function.name for function in self.functions]
         if unknown := chosen.difference(names):
             raise ConfigurationError(
                 f"only: there is no task {min(unknown)!r}; the tasks are: {', '.join(names)}"
             )
-        queues = {function.queue for function in self._declared() if function.name in chosen}
-        for function in self._declared():
+        queues = {function.queue for function in self.functions if function.name in chosen}
+        for function in self.functions:
             if function.queue in queues and function.name not in chosen:
                 raise ConfigurationError(
                     f"only: the task {function.name!r} shares the queue {function.queue!r} with a chosen one: "
                     "name all tasks of a queue, or none"
                 )
+
+    @property
+    def functions(self) -> tuple[Handler, ...]:
+        """The tasks of the registries, and those of `task`."""
+        return tuple(each for tasks in self._tasks for each in tasks.functions.values())
+
+    def declared(self) -> dict[str, dict[str, Any]]:
+        """Return the settings that the tasks of this worker declare, by queue.
+
+        `task` declares no retry policy, so the queues of its handlers keep theirs. Raises `ConfigurationError` if tasks
+        declare different settings for a queue that they share.
+        """
+        own = declared_settings(self._own_tasks.functions.values(), retry=None)
+        functions = (each for tasks in self._tasks[:-1] for each in tasks.functions.values())
+        declared = own | declared_settings(functions)
+        return {key: fields for key, fields in declared.items() if fields and key in self.keys}
 
     @overload
     def task(self, function: F, /) -> F: ...
@@ -283,7 +304,7 @@ class BaseWorker(ABC):
             raise ConfigurationError(
                 "this worker has no handlers: declare some with @tasks.task, or register them with @worker.task"
             )
-        worker_id = self._worker_id or _make_worker_id()
+        worker_id, declared = self._worker_id or _make_worker_id(), self.declared()
         task_log = self._create_task_log(worker_id)
         handling = self._stopped_by_signals() if signals else nullcontext()
         async with handling, self._open_source(worker_id) as link:
@@ -299,7 +320,12 @@ class BaseWorker(ABC):
                 task_log=task_log,
                 on_ready=on_ready,
             )
+            comparing: asyncio.Task[None] | None = None
             try:
+                if declared:
+                    if self._apply or link.local:
+                        await apply(link.queue().backend, declared, asked=self._apply)
+                    comparing = asyncio.create_task(compare(link.queue, declared, self._handlers))
                 async with scope.open(self._tasks, run.starting):
                     await run.work(link.connect)
             except TimeoutError:
@@ -307,6 +333,9 @@ class BaseWorker(ABC):
                     raise
             finally:
                 self._current_run = None
+                if comparing is not None:
+                    comparing.cancel()
+                    await asyncio.gather(comparing, return_exceptions=True)
 
     def _create_task_log(self, worker_id: str) -> TaskLog:
         return TaskLog(worker_id, hide_texts=load_settings(Settings).log_errors == "frames")

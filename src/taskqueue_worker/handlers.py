@@ -18,6 +18,8 @@ class Handlers:
 
     def __init__(self) -> None:
         self._by_name: dict[str, dict[str, Handler]] = {}
+        self.timeouts: dict[str, float] = {}
+        """by queue, the declared timeouts, for deliveries without a timeout of the store"""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -48,4 +50,6 @@ class Handlers:
             raise ConfigurationError(f"the task {handler.name!r} already has a handler")
         if not names and len(self._by_name) >= LIMITS.keys:
             raise ConfigurationError(f"a worker can have at most {LIMITS.keys} queues")
+        if not known and (timeout := handler.policies.get("timeout")) is not None:
+            self.timeouts[handler.queue] = timeout
         self._by_name[handler.queue] = names | {handler.name: handler}

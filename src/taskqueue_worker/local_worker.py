@@ -30,6 +30,9 @@ class LocalWorker(BaseWorker):
     received in advance, but only as many as should start within 50 ms at the current rate. If the rate drops, the tasks
     that still wait after about a second are released. The other options are those of `Worker`.
 
+    If the backend is visible to this process only, as the memory backend is, the worker applies the policies of its
+    tasks when it starts, because nothing else can; see `taskqueue_core.Tasks.apply` for other backends.
+
     Coroutine handlers share the event loop with the backend, so a handler must not block the loop.
     """
 
@@ -75,11 +78,13 @@ class LocalWorker(BaseWorker):
         worker_id: str | None = None,
         concurrency: int | None = None,
         only: Collection[str] | None = None,
+        apply: bool | None = None,
         backend: str | Backend | None = None,
     ) -> None:
         """Change the options that are not ``None``. Raises `ConfigurationError` during a run, or if one is invalid."""
         prefetch = None if concurrency is None else self._prefetch_for(concurrency)
-        self._configure(worker_id, concurrency, prefetch, only)
+        super().configure(worker_id=worker_id, only=only, apply=apply)
+        self._configure(None, concurrency, prefetch)
         if backend is not None:
             self._backend = backend
 
@@ -104,7 +109,7 @@ class LocalWorker(BaseWorker):
             def source(run: WorkerRun) -> LocalTaskSource:
                 return self._create_source(backend, backend.subscribe(self.keys, worker_id), run)
 
-            yield WorkerLink(source, lambda: queue)
+            yield WorkerLink(source, True, lambda: queue)  # noqa: FBT003 - fields of a struct
 
     def _create_source(
         self, backend: Backend, subscription: Subscription, run: WorkerRun

@@ -223,8 +223,10 @@ class HandlerRunner:
     def _call(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         self._idle.clear()
         handler = call.handler
-        if handler.options.timeout is not None:
-            call.timer = self._loop.call_later(handler.options.timeout, self._time_out, call)
+        stored = [t for job in call.jobs if (t := job.delivery.timeout) is not None]
+        timeout = min(stored, default=self._handlers.timeouts.get(handler.queue))
+        if timeout is not None:
+            call.timer = self._loop.call_later(timeout, self._time_out, call, timeout)
         if handler.is_async or not is_plain(handler):
             run = self._run_async(call, arguments)
             call.task = self._loop.create_task(run, context=self._context.copy())
@@ -268,8 +270,8 @@ class HandlerRunner:
         for call, end in ends:
             self._finish_call(call, end)
 
-    def _time_out(self, call: HandlerCall) -> None:
-        error = f"timeout after {call.handler.options.timeout:g} s"
+    def _time_out(self, call: HandlerCall, timeout: float) -> None:
+        error = f"timeout after {timeout:g} s"
         if live := [job.delivery for job in call.jobs if not job.settled]:
             self._context.copy().run(self._task_log.timed_out, live, error)
         for job in call.jobs:

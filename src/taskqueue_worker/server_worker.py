@@ -77,10 +77,11 @@ class Worker(BaseWorker):
         worker_id: str | None = None,
         concurrency: int | None = None,
         only: Collection[str] | None = None,
+        apply: bool | None = None,
         url: str | None = None,
     ) -> None:
         """Change the options that are not ``None``. Raises `ConfigurationError` during a run, or if one is invalid."""
-        self._configure(worker_id, concurrency, only=only)
+        super().configure(worker_id=worker_id, concurrency=concurrency, only=only, apply=apply)
         if url is not None:
             self._address = ServerAddress.of(url)
 
@@ -122,7 +123,7 @@ class Worker(BaseWorker):
 
         connection = _LazyQueue(address.http_base, token, tls_ca)
         try:
-            yield WorkerLink(connect, connection.open)
+            yield WorkerLink(connect, False, connection.open)  # noqa: FBT003 - fields of a struct
         finally:
             await connection.aclose()
 

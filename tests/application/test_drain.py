@@ -185,9 +185,10 @@ async def test_deadlines(shop: Shop, taskqueue: TestQueue) -> None:
 async def test_limits_apply(shop: Shop, taskqueue: TestQueue) -> None:
     """U11: a paused queue and a rate limit hold tasks back, as in production."""
     control = control_of(taskqueue.queue.backend)
-    settings = await control.configure("shop.mail", QueueSettings(paused=True))
+    await control.configure("shop.mail", QueueSettings(paused=True))
     await shop.mail.publish("Ada")
     assert (await taskqueue.advance(3600)).runs == ()
+    settings = await control.settings("shop.mail")
     await control.configure("shop.mail", settings.model_copy(update={"paused": False}))
     assert (await taskqueue.drain()).count() == 1
 

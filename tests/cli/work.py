@@ -2,12 +2,24 @@
 
 from collections.abc import Iterable
 
+from taskqueue_core import QueueLimits, RetryPolicy, Tasks
 from taskqueue_memory import MemoryBackend
 from taskqueue_memory.subscription import MemorySubscription
 from taskqueue_worker import Context, Quarantine, Worker
 
+shop = Tasks(prefix="shop.")
 worker = Worker(url="http://127.0.0.1:1", concurrency=2)
 failing = Worker(quarantine=lambda: Quarantine(2, cooldown=0.05, probes=1))
+
+
+@shop.task(timeout=30, limits=QueueLimits(rate="100/1m"), retry=RetryPolicy(delays=(5, 60)))
+def resize(image: str, width: int = 320) -> None:
+    """Do nothing."""
+
+
+@shop.task(queue="images")
+def crop(image: str) -> None:
+    """Do nothing."""
 
 
 @worker.task("double")

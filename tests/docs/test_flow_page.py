@@ -103,6 +103,7 @@ def test_the_tables() -> None:
         intake_paused=True,
         moved_to="elsewhere",
         max_processing_time=1,
+        timeout=1,
         order=Order.FAIR,
         weights={"a": 1},
         tenant_capacity=1,

@@ -62,6 +62,14 @@ def run(
         bool, typer.Option("--local", help="Connect directly to the store, without a server.")
     ] = False,
     backend: BackendName = None,
+    apply: Annotated[
+        bool,
+        typer.Option(
+            "--apply",
+            help="First write the policies of the tasks into the settings of their queues, for development. In a "
+            "deployment, use `taskqueue apply`.",
+        ),
+    ] = False,
     worker_id: Annotated[
         str | None,
         option(
@@ -134,7 +142,9 @@ def run(
         if processes == 1 and not reload:
             set_up = partial(_set_up_logs, log_level, log_format)
             worker = _loaded(target, url, backend, local=local, set_up_logs=set_up)
-            worker.configure(worker_id=worker_id, concurrency=concurrency, only=only)
+            worker.configure(
+                worker_id=worker_id, concurrency=concurrency, only=only, apply=apply or None
+            )
             if not worker.keys:
                 raise ConfigurationError(
                     f"{target} has no handlers: register some with @worker.task"
@@ -145,7 +155,7 @@ def run(
             return
         _set_up_logs(log_level, log_format)
         words = _words(target, url=url, concurrency=concurrency, only=only, local=local)
-        words += _words(backend=backend, log_level=log_level, log_format=log_format)
+        words += _words(apply=apply, backend=backend, log_level=log_level, log_format=log_format)
         supervisor = WorkerProcesses(
             words,
             processes,

@@ -7,16 +7,23 @@ from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
+from taskqueue_core.application.applying import Applied, apply_declarations
 from taskqueue_core.application.call import Call, Middleware
 from taskqueue_core.application.connections import Connections
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.lifespan import LifespanFunction, checked_lifespan
+from taskqueue_core.application.policies import (
+    QueueLimits,
+    declared_policies,
+    declared_settings,
+)
 from taskqueue_core.application.publishing import publish_calls
 from taskqueue_core.application.rules import ErrorRules
 from taskqueue_core.application.task_function import TaskFunction, TaskOptions, name_of
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
+from taskqueue_core.retry import RetryPolicy
 
 L = TypeVar("L", bound=LifespanFunction)
 P = ParamSpec("P")
@@ -97,8 +104,11 @@ class Tasks(Connections):
         /,
         *,
         queue: str | None = None,
+        retry: RetryPolicy | int | None = None,
         timeout: float | None = None,
+        limits: QueueLimits | None = None,
         on_error: ErrorRules | None = None,
+        result_ttl: float | None = None,
         batch: int | None = None,
     ) -> TaskDecorator: ...
 
@@ -108,28 +118,35 @@ class Tasks(Connections):
         /,
         *,
         queue: str | None = None,
+        retry: RetryPolicy | int | None = None,
         timeout: float | None = None,
+        limits: QueueLimits | None = None,
         on_error: ErrorRules | None = None,
+        result_ttl: float | None = None,
         batch: int | None = None,
     ) -> Any:
         """Declare a function as a task: ``@tasks.task``, or ``@tasks.task("name", timeout=30)``.
 
         The name of the task, which is also the name of its queue, is the prefix of the registry and ``name``, by
-        default the name of the function. With ``queue``, tasks share a queue, its limits and its ordering keys. After
-        ``timeout`` seconds an attempt fails. With ``batch``, one call of the function handles up to ``batch`` tasks:
-        see docs/workers.md.
+        default the name of the function. With ``queue``, tasks share a queue, its limits and its ordering keys. With
+        ``batch``, one call of the function handles up to ``batch`` tasks: see docs/workers.md.
 
         ``on_error`` says by class what exceptions mean: `Retry`, `Reject` or `Snooze`, or a function of the exception
         and the context that returns one of these, or ``None`` for the retry policy. The most specific class decides.
 
-        Raises `ConfigurationError` if a name is not allowed or taken, an option is out of range, a rule is wrong, or
-        the arguments of the function cannot be published by name.
+        The other options are settings of the queue, which `apply` writes: ``retry`` is a policy or a number of
+        attempts, by default 10 attempts after 2, 4, 8 ... seconds, up to 10 minutes; after ``timeout`` seconds an
+        attempt fails; ``limits`` hold for all workers together; results are kept for ``result_ttl`` seconds.
 
-        >>> @tasks.task("resize", queue="images", timeout=30)
+        Raises `ConfigurationError` if a name is not allowed or taken, an option is out of range, a rule is wrong, the
+        arguments of the function cannot be published by name, or another task declares other settings for the queue.
+
+        >>> @tasks.task("resize", retry=5, timeout=30, limits=QueueLimits(rate="100/1m"))
         ... async def resize(image: str, width: int = 320) -> dict[str, int]:
         ...     return {"width": width}
         """
-        options = TaskOptions.of(timeout, batch, on_error)
+        policies = declared_policies(retry, timeout, limits, result_ttl)
+        options = TaskOptions.of(policies, batch, on_error)
         if callable(function):
             return self._add(function, None, queue, options)
         if function is not None and not isinstance(function, str):
@@ -162,13 +179,34 @@ class Tasks(Connections):
         return declared
 
     def _register(self, function: TaskFunction[..., Any]) -> None:
-        known = self._functions.setdefault(function.name, function)
+        known = self._functions.get(function.name, function)
         if known is not function:
             raise ConfigurationError(
                 f"the name {function.name!r} is taken by another task of this registry"
             )
+        # This raises `ConfigurationError` if another task of the queue declares other settings.
+        shared = [each for each in self._functions.values() if each.queue == function.queue]
+        declared_settings([*shared, function])
+        self._functions[function.name] = function
         for parent in self._parents:
             parent._register(function)  # noqa: SLF001 - an attribute of the same class
+
+    async def apply(self, *, prune: bool = False, dry_run: bool = False) -> Applied:
+        """Write the policies of all tasks into the settings of their queues, in one change for each queue.
+
+        Only fields that the declaration owns are changed; what an operator has set stays, until it is given back with
+        ``taskqueue queue set KEY --give-back FIELD``. With ``prune``, fields that were declared before and are declared
+        no more get their defaults. With ``dry_run``, nothing is written.
+
+        Raises `SettingsConflict` if other programs keep changing the settings, `CapabilityMissing` if the backend
+        cannot keep a setting, `ConfigurationError` if a setting contradicts one of an operator, and `NotConnected`.
+
+        >>> async with tasks.connect("server"):
+        ...     applied = await tasks.apply()
+        """
+        backend = self.queue().backend
+        declared = declared_settings(self._functions.values())
+        return await apply_declarations(backend, declared, prune=prune, dry_run=dry_run)
 
     def include(self, *others: Tasks) -> None:
         """Add the tasks of other registries, also those that are declared there later.

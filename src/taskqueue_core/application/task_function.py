@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from math import isfinite
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, Self, cast
 
 import msgspec
@@ -35,10 +34,10 @@ _OPTIONS = frozenset(CallOptions.__annotations__) | frozenset(PublishOptions.__a
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker executes a declared task."""
+    """What the options of a declared task say."""
 
-    timeout: float | None = None
-    """seconds after which an attempt fails"""
+    policies: Mapping[str, Any] = {}
+    """the settings of its queue that the task declares"""
     batch: int = 0
     """maximum number of tasks in one call of the function; 0: one call for each task"""
     on_error: ErrorRules = NO_RULES
@@ -46,15 +45,13 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls, timeout: float | None, batch: int | None, on_error: ErrorRules | None = None
+        cls, policies: Mapping[str, Any], batch: int | None, on_error: ErrorRules | None = None
     ) -> Self:
         """Check options, and return them. Raises `ConfigurationError`."""
-        if timeout is not None and not (isfinite(timeout) and timeout > 0):
-            raise ConfigurationError("timeout must be a positive number of seconds")
         if batch is not None and not 1 <= batch <= LIMITS.batch:
             raise ConfigurationError(f"batch must be a whole number from 1 to {LIMITS.batch}")
         rules = NO_RULES if on_error is None else checked_rules(on_error)
-        return cls(timeout=timeout, batch=batch or 0, on_error=rules)
+        return cls(policies=policies, batch=batch or 0, on_error=rules)
 
 
 class TaskFunction(Generic[P, R_co, C_co]):
@@ -107,6 +104,11 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"
+
+    @property
+    def policies(self) -> Mapping[str, Any]:
+        """The settings of its queue that the task declares."""
+        return self.options.policies
 
     def using(self, **options: Unpack[CallOptions]) -> TaskFunction[P, R_co, C_co]:
         """Return a copy that publishes with these options, in addition to those that it has. This one is not changed.
@@ -175,14 +177,19 @@ class TaskFunction(Generic[P, R_co, C_co]):
         """Return the task to publish. ``text``: the arguments as JSON text. Raises `InvalidInput`."""
         options: dict[str, Any] = {**self.changes}
         options.pop("on", None)
-        if self.queue != self.name:
-            options["headers"] = {**(options.get("headers") or {}), TASK_HEADER: self.name}
+        if headers := self.headers:
+            options["headers"] = {**(options.get("headers") or {}), **headers}
         return await queue.task_of(self.queue, text, cast("PublishOptions", options))
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:
         """The middleware of its registry, and before it that of the registries that include it."""
         return self.registry.middleware
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers with which the task is published, for publishers in other languages."""
+        return {} if self.queue == self.name else {TASK_HEADER: self.name}
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the payload, for publishers in other languages.

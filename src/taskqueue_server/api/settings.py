@@ -186,6 +186,7 @@ OPERATIONS = (
         f"{_KEY}/settings",
         read,
         id="settings_read",
+        verb=("admin", "consume"),
     ),
     _operation(
         "PUT",

@@ -1,0 +1,106 @@
+"""``taskqueue apply``: write the policies that tasks declare into the settings of their queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from pydantic import BaseModel
+
+from taskqueue_cli.backends import ServerUrl, with_backend
+from taskqueue_cli.limits import NONE, format_rate
+from taskqueue_cli.output import AsJson, argument, console, print_json
+from taskqueue_core.application.applying import Difference, apply_declarations
+from taskqueue_core.rate_limit import RateLimit
+from taskqueue_worker import load_worker
+
+Target = Annotated[
+    str,
+    argument("Registry of tasks, or worker, for example shop.tasks:tasks.", metavar="MODULE:ATTR"),
+]
+
+
+def apply(
+    target: Target,
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the differences, and change nothing.")
+    ] = False,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune", help="Reset settings that were declared before and are declared no more."
+        ),
+    ] = False,
+    server: ServerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the policies that tasks declare into the settings of their queues, and print what has changed.
+
+    What an operator has set stays as it is, until it is given back with `taskqueue queue set KEY --give-back FIELD`.
+    """
+    declared = load_worker(target).declared()
+    applied = with_backend(
+        server,
+        lambda backend: apply_declarations(backend, declared, prune=prune, dry_run=dry_run),
+    )
+    if as_json:
+        groups = msgspec.structs.asdict(applied)
+        print_json({"dry_run": dry_run} | {name: _as_json(each) for name, each in groups.items()})
+        return
+    for each in applied.changed:
+        console.print(f"[bold]{each.key}[/]: {describe(each)}")
+    for each in applied.kept:
+        console.print(
+            f"[bold]{each.key}[/]: [yellow]kept[/] {each.field}, set by an operator ({describe(each)} is declared); "
+            f"--give-back {each.field} returns it"
+        )
+    for each in applied.undeclared:
+        console.print(
+            f"[bold]{each.key}[/]: {each.field} is declared no more ({describe(each)}); --prune resets it"
+        )
+    number = len(applied.changed)
+    console.print(
+        f"[green]✔[/] queues: {len(declared)}, {'settings to change' if dry_run else 'settings changed'}: {number}"
+    )
+
+
+def describe(difference: Difference) -> str:
+    """Return a field of a queue's settings with its stored and its declared value, for people."""
+    stored, declared = difference.stored, difference.declared
+    if difference.field == "retry":
+        before, after = stored.model_dump(), declared.model_dump()
+        changes = (
+            f"{name} {_shown(before[name])} → {_shown(value)}"
+            for name, value in after.items()
+            if before[name] != value
+        )
+        return f"retry {', '.join(changes)}"
+    return f"{difference.field} {_shown(stored)} → {_shown(declared)}"
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return NONE
+        case RateLimit():
+            return format_rate(value)
+        case Mapping():
+            return " ".join(f"{name}={item}" for name, item in value.items()) or NONE
+        case tuple():
+            return " ".join(map(_shown, value)) or NONE
+        case float():
+            return f"{value:g}"
+    return str(value)
+
+
+def _as_json(differences: Sequence[Difference]) -> list[dict[str, Any]]:
+    return [
+        {
+            name: value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+            for name, value in msgspec.structs.asdict(each).items()
+        }
+        for each in differences
+    ]

@@ -1,0 +1,43 @@
+"""The base class of policies that programs write in Python, next to the tasks that they concern."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from taskqueue_core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    _Base = BaseModel
+else:
+
+    class _Constructor(type(BaseModel)):
+        """Makes a constructor raise `ConfigurationError`. Values in JSON are not passed to a constructor."""
+
+        def __call__(cls, *args: Any, **fields: Any) -> Any:
+            try:
+                return super().__call__(*args, **fields)
+            except ValidationError as error:
+                raise ConfigurationError(f"{cls.__name__}: {describe(error)}") from None
+
+    class _Base(BaseModel, metaclass=_Constructor):
+        """A model with this constructor."""
+
+
+class PolicyModel(_Base):
+    """A model whose constructor raises `ConfigurationError` that names the field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def describe(error: ValidationError) -> str:
+    """Return which field of a model is wrong, and what is allowed."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "extra_forbidden":
+        return f"there is no field {field!r}"
+    allowed = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    if not field:
+        return allowed
+    return f"{field} {allowed}" if allowed.startswith("must be") else f"{field}: {allowed}"

@@ -1,0 +1,82 @@
+"""The policies that a worker's tasks declare, compared with the settings of their queues at the worker's start."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from taskqueue_core.application.applying import Comparison, apply_declarations
+from taskqueue_core.backend import Backend, Capability
+from taskqueue_core.capabilities import control_of, has
+from taskqueue_core.consumer.outage import OUTAGE_BACKOFF
+from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, TaskQueueError
+from taskqueue_core.queue import Queue
+from taskqueue_worker.handlers import Handlers
+
+_SHOWN = 10
+"""maximum number of queues that the message names"""
+_log = logging.getLogger("taskqueue.worker")
+
+
+async def apply(
+    backend: Backend, declared: Mapping[str, Mapping[str, Any]], *, asked: bool
+) -> None:
+    """Write declarations at the worker's start: if it is ``asked`` to, or if the store lives in this process.
+
+    In the second case nothing else could do it, and what the store cannot keep is only logged. Raises the errors of
+    `taskqueue_core.Tasks.apply`.
+    """
+    if not asked and (backend.capabilities.shared or not has(backend, Capability.CONTROL)):
+        return
+    try:
+        await apply_declarations(backend, declared, prune=False, dry_run=False)
+    except CapabilityMissing as error:
+        if asked:
+            raise
+        _log.warning("declarations not applied: %s", error)
+
+
+async def compare(
+    open_queue: Callable[[], Queue], declared: Mapping[str, Mapping[str, Any]], handlers: Handlers
+) -> None:
+    """Log which queues have other settings than their tasks declare. Repeated until the store is available.
+
+    A declared timeout is used only until the store's settings have one of their own.
+    """
+    attempt, differing = 0, list[str]()
+    while True:
+        try:
+            differing = await _differing(open_queue().backend, declared, handlers)
+            break
+        except BackendUnavailable:
+            attempt += 1
+            await asyncio.sleep(OUTAGE_BACKOFF.delay(attempt))
+        except TaskQueueError as error:
+            _log.debug("declarations not compared with the settings of the queues: %s", error)
+            return
+    if differing:
+        more = len(differing) - _SHOWN
+        _log.warning(
+            "the settings of queues differ from the declarations of their tasks: %s%s; this worker works by the stored "
+            "settings: 'taskqueue apply' writes the declarations, 'taskqueue apply --dry-run' shows the differences",
+            "; ".join(differing[:_SHOWN]),
+            f"; and {more} more" if more > 0 else "",
+        )
+
+
+async def _differing(
+    backend: Backend, declared: Mapping[str, Mapping[str, Any]], handlers: Handlers
+) -> list[str]:
+    control, differing = control_of(backend), []
+    for key, fields in declared.items():
+        settings = await control.settings(key)
+        if settings.owner_of("timeout") is not None:
+            handlers.timeouts.pop(key, None)
+        found = Comparison(key, fields, settings)
+        names = [each.field for each in (*found.changed, *found.undeclared)]
+        names += [f"{each.field} (set by an operator)" for each in found.kept]
+        if names:
+            differing.append(f"{key}: {', '.join(names)}")
+    return differing

@@ -1,0 +1,121 @@
+"""How a worker keeps the policies of its queues: those of the store, applied or not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskqueue_core import QueueLimits, Tasks, connect
+from taskqueue_core.backend import Capabilities, Capability
+from taskqueue_core.capabilities import Owner, QueueSettings
+from taskqueue_core.retry import RetryPolicy
+from taskqueue_core.tasks import State
+from taskqueue_memory import MemoryBackend
+from taskqueue_worker import LocalWorker, Worker
+from tests.application.running import working
+from tests.server.access import entry, write
+from tests.server.support import eventually, running
+
+ONCE = RetryPolicy(max_attempts=1)
+WORKER = "tq_only-works"
+
+
+class Shared(MemoryBackend):
+    """A memory backend that claims to be shared, so that workers do not apply their declarations."""
+
+    capabilities = Capabilities(names=frozenset(Capability), shared=True)
+
+
+def sleeping(seconds: float, **options: Any) -> Tasks:
+    """Return a registry with a task that sleeps."""
+    tasks = Tasks()
+
+    @tasks.task("sleep", **options)
+    async def sleep() -> str:
+        await asyncio.sleep(seconds)
+        return "slept"
+
+    return tasks
+
+
+async def _end_of(
+    tasks: Tasks,
+    backend: MemoryBackend,
+) -> tuple[State, str | None]:
+    """Run one task; return its last state and its error."""
+    async with connect(backend) as queue, tasks.connect(queue):
+        handle = await tasks.functions["sleep"].publish()
+        status = None
+        while status is None or status.state not in (State.DONE, State.DEAD, State.SCHEDULED):
+            await asyncio.sleep(0.005)
+            status = await handle.status()
+        return status.state, status.error
+
+
+async def test_a_store_of_this_process_gets_the_declarations() -> None:
+    """U3: a worker on the memory backend applies its declarations when it starts; one on a shared store does not."""
+    tasks = sleeping(0, timeout=30, limits=QueueLimits(max_inflight=7))
+    backend = MemoryBackend()
+    async with working(LocalWorker(tasks, backend=backend)):
+        assert (await _end_of(tasks, backend))[0] is State.DONE
+        settings = await backend.control.settings("sleep")
+        assert (settings.timeout, settings.retry.max_attempts) == (30, 10)
+    shared = Shared()
+    worker = LocalWorker(tasks, backend=shared)
+    async with working(worker):
+        assert (await _end_of(tasks, shared))[0] is State.DONE
+        assert await shared.control.settings("sleep") == QueueSettings()
+    worker.configure(apply=True)
+    async with working(worker):
+        await _end_of(tasks, shared)
+        assert (await shared.control.settings("sleep")).max_inflight == 7
+
+
+@pytest.mark.parametrize(
+    ("stored", "declared", "state"),
+    [
+        (QueueSettings(retry=ONCE, timeout=0.02), None, State.DEAD),
+        (QueueSettings(retry=ONCE, timeout=0.02), 60, State.DEAD),
+        (QueueSettings(retry=ONCE), 0.02, State.DEAD),
+        (QueueSettings(retry=ONCE, timeout=60), 0.02, State.DONE),
+        (QueueSettings(retry=ONCE, owners={"timeout": Owner.OPERATOR}), 0.02, State.DONE),
+    ],
+)
+async def test_the_stored_timeout_decides(
+    stored: QueueSettings, declared: float | None, state: State
+) -> None:
+    """U3, U4: the timeout of the store ends an attempt; a declared one does only while the store's has no owner."""
+    backend = Shared()
+    await backend.control.configure("sleep", stored)
+    tasks = sleeping(60 if state is State.DEAD else 0.1, timeout=declared)
+    async with working(LocalWorker(tasks, backend=backend)):
+        assert (await _end_of(tasks, backend))[0] is state
+    if state is State.DEAD:
+        (letter,) = await backend.dead_letters.list("sleep")
+        assert letter.history[-1].error == "timeout after 0.02 s"
+
+
+async def test_differences_are_logged_once(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """U3, U4: at its start a worker says which settings differ from its declarations, also with a token to consume."""
+    backend = MemoryBackend()
+    await backend.control.configure(
+        "sleep", QueueSettings(timeout=9, owners={"timeout": Owner.OPERATOR})
+    )
+    tasks = sleeping(0, timeout=30)
+    tokens = write(tmp_path / "tokens.toml", entry(WORKER, verbs=["consume"]))
+    async with running(backend, tokens_file=tokens) as it:
+        worker = Worker(tasks, url=it.server.url, token=WORKER)
+        with caplog.at_level(logging.WARNING, "taskqueue.worker"):
+            async with working(worker):
+                await eventually(lambda: "differ from the declarations" in caplog.text)
+                async with connect(backend) as queue, tasks.connect(queue):
+                    assert await (await tasks.functions["sleep"].publish()).result(5) == "slept"
+    records = [record for record in caplog.records if "differ" in record.getMessage()]
+    assert len(records) == 1
+    assert "sleep: retry, timeout (set by an operator);" in records[0].getMessage()
