@@ -76,8 +76,9 @@ async def test_requests_of_handlers() -> None:
         raise Reject("no such image")
 
     @tasks.task(timeout=30)
-    async def quick() -> None:
+    async def quick() -> int:
         await asyncio.sleep(0)
+        return 1
 
     async with TestQueue(tasks) as taskqueue:
         handle, done = await picky.publish(), await quick.publish()
@@ -86,7 +87,7 @@ async def test_requests_of_handlers() -> None:
         with pytest.raises(TaskDead) as caught:
             await handle.result()
         assert (handle.key, caught.value.reason) == ("images", "no such image")
-        assert await done.result() is None
+        assert await done.result() == 1
 
 
 class Timing(Middleware):
@@ -114,7 +115,7 @@ async def test_what_workers_provide() -> None:
         yield "session"
 
     @tasks.task
-    def work(context: Context, db: str = Depends(session)) -> None:
+    def work(context: Context[str], db: str = Depends(session)) -> None:
         seen.extend([context.state, db])
 
     async with TestQueue(tasks, mode="inline"):
