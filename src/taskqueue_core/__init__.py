@@ -4,6 +4,18 @@ from taskqueue_core.application.applying import Applied, Difference
 from taskqueue_core.application.call import Call, Middleware
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import Depends, Shared, current
+from taskqueue_core.application.errors import (
+    InvalidArguments,
+    InvalidResult,
+    NotConnected,
+    ResultGone,
+    TaskCancelled,
+    TaskDead,
+    TaskDiscarded,
+    TaskExpired,
+    TaskFailed,
+    UnknownTask,
+)
 from taskqueue_core.application.handles import Handle, SyncHandle, as_completed, gather
 from taskqueue_core.application.policies import QueueLimits
 from taskqueue_core.application.registry import Tasks
@@ -12,21 +24,11 @@ from taskqueue_core.application.task_function import TaskFunction
 from taskqueue_core.errors import (
     BackendUnavailable,
     IdConflict,
-    InvalidArguments,
     InvalidInput,
-    InvalidResult,
     LeaseLost,
-    NotConnected,
     PublishUnconfirmed,
     QueueFull,
-    ResultGone,
-    TaskCancelled,
-    TaskDead,
-    TaskDiscarded,
-    TaskExpired,
-    TaskFailed,
     TaskQueueError,
-    UnknownTask,
 )
 from taskqueue_core.hooks import hookimpl
 from taskqueue_core.queue import Queue, connect

@@ -7,17 +7,7 @@
     │   ├── BackendNotFound         there is no backend with that name or path
     │   ├── InvalidBackend          the loaded object does not fulfil the contract
     │   └── CapabilityMissing       the backend lacks a capability that the caller needs
-    ├── NotConnected                a declared task was published without a connection
-    ├── TaskFailed                  a task ended without a result
-    │   ├── TaskDead                it became a dead letter
-    │   ├── TaskCancelled
-    │   ├── TaskExpired             its deadline passed
-    │   └── TaskDiscarded           its dead letter was discarded
-    ├── ResultGone                  the task is done, but its result is no longer stored
-    ├── UnknownTask                 the task was never published, or its record was deleted
-    ├── InvalidResult               a result does not match the return annotation of its task
     ├── InvalidInput                a value is not allowed
-    │   ├── InvalidArguments        the arguments of a publish do not match the parameters of the task
     │   ├── TooLarge                a value has more bytes than a limit allows
     │   └── UnknownKey              there is no such queue or task
     ├── PublishError
@@ -43,34 +33,31 @@ __all__ = [
     "CapabilityMissing",
     "ConfigurationError",
     "IdConflict",
-    "InvalidArguments",
     "InvalidBackend",
     "InvalidInput",
-    "InvalidResult",
     "LeaseLost",
-    "NotConnected",
     "ProtocolViolation",
     "PublishError",
     "PublishUnconfirmed",
     "QueueFull",
     "QueueInUse",
-    "ResultGone",
     "SettingsConflict",
     "SubscriptionClosed",
-    "TaskCancelled",
-    "TaskDead",
-    "TaskDiscarded",
-    "TaskExpired",
-    "TaskFailed",
     "TaskQueueError",
     "TooLarge",
     "UnknownKey",
-    "UnknownTask",
 ]
 
 
 class TaskQueueError(Exception):
-    """The base class of all exceptions of the package."""
+    """The base class of all exceptions of the package.
+
+    >>> try:
+    ...     await resize.handle("missing").result()
+    ... except TaskQueueError as error:
+    ...     print(error.code)
+    unknown_task
+    """
 
     code: str = "error"
 
@@ -104,6 +91,12 @@ class InvalidInput(TaskQueueError, ValueError):
 
     ``field`` is the name of the field, ``allowed`` describes the allowed values, and ``got`` describes the rejected
     value, usually by its type and length. ``got`` contains no text from the value, which may be secret or large.
+
+    >>> try:
+    ...     await queue.publish("mail", priority=10)
+    ... except InvalidInput as error:
+    ...     print(error.field, error.allowed, sep=": ")
+    priority: ...
     """
 
     code = "invalid_input"
@@ -118,15 +111,6 @@ class InvalidInput(TaskQueueError, ValueError):
         return f"{self.field}: got {self.got}; allowed: {self.allowed}"
 
 
-class InvalidArguments(InvalidInput):
-    """The arguments of a publish do not match the parameters of the task ``field``; ``got`` says which, and why."""
-
-    code = "invalid_arguments"
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.got}"
-
-
 class TooLarge(InvalidInput):
     """A value has more bytes than the limit that ``allowed`` names."""
 
@@ -137,74 +121,6 @@ class UnknownKey(InvalidInput):
     """There is no queue or task with this name or id."""
 
     code = "unknown_key"
-
-
-class NotConnected(TaskQueueError):
-    """A declared task was published, or a handle was used, without a connection."""
-
-    code = "not_connected"
-
-
-class TaskFailed(TaskQueueError):
-    """A task ended without a result. ``key`` and ``id`` identify the task, ``state`` is its state."""
-
-    code = "task_failed"
-
-    def __init__(self, message: str, *, key: str = "", id: str = "", state: str = "") -> None:  # noqa: A002 - same name as in `Task`
-        super().__init__(message)
-        self.key = key
-        self.id = id
-        self.state = state
-
-
-class TaskDead(TaskFailed):
-    """A task became a dead letter.
-
-    ``reason`` says why; ``error`` and ``traceback`` are those of its last failure, or ``None``; ``attempts`` is their
-    number.
-    """
-
-    code = "task_dead"
-    reason: str = ""
-    error: str | None = None
-    traceback: str | None = None
-    attempts: int = 0
-
-
-class TaskCancelled(TaskFailed):
-    """A task was cancelled."""
-
-    code = "task_cancelled"
-
-
-class TaskExpired(TaskFailed):
-    """The deadline of a task passed before it was executed."""
-
-    code = "task_expired"
-
-
-class TaskDiscarded(TaskFailed):
-    """A task became a dead letter, which was discarded."""
-
-    code = "task_discarded"
-
-
-class ResultGone(TaskQueueError):
-    """A task is done, but its result is no longer stored; see the queue's setting ``result_ttl``."""
-
-    code = "result_gone"
-
-
-class UnknownTask(TaskQueueError):
-    """There is no such task: it was never published, or its record was deleted after its end."""
-
-    code = "unknown_task"
-
-
-class InvalidResult(TaskQueueError):
-    """A result does not match the return annotation of its task."""
-
-    code = "invalid_result"
 
 
 class PublishError(TaskQueueError):
@@ -223,6 +139,13 @@ class QueueFull(PublishError):
     ``code`` is the `Refusal` that the backend gave, or else ``queue_full``. ``retry_after`` is the number of seconds
     after which a retry is likely to succeed. ``depth`` is the number of tasks that counted against the capacity. Both
     may be ``None``.
+
+    >>> _ = await queue.publish("mail")  # its capacity is 1
+    >>> try:
+    ...     await queue.publish("mail")
+    ... except QueueFull as error:
+    ...     print(error.code, error.depth)
+    queue_full 1
     """
 
     code = "queue_full"
@@ -244,19 +167,44 @@ class QueueFull(PublishError):
 
 
 class IdConflict(PublishError):
-    """A task with this key and id but another payload is already stored; it was not changed."""
+    """A task with this key and id but another payload is already stored; it was not changed.
+
+    >>> try:
+    ...     await resize.using(id="cat-320").publish("dog.png")
+    ... except IdConflict as error:
+    ...     print(error.task_id)
+    cat-320
+    """
 
     code = "id_conflict"
 
 
 class PublishUnconfirmed(PublishError):
-    """The store's response was lost. Publish again with the same id: exactly one copy will be stored."""
+    """The store's response was lost. Publish again with the same id: exactly one copy will be stored.
+
+    >>> try:
+    ...     handle = await resize.publish("cat.png")
+    ... except PublishUnconfirmed as error:
+    ...     handle = await resize.using(id=error.task_id).publish("cat.png")
+    """
 
     code = "publish_unconfirmed"
 
 
 class LeaseLost(TaskQueueError):
-    """The receipt is not valid: it was settled, has ended otherwise, or was never issued. Nothing was changed."""
+    """The receipt is not valid: it was settled, has ended otherwise, or was never issued. Nothing was changed.
+
+    >>> _ = await queue.publish("mail", id="1")
+    >>> async with queue.subscribe("mail", consumer="reader") as subscription:
+    ...     (delivery,) = (await subscription.receive(1, 5)).deliveries
+    ...     await backend.control.cancel("mail", "1")
+    ...     try:
+    ...         await subscription.ack(delivery)
+    ...     except LeaseLost as error:
+    ...         print(error.code)
+    True
+    lease_lost
+    """
 
     code = "lease_lost"
 
@@ -268,7 +216,15 @@ class SubscriptionClosed(TaskQueueError):
 
 
 class BackendUnavailable(TaskQueueError):
-    """The store cannot be reached, or cannot serve requests at present. The same call may succeed later."""
+    """The store cannot be reached, or cannot serve requests at present. The same call may succeed later.
+
+    >>> try:
+    ...     async with connect("server") as server:
+    ...         await server.publish("mail")
+    ... except BackendUnavailable as error:
+    ...     print(error)
+    no response from a server at http://127.0.0.1:1 ...
+    """
 
     code = "backend_unavailable"
 

@@ -18,6 +18,7 @@ from taskqueue_core.authoring.helpers import reject_ordering_keys
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of, has
 from taskqueue_core.errors import IdConflict, InvalidInput, PublishUnconfirmed, QueueFull
+from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.task_ends import TaskEnds
@@ -28,7 +29,6 @@ from taskqueue_core.tasks import (
     Refusal,
     Task,
     TaskStatus,
-    encode_json,
     encoded_task,
 )
 
@@ -65,6 +65,9 @@ async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
 
     If ``backend`` is a name, or ``None`` for the configured backend, that backend is opened, and closed when the
     ``with`` block ends. A backend object that is passed is not closed.
+
+    >>> async with connect("taskqueue_memory") as queue:
+    ...     confirmation = await queue.publish("mail", {"to": "ada"})
     """
     if isinstance(backend, str | None):
         async with aclosing(open_backend(backend)) as opened:
@@ -74,7 +77,13 @@ async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
 
 
 class Queue:
-    """The API for applications: publish tasks and read results on one backend. Safe for concurrent use."""
+    """The API for applications: publish tasks and read results on one backend. Safe for concurrent use.
+
+    >>> async with connect("taskqueue_memory") as queue:
+    ...     confirmation = await queue.publish("mail", {"to": "ada"}, priority=7)
+    ...     print((await queue.status("mail", confirmation.task_id)).state)
+    waiting
+    """
 
     def __init__(self, backend: Backend) -> None:
         """Create a queue on ``backend``, which the caller closes."""

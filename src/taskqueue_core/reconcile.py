@@ -19,7 +19,11 @@ _BYTES = 8 * 1024 * 1024
 
 
 class Reconciled(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a reconciliation, in numbers of tasks. Two results can be added up."""
+    """The result of a reconciliation, in numbers of tasks. Two results can be added up.
+
+    >>> Reconciled(checked=2, missing=1) + Reconciled(checked=3)
+    Reconciled(checked=5, missing=1, ...)
+    """
 
     checked: int = 0
     """number of tasks that the caller passed"""
@@ -62,6 +66,10 @@ async def reconcile(
     After each batch, ``passed`` is called with the last task and the result so far. A caller that stores both can
     continue after that task if an error occurs; starting from the beginning does no harm either. If a response is lost,
     the batch is sent again with the same ids. Raises the errors of `Queue.publish_many`.
+
+    >>> report = await reconcile(queue, [Task(key="mail", id="welcome-ada")])
+    >>> report.missing, report.republished
+    (1, 1)
     """
     if type(batch) is not int or not 0 < batch <= LIMITS.batch:
         raise InvalidInput("batch", kind_of(batch), f"a whole number from 1 to {LIMITS.batch}")

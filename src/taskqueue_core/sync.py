@@ -28,6 +28,9 @@ def connect_sync(backend: str | Backend | None = None) -> Iterator[SyncQueue]:
 
     Raises `TaskQueueError` if an event loop runs in this thread, because calls would block it. When the ``with``
     block ends, unfinished calls in other threads are cancelled, and the background thread ends.
+
+    >>> with connect_sync("taskqueue_memory") as queue:
+    ...     confirmation = queue.publish("mail", {"to": "ada"})
     """
     try:
         asyncio.get_running_loop()
@@ -121,7 +124,13 @@ class _Thread(LoopCalls):
 
 
 class SyncQueue:
-    """A `Queue` whose methods block until they have a result."""
+    """A `Queue` whose methods block until they have a result.
+
+    >>> with connect_sync("taskqueue_memory") as queue:
+    ...     confirmation = queue.publish("mail", {"to": "ada"}, id="welcome-ada")
+    ...     print(queue.status("mail", "welcome-ada").state)
+    waiting
+    """
 
     def __init__(self, queue: Queue, loop: BlockingCalls) -> None:
         """Make the calls of ``queue`` in the event loop to which it belongs."""

@@ -41,7 +41,6 @@ __all__ = [
     "Task",
     "TaskStatus",
     "WorkerInfo",
-    "encode_json",
     "encoded_task",
     "new_id",
     "stored_task",
@@ -59,7 +58,10 @@ def new_id() -> str:
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of work. The constructor checks all fields and copies the headers. Raises `InvalidInput`."""
+    """One piece of work. The constructor checks all fields and copies the headers. Raises `InvalidInput`.
+
+    >>> task = Task(key="mail", payload=b'{"to": "ada"}', id="welcome-ada", priority=7)
+    """
 
     key: str
     """the name of the queue"""
@@ -163,7 +165,16 @@ class State(StrEnum):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """The handover of a task to a subscription."""
+    """The handover of a task to a subscription.
+
+    >>> _ = await queue.publish("mail", {"to": "ada"})
+    >>> async with queue.subscribe("mail", consumer="reader") as subscription:
+    ...     (delivery,) = (await subscription.receive(1, 5)).deliveries
+    ...     print(delivery.attempt, delivery.task.payload)
+    ...     await subscription.ack(delivery)
+    1 b'{"to":"ada"}'
+    (<Settled.OK: 'ok'>,)
+    """
 
     task: Task
     receipt: str
@@ -247,7 +258,12 @@ class Refusal(StrEnum):
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
-    """The store's response to the publishing of one task."""
+    """The store's response to the publishing of one task.
+
+    >>> confirmation = await queue.publish("mail", {"to": "ada"}, id="welcome-ada")
+    >>> confirmation.status, confirmation.stored
+    (<Published.ACCEPTED: 'accepted'>, True)
+    """
 
     key: str
     task_id: str
@@ -314,7 +330,12 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of entries (accepted tasks) in each state: of one queue at one instant, or of several queues."""
+    """The number of entries (accepted tasks) in each state: of one queue at one instant, or of several queues.
+
+    >>> ledger = await queue.ledger("shop.resize")
+    >>> ledger.published, ledger.done, ledger.balanced
+    (1, 1, True)
+    """
 
     published: int = 0
     waiting: int = 0

@@ -14,9 +14,9 @@ import httpx2
 import msgspec
 
 from taskqueue_core.errors import PublishUnconfirmed, TaskQueueError
+from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import LIMITS, check_name, check_number
 from taskqueue_core.retry import RetryPolicy
-from taskqueue_core.tasks import encode_json
 
 _BACKOFF = RetryPolicy(base=0.1, cap=10.0, jitter=0.5)
 _MAX_RETRY_AFTER = 60.0

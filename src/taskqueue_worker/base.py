@@ -76,6 +76,9 @@ class BaseWorker(ABC):
     """A worker, which receives the tasks of all keys that have a handler, and calls the handlers.
 
     A task is acked after its execution, so a task whose worker crashes is executed again.
+
+    >>> isinstance(LocalWorker(tasks), BaseWorker)
+    True
     """
 
     def __init__(

@@ -22,6 +22,9 @@ def load_worker(target: str) -> BaseWorker:
 
     Adds the current directory to the front of `sys.path`, unless `sys.path` contains it. Raises `ConfigurationError` if
     the name is invalid, the import fails, there is no such worker, or there are several and ``attr`` is not given.
+
+    >>> load_worker("shop.tasks:tasks").keys
+    ('shop.resize', 'shop.charge', 'shop.remind', 'shop.refund')
     """
     module_name, _, attribute = target.partition(":")
     if not _TARGET.fullmatch(target):

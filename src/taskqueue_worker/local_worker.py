@@ -34,6 +34,10 @@ class LocalWorker(BaseWorker):
     tasks when it starts, because nothing else can; see `taskqueue_core.Tasks.apply` for other backends.
 
     Coroutine handlers share the event loop with the backend, so a handler must not block the loop.
+
+    >>> worker = LocalWorker(tasks, backend=backend, concurrency=10)
+    >>> worker.keys
+    ('shop.resize', 'shop.charge', 'shop.remind', 'shop.refund')
     """
 
     def __init__(

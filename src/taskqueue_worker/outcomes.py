@@ -14,9 +14,9 @@ from taskqueue_core.application.arguments import InvalidPayload
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.rules import Reject, Retry, Rule, Snooze, rule_for
 from taskqueue_core.errors import InvalidInput
+from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import LIMITS, clean_text, clean_traceback, kind_of
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Snoozed, Success
-from taskqueue_core.tasks import encode_json
 from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.handlers import Handler
 from taskqueue_worker.task_log import TaskLog, without_own

@@ -19,7 +19,11 @@ from taskqueue_core.errors import TaskQueueError
 
 
 class WorkerQuarantined(TaskQueueError):
-    """The worker stopped because all its latest attempts failed, so the cause is probably the worker itself."""
+    """The worker stopped because all its latest attempts failed, so the cause is probably the worker itself.
+
+    >>> WorkerQuarantined.exit_code  # of the command `taskqueue worker`
+    3
+    """
 
     code = "worker_quarantined"
     exit_code: ClassVar[int] = 3
@@ -41,6 +45,12 @@ class Quarantine:
     """A counter of consecutive failures, which decides when the worker pauses, probes or stops.
 
     It reads the clock but never waits: the caller waits for the end of the cool-down and applies the phase.
+
+    >>> quarantine = Quarantine(limit=2)
+    >>> quarantine.failed(), quarantine.failed()
+    (False, True)
+    >>> print(quarantine.phase)
+    resting
     """
 
     def __init__(

@@ -42,7 +42,11 @@ from taskqueue_worker.threads import ThreadsafeInbox
 
 
 class WorkerRefused(ConfigurationError):
-    """The server refused this worker because of its token, its permissions, the host name or the protocol version."""
+    """The server refused this worker because of its token, its permissions, the host name or the protocol version.
+
+    >>> WorkerRefused.exit_code  # of the command `taskqueue worker`
+    4
+    """
 
     code = "worker_refused"
     exit_code: ClassVar[int] = 4

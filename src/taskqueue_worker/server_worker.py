@@ -41,6 +41,10 @@ class Worker(BaseWorker):
     Handlers publish, and read results, through the HTTP API of the same server, with the same token; the connection is
     opened when a handler uses it for the first time. `serve` and `run` also raise `WorkerRefused` if the server refuses
     this worker.
+
+    >>> worker = Worker(tasks, url="http://127.0.0.1:8420", concurrency=10)
+    >>> worker.source
+    'http://127.0.0.1:8420'
     """
 
     def __init__(

@@ -11,8 +11,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from taskqueue_core import Context, Depends, NotConnected, TaskDead, TaskExpired, Tasks, gather
+from taskqueue_core.application.errors import TaskFailed
 from taskqueue_core.capabilities import Order, QueueSettings, control_of, dead_letters_of
-from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskFailed, TaskQueueError
+from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskQueueError
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import State
 from taskqueue_worker import Reject, Retry, Snooze

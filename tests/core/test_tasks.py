@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskqueue_core.errors import InvalidInput
+from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import (
     Ledger,
     Settled,
     State,
     Task,
-    encode_json,
     new_id,
 )
 

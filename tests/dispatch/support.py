@@ -9,7 +9,8 @@ from typing import Any
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import PoolView, control_of, slots_of
-from taskqueue_core.tasks import Ledger, encode_json
+from taskqueue_core.json_text import encode_json
+from taskqueue_core.tasks import Ledger
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.gpu_server.jobs import GpuJob
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu

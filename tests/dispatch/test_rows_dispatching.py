@@ -12,7 +12,8 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Endpoint, Order, Seen, slots_of
-from taskqueue_core.tasks import Task, encode_json
+from taskqueue_core.json_text import encode_json
+from taskqueue_core.tasks import Task
 from taskqueue_dispatch.gpu_server.jobs import GpuJob
 from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.jobs import Submission

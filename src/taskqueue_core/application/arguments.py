@@ -15,13 +15,8 @@ from typing_extensions import TypedDict, is_typeddict
 
 from taskqueue_core.application.context import Context
 from taskqueue_core.application.dependencies import dependencies_of
-from taskqueue_core.errors import (
-    ConfigurationError,
-    InvalidArguments,
-    InvalidInput,
-    TaskQueueError,
-    TooLarge,
-)
+from taskqueue_core.application.errors import InvalidArguments
+from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskQueueError, TooLarge
 from taskqueue_core.limits import check_encoded, check_json
 
 _MAX_FAULTS = 10

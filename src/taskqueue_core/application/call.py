@@ -44,7 +44,12 @@ class DeclaredTask(Protocol[R_co]):
 
 
 class Call(Generic[R_co]):
-    """A declared task with its arguments and options, ready to be published."""
+    """A declared task with its arguments and options, ready to be published.
+
+    >>> calls = [resize.call(name) for name in names]
+    >>> len(await tasks.publish_many(calls))
+    2
+    """
 
     __slots__ = ("function", "payload")
 
@@ -61,7 +66,7 @@ class Call(Generic[R_co]):
     def using(self, **options: Unpack[CallOptions]) -> Call[R_co]:
         """Return a copy with these options, in addition to those that it has. Raises `InvalidInput`.
 
-        >>> call.using(headers={**call.options.get("headers", {}), "trace": "17"})
+        >>> traced = call.using(headers={**call.options.get("headers", {}), "trace": "17"})
         """
         return Call(self.function.using(**options), self.payload)
 

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Self
 
 from taskqueue_core.application.call import Middleware
+from taskqueue_core.application.errors import NotConnected
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.backend import Backend
-from taskqueue_core.errors import ConfigurationError, InvalidInput, NotConnected
+from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import kind_of
 from taskqueue_core.queue import Queue, connect
 from taskqueue_core.sync import SyncQueue, connect_sync

@@ -22,6 +22,11 @@ class Context(Generic[S_co]):
     """What a handler knows about its delivery. Thread-safe.
 
     ``Context[Pool]`` is a context whose `state` is a ``Pool``, for type checkers.
+
+    >>> @tasks.task
+    ... async def report(context: Context, day: int) -> str:
+    ...     context.progress(0.5)
+    ...     return f"day {day}, attempt {context.attempt}"
     """
 
     __slots__ = ("_delivery", "_report", "_revoked", "_state")

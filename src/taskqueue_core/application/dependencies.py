@@ -88,7 +88,7 @@ def Depends(factory: Factory, /) -> Any:  # noqa: N802 - it is written like a cl
     ...     async with pool.session() as session, session.begin():
     ...         yield session
     >>> @tasks.task
-    ... async def charge(order: int, db: Session = Depends(session)) -> None: ...
+    ... async def pay(order: int, db: Session = Depends(session)) -> None: ...
     """
     return DeclaredDependency(_checked("Depends", factory), shared=False)
 

@@ -8,9 +8,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from pydantic import ValidationError
 
-from taskqueue_core.capabilities import control_of
-from taskqueue_core.concurrency import gather_all
-from taskqueue_core.errors import (
+from taskqueue_core.application.errors import (
     InvalidResult,
     ResultGone,
     TaskCancelled,
@@ -20,6 +18,8 @@ from taskqueue_core.errors import (
     TaskFailed,
     UnknownTask,
 )
+from taskqueue_core.capabilities import control_of
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.queue import Queue, stored
 from taskqueue_core.sync import SyncQueue
 from taskqueue_core.tasks import Confirmation, State, TaskStatus
@@ -35,7 +35,12 @@ _ENDS: dict[State, type[TaskFailed]] = {
 
 
 class Handle(Generic[R_co]):
-    """A published task, from the publisher's side. `TaskFunction.publish` and `TaskFunction.handle` create it."""
+    """A published task, from the publisher's side. `TaskFunction.publish` and `TaskFunction.handle` create it.
+
+    >>> handle = await resize.publish("cat.png")
+    >>> await handle.result(timeout=30)
+    {'width': 320}
+    """
 
     __slots__ = ("_queue", "_read", "confirmation", "id", "key")
 
@@ -70,7 +75,9 @@ class Handle(Generic[R_co]):
     async def cancel(self) -> bool:
         """End the task as cancelled; if it is running, its handler is stopped. Return False if it had ended before.
 
-        >>> await handle.cancel()
+        >>> later = await resize.using(delay=60).publish("cat.png")
+        >>> await later.cancel()
+        True
         """
         return await control_of(self._queue.backend).cancel(self.key, self.id)
 
@@ -127,7 +134,12 @@ class Handle(Generic[R_co]):
 
 
 class SyncHandle(Generic[R_co]):
-    """A `Handle` whose methods block until they have a result."""
+    """A `Handle` whose methods block until they have a result.
+
+    >>> handle = resize.publish_sync("cat.png")
+    >>> handle.result(timeout=30)
+    {'width': 320}
+    """
 
     def __init__(self, queue: SyncQueue, handle: Handle[R_co]) -> None:
         """Wrap a handle. ``queue``: the connection whose event loop runs the calls."""
@@ -169,6 +181,7 @@ async def as_completed(
 
     >>> async for handle in as_completed(handles):
     ...     print(handle.id, await handle.result())
+    cat-320 {'width': 320}
     """
     loop = asyncio.get_running_loop()
     end = None if timeout is None else loop.time() + timeout

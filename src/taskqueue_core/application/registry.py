@@ -214,7 +214,8 @@ class Tasks(Connections):
         They are published through the connection of this registry, unless theirs has one. Raises `ConfigurationError`
         if a name is taken.
 
-        >>> tasks.include(mail.tasks, images.tasks)
+        >>> mail, images = Tasks(prefix="mail."), Tasks(prefix="images.")
+        >>> tasks.include(mail, images)
         """
         for other in others:
             if other is self or other in self.ancestors():

@@ -18,9 +18,11 @@ class Retry(Exception):
     """A request for another attempt, after ``delay`` seconds or as the queue's retry policy says. Raise or return it.
 
     The attempt counts towards the maximum number of attempts, but not as a failure for the worker's quarantine.
-    Raises `InvalidInput` for a delay that is no number from 0 to 31536000 seconds (a year). ::
+    Raises `InvalidInput` for a delay that is no number from 0 to 31536000 seconds (a year).
 
-        raise Retry(30, "the other side is busy")
+    >>> @tasks.task
+    ... async def fetch(url: str) -> str:
+    ...     raise Retry(30, "the other side is busy")
     """
 
     def __init__(self, delay: float | None = None, error: str = "retry requested") -> None:
@@ -34,9 +36,11 @@ class Retry(Exception):
 class Reject(Exception):
     """A request to make the task a dead letter, because no further attempt can succeed. Raise or return it.
 
-    ``reason`` is a short code, and ``error`` an optional text; both are stored with the dead letter. ::
+    ``reason`` is a short code, and ``error`` an optional text; both are stored with the dead letter.
 
-        raise Reject("bad_address", f"no such host: {host}")
+    >>> @tasks.task
+    ... async def fetch(url: str) -> str:
+    ...     raise Reject("bad_address", f"no such host: {url}")
     """
 
     def __init__(self, reason: str, error: str | None = None) -> None:
@@ -50,9 +54,11 @@ class Snooze(Exception):
 
     It is neither a failure nor a loss: `Context.attempt` grows, `Context.failures` does not. The task's deadline ends
     it, and so does the maximum of 50000 attempts. Raises `InvalidInput` for a delay that is no number from 0 to
-    31536000 seconds (a year). ::
+    31536000 seconds (a year).
 
-        raise Snooze(60)  # the report is not ready yet
+    >>> @tasks.task
+    ... async def fetch(url: str) -> str:
+    ...     raise Snooze(60)  # the page is not ready yet
     """
 
     def __init__(self, delay: float) -> None:

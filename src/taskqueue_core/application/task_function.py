@@ -14,10 +14,11 @@ from typing_extensions import TypeVar, Unpack
 from taskqueue_core.application.arguments import Arguments, BatchArguments
 from taskqueue_core.application.call import Call, CallOptions, Middleware
 from taskqueue_core.application.connections import Connections
+from taskqueue_core.application.errors import InvalidArguments, InvalidResult
 from taskqueue_core.application.handles import Handle, SyncHandle
 from taskqueue_core.application.publishing import publish_calls
 from taskqueue_core.application.rules import NO_RULES, ErrorRules, checked_rules
-from taskqueue_core.errors import ConfigurationError, InvalidArguments, InvalidInput, InvalidResult
+from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import PublishOptions, Queue, stored
 from taskqueue_core.tasks import Task
@@ -59,6 +60,10 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
     `taskqueue_core.Tasks.task` creates it. ``P`` are the parameters of the function without its context,
     ``R_co`` is the type of the result, and ``C_co`` is what a call returns: a coroutine, if the function is async.
+
+    >>> resize("cat.png", width=64)
+    {'width': 64}
+    >>> handle = await resize.publish("cat.png", width=64)
     """
 
     def __init__(
@@ -115,7 +120,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
 
         Raises `InvalidInput` for an option that does not exist.
 
-        >>> resize.using(priority=9, delay=5)
+        >>> handle = await resize.using(priority=9, tenant="acme").publish("cat.png")
         """
         if unknown := options.keys() - _OPTIONS:
             name = min(unknown)
@@ -160,7 +165,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """Check and encode arguments, without publishing. Raises `InvalidArguments`.
 
-        >>> await tasks.publish_many(resize.call(name) for name in names)
+        >>> handles = await tasks.publish_many(resize.call(name) for name in names)
         """
         return Call(self, self.arguments.write(self.name, args, kwargs))
 
@@ -168,6 +173,7 @@ class TaskFunction(Generic[P, R_co, C_co]):
         """Return the handle of a task that was published elsewhere. Raises `NotConnected`.
 
         >>> await resize.handle("cat-320").result(timeout=30)
+        {'width': 320}
         """
         return Handle(
             self.queue, task_id, self.registry.queue(self.changes.get("on")), self.read_result

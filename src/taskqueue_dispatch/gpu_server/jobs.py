@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.errors import InvalidInput
+from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.tasks import encode_json
 
 _MAX_STORED = 64 * 1024 * 1024
 """maximum total size of stored results in bytes"""

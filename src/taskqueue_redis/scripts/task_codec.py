@@ -21,8 +21,9 @@ from typing import Any
 
 import msgspec
 
+from taskqueue_core.json_text import encode_json
 from taskqueue_core.limits import check_name
-from taskqueue_core.tasks import Delivery, Task, encode_json, stored_task
+from taskqueue_core.tasks import Delivery, Task, stored_task
 
 ENTRY = 4
 """number of values per entry in the answers of the script ``receive``"""

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import msgspec
 
 from taskqueue_core.application.arguments import InvalidPayload
+from taskqueue_core.application.errors import TaskFailed
 from taskqueue_core.capabilities import Control
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import TaskFailed
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Snoozed, Success
 from taskqueue_core.tasks import Delivery, Expired, Task
 from taskqueue_worker.batch_buffer import AnyDelivery

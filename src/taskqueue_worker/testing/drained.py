@@ -13,7 +13,15 @@ from taskqueue_core.tasks import Expired
 
 
 class NotIdle(TaskQueueError):
-    """A drain ran more tasks than its ``limit``, or a handler waits for a task that is not due. It names the tasks."""
+    """A drain ran more tasks than its ``limit``, or a handler waits for a task that is not due. It names the tasks.
+
+    >>> await place_order(18)
+    >>> try:
+    ...     await taskqueue.drain(limit=1)
+    ... except NotIdle as error:
+    ...     print(error.code)
+    not_idle
+    """
 
     code = "not_idle"
 
@@ -39,7 +47,11 @@ class End(StrEnum):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of a task."""
+    """One attempt of a task.
+
+    >>> [(run.task, run.attempt, str(run.end)) for run in (await taskqueue.drain()).runs]
+    [('shop.charge', 1, 'done')]
+    """
 
     task: str
     """name of the task"""

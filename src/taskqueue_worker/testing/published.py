@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from taskqueue_core.application.arguments import Arguments, InvalidPayload
+from taskqueue_core.application.errors import InvalidArguments
 from taskqueue_core.application.handles import Handle
 from taskqueue_core.application.task_function import TASK_HEADER, TaskFunction
 from taskqueue_core.backend import Publisher
 from taskqueue_core.capabilities import RoomSignals
-from taskqueue_core.errors import InvalidArguments
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Published, Task
 

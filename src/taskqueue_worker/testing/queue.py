@@ -10,11 +10,12 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar
 
 from taskqueue_core.application.dependencies import override
+from taskqueue_core.application.errors import NotConnected
 from taskqueue_core.application.handler_scope import HANDLER_SCOPE
 from taskqueue_core.application.registry import Tasks
 from taskqueue_core.application.task_function import TaskFunction
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import ConfigurationError, NotConnected, TaskQueueError
+from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.limits import check_duration
@@ -61,7 +62,7 @@ class TestQueue:
     >>> async with TestQueue(tasks) as taskqueue:
     ...     await place_order(17)
     ...     taskqueue.assert_published(charge, times=1, order=17)
-    ...     await taskqueue.drain()
+    ...     drained = await taskqueue.drain()
     """
 
     __test__: ClassVar[bool] = False  # this is no test class for pytest
@@ -182,7 +183,10 @@ class TestQueue:
 
         >>> draining = asyncio.create_task(taskqueue.drain())
         >>> await started.wait()
+        True
         >>> await taskqueue.crash()
+        >>> (await draining).count(end="done")
+        0
         """
         if self._running is not None:
             worker, drain = self._running
@@ -240,7 +244,7 @@ class TestQueue:
         `ConfigurationError` if it cannot be called, or needs what it replaces.
 
         >>> with taskqueue.override(session, FakeSession()):
-        ...     await taskqueue.drain()
+        ...     drained = await taskqueue.drain()
         """
         return override(dependency, fake)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from taskqueue_core.config import load_settings
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
+from taskqueue_core.json_text import encode_json
 from taskqueue_core.loading import load_backend
-from taskqueue_core.tasks import encode_json
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.jobs import Submission, model_of_queue, task_of
 from taskqueue_dispatch.service import Dispatcher

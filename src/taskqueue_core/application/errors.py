@@ -1,0 +1,189 @@
+"""The exceptions of declared tasks and of their handles.
+
+::
+
+    TaskQueueError
+    ├── NotConnected           a declared task was published, or a handle was used, without a connection
+    ├── TaskFailed             a task ended without a result
+    │   ├── TaskDead           it became a dead letter
+    │   ├── TaskCancelled
+    │   ├── TaskExpired        its deadline passed
+    │   └── TaskDiscarded      its dead letter was discarded
+    ├── ResultGone             the task is done, but its result is no longer stored
+    ├── UnknownTask            the task was never published, or its record was deleted
+    ├── InvalidResult          a result does not match the return annotation of its task
+    └── InvalidInput
+        └── InvalidArguments   the arguments of a publish do not match the parameters of the task
+"""
+
+from __future__ import annotations
+
+from taskqueue_core.errors import InvalidInput, TaskQueueError
+
+__all__ = [
+    "InvalidArguments",
+    "InvalidResult",
+    "NotConnected",
+    "ResultGone",
+    "TaskCancelled",
+    "TaskDead",
+    "TaskDiscarded",
+    "TaskExpired",
+    "TaskFailed",
+    "UnknownTask",
+]
+
+
+class InvalidArguments(InvalidInput):
+    """The arguments of a publish do not match the parameters of the task ``field``; ``got`` says which, and why.
+
+    >>> try:
+    ...     await resize.publish("cat.png", width="wide")
+    ... except InvalidArguments as error:
+    ...     print(error)
+    shop.resize: ...
+    """
+
+    code = "invalid_arguments"
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.got}"
+
+
+class NotConnected(TaskQueueError):
+    """A declared task was published, or a handle was used, without a connection.
+
+    >>> try:
+    ...     await Tasks().task(resize.function).publish("cat.png")
+    ... except NotConnected as error:
+    ...     print(error)
+    publishing needs a connection: ...
+    """
+
+    code = "not_connected"
+
+
+class TaskFailed(TaskQueueError):
+    """A task ended without a result. ``key`` and ``id`` identify the task, ``state`` is its state.
+
+    >>> try:
+    ...     await (await refund.publish(17)).result()
+    ... except TaskFailed as error:
+    ...     print(error.key, error.state)
+    shop.refund dead
+    """
+
+    code = "task_failed"
+
+    def __init__(self, message: str, *, key: str = "", id: str = "", state: str = "") -> None:  # noqa: A002 - same name as in `Task`
+        super().__init__(message)
+        self.key = key
+        self.id = id
+        self.state = state
+
+
+class TaskDead(TaskFailed):
+    """A task became a dead letter.
+
+    ``reason`` says why; ``error`` and ``traceback`` are those of its last failure, or ``None``; ``attempts`` is their
+    number.
+
+    >>> try:
+    ...     await (await refund.publish(17)).result()
+    ... except TaskDead as error:
+    ...     print(error.reason, error.attempts)
+    no_receipt 1
+    """
+
+    code = "task_dead"
+    reason: str = ""
+    error: str | None = None
+    traceback: str | None = None
+    attempts: int = 0
+
+
+class TaskCancelled(TaskFailed):
+    """A task was cancelled.
+
+    >>> handle = await resize.using(delay=60).publish("cat.png")
+    >>> await handle.cancel()
+    True
+    >>> try:
+    ...     await handle.result()
+    ... except TaskCancelled as error:
+    ...     print(error.state)
+    cancelled
+    """
+
+    code = "task_cancelled"
+
+
+class TaskExpired(TaskFailed):
+    """The deadline of a task passed before it was executed.
+
+    >>> handle = await resize.using(delay=60, expires_in=0.01).publish("cat.png")
+    >>> try:
+    ...     await handle.result()
+    ... except TaskExpired as error:
+    ...     print(error.state)
+    expired
+    """
+
+    code = "task_expired"
+
+
+class TaskDiscarded(TaskFailed):
+    """A task became a dead letter, which was discarded.
+
+    >>> handle = await refund.publish(17)
+    >>> try:
+    ...     await handle.result()
+    ... except TaskDead:
+    ...     discarded = await backend.dead_letters.discard(handle.key, handle.id)
+    >>> try:
+    ...     await handle.result()
+    ... except TaskDiscarded as error:
+    ...     print(error.state)
+    discarded
+    """
+
+    code = "task_discarded"
+
+
+class ResultGone(TaskQueueError):
+    """A task is done, but its result is no longer stored; see the queue's setting ``result_ttl``.
+
+    >>> try:
+    ...     await handle.result()
+    ... except ResultGone:
+    ...     print("executed, but the result is no longer stored")
+    {'width': 320}
+    """
+
+    code = "result_gone"
+
+
+class UnknownTask(TaskQueueError):
+    """There is no such task: it was never published, or its record was deleted after its end.
+
+    >>> try:
+    ...     await resize.handle("missing").result()
+    ... except UnknownTask as error:
+    ...     print(error)
+    task missing of shop.resize is unknown: ...
+    """
+
+    code = "unknown_task"
+
+
+class InvalidResult(TaskQueueError):
+    """A result does not match the return annotation of its task.
+
+    >>> try:
+    ...     await handle.result()
+    ... except InvalidResult:
+    ...     print("the worker has another version of the function")
+    {'width': 320}
+    """
+
+    code = "invalid_result"
