@@ -67,6 +67,9 @@ class RateLimit(PolicyModel):
 
     The bucket fills evenly over the interval. It allows a burst of ``max_tokens`` deliveries, so 10 tokens in 10
     seconds and 1 token in 1 second are different limits.
+
+    >>> RateLimit.parse("100/1m").max_tokens
+    100
     """
 
     max_tokens: Whole = Field(ge=1, le=1_000_000_000)

@@ -55,8 +55,8 @@ class RetryPolicy(PolicyModel):
     Before the n-th retry, the task waits ``min(base * factor**(n-1), cap)`` seconds, plus or minus the jitter. With
     ``delays``, it waits the n-th of them instead, or the last one if there are fewer.
 
-    >>> RetryPolicy(max_attempts=8, base=2, cap=600)  # 2, 4, 8 ... up to 600 s
-    >>> RetryPolicy(delays=(5, 60, 900))  # 5 s, 60 s, then 900 s again and again
+    >>> doubling = RetryPolicy(max_attempts=8, base=2, cap=600)  # 2, 4, 8 ... up to 600 s
+    >>> listed = RetryPolicy(delays=(5, 60, 900))  # 5 s, 60 s, then 900 s again and again
     """
 
     base: float = Field(default=1.0, ge=0, le=86_400, allow_inf_nan=False)

@@ -19,7 +19,12 @@ _READS = 4
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """A field of a queue's settings whose value in the store is not the declared one."""
+    """A field of a queue's settings whose value in the store is not the declared one.
+
+    >>> for change in (await tasks.apply(dry_run=True)).changed:
+    ...     print(change.key, change.field)
+    shop.resize ...
+    """
 
     key: str
     """name of the queue"""
@@ -30,7 +35,12 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
-    """What `taskqueue_core.Tasks.apply` has changed and kept; with ``dry_run``, what it would change and keep."""
+    """What `taskqueue_core.Tasks.apply` has changed and kept; with ``dry_run``, what it would change and keep.
+
+    >>> applied = await tasks.apply(dry_run=True)
+    >>> len(applied.kept)
+    0
+    """
 
     changed: tuple[Difference, ...] = ()
     kept: tuple[Difference, ...] = ()

@@ -23,7 +23,7 @@ class QueueLimits(PolicyModel):
     A field that is not given is not declared: the queue keeps what an operator sets. ``None`` declares that there is
     no limit. Raises `ConfigurationError` for a value out of range.
 
-    >>> QueueLimits(rate="100/1m", max_inflight=20, order="fair", tenant_max_inflight=5)
+    >>> limits = QueueLimits(rate="100/1m", max_inflight=20, order="fair", tenant_max_inflight=5)
     """
 
     capacity: int | None = None

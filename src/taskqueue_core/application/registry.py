@@ -141,8 +141,8 @@ class Tasks(Connections):
         Raises `ConfigurationError` if a name is not allowed or taken, an option is out of range, a rule is wrong, the
         arguments of the function cannot be published by name, or another task declares other settings for the queue.
 
-        >>> @tasks.task("resize", retry=5, timeout=30, limits=QueueLimits(rate="100/1m"))
-        ... async def resize(image: str, width: int = 320) -> dict[str, int]:
+        >>> @tasks.task("crop", retry=5, timeout=30, limits=QueueLimits(rate="100/1m"))
+        ... async def crop(image: str, width: int = 320) -> dict[str, int]:
         ...     return {"width": width}
         """
         policies = declared_policies(retry, timeout, limits, result_ttl)
@@ -201,8 +201,7 @@ class Tasks(Connections):
         Raises `SettingsConflict` if other programs keep changing the settings, `CapabilityMissing` if the backend
         cannot keep a setting, `ConfigurationError` if a setting contradicts one of an operator, and `NotConnected`.
 
-        >>> async with tasks.connect("server"):
-        ...     applied = await tasks.apply()
+        >>> applied = await tasks.apply(dry_run=True)
         """
         backend = self.queue().backend
         declared = declared_settings(self._functions.values())
