@@ -21,9 +21,10 @@ _READS = 4
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """A field of a queue's settings whose value in the store is not the declared one.
 
-    >>> for change in (await tasks.apply(dry_run=True)).changed:
-    ...     print(change.key, change.field)
-    shop.resize ...
+    >>> @tasks.task(timeout=30)
+    ... def crop(image: str) -> None: ...
+    >>> [(each.field, each.declared) for each in (await tasks.apply(dry_run=True)).changed]
+    [('retry', ...), ('timeout', 30.0)]
     """
 
     key: str
