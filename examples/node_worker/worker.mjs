@@ -11,7 +11,7 @@ const handlers = {
   "node.flaky": (_, { attempt }) => { if (attempt < 2) throw new Error("not yet"); return attempt; },
   "node.picky": () => { throw new Reject("bad_input"); },
   "node.early": (_, { attempt }) => { if (attempt < 3) throw new Snooze("", { cause: 0.05 }); return attempt; },
-  "node.slow": async ({ seconds }) => { await sleep(seconds * 1000); return "slept"; },
+  "node.slow": async ({ seconds }, { signal }) => { await sleep(seconds * 1000, null, { signal }); return "slept"; },
 };
 
 const url = (process.env.TASKQUEUE_SERVER_URL ?? "http://127.0.0.1:8420").replace(/^http/, "ws") + "/v1/socket";
@@ -22,11 +22,18 @@ let socket, features = [], ready = false, leaving = false, pause = 0, lease = 15
 
 const say = (frame) => ready && socket.readyState === WebSocket.OPEN && socket.send(JSON.stringify(frame));
 
+async function limited(seconds, start) { // ends an attempt at its timeout; a handler should end when `signal` says so
+  const ending = new AbortController(), timeout = sleep(Math.min(seconds * 1000, 2 ** 31 - 1), null, { signal: ending.signal });
+  const over = timeout.then(() => { ending.abort(); throw `timeout after ${seconds} s`; });
+  return await Promise.race([over, start(ending.signal)]).finally(() => ending.abort());
+}
+
 async function run({ receipt, task, ...delivery }) {
   held.set(receipt, null);
   let verdict;
   try {
-    const result = await handlers[task.key](task.payload ?? null, delivery);
+    const start = async (signal) => handlers[task.key](task.payload ?? null, { ...delivery, signal });
+    const result = await (delivery.timeout ? limited(delivery.timeout, start) : start());
     verdict = { type: "ack", receipts: [receipt], results: { [receipt]: result ?? null } };
   } catch (error) {
     verdict = error instanceof Reject
@@ -59,7 +66,7 @@ function connect() {
   mine.onopen = () => {
     const credit = room - [...held.values()].filter((verdict) => verdict === null).length;
     const token = process.env.TASKQUEUE_TOKEN;
-    mine.send(JSON.stringify({ type: "hello", worker_id: workerId, keys: Object.keys(handlers), credit, token, holding: [...held.keys()] }));
+    mine.send(JSON.stringify({ type: "hello", worker_id: workerId, keys: Object.keys(handlers), credit, token, holding: [...held.keys()], features: ["timeouts"] }));
   };
   mine.onmessage = ({ data }) => { heard = Date.now(); const frame = JSON.parse(data); hear[frame.type]?.(frame); };
   const lost = async ({ code }) => {

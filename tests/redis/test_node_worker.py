@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from taskqueue_core.capabilities import control_of, dead_letters_of
+from taskqueue_core.capabilities import QueueSettings, control_of, dead_letters_of
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.queue import Queue
@@ -96,6 +96,20 @@ async def test_it_works_and_comes_back(tmp_path: Path, redis_url: str) -> None:
             assert (stats.delivered, stats.redelivered, stats.lost) == (1, 0, 0)
     finally:
         port.release()
+
+
+async def test_it_ends_attempts_at_their_timeout() -> None:
+    """U3: the worker has the retries and the timeout of the queue, as one in Python has."""
+    async with running(backend := MemoryBackend()) as it:
+        policy = RetryPolicy(delays=(0.01,), max_attempts=2)
+        await backend.control.configure("node.slow", QueueSettings(retry=policy, timeout=0.2))
+        async with worker(it.server.url):
+            await it.publish("a", key="node.slow", payload=b'{"seconds":60}')
+            await it.publish("b", key="node.slow", payload=b'{"seconds":0.01}')
+            await it.reaches("node.slow", dead=1, done=1, seconds=30)
+        (letter,) = await backend.dead_letters.list("node.slow")
+        errors = [failure.error for failure in letter.history]
+        assert (letter.task.id, errors) == ("a", ["timeout after 0.2 s"] * 2)
 
 
 async def test_an_unknown_token_ends_it() -> None:

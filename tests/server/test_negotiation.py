@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from websockets.exceptions import ConnectionClosed
+
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.protocol.frames import FEATURES
 from taskqueue_core.retry import RetryPolicy
@@ -69,3 +72,48 @@ async def test_tracebacks_are_kept_unless_the_queue_excludes_them() -> None:
         (status,) = await backend.control.statuses("k", "a")
         assert status is not None
         assert (status.error, status.last_failure) == (None, letters[0].history[-1])
+
+
+async def test_a_worker_that_cannot_end_attempts(caplog: pytest.LogCaptureFixture) -> None:
+    """U3: a worker without the feature ``timeouts`` gets no task of a queue with a timeout, and is told why."""
+    async with running(backend := MemoryBackend()) as it:
+        await backend.control.configure("timed", QueueSettings(timeout=5))
+        await it.publish("a", key="timed")
+        await it.publish("b", key="plain")
+        async with it.worker("old", "timed", "plain", credit=5) as old:
+            error = await old.frame("error")
+            assert (error["code"], "of timed: queues with a timeout" in error["message"]) == (
+                "timeouts",
+                True,
+            )
+            (got,) = await old.deliveries(1)
+            assert (got["task"]["key"], "timeout" in got) == ("plain", False)
+            assert [info.keys for info in await backend.control.workers()] == [("plain",)]
+            assert caplog.text.count("worker gets no tasks of queues with a timeout") == 1
+            async with it.worker("new", "timed", credit=5, features=["timeouts"]) as new:
+                (got,) = await new.deliveries(1)
+                assert (got["task"]["id"], got["timeout"]) == ("a", 5)
+        refused = it.worker("old", "timed")
+        with pytest.raises(ConnectionClosed):
+            await refused.__aenter__()
+        assert (refused.socket.close_code, refused.passed_over[0]["code"]) == (1013, "timeouts")
+
+
+async def test_a_timeout_that_is_set_while_an_old_worker_is_connected() -> None:
+    """U3: the delivery goes to another worker; the old one reconnects, keeps its tasks, and gets other queues."""
+    async with running(backend := MemoryBackend()) as it:
+        await it.publish("running", key="plain")
+        async with it.worker("old", "timed", "plain", credit=5) as old:
+            (held,) = await old.deliveries(1)
+            await backend.control.configure("timed", QueueSettings(timeout=5))
+            await it.publish("a", key="timed")
+            assert await old.closed() == 1012
+        async with (
+            it.worker("old", "timed", "plain", credit=5, holding=[held["receipt"]]) as old,
+            it.worker("new", "timed", credit=5, features=["timeouts"]) as new,
+        ):
+            assert old.welcome["adopted"] == [held["receipt"]]
+            (got,) = await new.deliveries(1)
+            assert (got["task"]["id"], got["attempt"], got.get("losses", 0)) == ("a", 1, 0)
+            await old.send("ack", receipts=[held["receipt"]])
+            assert await old.settled(1) == ([held["receipt"]], [])

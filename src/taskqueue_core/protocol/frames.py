@@ -46,7 +46,7 @@ class Feature(StrEnum):
     """the worker ends an attempt that runs longer than ``deliver.timeout``"""
 
 
-FEATURES: tuple[Feature, ...] = (Feature.SNOOZE, Feature.TRACEBACKS)
+FEATURES: tuple[Feature, ...] = (Feature.SNOOZE, Feature.TRACEBACKS, Feature.TIMEOUTS)
 """the features that this version has, as a worker and as a server"""
 
 _Name = Annotated[str, Meta(max_length=LIMITS.name)]

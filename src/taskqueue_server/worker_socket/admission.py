@@ -17,7 +17,7 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
 from taskqueue_core.concurrency import first_completed
 from taskqueue_core.consumer.outage import close
-from taskqueue_core.errors import InvalidInput
+from taskqueue_core.errors import BackendUnavailable, InvalidInput
 from taskqueue_core.hooks import Connection as ConnectionInfo
 from taskqueue_core.hooks import Identity
 from taskqueue_core.protocol.frames import (
@@ -27,7 +27,10 @@ from taskqueue_core.protocol.frames import (
     CLOSE_TRY_LATER,
     CLOSE_UNAUTHENTICATED,
     SUBPROTOCOL,
+    Error,
+    Feature,
     Hello,
+    encode,
 )
 from taskqueue_core.protocol.server_session import (
     CloseSocket,
@@ -37,13 +40,19 @@ from taskqueue_core.protocol.server_session import (
 )
 from taskqueue_server.auth.credentials import peer_of, shows_header, token_of
 from taskqueue_server.auth.origins import host_problem
-from taskqueue_server.context.server import ServerContext
+from taskqueue_server.context.server import ServerContext, read_each
 from taskqueue_server.problems import ProblemError, respond
 from taskqueue_server.routing.operations import unauthenticated
 from taskqueue_server.worker_socket.session import WorkerSession, report_connection
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
 HELLO_SECONDS = 5.0
+_AT_ONCE = 20
+_SHOWN = 500
+"""maximum number of characters of the list of queues in a message"""
+_NO_TIMEOUTS = (
+    "queues with a timeout need a worker with the feature 'timeouts'; upgrade this worker"
+)
 _log = logging.getLogger("taskqueue.server.socket")
 
 
@@ -214,8 +223,12 @@ class SocketAdmission:
     ) -> None:
         context = self._context
         hello = self._without_others(hello, is_allowed)
+        withheld = await self._withheld(hello)
+        if withheld is None:
+            return
         try:
-            subscription = context.backend.subscribe(hello.keys, hello.worker_id)
+            keys = [key for key in hello.keys if key not in withheld]
+            subscription = context.backend.subscribe(keys, hello.worker_id)
         except InvalidInput as error:
             await self._refuse("invalid_frame", str(error), CLOSE_PROTOCOL)
             return
@@ -238,14 +251,44 @@ class SocketAdmission:
             except TimeoutError:
                 await self._refuse("try_later", "the store is unavailable", CLOSE_TRY_LATER)
                 return
+            if withheld:
+                text = (
+                    f"this worker gets no tasks of {', '.join(withheld)[:_SHOWN]}: {_NO_TIMEOUTS}"
+                )
+                await self._channel.send(encode(Error(code="timeouts", message=text)))
             connection = ConnectionInfo(
                 connection_id=self.connection_id,
                 worker_id=hello.worker_id,
-                keys=tuple(dict.fromkeys(hello.keys)),
+                keys=tuple(dict.fromkeys(keys)),
             )
             await report_connection(context.hooks, _log, connection, session.run())
         finally:
             await close(subscription)
+
+    async def _withheld(self, hello: Hello) -> list[str] | None:
+        """Return the keys whose tasks this worker does not get, because it cannot end attempts at their timeouts.
+
+        Return ``None`` after refusing the worker: if none of its keys is left, or the store is unavailable.
+        """
+        if Feature.TIMEOUTS in self._session.features:
+            return []
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                found = await read_each(self._context.control.settings, hello.keys, _AT_ONCE)
+        except (TimeoutError, BackendUnavailable):
+            await self._refuse("try_later", "the store is unavailable", CLOSE_TRY_LATER)
+            return None
+        pairs = zip(hello.keys, found, strict=True)
+        withheld = [key for key, settings in pairs if settings.timeout is not None]
+        if withheld:
+            fields = {"worker_id": hello.worker_id, "keys": ", ".join(withheld)[:_SHOWN]}
+            _log.warning(
+                "worker gets no tasks of queues with a timeout: it is too old", extra=fields
+            )
+        if len(withheld) == len(hello.keys):
+            await self._refuse("timeouts", f"all queues have one: {_NO_TIMEOUTS}", CLOSE_TRY_LATER)
+            return None
+        return withheld
 
     def _without_others(self, hello: Hello, is_allowed: Callable[[str], bool]) -> Hello:
         """Return the hello without receipts of other connections for keys that this connection may not consume."""

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Sequence
 from taskqueue_core.backend import Subscription
 from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.protocol.frames import Feature
 from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
 from taskqueue_core.tasks import Delivery, Received
 from taskqueue_server.worker_socket.websocket import WebSocketChannel
@@ -34,6 +35,7 @@ class DeliverySender:
         self._channel = channel
         self._outage = outage
         self._room_changed = room_changed
+        self._timeouts = Feature.TIMEOUTS in session.features
         self._task: asyncio.Task[None] | None = None
         self._receiving = False
         self._interrupted = False
@@ -49,9 +51,10 @@ class DeliverySender:
             self._interrupted = True
             self._task.cancel()
 
-    async def run(self) -> None:
+    async def run(self) -> bool:
         """Send deliveries until the session leaves the state ``READY``, or `stop` is called.
 
+        Return whether it ended because of a delivery with a timeout, which this worker cannot keep; it was released.
         Raises `SubscriptionClosed` if the backend closed the subscription.
         """
         self._task = asyncio.current_task()
@@ -68,19 +71,23 @@ class DeliverySender:
                 task = asyncio.current_task()
                 if not self._interrupted or task is None or task.uncancel() > 0:
                     raise
-                return
+                return False
             finally:
                 self._receiving = False
+            timed = [d for d in received.deliveries if not self._timeouts and d.timeout is not None]
             if received.deliveries:
-                await self._deliver(received.deliveries)
+                await self._deliver([d for d in received.deliveries if d not in timed], timed)
+            if timed:
+                return True
+        return False
 
     def _receive(self) -> Awaitable[Received]:
         # During an outage, receive without waiting, so that a response shows at once that the store is available again.
         limit = min(self._session.room, _BATCH)
         return self._subscription.receive(limit, 0 if self._outage.down else None)
 
-    async def _deliver(self, deliveries: Sequence[Delivery]) -> None:
-        unsent = {delivery.receipt: delivery for delivery in deliveries}
+    async def _deliver(self, deliveries: Sequence[Delivery], withheld: Sequence[Delivery]) -> None:
+        unsent = {delivery.receipt: delivery for delivery in (*withheld, *deliveries)}
         try:
             if self._session.state is ServerSessionState.READY:
                 for text, sent in self._session.deliver(deliveries):

@@ -273,7 +273,9 @@ class WorkerSession:
         return SessionEnd("restart", frames.CLOSE_RESTART)
 
     async def _deliver(self) -> SessionEnd:
-        await self._sender.run()
+        if await self._sender.run():
+            # The queue's timeout is new. The worker reconnects, and its next subscription is without the queue.
+            return SessionEnd("timeouts", frames.CLOSE_RESTART, orderly=False)
         return await wait_forever()
 
     async def _watch_revocations(self) -> SessionEnd:
