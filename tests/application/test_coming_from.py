@@ -12,8 +12,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from taskqueue_core import Context, Depends, Middleware, TaskCancelled, TaskDead, Tasks
-from taskqueue_core.capabilities import QueueSettings, control_of
+from taskqueue_core import (
+    Context,
+    Depends,
+    Middleware,
+    QueueLimits,
+    RetryPolicy,
+    TaskCancelled,
+    TaskDead,
+    Tasks,
+    UnknownTask,
+)
 from taskqueue_core.tasks import State
 from taskqueue_worker import Reject, Retry, Snooze
 from taskqueue_worker.testing import TestQueue
@@ -123,23 +132,47 @@ async def test_what_workers_provide() -> None:
     assert (seen, Timing.runs) == (["state", "session"], ["work"])
 
 
-async def test_acks_and_results() -> None:
-    """U25: a task is acked after its handler has returned; a result is kept for a time of the queue's settings."""
+async def test_policies() -> None:
+    """U25: retries, what exceptions mean, limits over all workers, and how long a result is kept."""
     tasks = Tasks()
 
-    @tasks.task
+    class Closed(Exception): ...
+
+    @tasks.task(retry=RetryPolicy(max_attempts=2, base=5))
+    def fails() -> None:
+        raise OSError
+
+    @tasks.task(on_error={Closed: Snooze(60)})
+    def closed(context: Context) -> None:
+        if context.attempt == 1:
+            raise Closed
+
+    @tasks.task(limits=QueueLimits(rate="1/10s", max_inflight=20))
+    def limited() -> None: ...
+
+    async with TestQueue(tasks, errors="record") as taskqueue:
+        for each in (fails, closed, limited, limited):
+            await each.publish()
+        first = await taskqueue.advance(9)
+        assert [first.count(each.name) for each in (fails, closed, limited)] == [2, 1, 1]
+        later = await taskqueue.advance(60)
+        assert [later.count(each.name, "done") for each in (fails, closed, limited)] == [0, 1, 1]
+
+
+async def test_acks_and_results() -> None:
+    """U25: a task is acked after its handler has returned; a result is kept for as long as the task declares."""
+    tasks = Tasks()
+
+    @tasks.task(result_ttl=3600)
     async def look() -> str:
-        status = await taskqueue.queue.status("look", "one")
+        status = await look.handle("one").status()
         assert status is not None
         return str(status.state)
 
     async with TestQueue(tasks) as taskqueue:
-        control = control_of(taskqueue.queue.backend)
-        await control.configure("look", QueueSettings(result_ttl=3600))
         handle = await look.using(id="one").publish()
-        await taskqueue.drain()
-        assert await handle.result() == State.IN_FLIGHT
         await taskqueue.advance(3599)
-        assert await taskqueue.queue.result("look", "one") == State.IN_FLIGHT
+        assert await handle.result() == State.IN_FLIGHT
         await taskqueue.advance(1)
-        assert await taskqueue.queue.result("look", "one") is None
+        with pytest.raises(UnknownTask):
+            await handle.result()

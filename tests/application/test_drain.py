@@ -10,10 +10,21 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from taskqueue_core import Context, Depends, NotConnected, TaskDead, TaskExpired, Tasks, gather
+from taskqueue_core import (
+    Context,
+    Depends,
+    NotConnected,
+    QueueFull,
+    QueueLimits,
+    TaskDead,
+    TaskExpired,
+    Tasks,
+    gather,
+)
 from taskqueue_core.application.errors import TaskFailed
-from taskqueue_core.capabilities import Order, QueueSettings, control_of, dead_letters_of
+from taskqueue_core.capabilities import control_of, dead_letters_of
 from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskQueueError
+from taskqueue_core.queue_settings import change_settings
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import State
 from taskqueue_worker import Reject, Retry, Snooze
@@ -90,14 +101,16 @@ async def test_errors_are_raised(shop: Shop, taskqueue: TestQueue) -> None:
     assert (await taskqueue.advance(60)).count("shop.fail", "done") == 2
 
 
-async def test_errors_are_recorded(shop: Shop) -> None:
-    """U11: with errors="record", exceptions are in the result; retries are due exactly as the policy says."""
-    async with TestQueue(shop.tasks, errors="record") as taskqueue:
-        policy = RetryPolicy(base=10, max_attempts=4)
-        await control_of(taskqueue.queue.backend).configure(
-            "shop.fail", QueueSettings(retry=policy)
-        )
-        handle = await shop.fail.publish(4)
+async def test_errors_are_recorded() -> None:
+    """U3, U11: with errors="record", exceptions are in the result; retries are due exactly as the task declares."""
+    tasks = Tasks()
+
+    @tasks.task(retry=RetryPolicy(base=10, cap=30, max_attempts=4))
+    def fail() -> None:
+        raise Failure
+
+    async with TestQueue(tasks, errors="record") as taskqueue:
+        handle = await fail.publish()
         (error,) = (await taskqueue.drain()).errors
         assert isinstance(error, Failure)
         assert (await taskqueue.advance(9.9)).runs == ()
@@ -170,27 +183,36 @@ async def test_the_clock(shop: Shop, taskqueue: TestQueue) -> None:
 
 async def test_deadlines(shop: Shop, taskqueue: TestQueue) -> None:
     """U11: a task whose deadline passes expires at that time, and releases its ordering key to the next."""
-    await control_of(taskqueue.queue.backend).configure(
-        "shop.mail", QueueSettings(order=Order.FAIR)
-    )
-    late = shop.mail.using(delay=1000, expires_in=500, ordering_key="a")
-    handle = await late.publish("Ada")
-    await shop.mail.using(ordering_key="a").publish("Bob")
+
+    @shop.tasks.task(limits=QueueLimits(order="fair"))
+    def note(what: str) -> None:
+        shop.log.append(what)
+
+    handle = await note.using(delay=1000, expires_in=500, ordering_key="a").publish("late")
+    await note.using(ordering_key="a").publish("next")
     drained = await taskqueue.advance(600)
     assert [expired.task_id for expired in drained.expired] == [handle.id]
     with pytest.raises(TaskExpired):
         await handle.result()
-    assert shop.log == ["mail to Bob"]
+    assert shop.log == ["next"]
 
 
 async def test_limits_apply(shop: Shop, taskqueue: TestQueue) -> None:
-    """U11: a paused queue and a rate limit hold tasks back, as in production."""
+    """U3, U11: declared limits and an operator's pause hold tasks back, as in production."""
+
+    @shop.tasks.task(limits=QueueLimits(rate="1/10s", capacity=3))
+    def slow() -> None: ...
+
+    for _ in range(3):
+        await slow.publish()
+    with pytest.raises(QueueFull):
+        await slow.publish()
+    assert (await taskqueue.drain()).count() == 1
+    assert (await taskqueue.advance(10)).count() == 1
     control = control_of(taskqueue.queue.backend)
-    await control.configure("shop.mail", QueueSettings(paused=True))
-    await shop.mail.publish("Ada")
+    await change_settings(control, "shop.slow", lambda it: it.model_copy(update={"paused": True}))
     assert (await taskqueue.advance(3600)).runs == ()
-    settings = await control.settings("shop.mail")
-    await control.configure("shop.mail", settings.model_copy(update={"paused": False}))
+    await change_settings(control, "shop.slow", lambda it: it.model_copy(update={"paused": False}))
     assert (await taskqueue.drain()).count() == 1
 
 

@@ -49,7 +49,7 @@ class TestQueue:
     Nothing runs by itself: `drain` runs what is due, and `advance` moves the clock. Handlers run one call at a time, in
     the order of the store; while a handler waits for the result of another task, the next one runs. Everything else is
     as in production: arguments are encoded and checked, and timeouts, retries, dead letters, ordering keys and limits
-    apply; retries have no jitter.
+    apply, as the tasks declare them; retries have no jitter.
 
     ``mode="inline"`` drains within each publish of the code under test. What a handler publishes runs after it.
     ``errors="raise"`` makes a drain raise the exception of a handler, after everything has run; with
@@ -109,6 +109,8 @@ class TestQueue:
             stack.enter_context(self._tasks.connect_sync(SyncQueue(queue, self._calls)))
             self._opened = queue, publisher
             self._calls.loop = asyncio._get_running_loop()  # noqa: SLF001 - get_running_loop raises an error without a loop
+            self._applied = 0
+            finish(self._apply())
             self._stack = stack.pop_all()
         return self
 
@@ -262,6 +264,7 @@ class TestQueue:
         self._calls.check_wait()
         while self._running is not None:
             await self._running[1].ended.wait()
+        await self._apply()
         drain = Drain(self._clock, publisher.accepted, **options)
         worker = DrainWorker(self._tasks, queue.backend, drain)
         self._running = worker, drain
@@ -284,7 +287,15 @@ class TestQueue:
     def _drains_inline(self) -> bool:
         return self._mode == "inline" and HANDLER_SCOPE.get() is None
 
+    async def _apply(self) -> None:
+        """Write the policies of the tasks into the store, unless that was done; a test may declare further tasks."""
+        number = len(self._tasks.functions)
+        if number != self._applied:
+            self._applied = number
+            await self._tasks.apply()
+
     async def _before_publish(self) -> None:
+        await self._apply()
         if self._drains_inline():
             self._calls.check_wait()
 
