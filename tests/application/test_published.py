@@ -110,6 +110,29 @@ async def test_middleware(mode: Literal["queue", "inline"]) -> None:
         assert published.task.headers == {"stamp": "inner"}
 
 
+async def test_connections_of_the_application(shop: Shop, taskqueue: TestQueue) -> None:
+    """U11: an application that connects itself, or whose registry includes others, publishes to the test's queue."""
+    part = Tasks(prefix="part.")
+
+    @part.task
+    def inner() -> None: ...
+
+    shop.tasks.include(part)
+    nowhere = "there.is.no.such.backend"
+    async with shop.tasks.connect(nowhere) as queue, part.connect(nowhere):
+        assert queue is taskqueue.queue
+        await shop.mail.publish("Ada")
+        await inner.publish()
+        await inner.handle("unknown").status()
+    with shop.tasks.connect_sync(nowhere):
+        inner.publish_sync()
+    assert (await taskqueue.drain()).count("part.inner") == 2
+    async with TestQueue(shop.tasks) as other:
+        await shop.mail.publish("Bob")
+        other.assert_published(shop.mail, times=1, to="Bob")
+    taskqueue.assert_not_published(shop.mail, to="Bob")
+
+
 class Parcel(BaseModel):
     """An argument with fields."""
 

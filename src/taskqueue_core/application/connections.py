@@ -42,6 +42,7 @@ class Connections:
         self._parents: list[Self] = []
         self._queues: list[Queue] = []
         self._sync_queues: list[SyncQueue] = []
+        self._replacement: tuple[Queue, SyncQueue] | None = None
 
     def ancestors(self) -> Iterator[Self]:
         """Yield the registries that include this one, the nearest first."""
@@ -67,6 +68,9 @@ class Connections:
         >>> async with tasks.connect("server"):
         ...     await resize.publish("cat.png")
         """
+        if (replacement := self._replaced()) is not None:
+            yield replacement[0]
+            return
         if isinstance(backend, Queue):
             self._queues.append(backend)
             try:
@@ -84,6 +88,9 @@ class Connections:
         >>> with tasks.connect_sync("server"):
         ...     resize.publish_sync("cat.png")
         """
+        if (replacement := self._replaced()) is not None:
+            yield replacement[1]
+            return
         if isinstance(backend, SyncQueue):
             self._sync_queues.append(backend)
             try:
@@ -94,6 +101,21 @@ class Connections:
         with connect_sync(backend) as queue, self.connect_sync(queue):
             yield queue
 
+    @contextmanager
+    def replaced_by(self, queue: Queue, sync_queue: SyncQueue) -> Iterator[None]:
+        """Use these connections in place of all that an application opens, until the end of the block: for tests."""
+        before, self._replacement = self._replacement, (queue, sync_queue)
+        try:
+            yield
+        finally:
+            self._replacement = before
+
+    def _replaced(self) -> tuple[Queue, SyncQueue] | None:
+        if self._replacement is not None or not self._parents:
+            return self._replacement
+        found = (each._replacement for each in self.ancestors())  # noqa: SLF001 - the same class
+        return next((each for each in found if each is not None), None)
+
     def queue(self, given: Queue | SyncQueue | None = None) -> Queue:
         """Return the connection for an async call: ``given``, the worker's own inside a handler, or the open one.
 
@@ -103,6 +125,8 @@ class Connections:
             scope = HANDLER_SCOPE.get()
             if scope is not None and (own := scope.queue()) is not None:
                 return own
+            if (replacement := self._replaced()) is not None:
+                return replacement[0]
             for registry in (self, *self.ancestors()):
                 if queues := registry._queues:  # noqa: SLF001 - an attribute of the same class
                     return queues[-1]
@@ -118,6 +142,8 @@ class Connections:
             scope = HANDLER_SCOPE.get()
             if scope is not None and (own := scope.sync_queue()) is not None:
                 return own
+            if (replacement := self._replaced()) is not None:
+                return replacement[1]
             for registry in (self, *self.ancestors()):
                 if queues := registry._sync_queues:  # noqa: SLF001 - an attribute of the same class
                     return queues[-1]

@@ -45,7 +45,8 @@ _LIMIT = 10_000
 class TestQueue:
     """A queue for tests of an application's tasks: a memory backend on a manual clock, and the real worker.
 
-    Inside the ``with`` block, ``publish`` and ``publish_sync`` of the tasks of the registry ``tasks`` use this queue.
+    Inside the ``with`` block, ``publish`` and ``publish_sync`` of the tasks of the registry ``tasks`` use this queue,
+    also if the code under test opens a connection with ``tasks.connect`` or ``tasks.connect_sync``.
     Nothing runs by itself: `drain` runs what is due, and `advance` moves the clock. Handlers run one call at a time, in
     the order of the store; while a handler waits for the result of another task, the next one runs. Everything else is
     as in production: arguments are encoded and checked, and timeouts, retries, dead letters, ordering keys and limits
@@ -101,12 +102,9 @@ class TestQueue:
         backend.publisher = publisher
         queue = Queue(backend)
         queue.ends = TestEnds(backend.control, self._calls)
-        connection = self._tasks.connect(queue)
         with ExitStack() as stack:
             stack.callback(lambda: finish(backend.aclose()))
-            finish(connection.__aenter__())
-            stack.callback(lambda: finish(connection.__aexit__(None, None, None)))
-            stack.enter_context(self._tasks.connect_sync(SyncQueue(queue, self._calls)))
+            stack.enter_context(self._tasks.replaced_by(queue, SyncQueue(queue, self._calls)))
             self._opened = queue, publisher
             self._calls.loop = asyncio._get_running_loop()  # noqa: SLF001 - get_running_loop raises an error without a loop
             self._applied = 0
